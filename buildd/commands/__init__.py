@@ -1,0 +1,1 @@
+"""One module a command. Each imports what it needs when it is called."""

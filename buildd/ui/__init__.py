@@ -1,0 +1,1 @@
+"""What people see: terminal progress, plain lines, traces. Consumes events; knows no socket."""
