@@ -1,0 +1,51 @@
+"""What a generator is given (`Context`) and what it gives back (`Part`).
+
+Knows no kind. It stands apart from `generate`, which imports every kind, so that the kinds can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact, Tool
+from protocol.messages import Request
+
+if TYPE_CHECKING:
+    from codegen.project import Settings
+    from codegen.toolchain import Toolchains
+
+
+class Part(Frozen):
+    """The share of a plan that one target makes; fields as in `Plan`."""
+
+    actions: tuple[Action, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    files: tuple[GeneratedFile, ...] = ()
+    artifacts: tuple[NamedArtifact, ...] = ()
+    notices: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The request and what is known so far. A generator is a function `(Context, its target) -> Part`."""
+
+    request: Request
+    folder: str
+    """Absolute path of the project."""
+    build: str
+    """Folder of all outputs, relative to the project: "build". A target's outputs go below build/TARGET/."""
+    settings: Settings
+    """The [project] and [toolchain] tables."""
+    knowledge: Knowledge
+    toolchains: Toolchains
+    """Finds compilers and site-packages for this request; each is looked for once."""
+    parts: Mapping[str, Part]
+    """What the targets in `deps` became; dependencies come first."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The client's variables, never this process's own."""
+        return self.request.environment

@@ -1,0 +1,117 @@
+"""The typed targets of a project: one struct a kind, with the keys that stand under [target.NAME].
+
+Knows neither where the tables come from (`project`) nor what becomes of them (one generator a kind).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class OutputKind(Enum):
+    """What a compiled target makes. The last five are made once a source (and, for PTX and cubin, once an arch)."""
+
+    SHARED = "shared"
+    STATIC = "static"
+    EXECUTABLE = "executable"
+    OBJECT = "object"
+    PTX = "ptx"
+    CUBIN = "cubin"
+    FATBIN = "fatbin"
+    CODE_OBJECT = "code-object"
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What every kind has. `name` and `where` are not keys of the table."""
+
+    name: str
+    where: str = ""
+    """Where a person finds it: "buildd.toml:12"."""
+    arch: tuple[str, ...] = ()
+    deps: tuple[str, ...] = ()
+    """Other targets, whose libraries or objects are linked in, or which just come first."""
+    timeout_s: float = 3600.0
+
+
+class CompiledTarget(Target, frozen=True, kw_only=True):
+    """Sources through a compiler, and what is made of them."""
+
+    sources: tuple[str, ...]
+    """Files or globs, relative to the project."""
+    output: OutputKind = OutputKind.SHARED
+    output_name: str = ""
+    """File name of what is linked; by default made of the target's name."""
+    include: tuple[str, ...] = ()
+    define: tuple[str, ...] = ()
+    """"NAME" or "NAME=VALUE"."""
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    """For -l."""
+    rdc: bool = False
+    """Relocatable device code: kernels call device functions of other sources."""
+    map_paths: bool = False
+    """Keep the project's absolute path out of the results, so that another checkout hits also with -g or -lineinfo."""
+
+
+class CudaTarget(CompiledTarget, frozen=True, kw_only=True):
+    """kind = "cuda"."""
+
+
+class HipTarget(CompiledTarget, frozen=True, kw_only=True):
+    """kind = "hip"."""
+
+
+class GemmTarget(Target, frozen=True, kw_only=True):
+    """kind = "gemm": D = epilogue(alpha * A @ B + beta * C), one CUTLASS kernel an architecture. See `gemm`."""
+
+    m: int = 0
+    """Rows of A and D; 0 means known only at run time. Likewise `n` and `k`."""
+    n: int = 0
+    k: int = 0
+    layout: str = "rcr"
+    """A, B, D: r row-major, c column-major."""
+    dtype: str = "fp16"
+    """Type of A and B: fp16, bf16, tf32, fp32, int8."""
+    output_dtype: str = ""
+    """Type of C and D; by default that of A and B (fp32 for tf32, int32 for int8)."""
+    accumulator: str = ""
+    """fp32, fp16 or int32; by default fp32 (int32 for int8)."""
+    epilogue: str = "none"
+    """none, bias, relu, gelu, silu, sigmoid, bias_relu, bias_gelu, ..."""
+    tile: tuple[int, int, int] | None = None
+    """Threadblock tile (m, n, k); by default one that suits the architecture."""
+    warps: tuple[int, int, int] | None = None
+    """sm_80 only: warps of a threadblock along m, n, k."""
+    cluster: tuple[int, int, int] | None = None
+    """sm_90a only: threadblocks of a cluster."""
+    stages: int = 0
+    """0: chosen by arch (sm_80) or by what shared memory leaves (sm_90a)."""
+    alignment: int = 0
+    """Elements at which A and B are aligned; 0 means 16 bytes, or what fixed m, n, k allow."""
+    output: OutputKind = OutputKind.SHARED
+    output_name: str = ""
+    flags: tuple[str, ...] = ()
+    define: tuple[str, ...] = ()
+    map_paths: bool = False
+
+
+class TritonTarget(Target, frozen=True, kw_only=True):
+    """kind = "triton": one Triton kernel compiled ahead of time for each architecture. See `triton_kernel`."""
+
+    source: str
+    """Python file, relative to the project."""
+    kernel: str
+    """Name of the @triton.jit function in it."""
+    signature: dict[str, str] = {}
+    """Argument -> type ("*fp32", "i32", "*fp16:16" for 16-byte alignment)."""
+    constants: dict[str, int | float | bool | str] = {}
+    """Argument declared tl.constexpr -> value."""
+    num_warps: int = 4
+    num_stages: int = 3
+    output_name: str = ""
+
+
+KINDS: dict[str, type[Target]] = {"cuda": CudaTarget, "hip": HipTarget, "gemm": GemmTarget, "triton": TritonTarget}
