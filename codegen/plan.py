@@ -31,7 +31,7 @@ class Place(Enum):
     """The file that the tool lists its inputs in (see `Discovery`)."""
 
 
-class Ref(Frozen):
+class Ref(Frozen, frozen=True):
     """An argument that is known only when the job runs, or that differs from machine to machine without changing the
     result. Keys hold the reference, not what it expands to. The argument is `prefix + value + suffix`."""
 
@@ -60,7 +60,7 @@ class Discovery(Enum):
     """The tool writes one path a line into the depfile named by a DEPFILE `Ref` (Python modules, worker kinds)."""
 
 
-class Output(Frozen):
+class Output(Frozen, frozen=True):
     """A file that an action makes. `path` is relative to the project, with forward slashes."""
 
     name: str
@@ -68,7 +68,7 @@ class Output(Frozen):
     executable: bool = False
 
 
-class Resources(Frozen):
+class Resources(Frozen, frozen=True):
     """A first guess, used until the action has a history."""
 
     cpus: int = 1
@@ -76,7 +76,7 @@ class Resources(Frozen):
     wall_s: float = 2.0
 
 
-class Action(Frozen):
+class Action(Frozen, frozen=True):
     """One tool invocation with its inputs and outputs. Runs in the project's folder."""
 
     name: str
@@ -104,7 +104,7 @@ class Action(Frozen):
     timeout_s: float = 3600.0
 
 
-class ToolFile(Frozen):
+class ToolFile(Frozen, frozen=True):
     """A file whose bytes are part of a tool's identity."""
 
     role: str
@@ -112,7 +112,7 @@ class ToolFile(Frozen):
     path: str
 
 
-class Tool(Frozen):
+class Tool(Frozen, frozen=True):
     """A tool as a closure: everything that really runs when it is called."""
 
     name: str
@@ -125,14 +125,14 @@ class Tool(Frozen):
     """Folders that it searches by itself, in order (absolute)."""
 
 
-class GeneratedFile(Frozen):
+class GeneratedFile(Frozen, frozen=True):
     """A file that the plan wants written before its actions run; rewritten only when its content differs."""
 
     path: str
     content: bytes
 
 
-class NamedArtifact(Frozen):
+class NamedArtifact(Frozen, frozen=True):
     """What a target is asked for: an output of one of its actions under a name."""
 
     target: str
@@ -140,7 +140,7 @@ class NamedArtifact(Frozen):
     path: str
 
 
-class Plan(Frozen):
+class Plan(Frozen, frozen=True):
     """The actions and generated files for a request. An action depends on those whose outputs its inputs name."""
 
     targets: tuple[str, ...]
@@ -154,7 +154,7 @@ class Plan(Frozen):
     folders, toolchain files."""
 
 
-class Probe(Frozen):
+class Probe(Frozen, frozen=True):
     """A question to a tool. Its answer is remembered as long as `files` have the same bytes."""
 
     argv: tuple[str, ...]
@@ -164,7 +164,7 @@ class Probe(Frozen):
     timeout_s: float = 30.0
 
 
-class Answer(Frozen):
+class Answer(Frozen, frozen=True):
     """What a probe's command said. Text is decoded with surrogateescape, so no byte is lost."""
 
     status: int

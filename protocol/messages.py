@@ -66,7 +66,7 @@ class Namespaces(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # ---------------------------------------------------------------- client -> daemon, work socket
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """First message of a client. Answered by `Welcome` or `Refused`."""
 
     version: int
@@ -113,42 +113,42 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Run every action again and overwrite its entry."""
 
 
-class Submit(Message, tag="submit"):
+class Submit(Message, frozen=True, tag="submit"):
     """Start a build and follow it from its first event."""
 
     request: Request
 
 
-class Follow(Message, tag="follow"):
+class Follow(Message, frozen=True, tag="follow"):
     """Events of a request from `after_sequence` + 1 on; also after a reconnect."""
 
     request_id: RequestId
     after_sequence: int = 0
 
 
-class Unfollow(Message, tag="unfollow"):
+class Unfollow(Message, frozen=True, tag="unfollow"):
     request_id: RequestId
 
 
-class Fetch(Message, tag="fetch"):
+class Fetch(Message, frozen=True, tag="fetch"):
     """Ask for a blob's bytes. Answered by `BlobChunk`s in order or by `Error`."""
 
     digest: Digest
     store: str = ""
 
 
-class Ping(Message, tag="ping"):
+class Ping(Message, frozen=True, tag="ping"):
     """Heartbeat. A client from another host that is silent for 30 s counts as gone."""
 
 
-class Bye(Message, tag="bye"):
+class Bye(Message, frozen=True, tag="bye"):
     """The client leaves on purpose."""
 
 
 # ---------------------------------------------------------------- daemon -> client
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, tag="welcome"):
     version: int
     daemon: str
     """Name and version, "buildd/0.1"."""
@@ -160,7 +160,7 @@ class Welcome(Message, tag="welcome"):
     capabilities: tuple[str, ...] = ()
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, tag="refused"):
     """The handshake failed; the daemon keeps no state of this client."""
 
     code: str
@@ -169,7 +169,7 @@ class Refused(Message, tag="refused"):
     versions: tuple[int, ...] = (PROTOCOL_VERSION,)
 
 
-class Error(Message, tag="error"):
+class Error(Message, frozen=True, tag="error"):
     """A message could not be served. `code` is stable (SPEC.md lists them); the rest is for people."""
 
     code: str
@@ -178,16 +178,18 @@ class Error(Message, tag="error"):
     command: str = ""
     next_step: str = ""
     request_id: RequestId = RequestId("")
+    digest: Digest = Digest("")
+    """Of the `Fetch` that could not be served."""
 
 
-class BlobChunk(Message, tag="blob_chunk"):
+class BlobChunk(Message, frozen=True, tag="blob_chunk"):
     digest: Digest
     offset: int
     total_bytes: int
     data: bytes
 
 
-class Pong(Message, tag="pong"):
+class Pong(Message, frozen=True, tag="pong"):
     pass
 
 
@@ -253,7 +255,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """Base of event bodies."""
 
 
-class Planned(Body, tag="planned"):
+class Planned(Body, frozen=True, tag="planned"):
     """The request became a plan."""
 
     targets: tuple[str, ...]
@@ -261,7 +263,7 @@ class Planned(Body, tag="planned"):
     expected_s: float = 0.0
 
 
-class Queued(Body, tag="queued"):
+class Queued(Body, frozen=True, tag="queued"):
     """An action missed and waits. `reasons` say which inputs, flags, variables or tools made it miss."""
 
     job_id: JobId
@@ -272,7 +274,7 @@ class Queued(Body, tag="queued"):
     """An equal job of another request already runs; this one joined it."""
 
 
-class Started(Body, tag="started"):
+class Started(Body, frozen=True, tag="started"):
     job_id: JobId
     action: str
     command: str
@@ -280,7 +282,7 @@ class Started(Body, tag="started"):
     expected_s: float = 0.0
 
 
-class LogLine(Body, tag="log_line"):
+class LogLine(Body, frozen=True, tag="log_line"):
     job_id: JobId
     stream: str
     """"stdout" or "stderr"."""
@@ -288,7 +290,7 @@ class LogLine(Body, tag="log_line"):
     """Without the newline; bytes that are not UTF-8 arrive as surrogate-free replacement characters."""
 
 
-class Progress(Body, tag="progress"):
+class Progress(Body, frozen=True, tag="progress"):
     done: int
     total: int
     hits: int = 0
@@ -299,14 +301,14 @@ class Progress(Body, tag="progress"):
     """Why nothing starts right now, in words: "memory: needs 1.9 GiB, 0.8 GiB free"."""
 
 
-class CacheHit(Body, tag="cache_hit"):
+class CacheHit(Body, frozen=True, tag="cache_hit"):
     job_id: JobId
     action: str
     reason: str
     saved_s: float = 0.0
 
 
-class Finished(Body, tag="finished"):
+class Finished(Body, frozen=True, tag="finished"):
     job_id: JobId
     action: str
     timing: Timing
@@ -315,7 +317,7 @@ class Finished(Body, tag="finished"):
     """Set where something is worth saying: "not stored: src/a.cu changed while it was compiled"."""
 
 
-class Failed(Body, tag="failed"):
+class Failed(Body, frozen=True, tag="failed"):
     job_id: JobId
     action: str
     kind: FailureKind
@@ -328,7 +330,7 @@ class Failed(Body, tag="failed"):
     timing: Timing = Timing()
 
 
-class Explained(Body, tag="explained"):
+class Explained(Body, frozen=True, tag="explained"):
     """Answer of EXPLAIN and PROVE modes for one action."""
 
     action: str
@@ -336,7 +338,7 @@ class Explained(Body, tag="explained"):
     reasons: tuple[str, ...]
 
 
-class Artifact(Body, tag="artifact"):
+class Artifact(Body, frozen=True, tag="artifact"):
     """A named output of a target was published."""
 
     target: str
@@ -346,21 +348,21 @@ class Artifact(Body, tag="artifact"):
     size_bytes: int
 
 
-class Notice(Body, tag="notice"):
+class Notice(Body, frozen=True, tag="notice"):
     """One line worth showing: a fallback, a variable that acted, a deviation."""
 
     text: str
     severity: Severity = Severity.NOTE
 
 
-class Lagged(Body, tag="lagged"):
+class Lagged(Body, frozen=True, tag="lagged"):
     """Events `first`..`last` were dropped for this follower; `buildd log` has them."""
 
     first: int
     last: int
 
 
-class Done(Body, tag="done"):
+class Done(Body, frozen=True, tag="done"):
     """Last event of a request."""
 
     outcome: Outcome
@@ -375,13 +377,32 @@ class Done(Body, tag="done"):
     saved_s: float = 0.0
 
 
+class Unknown(Body, tag="unknown"):
+    """A body that this side does not know. Never sent: the decoder puts it where a newer daemon said more."""
+
+    name: str = ""
+    """The `type` that it had."""
+
+
 EventBody = (
-    Planned | Queued | Started | LogLine | Progress | CacheHit | Finished | Failed | Explained | Artifact | Notice
-    | Lagged | Done
+    Planned
+    | Queued
+    | Started
+    | LogLine
+    | Progress
+    | CacheHit
+    | Finished
+    | Failed
+    | Explained
+    | Artifact
+    | Notice
+    | Lagged
+    | Done
+    | Unknown
 )
 
 
-class Event(Message, tag="event"):
+class Event(Message, frozen=True, tag="event"):
     """One thing that happened in a request. `sequence` counts from 1 without gaps within a request."""
 
     request_id: RequestId
@@ -393,7 +414,7 @@ class Event(Message, tag="event"):
 # ---------------------------------------------------------------- control socket
 
 
-class StatusRequest(Message, tag="status_request"):
+class StatusRequest(Message, frozen=True, tag="status_request"):
     pass
 
 
@@ -405,7 +426,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
 
 
-class Status(Message, tag="status"):
+class Status(Message, frozen=True, tag="status"):
     pid: int
     daemon: str
     instance: str
@@ -423,17 +444,17 @@ class Status(Message, tag="status"):
     """Monotonic counts: malformed frames, dropped messages, lagged followers, bad blobs, hits, misses ..."""
 
 
-class CancelRequest(Message, tag="cancel"):
+class CancelRequest(Message, frozen=True, tag="cancel"):
     request_id: RequestId
 
 
-class DrainRequest(Message, tag="drain"):
+class DrainRequest(Message, frozen=True, tag="drain"):
     """Finish what runs, take nothing new, then exit. With `now` jobs are ended too."""
 
     now: bool = False
 
 
-class Accepted(Message, tag="ok"):
+class Accepted(Message, frozen=True, tag="ok"):
     """A control request was carried out."""
 
     text: str = ""

@@ -1,0 +1,321 @@
+"""Content digests of files, remembered by their stamps.
+
+Knows when a stamp may be trusted; knows nothing of actions, keys or compilers. A digest is remembered under (device,
+inode, size, mtime, ctime) only when both times lie further back than the file system's clock step at the moment the
+content was read: a later write in the same tick would leave the stamp as it is.
+
+A `Snapshot` is one request's view: every path is looked at once, at or after the request came in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat as stat_module
+import threading
+import time
+from collections.abc import Callable, Iterable
+from enum import IntFlag
+from typing import NamedTuple, Protocol
+
+from blake3 import blake3
+
+from protocol.messages import Digest
+
+FINE_STEP_NS = 20_000_000
+"""ext4, xfs, btrfs and tmpfs stamp with the kernel's tick (at most 10 ms)."""
+COARSE_STEP_NS = 2_000_000_000
+"""FAT and old network file systems."""
+LARGE_BYTES = 16 << 20
+"""No source text is larger; what is larger is mapped instead of read."""
+
+
+class Traits(IntFlag):
+    """What a text mentions that its own digest does not settle."""
+
+    NONE = 0
+    PATHS = 1
+    """`__FILE__` or a relative: the path of an including or included file can reach the output."""
+    ASSERT = 2
+    """Calls assert(): the same once <assert.h> is used."""
+    TIME = 4
+    """`__DATE__`, `__TIME__` or `__TIMESTAMP__`: the result depends on the clock."""
+    EMBED = 8
+    """`.incbin` or `#embed`: reads files that no compiler lists."""
+    HAS_INCLUDE = 16
+    """Asks whether other files exist."""
+
+
+# One pass over a text finds which of these words it has; most files have none.
+_WORDS = re.compile(
+    rb"__FILE__|__BASE_FILE__|__builtin_FILE|source_location|\bassert\s*\("
+    rb"|__DATE__|__TIME__|__TIMESTAMP__|\.incbin|#\s*embed|has_include"
+)
+
+
+def traits_of(content: bytes) -> Traits:
+    """The traits of a source text; a binary file has none."""
+    found = Traits.NONE
+    if b"\0" in content[:1024]:
+        return found
+    for match in _WORDS.finditer(content):
+        word = match.group()
+        if word.startswith(b"assert"):
+            found |= Traits.ASSERT
+        elif word in (b"__DATE__", b"__TIME__", b"__TIMESTAMP__"):
+            found |= Traits.TIME
+        elif word == b"has_include":
+            found |= Traits.HAS_INCLUDE
+        elif word == b".incbin" or word.startswith(b"#"):
+            found |= Traits.EMBED
+        else:
+            found |= Traits.PATHS
+    return found
+
+
+class Stamp(NamedTuple):
+    """What the file system says of a file without reading it. Times in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Fact(NamedTuple):
+    """What is known of a file's content."""
+
+    digest: Digest
+    traits: Traits
+    stamp: Stamp
+
+
+DigestRow = tuple[int, int, int, int, int, bytes, int]
+"""device, inode, size, mtime_ns, ctime_ns, digest (32 bytes), traits."""
+
+
+class DigestMemory(Protocol):
+    """Where remembered digests outlive the process (the store)."""
+
+    def digests_for(self, keys: list[tuple[int, int]]) -> dict[tuple[int, int], DigestRow]: ...
+
+    def save_digests(self, rows: Iterable[DigestRow]) -> None: ...
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """The stamp of a regular file, symbolic links followed; None where there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    if not stat_module.S_ISREG(status.st_mode):
+        return None
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def trustworthy(stamp: Stamp, now_ns: int) -> bool:
+    """Whether a write after `now_ns` must change the stamp. One from the future (a clock set back) is not trusted."""
+    newest = max(stamp.mtime_ns, stamp.ctime_ns)
+    coarse = stamp.mtime_ns % 1_000_000_000 == 0 and stamp.ctime_ns % 1_000_000_000 == 0
+    return now_ns - newest > (COARSE_STEP_NS if coarse else FINE_STEP_NS)
+
+
+class Files:
+    """Digests of files for one store, shared by its requests. Safe to use from several threads.
+
+    Args:
+        memory: where digests are kept over restarts, if anywhere.
+        stat: how a stamp is taken (a test puts a coarse clock here).
+        now_ns: the file system's clock.
+    """
+
+    def __init__(
+        self,
+        memory: DigestMemory | None = None,
+        *,
+        stat: Callable[[str], Stamp | None] = stamp_of,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._memory = memory
+        self._stat = stat
+        self._now_ns = now_ns
+        self._known: dict[tuple[int, int], Fact] = {}
+        self._unsaved: dict[tuple[int, int], Fact] = {}
+        self._lock = threading.Lock()
+        self.read_count = 0
+
+    def stamp(self, path: str) -> Stamp | None:
+        return self._stat(path)
+
+    def fact(self, path: str) -> Fact | None:
+        """Digest and traits of a file's content now; None when it cannot be read."""
+        stamp = self._stat(path)
+        if stamp is None:
+            return None
+        known = self._recall(stamp)
+        if known is not None:
+            return known
+        return self._read(path)
+
+    def _recall(self, stamp: Stamp) -> Fact | None:
+        identity = (stamp.device, stamp.inode)
+        known = self._known.get(identity)
+        if known is None and self._memory is not None:
+            row = self._memory.digests_for([identity]).get(identity)
+            if row is not None:
+                known = Fact(Digest(row[5].hex()), Traits(row[6]), Stamp(*row[:5]))
+                self._known[identity] = known
+        return known if known is not None and known.stamp == stamp else None
+
+    def preload(self, stamps: Iterable[Stamp]) -> None:
+        """Fetch what the memory knows of many files in one query."""
+        if self._memory is None:
+            return
+        wanted = [(s.device, s.inode) for s in stamps if (s.device, s.inode) not in self._known]
+        if wanted:
+            for identity, row in self._memory.digests_for(wanted).items():
+                self._known[identity] = Fact(Digest(row[5].hex()), Traits(row[6]), Stamp(*row[:5]))
+
+    def _read(self, path: str) -> Fact | None:
+        # The stamp is taken from the open file before and after reading: a writer in between is seen, and the content
+        # belongs to that inode even if the name was replaced meanwhile.
+        for _ in range(3):
+            before = self._now_ns()
+            try:
+                with open(path, "rb") as file:
+                    status = os.fstat(file.fileno())
+                    if status.st_size > LARGE_BYTES:
+                        # A library of gigabytes: mapped, not read into our memory, and no source text.
+                        size, traits = status.st_size, Traits.NONE
+                        digest = Digest(blake3().update_mmap(path).hexdigest())
+                    else:
+                        content = file.read()
+                        size, traits = len(content), traits_of(content)
+                        digest = Digest(blake3(content).hexdigest())
+            except OSError:
+                return None
+            stamp = self._stat(path)
+            if stamp is None:
+                return None
+            self.read_count += 1
+            fact = Fact(digest, traits, stamp)
+            if (status.st_dev, status.st_ino) == (stamp.device, stamp.inode) and size == stamp.size:
+                if trustworthy(stamp, before):
+                    self._keep(fact)
+                return fact
+        return fact
+
+    def _keep(self, fact: Fact) -> None:
+        identity = (fact.stamp.device, fact.stamp.inode)
+        with self._lock:
+            self._known[identity] = fact
+            self._unsaved[identity] = fact
+
+    def save(self) -> None:
+        """Hand what was learned since the last call to the memory."""
+        with self._lock:
+            unsaved, self._unsaved = self._unsaved, {}
+        if unsaved and self._memory is not None:
+            self._memory.save_digests([(*f.stamp, bytes.fromhex(f.digest), int(f.traits)) for f in unsaved.values()])
+
+    def drop(self) -> None:
+        """Give the memory back; what was saved is fetched again when asked for."""
+        self.save()
+        with self._lock:
+            self._known.clear()
+
+
+class Snapshot:
+    """One request's view of the file system: each file and folder is looked at once.
+
+    Files made during the request are put in with `produced`, so that nobody reads them back.
+
+    Args:
+        files: the digests behind it.
+        project: folder that relative paths are under.
+    """
+
+    def __init__(self, files: Files, project: str) -> None:
+        self.files = files
+        self.project = project
+        self._facts: dict[str, Fact | None] = {}
+        self._produced: dict[str, Digest] = {}
+        self._listings: dict[str, frozenset[str] | None] = {}
+        self._folders: dict[str, int] = {}
+
+    def absolute(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self.project}/{path}"
+
+    def produced(self, path: str, digest: Digest) -> None:
+        """An action of this request made `path` (relative to the project)."""
+        self._produced[path] = digest
+
+    def digest(self, path: str) -> Digest | None:
+        """Content digest of a file or of a produced one; None when there is no such file."""
+        made = self._produced.get(path)
+        if made is not None:
+            return made
+        fact = self.fact(path)
+        return None if fact is None else fact.digest
+
+    def is_produced(self, path: str) -> bool:
+        return path in self._produced
+
+    def fact(self, path: str) -> Fact | None:
+        try:
+            return self._facts[path]
+        except KeyError:
+            fact = self._facts[path] = self.files.fact(self.absolute(path))
+            return fact
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """These are to be looked at again: they changed while the request ran."""
+        for path in paths:
+            self._facts.pop(path, None)
+        self._listings.clear()
+        self._folders.clear()
+
+    def changed(self, path: str) -> bool:
+        """Whether a file that this snapshot looked at has another content now."""
+        seen = self._facts.get(path)
+        now = self.files.stamp(self.absolute(path))
+        if seen is None or now is None:
+            return (seen is None) != (now is None)
+        if seen.stamp == now and trustworthy(now, self.files._now_ns()):
+            return False
+        fresh = self.files.fact(self.absolute(path))
+        return fresh is None or fresh.digest != seen.digest
+
+    def listing(self, folder: str) -> frozenset[str] | None:
+        """Names in a folder; None when it is not one."""
+        try:
+            return self._listings[folder]
+        except KeyError:
+            try:
+                names: frozenset[str] | None = frozenset(os.listdir(self.absolute(folder)))
+            except OSError:
+                names = None
+            self._listings[folder] = names
+            return names
+
+    def folder_stamp(self, folder: str) -> int:
+        """A number that changes when a name is added to or removed from a folder; 0 when there is no folder; -1 when it
+        changed so recently that the stamp cannot be trusted."""
+        try:
+            return self._folders[folder]
+        except KeyError:
+            now = self.files._now_ns()
+            try:
+                status = os.stat(self.absolute(folder) or "/")
+            except OSError:
+                stamp = 0
+            else:
+                mark = Stamp(status.st_dev, status.st_ino, 0, status.st_mtime_ns, status.st_mtime_ns)
+                stamp = (
+                    (status.st_mtime_ns ^ (status.st_ino << 8)) & 0x7FFF_FFFF_FFFF_FFFF
+                    if trustworthy(mark, now)
+                    else -1
+                )
+            self._folders[folder] = stamp
+            return stamp

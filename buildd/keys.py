@@ -1,0 +1,141 @@
+"""An action's manifest -> digest, or the same walk -> what differs from last time.
+
+Pure: digests of files come in from the caller. Knows no store, no file system and no clock. What the walk yields is
+both what the key is made of and what an explanation compares, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from blake3 import blake3
+
+from codegen.plan import Action, Argument, Place, Ref, Tool
+from protocol.messages import Digest
+
+FORMAT = "buildd-key-1"
+"""Changes whenever the walk changes, so that no entry of an older walk is ever taken for one of this."""
+
+MISSING = "missing"
+"""Stands for the digest of a file that is not there."""
+
+Component = tuple[str, str]
+"""Name and value of one thing that a result depends on."""
+
+
+def spell(argument: Argument) -> str:
+    """An argument as text for keys: references stay symbolic."""
+    if isinstance(argument, str):
+        return argument
+    return f"{argument.prefix}{{{argument.place.value}:{argument.name}}}{argument.suffix}"
+
+
+def tool_components(tool: Tool, digest_of: Callable[[str], Digest | None]) -> Iterator[Component]:
+    """What identifies a tool: its facts, and the bytes of every file of its closure by role."""
+    for name, value in tool.facts:
+        yield f"tool {tool.name}: {name}", value
+    for file in tool.files:
+        yield f"tool {tool.name}: {file.role}", digest_of(file.path) or MISSING
+
+
+def action_components(
+    action: Action,
+    tool_digest: Digest,
+    digest_of: Callable[[str], Digest | None],
+    *,
+    project: str,
+    roots: Iterable[tuple[str, str]] = (),
+) -> Iterator[Component]:
+    """Everything that is known before the action runs.
+
+    Args:
+        action: what would run.
+        tool_digest: digest of `tool_components`.
+        digest_of: content digest of a declared input, None when it is missing.
+        project: absolute folder of the project; used only when the action is path-sensitive.
+        roots: the tool's named folders; used only when the action is path-sensitive.
+    """
+    yield "format", FORMAT
+    yield f"tool {action.tool}", tool_digest
+    # A list, encoded: joining with spaces would let ("-D", "A B") and ("-D A", "B") meet.
+    yield "command", msgspec.json.encode([_encodable(a) for a in action.argv]).decode()
+    for name, value in action.environment:
+        yield f"variable {name}", value
+    if action.payload:
+        yield "payload", blake3(action.payload).hexdigest()
+    for path in action.inputs:
+        yield f"input {path}", digest_of(path) or MISSING
+    for output in action.outputs:
+        yield f"output {output.name}", "executable" if output.executable else "file"
+    if action.path_sensitive:
+        yield "folder of the project", project
+        for name, folder in roots:
+            yield f"folder of {name}", folder
+
+
+def _encodable(argument: Argument) -> str | list[str]:
+    if isinstance(argument, str):
+        return argument
+    # What an output or an input is called in the project reaches no result: only where it is put does.
+    name = "" if argument.place is Place.INPUT else argument.name
+    return [argument.place.value, name, argument.prefix, argument.suffix]
+
+
+def digest(components: Iterable[Component]) -> Digest:
+    """The digest of a list of components. Lengths are part of the encoding, so no two lists meet."""
+    return Digest(blake3(msgspec.msgpack.encode(list(components))).hexdigest())
+
+
+def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Iterable[tuple[str, str]] = ()) -> Digest:
+    """The key of a result: the first-level key and every file that the tool was seen to read.
+
+    Args:
+        first: digest of `action_components`.
+        files: discovered files by name, sorted.
+        roots: named folders whose absolute path can reach the result.
+    """
+    return Digest(blake3(msgspec.msgpack.encode((first, list(files), list(roots)))).hexdigest())
+
+
+def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str, ...]:
+    """What changed between two walks, in words, in the order of the new walk.
+
+    Returns:
+        One short line for each component that was added, changed or removed; empty when the walks are equal.
+    """
+    before, now = dict(old), dict(new)
+    lines = []
+    for name, value in now.items():
+        if name not in before:
+            lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
+        elif before[name] != value:
+            lines.append(_changed(name, before[name], value))
+    lines.extend(f"{name}: no longer there" for name in before if name not in now)
+    return tuple(lines)
+
+
+def _changed(name: str, old: str, new: str) -> str:
+    if name == "command":
+        before = [_shown(a) for a in msgspec.json.decode(old)]
+        now = [_shown(a) for a in msgspec.json.decode(new)]
+        added = [a for a in now if a not in before]
+        gone = [a for a in before if a not in now]
+        parts = [f"+{a}" for a in added] + [f"-{a}" for a in gone]
+        return "command: " + (" ".join(parts) if parts else "order of arguments changed")
+    if new == MISSING:
+        return f"{name}: no longer there"
+    if name.startswith(("variable ", "folder ")) or not _HEX.fullmatch(new):
+        return f"{name}: {old} -> {new}"
+    return f"{name}: content changed"
+
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def _shown(argument: object) -> str:
+    if isinstance(argument, list):
+        place, name, prefix, suffix = argument
+        return spell(Ref(place=Place(place), name=name, prefix=prefix, suffix=suffix))
+    return str(argument)

@@ -1,0 +1,526 @@
+"""Who waits for what, what may run next, what an ending means. PURE: events in, instructions out.
+
+Knows no clock, no process, no file and no socket. A request is a graph of *nodes*; a node is looked up once all it
+depends on is done; a miss attaches it to a *job*. Nodes of any requests with equal flights share one job. Every change
+of a node's or job's state goes through `_move` and `_set`; `check` states what holds between events.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from buildd.steps import (
+    Attach,
+    Cancelled,
+    Complete,
+    Deliver,
+    Delivered,
+    Ended,
+    Ending,
+    Hit,
+    Instruction,
+    Kill,
+    KillReason,
+    LookUp,
+    Missed,
+    NodeFailed,
+    NodeSpec,
+    Relieve,
+    Retry,
+    Start,
+    StateEvent,
+    Submitted,
+    Tick,
+    Undeliverable,
+)
+from protocol.messages import JobId, Outcome, Priority, RequestId
+
+MOST_LOOKS = 3
+"""A node whose inputs change under every run is delivered unstored after this many look-ups."""
+MOST_EVICTIONS = 3
+"""A job that had to give way to memory pressure this often runs alone."""
+BACKFILL = 8
+"""How many smaller jobs are tried when the first in line does not fit."""
+MOST_OVERTAKES = 16
+"""How often a job that does not fit may be overtaken before the others wait for it."""
+
+_RANK = {Priority.EDITOR: 0, Priority.BUILD: 1, Priority.WARM: 2}
+
+
+class NodeState(Enum):
+    WAITING = "waiting"
+    LOOKING = "looking"
+    ATTACHED = "attached"
+    DELIVERING = "delivering"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+ENDED = frozenset({NodeState.DONE, NodeState.FAILED, NodeState.SKIPPED})
+
+
+class JobState(Enum):
+    READY = "ready"
+    RUNNING = "running"
+    ENDING = "ending"
+    """Told to die; its ending is still to come."""
+
+
+class Gate(Protocol):
+    """Admission: may this job start beside those that run? Empty means yes, else the reason in words."""
+
+    def __call__(self, cpus: int, memory_bytes: int, alone: bool, running: int) -> str: ...
+
+
+# ---- state
+
+
+@dataclass(slots=True)
+class Node:
+    request: RequestId
+    index: int
+    spec: NodeSpec
+    state: NodeState = NodeState.WAITING
+    pending: int = 0
+    """How many of `spec.depends` are not done."""
+    dependents: list[int] = field(default_factory=list)
+    remaining_s: float = 0.0
+    """Longest expected path from here to the end of the request, this node included."""
+    job: JobId | None = None
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    id: JobId
+    flight: str
+    cpus: int
+    memory_bytes: int
+    state: JobState = JobState.READY
+    followers: list[tuple[RequestId, int]] = field(default_factory=list)
+    """Never empty unless ENDING."""
+    lead: tuple[RequestId, int] | None = None
+    alone: bool = False
+    evictions: int = 0
+    overtaken: int = 0
+    kill_reason: KillReason | None = None
+
+
+@dataclass(slots=True)
+class Asked:
+    id: RequestId
+    nodes: list[Node]
+    priority: Priority
+    most_jobs: int
+    keep_going: bool
+    open: int
+    """Nodes that have not ended."""
+    running: int = 0
+    """Jobs that run with a node of this request as lead."""
+    failed: bool = False
+    cancelled: bool = False
+    ready: list[tuple[float, JobId]] = field(default_factory=list)
+    """Heap of (-remaining_s, job); entries of jobs that are no longer READY are dropped when met."""
+
+
+class State:
+    """The machine. `handle` takes one event and returns what is to be done, in order.
+
+    Args:
+        gate: admission (see `Gate`).
+        story: how many past steps are kept for errors.
+    """
+
+    def __init__(self, gate: Gate, *, story: int = 60) -> None:
+        self._gate = gate
+        self.requests: dict[RequestId, Asked] = {}
+        self.jobs: dict[JobId, Job] = {}
+        self.flights: dict[str, JobId] = {}
+        self.waiting_for = ""
+        """Why nothing more starts right now; empty when nothing waits."""
+        self._next_job = 1
+        self._landed: dict[str, int] = {}
+        self._clock = 0
+        self._looked_at: dict[tuple[RequestId, int], int] = {}
+        self._running: dict[JobId, Job] = {}
+        """Exactly the jobs that are RUNNING or ENDING."""
+        self._alone: dict[JobId, Job] = {}
+        """Exactly the READY jobs that have to run alone."""
+        self._story: deque[tuple[int, object]] = deque(maxlen=story)
+
+    # -- the outside
+
+    def handle(self, event: StateEvent) -> list[Instruction]:
+        """Takes an event in; events about requests or jobs that are gone are ignored."""
+        self._clock += 1
+        self._tell(f"submitted {event.request}" if isinstance(event, Submitted) else event)
+        out: list[Instruction] = []
+        match event:
+            case Submitted():
+                self._submitted(event, out)
+            case Hit() | Delivered():
+                self._succeeded(event.request, event.node, out)
+            case Missed():
+                self._missed(event, out)
+            case Ended():
+                self._ended(event, out)
+            case Undeliverable():
+                self._node_failed(event.request, event.node, JobId(0), out)
+            case Cancelled():
+                self._cancel(event.request, out)
+            case Relieve():
+                self._kill(self.jobs.get(event.job), KillReason.PRESSURE, out)
+            case Tick():
+                pass
+        self._start_what_fits(out)
+        return out
+
+    @property
+    def running(self) -> list[Job]:
+        """Jobs that hold resources, in the order in which they started."""
+        return list(self._running.values())
+
+    @property
+    def queued(self) -> int:
+        return len(self.jobs) - len(self._running)
+
+    # -- events
+
+    def _submitted(self, event: Submitted, out: list[Instruction]) -> None:
+        nodes = [Node(event.request, i, spec, pending=len(spec.depends)) for i, spec in enumerate(event.nodes)]
+        for node in nodes:
+            for dependency in node.spec.depends:
+                nodes[dependency].dependents.append(node.index)
+        for node in _last_first(nodes):
+            node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
+        asked = Asked(event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes))
+        self.requests[event.request] = asked
+        if not nodes:
+            self._complete(asked, out)
+        for node in sorted(nodes, key=lambda n: -n.remaining_s):
+            if node.pending == 0:
+                self._look(node, out, fresh=False)
+
+    def _missed(self, event: Missed, out: list[Instruction]) -> None:
+        node = self._node(event.request, event.node)
+        if node is None or node.state is not NodeState.LOOKING:
+            return
+        looked_at = self._looked_at.pop((event.request, event.node), 0)
+        if self._landed.get(event.flight, -1) >= looked_at:
+            # An equal job landed between this look and its answer: what was a miss is a hit by now.
+            self._look(node, out, fresh=False, again=True)
+            return
+        asked = self.requests[event.request]
+        job_id = self.flights.get(event.flight)
+        job = self.jobs.get(job_id) if job_id is not None else None
+        if job is None or job.state is JobState.ENDING:
+            job = Job(JobId(self._next_job), event.flight, event.cpus, event.memory_bytes)
+            self._next_job += 1
+            self.jobs[job.id] = job
+            self.flights[event.flight] = job.id
+        job.followers.append((event.request, event.node))
+        node.job = job.id
+        self._move(node, NodeState.ATTACHED)
+        out.append(Attach(event.request, event.node, job.id))
+        if job.state is JobState.READY:
+            heapq.heappush(asked.ready, (-node.remaining_s, job.id))
+
+    def _ended(self, event: Ended, out: list[Instruction]) -> None:
+        job = self.jobs.get(event.job)
+        if job is None:
+            return
+        self._release(job)
+        killed_for = job.kill_reason
+        job.kill_reason = None
+        if killed_for is KillReason.CANCELLED and not job.followers:
+            self._forget(job)
+            return
+        if killed_for is KillReason.PRESSURE and event.ending is not Ending.SUCCESS:
+            job.evictions += 1
+            job.alone = job.alone or job.evictions >= MOST_EVICTIONS
+            self._requeue(job, event.ending, out)
+        elif event.ending is Ending.OUT_OF_MEMORY and not job.alone:
+            job.alone = True
+            self._requeue(job, event.ending, out)
+        elif event.ending is Ending.SUCCESS:
+            self._landed[job.flight] = self._clock
+            followers = list(job.followers)
+            self._forget(job)
+            for request, index in followers:
+                self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
+                out.append(Deliver(request, index, job.id))
+        elif event.ending is Ending.STALE:
+            followers = list(job.followers)
+            self._forget(job)
+            for request, index in followers:
+                self._look(self.requests[request].nodes[index], out, fresh=True)
+        else:
+            followers = list(job.followers)
+            self._forget(job)
+            for request, index in followers:
+                self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
+            for request, index in followers:
+                self._node_failed(request, index, job.id, out)
+
+    def _cancel(self, request: RequestId, out: list[Instruction]) -> None:
+        asked = self.requests.get(request)
+        if asked is None:
+            return
+        asked.cancelled = True
+        for node in asked.nodes:
+            if node.state in ENDED:
+                continue
+            if node.state is NodeState.ATTACHED and node.job is not None:
+                self._leave(node, out)
+            self._move(node, NodeState.SKIPPED)
+        asked.open = 0
+        self._complete(asked, out)
+
+    # -- nodes
+
+    def _look(self, node: Node, out: list[Instruction], *, fresh: bool, again: bool = False) -> None:
+        if not again:
+            node.looks += 1
+        node.job = None
+        self._move(node, NodeState.LOOKING)
+        self._looked_at[(node.request, node.index)] = self._clock
+        out.append(LookUp(node.request, node.index, fresh))
+
+    def _succeeded(self, request: RequestId, index: int, out: list[Instruction]) -> None:
+        node = self._node(request, index)
+        if node is None or node.state not in (NodeState.LOOKING, NodeState.DELIVERING):
+            return
+        self._looked_at.pop((request, index), None)
+        asked = self.requests[request]
+        self._move(node, NodeState.DONE)
+        asked.open -= 1
+        for d in node.dependents:
+            dependent = asked.nodes[d]
+            dependent.pending -= 1
+            if dependent.pending == 0 and dependent.state is NodeState.WAITING:
+                if asked.failed and not asked.keep_going:
+                    continue
+                self._look(dependent, out, fresh=False)
+        self._settle(asked, out)
+
+    def _node_failed(self, request: RequestId, index: int, job: JobId, out: list[Instruction]) -> None:
+        node = self._node(request, index)
+        if node is None or node.state in ENDED:
+            return
+        asked = self.requests[request]
+        self._looked_at.pop((request, index), None)
+        self._move(node, NodeState.FAILED)
+        asked.open -= 1
+        asked.failed = True
+        out.append(NodeFailed(request, index, job))
+        waiting = list(node.dependents)
+        while waiting:
+            dependent = asked.nodes[waiting.pop()]
+            if dependent.state not in ENDED:
+                self._move(dependent, NodeState.SKIPPED)
+                asked.open -= 1
+                waiting.extend(dependent.dependents)
+        if not asked.keep_going:
+            # What runs may finish (its result is worth keeping); what has not started does not start.
+            for other in asked.nodes:
+                if other.state is NodeState.WAITING:
+                    self._move(other, NodeState.SKIPPED)
+                    asked.open -= 1
+                elif other.state is NodeState.ATTACHED and self._job_of(other).state is JobState.READY:
+                    self._leave(other, out)
+                    self._move(other, NodeState.SKIPPED)
+                    asked.open -= 1
+        self._settle(asked, out)
+
+    def _settle(self, asked: Asked, out: list[Instruction]) -> None:
+        if asked.open == 0 and asked.id in self.requests:
+            self._complete(asked, out)
+
+    def _complete(self, asked: Asked, out: list[Instruction]) -> None:
+        outcome = Outcome.CANCELLED if asked.cancelled else Outcome.FAILED if asked.failed else Outcome.BUILT
+        del self.requests[asked.id]
+        if not self.requests:
+            self._landed.clear()
+            self._looked_at.clear()
+        out.append(Complete(asked.id, outcome))
+
+    # -- jobs
+
+    def _leave(self, node: Node, out: list[Instruction]) -> None:
+        job = self._job_of(node)
+        job.followers.remove((node.request, node.index))
+        node.job = None
+        if job.followers:
+            if job.state is JobState.READY:
+                for request, index in job.followers:
+                    asked = self.requests[request]
+                    heapq.heappush(asked.ready, (-asked.nodes[index].remaining_s, job.id))
+        elif job.state is JobState.READY:
+            self._forget(job)
+        else:
+            self._kill(job, KillReason.CANCELLED, out)
+
+    def _kill(self, job: Job | None, reason: KillReason, out: list[Instruction]) -> None:
+        if job is None or job.state is not JobState.RUNNING:
+            return
+        job.kill_reason = reason
+        if reason is KillReason.CANCELLED:
+            self._set(job, JobState.ENDING)
+            if self.flights.get(job.flight) == job.id:
+                del self.flights[job.flight]
+        out.append(Kill(job.id, reason))
+
+    def _requeue(self, job: Job, ending: Ending, out: list[Instruction]) -> None:
+        self._set(job, JobState.READY)
+        out.append(Retry(job.id, ending))
+        for request, index in job.followers:
+            asked = self.requests[request]
+            heapq.heappush(asked.ready, (-asked.nodes[index].remaining_s, job.id))
+
+    def _release(self, job: Job) -> None:
+        if job.lead is not None and job.lead[0] in self.requests:
+            self.requests[job.lead[0]].running -= 1
+        job.lead = None
+
+    def _forget(self, job: Job) -> None:
+        self.jobs.pop(job.id, None)
+        self._running.pop(job.id, None)
+        self._alone.pop(job.id, None)
+        if self.flights.get(job.flight) == job.id:
+            del self.flights[job.flight]
+
+    def _start_what_fits(self, out: list[Instruction]) -> None:
+        self.waiting_for = ""
+        running = len(self._running)
+        while True:
+            started = False
+            for tried, (job, lead) in enumerate(self._in_line(), start=1):
+                why = self._gate(job.cpus, job.memory_bytes, job.alone, running)
+                if not why:
+                    self._begin(job, lead, out)
+                    running += 1
+                    started = True
+                    break
+                if not self.waiting_for:
+                    self.waiting_for = why
+                if job.alone or job.overtaken >= MOST_OVERTAKES or tried > BACKFILL:
+                    break
+                job.overtaken += 1
+            if not started:
+                return
+            self.waiting_for = ""
+
+    def _in_line(self) -> Iterator[tuple[Job, tuple[RequestId, int]]]:
+        """READY jobs whose request is under its cap, best first. Jobs that must run alone come first of all."""
+        seen: set[JobId] = set()
+        for job in list(self._alone.values()):
+            seen.add(job.id)
+            yield job, job.followers[0]
+        heads: list[tuple[int, float, JobId, RequestId]] = []
+        for asked in self.requests.values():
+            if asked.most_jobs and asked.running >= asked.most_jobs:
+                continue
+            entries: list[tuple[float, JobId]] = []
+            while asked.ready and len(entries) <= BACKFILL:
+                entry = heapq.heappop(asked.ready)
+                job_or_none = self.jobs.get(entry[1])
+                if job_or_none is not None and job_or_none.state is JobState.READY and entry[1] not in seen:
+                    entries.append(entry)
+            for entry in entries:
+                heapq.heappush(asked.ready, entry)
+            heads.extend((_RANK[asked.priority], *entry, asked.id) for entry in entries)
+        heads.sort()
+        for _, _, job_id, request in heads:
+            if job_id in seen:
+                continue
+            seen.add(job_id)
+            job = self.jobs[job_id]
+            yield job, next(follower for follower in job.followers if follower[0] == request)
+
+    def _begin(self, job: Job, lead: tuple[RequestId, int], out: list[Instruction]) -> None:
+        asked = self.requests[lead[0]]
+        job.lead = lead
+        job.overtaken = 0
+        asked.running += 1
+        self._set(job, JobState.RUNNING)
+        final = asked.nodes[lead[1]].looks >= MOST_LOOKS
+        out.append(Start(job.id, lead[0], lead[1], final, job.alone))
+
+    # -- the two doors that every change goes through
+
+    def _move(self, node: Node, state: NodeState) -> None:
+        self._tell((node.request, node.index, node.state, state))
+        node.state = state
+
+    def _set(self, job: Job, state: JobState) -> None:
+        self._tell((job.id, job.state, state))
+        job.state = state
+        if state is JobState.READY:
+            self._running.pop(job.id, None)
+            if job.alone:
+                self._alone[job.id] = job
+        else:
+            self._alone.pop(job.id, None)
+            self._running[job.id] = job
+
+    def _tell(self, step: object) -> None:
+        self._story.append((self._clock, step))
+
+    @property
+    def story(self) -> str:
+        """The last steps, a line each, for errors: what led here."""
+        return "\n".join(f"{clock} {step}" for clock, step in self._story)
+
+    def _node(self, request: RequestId, index: int) -> Node | None:
+        asked = self.requests.get(request)
+        return None if asked is None else asked.nodes[index]
+
+    def _job_of(self, node: Node) -> Job:
+        assert node.job is not None
+        return self.jobs[node.job]
+
+    def check(self) -> None:
+        """Raises AssertionError, with the story, where something that must always hold does not."""
+        told = self.story
+        for asked in self.requests.values():
+            assert asked.open == sum(n.state not in ENDED for n in asked.nodes) > 0, told
+            assert asked.running >= 0, told
+            assert asked.running == sum(j.lead is not None and j.lead[0] == asked.id for j in self.jobs.values()), told
+            assert not asked.most_jobs or asked.running <= asked.most_jobs, told
+            for node in asked.nodes:
+                undone = sum(asked.nodes[d].state is not NodeState.DONE for d in node.spec.depends)
+                assert node.pending == undone, told
+                if node.state not in (NodeState.WAITING, NodeState.SKIPPED):
+                    assert undone == 0, told
+                if node.state is NodeState.ATTACHED:
+                    assert (asked.id, node.index) in self._job_of(node).followers, told
+        assert set(self._running) == {j.id for j in self.jobs.values() if j.state is not JobState.READY}, told
+        assert set(self._alone) == {j.id for j in self.jobs.values() if j.alone and j.state is JobState.READY}, told
+        for job in self.jobs.values():
+            assert bool(job.followers) or job.state is JobState.ENDING, told
+            assert (job.lead is None) == (job.state is JobState.READY), told
+            for request, index in job.followers:
+                node = self.requests[request].nodes[index]
+                assert node.state is NodeState.ATTACHED and node.job == job.id, told
+            if job.state is not JobState.ENDING:
+                assert self.flights[job.flight] == job.id, told
+
+
+def _last_first(nodes: list[Node]) -> list[Node]:
+    """Nodes so that each comes after all that depend on it. Raises ValueError on a cycle."""
+    left = [len(n.dependents) for n in nodes]
+    order = [n for n in nodes if not n.dependents]
+    for node in order:
+        for dependency in node.spec.depends:
+            left[dependency] -= 1
+            if left[dependency] == 0:
+                order.append(nodes[dependency])
+    if len(order) != len(nodes):
+        raise ValueError("the plan has a cycle")
+    return order

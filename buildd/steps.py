@@ -1,0 +1,171 @@
+"""What goes into the state machine (events) and what comes out of it (instructions). Plain data; decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.messages import JobId, Outcome, Priority, RequestId
+
+
+class Ending(Enum):
+    """How a job ended."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    """By us, on purpose; the state knows why."""
+    STALE = "stale"
+    """An input changed while it ran: the result was not stored."""
+
+
+class KillReason(Enum):
+    CANCELLED = "cancelled"
+    PRESSURE = "pressure"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One action of a request. `depends` are indices of nodes of the same request."""
+
+    depends: tuple[int, ...]
+    wall_s: float
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    request: RequestId
+    nodes: tuple[NodeSpec, ...]
+    priority: Priority = Priority.BUILD
+    most_jobs: int = 0
+    keep_going: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Looked up, found and delivered."""
+
+    request: RequestId
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    request: RequestId
+    node: int
+    flight: str
+    """Equal flights are one execution."""
+    cpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    job: JobId
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    request: RequestId
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undeliverable:
+    """A look-up or a delivery failed for a reason that running again would not mend (disk full)."""
+
+    request: RequestId
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Something that admission looks at may have changed: memory, another daemon's claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relieve:
+    """The host is short of memory: this job has to give way."""
+
+    job: JobId
+
+
+StateEvent = Submitted | Hit | Missed | Ended | Delivered | Undeliverable | Cancelled | Tick | Relieve
+
+
+# ---- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    request: RequestId
+    node: int
+    fresh: bool
+    """What an earlier look saw of the inputs is not to be used: they changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """A node joined a job that already exists."""
+
+    request: RequestId
+    node: int
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    job: JobId
+    request: RequestId
+    node: int
+    """The node whose action is run; the job's other followers get its result."""
+    final: bool
+    """Deliver the result even if inputs change meanwhile (and do not store it)."""
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    job: JobId
+    reason: KillReason
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    request: RequestId
+    node: int
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """For the log: a job goes back in line."""
+
+    job: JobId
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailed:
+    request: RequestId
+    node: int
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    request: RequestId
+    outcome: Outcome
+
+
+Instruction = LookUp | Attach | Start | Kill | Deliver | Retry | NodeFailed | Complete

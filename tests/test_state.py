@@ -1,0 +1,284 @@
+"""Stories on the state machine, and a random driver that checks its invariants after every event."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buildd.state import State
+from buildd.steps import (
+    Attach,
+    Cancelled,
+    Complete,
+    Deliver,
+    Delivered,
+    Ended,
+    Ending,
+    Hit,
+    Instruction,
+    Kill,
+    KillReason,
+    LookUp,
+    Missed,
+    NodeFailed,
+    NodeSpec,
+    Relieve,
+    Retry,
+    Start,
+    StateEvent,
+    Submitted,
+    Tick,
+)
+from protocol.messages import JobId, Outcome, Priority, RequestId
+
+A, B = RequestId("a"), RequestId("b")
+
+
+def slots(count: int):
+    """A gate of so many CPU slots."""
+
+    def gate(cpus: int, memory_bytes: int, alone: bool, running: int) -> str:
+        if alone and running:
+            return "must run alone"
+        return "" if running < count else f"{running} of {count} slots taken"
+
+    return gate
+
+
+def nodes(*depends: tuple[int, ...], wall_s: float = 1.0) -> tuple[NodeSpec, ...]:
+    return tuple(NodeSpec(d, wall_s) for d in depends)
+
+
+class Machine:
+    """A state that checks itself after each event."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.state = State(slots(count))
+
+    def __call__(self, event: StateEvent) -> list[Instruction]:
+        out = self.state.handle(event)
+        self.state.check()
+        return out
+
+
+def missed(request: RequestId, node: int, flight: str = "") -> Missed:
+    return Missed(request, node, flight or f"{request}{node}", 1, 0)
+
+
+def test_a_chain_is_looked_up_run_and_delivered_in_order() -> None:
+    machine = Machine()
+    assert machine(Submitted(A, nodes((), (0,)))) == [LookUp(A, 0, False)]
+    assert machine(missed(A, 0)) == [Attach(A, 0, JobId(1)), Start(JobId(1), A, 0, False, False)]
+    assert machine(Ended(JobId(1), Ending.SUCCESS)) == [Deliver(A, 0, JobId(1))]
+    assert machine(Delivered(A, 0)) == [LookUp(A, 1, False)]
+    assert machine(Hit(A, 1)) == [Complete(A, Outcome.BUILT)]
+
+
+def test_an_empty_request_is_built() -> None:
+    assert Machine()(Submitted(A, ())) == [Complete(A, Outcome.BUILT)]
+
+
+def test_equal_flights_of_two_requests_are_one_job() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(Submitted(B, nodes(())))
+    assert Start(JobId(1), A, 0, False, False) in machine(missed(A, 0, "same"))
+    assert machine(missed(B, 0, "same")) == [Attach(B, 0, JobId(1))]
+    assert machine(Ended(JobId(1), Ending.SUCCESS)) == [Deliver(A, 0, JobId(1)), Deliver(B, 0, JobId(1))]
+
+
+def test_a_miss_that_an_equal_job_overtook_is_looked_up_again() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(Submitted(B, nodes((), ())))
+    machine(missed(A, 0, "same"))
+    machine(Ended(JobId(1), Ending.SUCCESS))
+    assert machine(missed(B, 0, "same")) == [LookUp(B, 0, False)]
+    assert Start(JobId(2), B, 0, False, False) in machine(missed(B, 0, "same")), "once is enough: it is no loop"
+
+
+def test_a_job_lives_while_one_follower_is_left() -> None:
+    machine = Machine()
+    for request in (A, B):
+        machine(Submitted(request, nodes(())))
+        machine(missed(request, 0, "same"))
+    assert machine(Cancelled(A)) == [Complete(A, Outcome.CANCELLED)]
+    assert machine(Cancelled(B)) == [Kill(JobId(1), KillReason.CANCELLED), Complete(B, Outcome.CANCELLED)]
+    assert machine(Ended(JobId(1), Ending.KILLED)) == []
+    assert not machine.state.jobs
+
+
+def test_a_dying_job_is_not_joined() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(missed(A, 0, "same"))
+    machine(Cancelled(A))
+    machine(Submitted(B, nodes(())))
+    assert Start(JobId(2), B, 0, False, False) in machine(missed(B, 0, "same"))
+
+
+def test_the_longest_path_starts_first() -> None:
+    machine = Machine(count=1)
+    machine(Submitted(A, (NodeSpec((), 1.0), NodeSpec((), 2.0), NodeSpec((), 3.0), NodeSpec((0,), 9.0))))
+    first = [i for n in (1, 2, 0) for i in machine(missed(A, n)) if isinstance(i, Start)]
+    assert [s.node for s in first] == [1], "the only one there when a slot was free"
+    assert [i.node for i in machine(Ended(JobId(1), Ending.SUCCESS)) if isinstance(i, Start)] == [0]
+
+
+def test_an_editor_goes_before_a_build() -> None:
+    machine = Machine(count=1)
+    machine(Submitted(A, nodes((), ())))
+    machine(Submitted(B, nodes(()), Priority.EDITOR))
+    machine(missed(A, 0))
+    machine(missed(A, 1))
+    machine(missed(B, 0))
+    assert Start(JobId(3), B, 0, False, False) in machine(Ended(JobId(1), Ending.SUCCESS))
+
+
+def test_a_requests_cap_holds_only_for_it() -> None:
+    machine = Machine(count=8)
+    machine(Submitted(A, nodes((), (), ()), most_jobs=1))
+    machine(Submitted(B, nodes((), ())))
+    started = [i for e in (missed(A, 0), missed(A, 1), missed(A, 2), missed(B, 0), missed(B, 1)) for i in machine(e)]
+    assert [s.request for s in started if isinstance(s, Start)] == [A, B, B]
+
+
+def test_a_failure_skips_what_stands_on_it_and_starts_nothing_new() -> None:
+    machine = Machine(count=1)
+    machine(Submitted(A, nodes((), (), (0,))))
+    machine(missed(A, 0))
+    machine(missed(A, 1))
+    out = machine(Ended(JobId(1), Ending.FAILED))
+    assert out == [NodeFailed(A, 0, JobId(1)), Complete(A, Outcome.FAILED)]
+
+
+def test_keep_going_builds_what_does_not_depend_on_the_failure() -> None:
+    machine = Machine(count=1)
+    machine(Submitted(A, nodes((), (), (0,), (1,)), keep_going=True))
+    machine(missed(A, 0))
+    machine(missed(A, 1))
+    out = machine(Ended(JobId(1), Ending.FAILED))
+    assert out == [NodeFailed(A, 0, JobId(1)), Start(JobId(2), A, 1, False, False)]
+    machine(Ended(JobId(2), Ending.SUCCESS))
+    assert machine(Delivered(A, 1)) == [LookUp(A, 3, False)]
+    assert machine(Hit(A, 3)) == [Complete(A, Outcome.FAILED)]
+
+
+def test_out_of_memory_runs_again_alone_and_then_fails() -> None:
+    machine = Machine(count=2)
+    machine(Submitted(A, nodes((), ())))
+    machine(missed(A, 0))
+    machine(missed(A, 1))
+    assert machine(Ended(JobId(1), Ending.OUT_OF_MEMORY)) == [Retry(JobId(1), Ending.OUT_OF_MEMORY)]
+    machine(Ended(JobId(2), Ending.SUCCESS))
+    assert Start(JobId(1), A, 0, False, True) in machine(Tick()) or machine.state.jobs[JobId(1)].lead
+    assert NodeFailed(A, 0, JobId(1)) in machine(Ended(JobId(1), Ending.OUT_OF_MEMORY))
+
+
+def test_under_pressure_a_job_gives_way_and_comes_back() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(missed(A, 0))
+    assert machine(Relieve(JobId(1))) == [Kill(JobId(1), KillReason.PRESSURE)]
+    assert machine(Ended(JobId(1), Ending.KILLED)) == [
+        Retry(JobId(1), Ending.KILLED),
+        Start(JobId(1), A, 0, False, False),
+    ]
+
+
+def test_inputs_that_never_rest_are_delivered_at_the_third_run() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    finals = []
+    for job in (1, 2, 3):
+        out = machine(missed(A, 0))
+        finals += [i.final for i in out if isinstance(i, Start)]
+        if job < 3:
+            assert machine(Ended(JobId(job), Ending.STALE)) == [LookUp(A, 0, True)]
+    assert finals == [False, False, True]
+
+
+def test_a_big_job_is_not_overtaken_for_ever() -> None:
+    def gate(cpus: int, memory_bytes: int, alone: bool, running: int) -> str:
+        return "memory" if memory_bytes and running else ""
+
+    state = State(gate)
+    state.handle(Submitted(A, (NodeSpec((), 1.0), NodeSpec((), 50.0), *(NodeSpec((), 1.0) for _ in range(100)))))
+    state.handle(Missed(A, 0, "first", 1, 0))
+    state.handle(Missed(A, 1, "big", 1, 1))
+    started = 0
+    for n in range(2, 102):
+        started += sum(isinstance(i, Start) for i in state.handle(Missed(A, n, f"small{n}", 1, 0)))
+    assert started <= 17
+    state.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) -> None:
+    machine = Machine(count=data.draw(st.integers(1, 3)))
+    requests = [RequestId(f"r{i}") for i in range(data.draw(st.integers(1, 3)))]
+    looking: list[tuple[RequestId, int]] = []
+    delivering: list[tuple[RequestId, int]] = []
+    running: set[JobId] = set()
+    done: set[RequestId] = set()
+
+    def carry_out(instructions: list[Instruction]) -> None:
+        for i in instructions:
+            match i:
+                case LookUp():
+                    looking.append((i.request, i.node))
+                case Start():
+                    assert i.job not in running
+                    running.add(i.job)
+                case Deliver():
+                    delivering.append((i.request, i.node))
+                case Complete():
+                    assert i.request not in done
+                    done.add(i.request)
+
+    for request in requests:
+        size = data.draw(st.integers(0, 5))
+        graph = tuple(
+            NodeSpec(tuple(data.draw(st.sets(st.integers(0, n - 1)))) if n else (), float(n)) for n in range(size)
+        )
+        carry_out(
+            machine(
+                Submitted(request, graph, most_jobs=data.draw(st.integers(0, 2)), keep_going=data.draw(st.booleans()))
+            )
+        )
+    for _ in range(400):
+        if len(done) == len(requests) and not running:
+            break
+        choices = [c for c, there in (("look", looking), ("deliver", delivering), ("end", running)) if there]
+        if data.draw(st.integers(0, 20)) == 0:
+            choices.append("cancel")
+        if running:
+            choices.append("relieve")
+        match data.draw(st.sampled_from(choices)):
+            case "look":
+                request, node = looking.pop(data.draw(st.integers(0, len(looking) - 1)))
+                if data.draw(st.booleans()):
+                    carry_out(machine(Hit(request, node)))
+                else:
+                    carry_out(machine(Missed(request, node, f"f{data.draw(st.integers(0, 3))}", 1, 0)))
+            case "deliver":
+                carry_out(machine(Delivered(*delivering.pop())))
+            case "end":
+                job = data.draw(st.sampled_from(sorted(running)))
+                running.remove(job)
+                carry_out(machine(Ended(job, data.draw(st.sampled_from(list(Ending))))))
+            case "relieve":
+                carry_out(machine(Relieve(data.draw(st.sampled_from(sorted(running))))))
+            case "cancel":
+                carry_out(machine(Cancelled(data.draw(st.sampled_from(requests)))))
+    else:
+        while looking or delivering or running:
+            while running:
+                carry_out(machine(Ended(running.pop(), Ending.SUCCESS)))
+            while looking:
+                carry_out(machine(Hit(*looking.pop())))
+            while delivering:
+                carry_out(machine(Delivered(*delivering.pop())))
+    assert done == set(requests), machine.state.story
+    assert not machine.state.jobs
