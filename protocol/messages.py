@@ -377,7 +377,7 @@ class Done(Body, frozen=True, tag="done"):
     saved_s: float = 0.0
 
 
-class Unknown(Body, tag="unknown"):
+class Unknown(Body, frozen=True, tag="unknown"):
     """A body that this side does not know. Never sent: the decoder puts it where a newer daemon said more."""
 
     name: str = ""

@@ -1,0 +1,176 @@
+"""Start a daemon when none lives, so that any number of clients at once end up with exactly one.
+
+Knows not what a daemon is: the caller gives the command. Who wins is decided by the daemons' own lock; a client only
+waits until the endpoint file names a process that lives and answers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+
+from protocol.client import Client, differs, find, mismatch
+from protocol.endpoint import Endpoint, Folder, is_alive, runtime_folder
+from protocol.errors import ConnectionLost, StartFailed, TimedOut
+from protocol.session import Route
+
+_POLL_S = 0.01
+_LOG_TAIL_BYTES = 2000
+_LOG_BYTES = 8 << 20
+_ATTEMPTS = 3
+
+
+def find_or_start(
+    argv: Sequence[str],
+    *,
+    folder: Folder | None = None,
+    environ: Mapping[str, str] = os.environ,
+    timeout_s: float = 10.0,
+    package_digest: str = "",
+) -> Endpoint:
+    """The endpoint of a daemon that answers.
+
+    Args:
+        argv: command that becomes a daemon in `folder`: takes the lock or exits with status 0 when another has it,
+            then writes the endpoint file. argv[0] is a path or a name on PATH.
+        environ: the environment of the daemon, also says which runtime folder.
+        timeout_s: for the whole, in seconds.
+        package_digest: of the daemon's code as the caller has it; an idle daemon of another one is replaced.
+
+    Raises:
+        VersionMismatch: a busy daemon of another version lives.
+        StartFailed: with the end of the daemon's log.
+        EndpointError: the runtime folder cannot be used.
+    """
+    folder = folder or runtime_folder(environ)
+    deadline = time.monotonic() + timeout_s
+    living = find(folder)
+    if living is not None and differs(living, package_digest):
+        _replace(living, deadline)
+        living = None
+    if living is not None and _answers(living, deadline):
+        return living
+    for _ in range(_ATTEMPTS):
+        pid = spawn(argv, folder, environ)
+        endpoint = _await_answer(folder, pid, deadline)
+        if endpoint is not None:
+            if differs(endpoint, package_digest):
+                raise mismatch(endpoint)
+            return endpoint
+        if time.monotonic() >= deadline:
+            break
+        # Ours lost against a daemon that was just on its way out: nobody is left, so it is our turn again.
+    raise StartFailed(f"no daemon answered within {timeout_s:.0f} s{_tail(folder)}", next_step=f"see {folder.log_file}")
+
+
+def spawn(argv: Sequence[str], folder: Folder, environ: Mapping[str, str]) -> int:
+    """Start `argv` detached from this terminal and this process's files, output to the folder's log; its pid.
+
+    Raises StartFailed where there is no such program.
+    """
+    program = shutil.which(argv[0], path=environ.get("PATH"))
+    if program is None:
+        raise StartFailed(f"no program {argv[0]!r}", next_step="install buildd where this client runs")
+    _bound_log(folder)
+    log = os.open(folder.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        actions: list[tuple[int, int, str, int, int] | tuple[int, int] | tuple[int, int, int]] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, log, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ]
+        # A pipe of our caller (make's jobserver, a shell's `$(...)`) held by the daemon would never see its end.
+        actions += [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inheritable()]
+        # Not subprocess: its Popen insists on outliving the child, and this child is meant to outlive us.
+        return os.posix_spawn(program, list(argv), dict(environ), file_actions=actions, setsid=True)
+    finally:
+        os.close(log)
+
+
+def _inheritable() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                found.append(descriptor)
+        except OSError:
+            pass  # the listing's own
+    return found
+
+
+def _bound_log(folder: Folder) -> None:
+    """One old log is kept beside the present one."""
+    try:
+        if folder.log_file.stat().st_size > _LOG_BYTES:
+            os.replace(folder.log_file, folder.log_file.with_suffix(".log.1"))
+    except FileNotFoundError:
+        pass
+
+
+def _await_answer(folder: Folder, pid: int, deadline: float) -> Endpoint | None:
+    """The endpoint that answers, ours or that of the one who was faster; None where ours ended and nobody came."""
+    running = True
+    ended_at = 0.0
+    while time.monotonic() < deadline:
+        endpoint = find(folder)
+        if endpoint is not None and _answers(endpoint, deadline):
+            return endpoint
+        if running:
+            status = _ended(pid)
+            if status is not None:
+                running, ended_at = False, time.monotonic()
+                if status != 0:
+                    raise StartFailed(
+                        f"the daemon ended with status {status} at its start{_tail(folder)}",
+                        next_step=f"see {folder.log_file}",
+                    )
+        elif time.monotonic() - ended_at > 1.0:
+            return None
+        time.sleep(_POLL_S)
+    return None
+
+
+def _ended(pid: int) -> int | None:
+    """Exit status of our child; None while it runs."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0  # reaped by somebody else in this process
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def _answers(endpoint: Endpoint, deadline: float) -> bool:
+    with Client(Route.local(endpoint), timeout_s=max(0.1, deadline - time.monotonic())) as client:
+        try:
+            client.ping()
+        except (ConnectionLost, TimedOut):
+            return False
+    return True
+
+
+def _replace(living: Endpoint, deadline: float) -> None:
+    """Ask an idle daemon of another version to go and wait until it has. Raises VersionMismatch where it is busy."""
+    try:
+        with Client(Route.local(living), timeout_s=max(0.1, deadline - time.monotonic())) as client:
+            if client.status().requests > 0:
+                raise mismatch(living)
+            client.drain()
+    except ConnectionLost:
+        return
+    except TimedOut as error:
+        raise mismatch(living) from error
+    while is_alive(living):
+        if time.monotonic() >= deadline:
+            raise mismatch(living)
+        time.sleep(_POLL_S)
+
+
+def _tail(folder: Folder) -> str:
+    try:
+        text = folder.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    return f"; its log ends:\n{text}" if text else ""

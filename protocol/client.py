@@ -1,0 +1,413 @@
+"""The synchronous client: find or start a daemon, submit, follow, cancel, fetch.
+
+Knows nothing of what is built nor of how a daemon is made; imports no asyncio, because short commands pay for every
+import. One client belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from protocol import wire
+from protocol.curve import KeyPair
+from protocol.endpoint import Endpoint, Folder, is_alive, open_pidfd, read_endpoint, runtime_folder
+from protocol.errors import ConnectionLost, NoDaemon, ProtocolError, RemoteError, TimedOut, VersionMismatch
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Bye,
+    CancelRequest,
+    Digest,
+    DrainRequest,
+    Error,
+    Event,
+    Fetch,
+    Follow,
+    FromControl,
+    Message,
+    Notice,
+    Ping,
+    Pong,
+    Refused,
+    Request,
+    RequestId,
+    Severity,
+    Status,
+    StatusRequest,
+    Submit,
+    Unfollow,
+    Welcome,
+)
+from protocol.session import Download, Inbox, Route, Stream, check_welcome, hello, is_last
+
+PING_EVERY_S = 10.0
+SILENCE_S = 30.0
+"""After this long without a word a daemon on another host counts as gone."""
+
+_POLL_S = 0.01
+_CLOSE_LINGER_MS = 200
+_Socket = zmq.Socket[bytes]
+
+
+def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str) -> Any:
+    """A DEALER or SUB socket with the options that SPEC.md asks for, connected."""
+    made = context.socket(kind)
+    made.linger = 0
+    made.maxmsgsize = wire.MAX_MESSAGE_BYTES + (1 << 10)
+    if route.keys is not None:
+        made.curve_serverkey = route.server_key.encode("ascii")
+        made.curve_publickey = route.keys.public.encode("ascii")
+        made.curve_secretkey = route.keys.secret.encode("ascii")
+    made.connect(address)
+    return made
+
+
+class Client:
+    """A connection to one daemon. Use `connect`; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        route: Route,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        timeout_s: float = 10.0,
+        name: str = "python/0.1",
+    ) -> None:
+        self.route = route
+        self._environ = environ
+        self._timeout_s = timeout_s
+        self._name = name
+        self._context: zmq.Context[_Socket] = zmq.Context()
+        self._work: _Socket | None = None
+        self._control: _Socket | None = None
+        self._inbox = Inbox()
+        self._welcome: Welcome | None = None
+        self._heard = self._pinged = time.monotonic()
+        endpoint = route.endpoint
+        self._death = open_pidfd(endpoint.pid, endpoint.start_ticks) if endpoint else None
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        start: Callable[[], object] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        timeout_s: float = 10.0,
+        name: str = "python/0.1",
+        package_digest: str = "",
+        folder: Folder | None = None,
+    ) -> Client:
+        """A client of this user's daemon here.
+
+        Args:
+            start: called where no daemon lives, or one of another version; returns when one is on its way (see
+                `autostart.find_or_start`). None: only a daemon that lives already.
+            timeout_s: for the start and for each answer, in seconds.
+            name: name and version of the program, for the daemon's audit line.
+            package_digest: of the daemon's code as this client has it; "" where any will do.
+
+        Raises:
+            EndpointError, NoDaemon, VersionMismatch, and what `start` raises.
+        """
+        folder = folder or runtime_folder(environ)
+        endpoint = find(folder)
+        if start is not None and (endpoint is None or differs(endpoint, package_digest)):
+            start()
+            endpoint = _await_endpoint(folder, timeout_s)
+        if endpoint is None:
+            raise NoDaemon(f"no daemon lives in {folder.path}", next_step="buildd up")
+        if differs(endpoint, package_digest):
+            raise mismatch(endpoint)
+        return cls(Route.local(endpoint), environ=environ, timeout_s=timeout_s, name=name)
+
+    @classmethod
+    def connect_tcp(
+        cls,
+        work: str,
+        control: str,
+        *,
+        server_key: str,
+        keys: KeyPair,
+        environ: Mapping[str, str] = os.environ,
+        timeout_s: float = 10.0,
+        name: str = "python/0.1",
+    ) -> Client:
+        """A client of a daemon on another host. `work` and `control` are "tcp://host:port"; keys are Z85 text."""
+        route = Route(work=work, control=control, server_key=server_key, keys=keys)
+        return cls(route, environ=environ, timeout_s=timeout_s, name=name)
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def instance(self) -> str:
+        """Id of the daemon process behind this client. Shakes hands if that has not happened yet."""
+        self._open()
+        return self._inbox.instance
+
+    def submit(self, request: Request) -> Iterator[Event]:
+        """Start a build, or follow it where the daemon knows its id already; events end with `Done`.
+
+        Raises (also while iterating): WireError, ConnectionLost, RemoteError, VersionMismatch, TimedOut.
+        """
+        work = self._open()
+        stream = self._inbox.open_stream(request.request_id, 0)
+        return self._start(work, stream, Submit(request=request))
+
+    def follow(self, request_id: RequestId, after_sequence: int = 0) -> Iterator[Event]:
+        """Events of a request after a sequence number, to its `Done`. Raises as `submit`."""
+        work = self._open()
+        stream = self._inbox.open_stream(request_id, after_sequence)
+        return self._start(work, stream, Follow(request_id=request_id, after_sequence=after_sequence))
+
+    def fetch(self, digest: Digest, store: str = "") -> bytes:
+        """A blob's bytes. Raises RemoteError "not-found", ConnectionLost, ProtocolError "bad-blob"."""
+        work = self._open()
+        download = self._inbox.downloads[digest] = Download(digest)
+        try:
+            self._send(work, Fetch(digest=digest, store=store))
+            while not download.complete:
+                if download.error is not None:
+                    raise RemoteError(download.error)
+                self._receive(work, RequestId(""))
+        finally:
+            del self._inbox.downloads[digest]
+        return bytes(download.data)
+
+    def _start(self, work: _Socket, stream: Stream, first: Message) -> Iterator[Event]:
+        try:
+            self._send(work, first)
+        except ProtocolError:
+            self._inbox.close_stream(stream)
+            raise
+        return self._events(work, stream)
+
+    def _events(self, work: _Socket, stream: Stream) -> Iterator[Event]:
+        finished = False
+        try:
+            while True:
+                event = stream.take()
+                if event is None:
+                    self._receive(work, stream.request_id)
+                    continue
+                finished = is_last(event)
+                yield event
+                if finished:
+                    return
+        except (ConnectionLost, RemoteError):
+            finished = True
+            raise
+        finally:
+            self._inbox.close_stream(stream)
+            if not finished and self._work is work:
+                self._send(work, Unfollow(request_id=stream.request_id))
+
+    def _open(self) -> _Socket:
+        if self._work is not None:
+            return self._work
+        work: _Socket = open_socket(self._context, zmq.DEALER, self.route, self.route.work)
+        try:
+            self._send(work, hello(self._name, self._environ, local=self.route.endpoint is not None))
+            deadline = time.monotonic() + self._timeout_s
+            while not self._wait(work, max(0.0, deadline - time.monotonic())):
+                self._check_alive(RequestId(""))
+                if time.monotonic() >= deadline:
+                    raise TimedOut("the daemon did not answer the handshake", next_step="buildd doctor")
+            self._welcome = check_welcome(wire.decode_from_daemon(work.recv_multipart()))
+        except ProtocolError:
+            work.close()
+            raise
+        self._inbox.instance = self._welcome.instance
+        self._heard = time.monotonic()
+        self._work = work
+        return work
+
+    def _receive(self, work: _Socket, request_id: RequestId) -> None:
+        """Wait for one message and sort it in."""
+        while not self._wait(work, PING_EVERY_S):
+            self._check_alive(request_id)
+        self._heard = time.monotonic()
+        self._inbox.put(wire.decode_from_daemon(work.recv_multipart()))
+
+    def _wait(self, socket: _Socket, timeout_s: float) -> bool:
+        """Whether a message waits, after `timeout_s` at most and at once when the daemon dies."""
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        if self._death is not None:
+            poller.register(self._death, zmq.POLLIN)
+        ready = dict(poller.poll(int(timeout_s * 1000)))
+        return socket in ready or bool(socket.poll(0))
+
+    def _check_alive(self, request_id: RequestId) -> None:
+        now = time.monotonic()
+        endpoint = self.route.endpoint
+        if endpoint is not None:
+            if not is_alive(endpoint):
+                raise self._inbox.lost(request_id, f"the daemon (pid {endpoint.pid}) ended")
+            return
+        if now - self._heard > SILENCE_S:
+            raise self._inbox.lost(request_id, f"the daemon at {self.route.work} is silent for {SILENCE_S:.0f} s")
+        if self._work is not None and now - self._pinged >= PING_EVERY_S:
+            self._pinged = now
+            self._send(self._work, Ping())
+
+    def _send(self, socket: _Socket, message: Message) -> None:
+        try:
+            socket.send_multipart(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise TimedOut("the daemon takes no more messages of this client") from error
+
+    # ------------------------------------------------------------ control
+
+    def status(self) -> Status:
+        """What the daemon does right now; answered also while it is busy. Raises ConnectionLost, TimedOut."""
+        reply = self._ask(StatusRequest())
+        if not isinstance(reply, Status):
+            raise ProtocolError(f"the daemon answered a status request with {type(reply).__name__}")
+        return reply
+
+    def cancel(self, request_id: RequestId) -> str:
+        """End a request; its followers see `Done`. Raises RemoteError "unknown-request"."""
+        return self._command(CancelRequest(request_id=request_id))
+
+    def drain(self, now: bool = False) -> str:
+        """Ask the daemon to finish what runs (`now`: to end it) and to exit. Returns when it has understood."""
+        return self._command(DrainRequest(now=now))
+
+    def ping(self) -> None:
+        """One round trip on the control socket."""
+        if not isinstance(self._ask(Ping()), Pong):
+            raise ProtocolError("the daemon answered a ping with something else")
+
+    def _command(self, message: Message) -> str:
+        reply = self._ask(message)
+        if not isinstance(reply, Accepted):
+            raise ProtocolError(f"the daemon answered with {type(reply).__name__}")
+        return reply.text
+
+    def _ask(self, message: Message) -> FromControl:
+        if self._control is None:
+            self._control = open_socket(self._context, zmq.DEALER, self.route, self.route.control)
+        control = self._control
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            self._send(control, message)
+            while not self._wait(control, max(0.0, deadline - time.monotonic())):
+                if self.route.endpoint is not None and not is_alive(self.route.endpoint):
+                    raise ConnectionLost(f"the daemon (pid {self.route.endpoint.pid}) ended")
+                if time.monotonic() >= deadline:
+                    raise TimedOut(
+                        f"the daemon did not answer within {self._timeout_s:.0f} s", next_step="buildd doctor"
+                    )
+            reply = wire.decode_from_control(control.recv_multipart())
+        except ProtocolError:
+            # A late answer must not be taken for the next question's.
+            control.close()
+            self._control = None
+            raise
+        if isinstance(reply, Error):
+            raise RemoteError(reply)
+        if isinstance(reply, Refused):
+            check_welcome(reply)
+        return reply
+
+    # ------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Say goodbye and let go of sockets. Safe to call twice."""
+        if self._context.closed:
+            return
+        linger_ms = 0
+        if self._work is not None and (self.route.endpoint is None or is_alive(self.route.endpoint)):
+            try:
+                self._send(self._work, Bye())
+                linger_ms = _CLOSE_LINGER_MS
+            except ProtocolError:
+                pass
+        self._context.destroy(linger=linger_ms)
+        self._work = self._control = None
+        if self._death is not None:
+            os.close(self._death)
+            self._death = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def find(folder: Folder) -> Endpoint | None:
+    """The endpoint of the daemon that lives in `folder`; None where none does."""
+    endpoint = read_endpoint(folder)
+    return endpoint if endpoint is not None and is_alive(endpoint) else None
+
+
+def differs(endpoint: Endpoint, package_digest: str) -> bool:
+    """Whether the daemon is another one than this client was made for."""
+    return endpoint.protocol != PROTOCOL_VERSION or bool(
+        package_digest and endpoint.package_digest and endpoint.package_digest != package_digest
+    )
+
+
+def mismatch(endpoint: Endpoint) -> VersionMismatch:
+    return VersionMismatch(
+        f"the daemon (pid {endpoint.pid}, {endpoint.daemon or 'unnamed'}) is of another version and busy: "
+        "working without it",
+        next_step="buildd down, or wait until it is idle",
+    )
+
+
+def _await_endpoint(folder: Folder, timeout_s: float) -> Endpoint | None:
+    deadline = time.monotonic() + timeout_s
+    while (endpoint := find(folder)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return endpoint
+
+
+def submit_through(connect: Callable[[], Client], request: Request, *, restarts: int = 2) -> Iterator[Event]:
+    """Events of a build to its `Done`, also when the daemon is started again under it.
+
+    The same daemon is followed from the last event on. Another one gets the request again: what was acknowledged is
+    in the store, so only the rest runs; its events are numbered from 1 anew, after a `Notice` that says so.
+
+    Args:
+        connect: makes a client, starting a daemon where none lives.
+        restarts: how many times in a row without an event between them.
+
+    Raises as `Client.submit`; ConnectionLost after too many restarts.
+    """
+    instance, last, left = "", 0, restarts
+    while True:
+        try:
+            with connect() as client:
+                same = bool(instance) and client.instance == instance
+                if instance and not same:
+                    yield _restarted(request.request_id, last)
+                    last = 0
+                instance = client.instance
+                for event in client.follow(request.request_id, last) if same and last else client.submit(request):
+                    last, left = event.sequence, restarts
+                    yield event
+                return
+        except ConnectionLost:
+            if left == 0:
+                raise
+            left -= 1
+
+
+def _restarted(request_id: RequestId, last: int) -> Event:
+    text = "the daemon ended and was started again; the request goes on there"
+    return Event(
+        request_id=request_id,
+        sequence=last,
+        time_ns=time.time_ns(),
+        body=Notice(text=text, severity=Severity.WARNING),
+    )

@@ -1,0 +1,155 @@
+"""Frames <-> messages: pure functions over bytes.
+
+Knows no socket, no handshake and no state. A message is two frames: the magic with the framing version, then the
+MessagePack of one tagged struct. Whatever bytes come in, the only exception that goes out is `WireError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, get_args
+
+import msgspec
+
+from protocol.errors import WireError
+from protocol.messages import (
+    Done,
+    Event,
+    EventBody,
+    FromClient,
+    FromControl,
+    FromDaemon,
+    Message,
+    Outcome,
+    RequestId,
+    ToControl,
+    Unknown,
+)
+
+MAGIC = b"buildd1"
+"""First frame of every message; the digits are the framing version."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_CONTROL_BYTES = 1 << 20
+MAX_EVENT_BYTES = 1 << 20
+BLOB_CHUNK_BYTES = 256 << 10
+
+_ANY_MAGIC = re.compile(rb"buildd[0-9]{1,4}\Z")
+_FRAMES = 2
+
+Frames = list[bytes]
+T = TypeVar("T")
+
+
+class _Head(msgspec.Struct):
+    type: str
+
+
+class _BareEvent(msgspec.Struct, tag_field="type", tag="event"):
+    request_id: RequestId
+    sequence: int
+    time_ns: int
+    body: msgspec.Raw
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head = msgspec.msgpack.Decoder(_Head)
+_bare_event = msgspec.msgpack.Decoder(_BareEvent)
+_body: msgspec.msgpack.Decoder[EventBody] = msgspec.msgpack.Decoder(EventBody)
+
+
+def encode(message: Message, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Frames:
+    """Frames of a message.
+
+    Raises:
+        WireError: "too-large"; "not-utf8" where a text holds bytes that are not UTF-8 (a path with surrogates).
+    """
+    try:
+        payload = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        raise WireError(
+            f"a text of the message is not valid UTF-8: {error.object[:80]!r}",
+            code="not-utf8",
+            next_step="rename the file or folder, or build without the daemon",
+        ) from error
+    except OverflowError as error:
+        raise WireError(f"a number of the message does not fit in 64 bits: {error}") from error
+    if len(payload) > limit_bytes:
+        raise WireError(f"the message has {len(payload)} bytes, {limit_bytes} are allowed", code="too-large")
+    return [MAGIC, payload]
+
+
+class Decoder(Generic[T]):
+    """Frames -> one of a union of messages.
+
+    Args:
+        union: the messages that may arrive on the socket.
+        limit_bytes: most bytes of the payload.
+        any_framing: accept the magic of other framing versions (the control socket: an older daemon must understand
+            a newer client that asks it to drain).
+    """
+
+    def __init__(self, union: Any, *, limit_bytes: int = MAX_MESSAGE_BYTES, any_framing: bool = False) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._tags = frozenset(str(part.__struct_config__.tag) for part in get_args(union))
+        self._limit_bytes = limit_bytes
+        self._any_framing = any_framing
+
+    def __call__(self, frames: Sequence[bytes]) -> T:
+        """The message. Raises WireError: "bad-frames", "framing", "too-large", "unknown-type" or "bad-message"."""
+        if len(frames) != _FRAMES:
+            raise WireError(f"a message has {_FRAMES} frames, not {len(frames)}", code="bad-frames")
+        magic, payload = frames
+        if magic != MAGIC and not (self._any_framing and _ANY_MAGIC.match(magic)):
+            if _ANY_MAGIC.match(magic):
+                raise WireError(f"framing {magic.decode()} is not {MAGIC.decode()}", code="framing")
+            raise WireError("the first frame is not the magic of this protocol", code="bad-frames")
+        if len(payload) > self._limit_bytes:
+            raise WireError(f"the message has {len(payload)} bytes, {self._limit_bytes} are allowed", code="too-large")
+        try:
+            return self._decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
+            return self._salvage(payload, error)
+
+    def _salvage(self, payload: bytes, error: Exception) -> T:
+        """A known event with an unknown body is still an event; everything else has a code."""
+        kind = _type_of(payload)
+        if kind is None:
+            raise WireError(f"the second frame is no message: {error}") from error
+        if kind not in self._tags:
+            raise WireError(f"unknown message type {kind[:80]!r}", code="unknown-type") from error
+        if kind != "event":
+            raise WireError(f"bad {kind!r} message: {error}") from error
+        try:
+            bare = _bare_event.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as worse:
+            raise WireError(f"bad 'event' message: {worse}") from worse
+        event: Any = Event(
+            request_id=bare.request_id, sequence=bare.sequence, time_ns=bare.time_ns, body=_stand_in(bare.body)
+        )
+        return event  # type: ignore[no-any-return]
+
+
+def _stand_in(body: msgspec.Raw) -> EventBody:
+    try:
+        return _body.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
+        kind = _type_of(body) or ""
+    if kind == "done":
+        # Followers stop at Done: one with an outcome of a later version must not leave them waiting for ever.
+        return Done(outcome=Outcome.DAEMON_ERROR, code="version", message="ended in a way that this client cannot read")
+    return Unknown(name=kind[:80])
+
+
+def _type_of(payload: bytes | msgspec.Raw) -> str | None:
+    try:
+        return _head.decode(payload).type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
+        return None
+
+
+decode_from_client: Decoder[FromClient] = Decoder(FromClient)
+decode_from_daemon: Decoder[FromDaemon] = Decoder(FromDaemon)
+decode_to_control: Decoder[ToControl] = Decoder(ToControl, limit_bytes=MAX_CONTROL_BYTES, any_framing=True)
+decode_from_control: Decoder[FromControl] = Decoder(FromControl, any_framing=True)
