@@ -1,0 +1,396 @@
+"""Starts tools for the daemon from a small process of its own, and leaves nothing behind when the daemon is gone.
+
+Runs as a script (`python -I -S spawner.py`), standard library only, and stays small: `ru_maxrss` of a child starts at
+the peak of whoever forked it. It is the subreaper of all that it starts, so that descendants which left their group or
+session come back to it when their parent ends. Knows no build, no timeout and no output: it gets ready-made file
+descriptors, and says what was started, what ended with which usage, and when the last process of a job is gone.
+
+The wire is a SEQPACKET socket pair: fixed structs, one a packet. What has no bound (argv, environment) lies in a memfd
+that travels with the packet. The packing functions below are shared with `runner`, which is the other side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterable
+
+REQUEST = struct.Struct("=BIdIB")
+"""kind, job, grace (s), umask, 1 if a stdin descriptor is among those passed."""
+REPLY = struct.Struct("=BIiiqddq")
+"""kind, job, pid, status or errno, ru_maxrss (bytes), user (s), system (s), wall (ns)."""
+
+LAUNCH, KILL = 1, 2
+STARTED, FAILED, EXITED, GONE = 1, 2, 3, 4
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+OOM_SCORE_ADJ = b"500"
+"""The kernel takes a tool before the daemon when memory ends."""
+STAGES = ("prepare", "chdir", "exec")
+"""What failed, by number, in the upper half of FAILED's status."""
+
+
+def pack_spec(cwd: bytes, argv: Iterable[bytes], environment: Iterable[bytes]) -> bytes:
+    """The unbounded part of a launch. `environment` holds NAME=value strings.
+
+    NUL separates: it can occur in none of them. An empty field stands between the three parts, so argv's and the
+    environment's fields carry a leading dot.
+    """
+    return b"\0".join((cwd, *(b"." + item for item in argv), b"", *(b"." + item for item in environment)))
+
+
+def unpack_spec(data: bytes) -> tuple[bytes, list[bytes], list[bytes]]:
+    cwd, *fields = data.split(b"\0")
+    middle = fields.index(b"")
+    return cwd, [item[1:] for item in fields[:middle]], [item[1:] for item in fields[middle + 1 :]]
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of all threads of a process; empty when it is gone.
+
+    /proc/PID/task/TID/children needs CONFIG_PROC_CHILDREN; without it every stat below /proc is read.
+    """
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found.extend(map(int, _read(f"/proc/{pid}/task/{thread}/children").split()))
+    except FileNotFoundError as error:
+        if str(error.filename).endswith("/children") and os.path.exists(f"/proc/{pid}"):
+            return [child for child in all_pids() if (stat := stat_of(child)) is not None and stat[0] == pid]
+    except ProcessLookupError:
+        pass
+    return found
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def stat_of(pid: int) -> tuple[int, int, int] | None:
+    """(parent, session, start in clock ticks since boot) of a process; None when it is gone or a zombie."""
+    try:
+        # The name in parentheses may hold spaces and parentheses itself.
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All processes below one, parents before children."""
+    found = children_of(pid)
+    for child in found:  # grows while it is walked
+        found.extend(children_of(child))
+    return found
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 65536)
+    finally:
+        os.close(descriptor)
+
+
+def _kill(pid: int, signal_: int) -> None:
+    try:
+        os.kill(pid, signal_)
+    except (ProcessLookupError, PermissionError):  # a setuid tool is not ours to end
+        pass
+
+
+class _Job:
+    """A tool from its fork until its last descendant is gone."""
+
+    __slots__ = ("kill_at", "number", "pid", "reaped", "sessions", "started_ns", "terminated")
+
+    def __init__(self, number: int, pid: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.started_ns = time.monotonic_ns()
+        self.sessions = {pid}
+        """Sessions of the job: its own, and those that its descendants were seen to open."""
+        self.reaped = False
+        self.terminated: set[int] = set()
+        """Processes outside its group that were sent TERM already."""
+        self.kill_at: float | None = None
+        """When TERM becomes KILL (monotonic, s); None while nobody wants its end."""
+
+
+class Spawner:
+    """The loop. One thread; a child's pid cannot be reused before this loop has reaped it."""
+
+    def __init__(self, channel: socket.socket, grace_s: float) -> None:
+        self.channel = channel
+        self.grace_s = grace_s
+        self.jobs: dict[int, _Job] = {}
+        self.by_pid: dict[int, _Job] = {}
+        """Invariant: exactly the jobs whose tool is not reaped yet."""
+        self.strays: dict[int, set[int]] = {}
+        """Orphans of a session that nobody knows -> numbers of the jobs that may have started them."""
+        self.pid = os.getpid()
+        self.parent = os.getppid()
+        self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # EOF is the usual sign of the daemon's death; this covers a socket end that leaked into a fork of it.
+        self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        self.poll = select.poll()
+        self.open = True
+        wake, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wake = wake
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        for number in HANDLED:
+            signal.signal(number, _wake if number in (signal.SIGCHLD, signal.SIGTERM) else signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
+        self.poll.register(wake, select.POLLIN)
+        self.poll.register(channel, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the daemon is gone and every process with it."""
+        while self.open or self.jobs or children_of(self.pid):
+            for descriptor, _ in self.poll.poll(self._timeout_ms()):
+                if descriptor == self.wake:
+                    os.read(self.wake, 4096)
+                    if os.getppid() != self.parent:
+                        self._hang_up()
+                elif self.open:
+                    self._receive()
+            self._reap()
+            self._end_overdue()
+
+    def _timeout_ms(self) -> int | None:
+        due = [job.kill_at for job in self.jobs.values() if job.kill_at is not None]
+        if not due:
+            return None if self.open else 5
+        left_s = min(due) - time.monotonic()
+        # Past the deadline the last processes are looked for again and again: a killed one's children arrive here. What
+        # is still there a second later hangs in the kernel (a dead NFS server) and is asked for less often.
+        return int(left_s * 1000) + 1 if left_s > 0 else 5 if left_s > -1 else 250
+
+    # ---------------------------------------------------------------- requests
+
+    def _receive(self) -> None:
+        try:
+            data, control, _, _ = self.channel.recvmsg(64, 256, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            data, control = b"", []
+        if not data:
+            self._hang_up()
+            return
+        descriptors = [
+            number for _, _, raw in control for (number,) in struct.iter_unpack("=i", raw[: len(raw) // 4 * 4])
+        ]
+        kind, number, grace_s, umask, with_input = REQUEST.unpack(data)
+        try:
+            if kind == LAUNCH:
+                self._launch(number, umask, descriptors, bool(with_input))
+            elif kind == KILL and number in self.jobs:
+                self._terminate(self.jobs[number], grace_s)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _launch(self, number: int, umask: int, descriptors: list[int], with_input: bool) -> None:
+        specification, output, errors = descriptors[:3]
+        data = bytearray()
+        while chunk := os.pread(specification, 1 << 20, len(data)):
+            data += chunk
+        cwd, argv, environment = unpack_spec(bytes(data))
+        variables = dict(item.split(b"=", 1) for item in environment)
+        stage = 1
+        try:
+            # posix_spawn has no action for these two; they are inherited. It is half a millisecond cheaper than fork
+            # even from this small process, and says itself why exec failed.
+            os.umask(umask)
+            os.chdir(cwd)
+            stage = 2
+            pid = os.posix_spawn(
+                _find(argv[0], variables),
+                argv,
+                variables,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, descriptors[3] if with_input else self.null, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, errors, 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=HANDLED,
+            )
+        except OSError as error:
+            self._send(FAILED, number, 0, (error.errno or errno.EIO) | stage << 16)
+            return
+        except ValueError:  # an empty name or one with "="
+            self._send(FAILED, number, 0, errno.EINVAL)
+            return
+        finally:
+            os.chdir("/")  # holds no file system busy
+        _prefer_for_oom(pid)
+        self.jobs[number] = self.by_pid[pid] = _Job(number, pid)
+        self._send(STARTED, number, pid)
+
+    def _send(
+        self,
+        kind: int,
+        number: int,
+        pid: int = 0,
+        status: int = 0,
+        usage: tuple[int, float, float, int] = (0, 0.0, 0.0, 0),
+    ) -> None:
+        if not self.open:
+            return
+        try:
+            self.channel.sendall(REPLY.pack(kind, number, pid, status, *usage))
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """The daemon is gone: end everything, then `run` returns."""
+        if self.open:
+            self.open = False
+            self.poll.unregister(self.channel)
+            self.channel.close()
+            for job in list(self.jobs.values()):
+                self._terminate(job, self.grace_s)
+
+    # ---------------------------------------------------------------- ends
+
+    def _terminate(self, job: _Job, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        job.kill_at = deadline if job.kill_at is None else min(job.kill_at, deadline)
+        self._signal(job, signal.SIGTERM)
+
+    def _signal(self, job: _Job, signal_: int) -> None:
+        """To all of a job: its group, descendants elsewhere, orphans of its sessions."""
+        targets = [pid for pid, session in self._orphans().items() if session in job.sessions]
+        targets += [below for pid in targets for below in descendants_of(pid)]
+        if not job.reaped:
+            try:
+                os.killpg(job.pid, signal_)
+            except (ProcessLookupError, PermissionError):  # all of them setuid
+                pass
+            targets += descendants_of(job.pid)
+        for pid in targets:
+            if (stat := stat_of(pid)) is None:
+                continue
+            job.sessions.add(stat[1])
+            if signal_ == signal.SIGKILL or (pid not in job.terminated and not self._in_group(pid, job)):
+                _kill(pid, signal_)
+            job.terminated.add(pid)
+
+    def _in_group(self, pid: int, job: _Job) -> bool:
+        try:
+            return not job.reaped and os.getpgid(pid) == job.pid
+        except ProcessLookupError:
+            return True
+
+    def _orphans(self) -> dict[int, int]:
+        """Processes that came to us when their parent ended -> their session."""
+        found = {}
+        for pid in children_of(self.pid):
+            if pid not in self.by_pid and (stat := stat_of(pid)) is not None:
+                found[pid] = stat[1]
+        return found
+
+    def _reap(self) -> None:
+        """Collect every dead child, tell of tools, and look who was left to us."""
+        reaped = False
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            reaped = True
+            self.strays.pop(pid, None)
+            job = self.by_pid.pop(pid, None)
+            if job is None:
+                continue
+            wall_ns = time.monotonic_ns() - job.started_ns
+            job.reaped = True
+            figures = (usage.ru_maxrss * 1024, usage.ru_utime, usage.ru_stime, wall_ns)
+            self._send(EXITED, job.number, pid, status, figures)
+        if not reaped:
+            return
+        orphans = self._orphans()
+        self._attribute(orphans)
+        sessions = set(orphans.values())
+        for job in [job for job in self.jobs.values() if job.reaped and not job.sessions & sessions]:
+            del self.jobs[job.number]
+            self._send(GONE, job.number)
+
+    def _attribute(self, orphans: dict[int, int]) -> None:
+        """Give orphans in sessions of their own to the last job that may have started them.
+
+        A reparented process does not tell whose it was. It may belong to any job that was there when it was first
+        seen; as the tools of those end one by one, the last one answers for it.
+        """
+        known = set().union(*(job.sessions for job in self.jobs.values()))
+        for pid, session in orphans.items():
+            if session in known:
+                continue
+            owners = self.strays.setdefault(pid, set(self.jobs))
+            owners &= self.jobs.keys()
+            if any(not self.jobs[number].reaped for number in owners):
+                continue
+            del self.strays[pid]
+            if owners:
+                self.jobs[max(owners)].sessions.add(session)
+            else:
+                _kill(pid, signal.SIGKILL)
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for job in self.jobs.values():
+            if job.kill_at is not None and job.kill_at <= now:
+                self._signal(job, signal.SIGKILL)
+        if not self.open and not self.jobs:
+            for pid in children_of(self.pid):
+                _kill(pid, signal.SIGKILL)
+
+
+def _wake(number: int, frame: object) -> None:
+    """The handler does nothing; the wake-up descriptor ends the poll."""
+
+
+def _prefer_for_oom(pid: int) -> None:
+    try:
+        descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # it ended already
+        return
+    try:
+        os.write(descriptor, OOM_SCORE_ADJ)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _find(program: bytes, variables: dict[bytes, bytes]) -> bytes:
+    """Where a program is: by the tool's own PATH, never by the daemon's."""
+    if b"/" in program:
+        return program
+    for folder in variables.get(b"PATH", b"/usr/bin:/bin").split(b":"):
+        path = os.path.join(folder or b".", program)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+if __name__ == "__main__":
+    os.chdir("/")
+    Spawner(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])).run()
