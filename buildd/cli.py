@@ -1,0 +1,129 @@
+"""The command line: which command a word stands for, and which exit status an error becomes.
+
+Knows no command's arguments; each module under `commands` parses its own. Nothing is imported here but what every
+command needs: `buildd status` is answered in the time of `import zmq, msgspec`, and a test holds that.
+
+Exit status: 0 built, 1 a build failed, 2 wrong usage, 3 the daemon or store failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "build": ("build", "build targets of buildd.toml"),
+    "explain": ("explain", "say why targets were, or would be, built again"),
+    "warm": ("warm", "fill the cache ahead; --prove: fail if anything would still compile"),
+    "log": ("log", "recent builds, or everything one of them said"),
+    "trace": ("trace", "a build as a Chrome / Perfetto trace"),
+    "cache": ("cache", "the store: stats, gc, verify, flush, export, import"),
+    "env": ("env", "every environment variable honoured: value, source, effect"),
+    "up": ("daemon_control:up", "start the daemon (commands start it by themselves)"),
+    "down": ("daemon_control:down", "stop the daemon when its work is done; --now: at once"),
+    "status": ("daemon_control:status", "what the daemon does right now"),
+    "doctor": ("doctor", "check this machine; --bundle FILE: a report for a bug tracker"),
+    "uninstall": ("uninstall", "stop the daemon and remove everything that buildd keeps"),
+}
+"""Command -> (module under `buildd.commands`, with a function other than `run` after a colon; help line)."""
+
+HIDDEN: dict[str, tuple[str, str]] = {"serve": ("daemon_control:serve", "run the daemon in the foreground")}
+
+OK, FAILED, USAGE, DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that asks to stop, taken as Ctrl-C is. `status` is what the shell expects for it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
+def usage() -> str:
+    lines = ["usage: buildd COMMAND [ARGUMENT...]", "", "The build daemon for GPU kernels.", ""]
+    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += [
+        "",
+        "  buildd COMMAND --help says more; buildd --version the version.",
+        "",
+        "Exit status: 0 built, 1 a build failed, 2 wrong usage, 3 the daemon or store failed.",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
+    except Interrupted as stop:
+        return stop.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        from buildd.ui.view import silence
+
+        silence(sys.stdout)
+        return 128 + 13  # What a shell shows for a program that SIGPIPE ended.
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help", "help"):
+        if arguments[1:2] and arguments[1] in COMMANDS:
+            return _dispatch([arguments[1], "--help"])
+        print(usage())
+        return OK
+    if name in ("-V", "--version", "version"):
+        from buildd import __version__
+
+        print(f"buildd {__version__}")
+        return OK
+    command = COMMANDS.get(name) or HIDDEN.get(name)
+    if command is None:
+        _unknown(name)
+        return USAGE
+    module_name, _, function = command[0].partition(":")
+    module = importlib.import_module(f"buildd.commands.{module_name}")
+    try:
+        status: int = getattr(module, function or "run")(arguments[1:])
+        return status
+    except SystemExit as leave:  # argparse has said what was wrong.
+        return leave.code if isinstance(leave.code, int) else OK if leave.code is None else USAGE
+    except Exception as error:
+        reported = _reported(error)
+        if reported is None:
+            raise
+        return reported
+
+
+def _unknown(name: str) -> None:
+    if not name:
+        print(usage(), file=sys.stderr)
+        return
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    print(f"buildd: no command {os.fsencode(name).decode(errors='backslashreplace')!r}{hint}", file=sys.stderr)
+    print("  next: buildd --help lists them", file=sys.stderr)
+
+
+def _reported(error: Exception) -> int | None:
+    """Print an error that is meant for people and return its exit status; None for any other."""
+    # Imported when something is already wrong: they cost nothing on the good way.
+    from buildd.commands.common import print_problem
+    from buildd.errors import BuilddError
+    from codegen.plan import RequestError
+
+    if isinstance(error, RequestError):
+        print_problem(error.message, file=error.file, next_step=error.next_step)
+        return USAGE
+    if isinstance(error, BuilddError):
+        print_problem(error.message, file=error.file, command=error.command, next_step=error.next_step)
+        return DAEMON
+    return None

@@ -1,0 +1,64 @@
+"""`buildd build`: targets of a project, built through the daemon and shown as they come."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from buildd.cli import FAILED, OK, USAGE
+from buildd.commands.common import parser, print_problem
+from buildd.commands.perform import carry_out, status_of
+from buildd.commands.request import add_request_arguments, request_from
+from buildd.ui.narrator import Telling
+from buildd.ui.screen import view_for
+from buildd.ui.view import Several, View
+from protocol.messages import Event, Explained, Mode
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def run(arguments: list[str]) -> int:
+    command = parser("build", "Build targets of buildd.toml; all of its default ones when none is named.")
+    command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
+    add_request_arguments(command)
+    command.add_argument("-k", "--keep-going", action="store_true", help="after a failure build what does not need it")
+    command.add_argument("--recache", action="store_true", help="run every action again and overwrite its entry")
+    command.add_argument("--explain", action="store_true", help="say for each action why it hit or ran")
+    command.add_argument("--trace", metavar="FILE", default="", help="write a Chrome / Perfetto trace")
+    return perform(command.parse_args(arguments), Mode.BUILD)
+
+
+def perform(options: Namespace, mode: Mode) -> int:
+    """Make the request that `options` ask for, have it done, and return the exit status."""
+    environ = dict(os.environ)
+    request = request_from(options, tuple(options.targets), mode, environ)
+    telling = Telling(reasons=getattr(options, "explain", False), mode=mode, build=request.build_id)
+    views: list[View] = []
+    if trace := getattr(options, "trace", ""):
+        from buildd.ui.trace import TraceView
+
+        try:
+            views.append(TraceView(trace))
+        except OSError as error:
+            print_problem(f"no trace can be written: {error.strerror}", file=trace, next_step="name another file")
+            return USAGE
+    views.append(view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=environ))
+    watched = Watched(views)
+    status = status_of(carry_out(request, watched, no_daemon=options.no_daemon, environ=environ))
+    return FAILED if mode is Mode.PROVE and status == OK and watched.would_run else status
+
+
+class Watched(Several):
+    """Several views, and whether anything was said that would still run."""
+
+    def __init__(self, views: Iterable[View]) -> None:
+        super().__init__(views)
+        self.would_run = False
+
+    def event(self, event: Event) -> None:
+        if isinstance(event.body, Explained) and event.body.would_run:
+            self.would_run = True
+        super().event(event)

@@ -1,0 +1,168 @@
+"""Carries a request out: through the daemon, or in this process where that cannot be.
+
+Knows the client's surface and nothing of how a build is shown. A daemon that is absent, busy, of another version or
+dying never costs the user a build, only one line that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+from buildd.cli import INTERRUPTED, Interrupted
+from buildd.commands.common import is_on, print_note
+from buildd.ui.view import View
+from protocol.errors import ProtocolError
+from protocol.messages import Done, Outcome, Request
+
+CANCEL_WAIT_S = 5.0
+"""How long the first Ctrl-C waits for the daemon to end the jobs."""
+
+
+def carry_out(request: Request, view: View, *, no_daemon: bool, environ: Mapping[str, str]) -> Done:
+    """Have `request` done and shown.
+
+    Args:
+        request: what to do.
+        view: gets every event in order, and is closed.
+        no_daemon: do it in this process.
+        environ: the client's environment; says where the daemon lives.
+
+    Raises: KeyboardInterrupt on a second Ctrl-C; BuilddError where the request cannot even be tried.
+    """
+    with _stopping_signals():
+        try:
+            if not (no_daemon or is_on(environ, "BUILDD_DISABLE")):
+                reason = unsendable(request)
+                if not reason:
+                    try:
+                        return _through_daemon(request, view, environ)
+                    except ProtocolError as error:
+                        reason = _one_line(error.message)
+                print_note(f"buildd: {reason}; building without the daemon")
+            return _here(request, view)
+        finally:
+            view.close()
+
+
+def _one_line(message: str) -> str:
+    """A message without the log that it may quote, but with that log's last line: that one says why."""
+    first, _, quoted = message.partition("\n")
+    last = quoted.strip().rpartition("\n")[2].strip()
+    return f"{first.removesuffix('; its log ends:')}: {last}" if last else first
+
+
+def unsendable(request: Request) -> str:
+    """Why the protocol cannot carry this request; empty when it can.
+
+    Its strings are UTF-8. A folder's name need not be, and a build in this process has no such limit.
+    """
+    texts = (request.project, request.file, request.store, request.interpreter, *request.targets)
+    for text in (*texts, *request.environment, *request.environment.values()):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(text).decode(errors="backslashreplace")
+            return f"{shown!r} is not UTF-8, which the daemon's protocol cannot carry"
+    return ""
+
+
+def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) -> Done:
+    from buildd.commands.connect import connect
+    from protocol.client import submit_through
+    from protocol.errors import ConnectionLost
+
+    sequence = 0
+    try:
+        for event in submit_through(lambda: connect(environ, start=True), request):
+            sequence = event.sequence
+            view.event(event)
+            if isinstance(event.body, Done):
+                return event.body
+    except KeyboardInterrupt as stop:
+        done = _cancelled(request, sequence, view, environ)
+        if isinstance(stop, Interrupted):
+            raise
+        return done
+    raise ConnectionLost("the daemon ended before the build did")
+
+
+def _cancelled(request: Request, sequence: int, view: View, environ: Mapping[str, str]) -> Done:
+    """Ask the daemon to end the request and show its last events; give up after `CANCEL_WAIT_S`.
+
+    On a connection of its own: Ctrl-C may have hit the other one in the middle of a message.
+    """
+    from buildd.commands.connect import connect
+
+    with _deadline(CANCEL_WAIT_S):
+        try:
+            with connect(environ, start=False, timeout_s=CANCEL_WAIT_S) as client:
+                client.cancel(request.request_id)
+                for event in client.follow(request.request_id, sequence):
+                    view.event(event)
+                    if isinstance(event.body, Done):
+                        return event.body
+        except (ProtocolError, TimeoutError):
+            pass
+    return Done(outcome=Outcome.CANCELLED, message="the daemon is still ending the jobs")
+
+
+def _here(request: Request, view: View) -> Done:
+    from buildd.scheduler import build_here
+
+    return build_here(request, view.event)
+
+
+@contextmanager
+def _stopping_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP stop a build as Ctrl-C does, so that no tool is left behind."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """TimeoutError in the main thread after `seconds`, whatever it blocks in."""
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def status_of(done: Done) -> int:
+    """The exit status of an outcome; says on stderr what kept the request from being done at all."""
+    from buildd.commands.request import EXIT_STATUS
+    from buildd.ui.narrator import error_lines
+
+    if done.outcome in (Outcome.REFUSED, Outcome.DAEMON_ERROR):
+        from buildd.commands.common import print_lines
+
+        sys.stdout.flush()
+        print_lines(error_lines(done), to_stderr=True)
+    return EXIT_STATUS.get(done.outcome, INTERRUPTED)

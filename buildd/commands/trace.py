@@ -1,0 +1,30 @@
+"""`buildd trace BUILD`: a finished build's events as a Chrome / Perfetto trace."""
+
+from __future__ import annotations
+
+import sys
+
+from buildd.cli import OK, USAGE
+from buildd.commands.common import parser, print_problem
+
+
+def run(arguments: list[str]) -> int:
+    command = parser("trace", "Write a build's trace for chrome://tracing or https://ui.perfetto.dev.")
+    command.add_argument("build", metavar="BUILD", help="as `buildd log` lists it; its first characters do")
+    command.add_argument("-o", "--output", metavar="FILE", default="-", help="default: stdout")
+    options = command.parse_args(arguments)
+
+    from buildd.commands.log import events_of
+    from buildd.ui.trace import chrome_trace
+
+    trace = chrome_trace(events_of(options.build))
+    if options.output == "-":
+        sys.stdout.buffer.write(trace + b"\n")
+        return OK
+    try:
+        with open(options.output, "wb") as file:
+            file.write(trace)
+    except OSError as error:
+        print_problem(f"no trace can be written: {error.strerror}", file=options.output, next_step="name another file")
+        return USAGE
+    return OK

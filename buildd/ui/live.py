@@ -1,0 +1,149 @@
+"""A build on a terminal: a region below the text with one line per running job, a bar and counters.
+
+Knows nothing of what the lines say (`narrator`) nor of what the numbers mean (`model`). rich is imported by the thread
+that draws, and only when a build has lasted longer than anybody notices: a no-op build must not pay 50 ms for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from buildd.ui import text
+from buildd.ui.model import BuildModel
+from buildd.ui.narrator import Narrator
+from buildd.ui.text import Line, Style
+from buildd.ui.view import Writer
+from protocol.messages import Event
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+QUIET_S = 0.15
+"""A build shorter than this shows its summary only."""
+REFRESH_S = 0.1
+OUTPUT_LINES = 2000
+"""Most lines of one job's output on a terminal; a template error of 10 MB helps nobody there."""
+_BAR_COLUMNS = 24
+
+
+def region(model: BuildModel, now_ns: int, columns: int, rows: int) -> list[Line]:
+    """The lines of the live region.
+
+    Args:
+        model: the build.
+        now_ns: time of day.
+        columns: width that no line exceeds.
+        rows: most lines; jobs beyond are counted on one line.
+    """
+    lines: list[Line] = []
+    jobs = list(model.running.values())
+    room = max(1, rows - 3)
+    shown = jobs if len(jobs) <= room else jobs[: room - 1]
+    for job in shown:
+        elapsed = text.duration((now_ns - job.started_ns) / 1e9)
+        times = f"{elapsed} / ~{text.duration(job.expected_s)}" if job.expected_s > 0 else elapsed
+        label = text.shortened(job.label, max(8, columns - len(times) - 4))
+        lines.append(Line(_cut(f"  {label}  {times}", columns)))
+    if len(shown) < len(jobs):
+        lines.append(Line(_cut(f"  and {len(jobs) - len(shown)} more jobs", columns), Style.FAINT))
+    if model.waiting_for and len(jobs) == 0:
+        lines.append(Line(_cut(f"  waiting for {text.clean(model.waiting_for)}", columns), Style.WARNING))
+    elif model.waiting_for:
+        lines.append(Line(_cut(f"  others wait for {text.clean(model.waiting_for)}", columns), Style.FAINT))
+    lines.append(Line(_cut(_status(model, now_ns, columns), columns), Style.HEADING))
+    return lines[-max(1, rows) :]
+
+
+def _status(model: BuildModel, now_ns: int, columns: int) -> str:
+    counters = f"[{model.done}/{model.total}] {text.count(model.hits, 'hit')}, {model.compiled} compiled"
+    if model.failures:
+        counters += f", {model.failures} failed"
+    remaining_s = model.remaining_s(now_ns)
+    when = f"~{text.duration(remaining_s)} left" if remaining_s >= 1 else text.duration(model.elapsed_s(now_ns))
+    bar_columns = min(_BAR_COLUMNS, columns - len(counters) - len(when) - 6)
+    if bar_columns < 5:
+        return f"{counters}  {when}"
+    filled = int(model.fraction(now_ns) * bar_columns)
+    return f"{'#' * filled}{'.' * (bar_columns - filled)}  {counters}  {when}"
+
+
+def _cut(line: str, columns: int) -> str:
+    return line if len(line) <= columns else line[: max(0, columns)]
+
+
+class LiveView:
+    """Draws on a terminal from a thread of its own; `event` only takes a lock, so output never holds the build up.
+
+    Args:
+        writer: the terminal.
+        narrator: its telling must not be `listing`.
+        quiet_s: how long nothing is drawn.
+        now_ns: time of day, for tests.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        narrator: Narrator,
+        *,
+        quiet_s: float = QUIET_S,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.narrator = narrator
+        self._writer = writer
+        self._now_ns = now_ns
+        self._quiet_s = quiet_s
+        self._lock = threading.Lock()
+        self._pending: list[Line] = []
+        self._stop = threading.Event()
+        self.drawn = threading.Event()
+        """Set once the region has been on the terminal."""
+        self._thread = threading.Thread(target=self._draw, name="buildd-ui", daemon=True)
+        self._thread.start()
+
+    def event(self, event: Event) -> None:
+        with self._lock:
+            self._pending += self.narrator.event(event)
+
+    def close(self) -> None:
+        """Take the region away and write what is left."""
+        self._stop.set()
+        self._thread.join()
+        self._writer.lines(self._taken())
+
+    def _taken(self) -> list[Line]:
+        with self._lock:
+            pending, self._pending = self._pending, []
+        return pending
+
+    def _draw(self) -> None:
+        if self._stop.wait(self._quiet_s):
+            return
+        from buildd.ui.richlive import live_on
+
+        try:
+            with live_on(self._writer.stream, self._writer.colour, self._region) as live:
+                while True:
+                    self._print(live)
+                    self.drawn.set()
+                    if self._stop.wait(REFRESH_S):
+                        return  # What is pending is written by `close`, below a region that is gone.
+        except OSError:  # The terminal is gone (EIO after a hang-up): the build is not.
+            self._writer.gone = True
+
+    def _region(self, columns: int, rows: int) -> list[Line]:
+        with self._lock:
+            return region(self.narrator.model, self._now_ns(), columns, rows)
+
+    def _print(self, live: Live) -> None:
+        from buildd.ui.richlive import Written
+
+        lines = self._taken()
+        if lines:
+            written = "".join([line.encoded(self._writer.colour) for line in lines])
+            live.console.print(Written(written), crop=False, end="")
+        else:
+            live.refresh()

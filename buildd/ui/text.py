@@ -1,0 +1,129 @@
+"""How things are worded for people: durations, sizes, styled lines, and names that may hold any byte.
+
+Knows no events and no terminal; what comes out of `clean` can be written anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_WORD = re.compile(r"(?:'[^']*'|[^\s'])+")
+_ERROR = re.compile(r"\b(?:fatal )?error\b\s*(?:[:A-Z(]|$)|undefined reference to|\bfatal\b\s*:", re.IGNORECASE)
+_WARNING = re.compile(r"\bwarning\b\s*(?:[:#A-Z(]|$)", re.IGNORECASE)
+
+
+class Style(Enum):
+    """What a line is; the value is its SGR parameters."""
+
+    PLAIN = ""
+    HEADING = "1"
+    GOOD = "32"
+    FAINT = "2"
+    WARNING = "33"
+    ERROR = "1;31"
+
+
+class Line(NamedTuple):
+    """One line for people, without its newline. Not a dataclass: compilers print a hundred thousand of them."""
+
+    text: str
+    style: Style = Style.PLAIN
+
+    def encoded(self, colour: bool) -> str:
+        """The line with its newline; with `colour` inside its SGR sequence."""
+        if colour and self.style is not Style.PLAIN:
+            return f"\x1b[{self.style.value}m{self.text}\x1b[0m\n"
+        return self.text + "\n"
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # A byte that was not UTF-8, carried by surrogateescape.
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def clean(text: str) -> str:
+    """`text` without escape sequences and with every control or undecodable character spelled out.
+
+    A compiler's colours are dropped (lines get ours), a lone carriage return would overwrite what a user reads, and
+    bidirectional overrides could make an error name another file than the one it is about (CVE-2021-42574).
+    """
+    if text.isprintable():
+        return text
+    if "\x1b" in text:
+        text = _ESCAPES.sub("", text)
+    return _UNPRINTABLE.sub(_visible, text.rstrip("\r\n"))
+
+
+def compiler_line(text: str) -> Line:
+    """A line of a tool's output, styled as the error or warning that it seems to be."""
+    text = clean(text)
+    if "rror" in text or "RROR" in text or "ndefined" in text or "fatal" in text:
+        if _ERROR.search(text):
+            return Line(text, Style.ERROR)
+    elif ("arning" in text or "WARNING" in text) and _WARNING.search(text):
+        return Line(text, Style.WARNING)
+    return Line(text)
+
+
+def duration(seconds: float) -> str:
+    """ "0.04 s", "3.2 s", "92 s", "2 min 30 s", "1 h 05 min"."""
+    seconds = max(0.0, seconds)
+    if seconds < 0.0995:
+        return f"{seconds:.2f} s"
+    if seconds < 19.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(count_bytes: int) -> str:
+    """ "812 B", "3.4 KiB", "1.9 GiB"."""
+    value = float(count_bytes)
+    if value < 1024:
+        return f"{count_bytes} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if value < 1023.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1024:.1f} TiB"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """ "1 target", "5 targets"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def tool_of(command: str) -> str:
+    """The tool's short name out of a command line for people: "nvcc" of "cd /p && /usr/bin/nvcc -c a.cu".
+
+    Empty where the command does not start like one. Splitting a whole CUTLASS command with shlex costs milliseconds,
+    so only the first words are looked at.
+    """
+    if command.startswith("cd "):
+        command = command.partition(" && ")[2]
+    for match in _WORD.finditer(command[:4096]):
+        word = match[0].replace("'", "")
+        if word == "env" or ("=" in word and "/" not in word.partition("=")[0]) or word.startswith("-"):
+            continue
+        return clean(word.rpartition("/")[2])
+    return ""
+
+
+def shortened(text: str, width: int) -> str:
+    """`text` in at most `width` columns, cut in its middle: both the folder and the file's name matter."""
+    if len(text) <= width:
+        return text
+    if width <= 3:
+        return text[-max(0, width) :] if width > 0 else ""
+    tail = (width - 1) * 2 // 3
+    return f"{text[: width - 1 - tail]}~{text[len(text) - tail :]}"

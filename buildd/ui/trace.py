@@ -1,0 +1,139 @@
+"""A build's events as a Chrome trace (chrome://tracing, Perfetto): one lane per job slot, hits as instants.
+
+Pure: events in, JSON bytes out. Format: "Trace Event Format", JSON array form; times in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from buildd.ui.text import clean, tool_of
+from protocol import messages
+from protocol.messages import Event, JobId
+
+_PROCESS = 1
+_STORE_LANE = 0
+
+
+def chrome_trace(events: Iterable[Event]) -> bytes:
+    """The events of one build as a JSON array.
+
+    Jobs that never ended are drawn up to the last event and marked "unfinished". The lane of a job is the lowest that
+    is free when it starts, so there are as many lanes as jobs ever ran side by side. `args` hold the measured times.
+    """
+    return msgspec.json.encode(_Tracer().trace(events))
+
+
+class TraceView:
+    """Collects a build's events and writes their trace when it ends, however it ended.
+
+    Args:
+        path: the file; it is opened at once, so that a wrong path is not found out after an hour's build.
+
+    Raises: OSError when it cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
+        self._events: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        if not isinstance(event.body, messages.LogLine | messages.Progress):
+            self._events.append(event)
+
+    def close(self) -> None:
+        with self._file:
+            self._file.write(chrome_trace(self._events))
+
+
+class _Tracer:
+    def __init__(self) -> None:
+        self._zero_ns = 0
+        self._last_ns = 0
+        self._lanes: dict[JobId, int] = {}
+        self._started: dict[JobId, tuple[int, messages.Started]] = {}
+        self._reasons: dict[JobId, tuple[str, ...]] = {}
+        self._lane_count = 0
+        self._entries: list[dict[str, Any]] = []
+
+    def trace(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        for event in events:
+            self._zero_ns = self._zero_ns or event.time_ns
+            self._last_ns = max(self._last_ns, event.time_ns)
+            match event.body:
+                case messages.Queued() as body:
+                    self._reasons[body.job_id] = body.reasons
+                case messages.Started() as body:
+                    self._start(event.time_ns, body)
+                case messages.Finished() as body:
+                    peak = {"outputs_bytes": sum(output.size_bytes for output in body.outputs)}
+                    self._end(event.time_ns, body.job_id, body.action, body.timing, peak)
+                case messages.Failed() as body:
+                    what = {"failed": clean(body.message), "exit_status": body.exit_status}
+                    self._end(event.time_ns, body.job_id, body.action, body.timing, what)
+                case messages.CacheHit() as body:
+                    self._instant(event.time_ns, body)
+                case _:
+                    pass
+        for job_id, (_, started) in list(self._started.items()):
+            self._end(self._last_ns, job_id, started.action, messages.Timing(), {"unfinished": True})
+        return [*self._names(), *self._entries]
+
+    def _microseconds(self, time_ns: int) -> float:
+        return max(0, time_ns - self._zero_ns) / 1000
+
+    def _start(self, time_ns: int, body: messages.Started) -> None:
+        taken = set(self._lanes.values())
+        lane = next(lane for lane in range(1, len(taken) + 2) if lane not in taken)
+        self._lanes[body.job_id] = lane
+        self._lane_count = max(self._lane_count, lane)
+        self._started[body.job_id] = (time_ns, body)
+
+    def _end(self, time_ns: int, job_id: JobId, action: str, timing: messages.Timing, more: dict[str, Any]) -> None:
+        started_ns, body = self._started.pop(job_id, (time_ns - int(timing.wall_s * 1e9), None))
+        command = body.command if body is not None else ""
+        self._entries.append(
+            {
+                "name": clean(action),
+                "cat": tool_of(command) or "job",
+                "ph": "X",
+                "ts": self._microseconds(started_ns),
+                "dur": max(0, time_ns - started_ns) / 1000,
+                "pid": _PROCESS,
+                "tid": self._lanes.pop(job_id, 1),
+                "args": {
+                    "command": clean(command),
+                    "expected_s": body.expected_s if body is not None else 0.0,
+                    "wall_s": timing.wall_s,
+                    "user_s": timing.user_s,
+                    "system_s": timing.system_s,
+                    "peak_rss_bytes": timing.peak_rss_bytes,
+                    "reasons": [clean(reason) for reason in self._reasons.pop(job_id, ())],
+                    **more,
+                },
+            }
+        )
+
+    def _instant(self, time_ns: int, body: messages.CacheHit) -> None:
+        self._entries.append(
+            {
+                "name": clean(body.action),
+                "cat": "hit",
+                "ph": "i",
+                "s": "t",
+                "ts": self._microseconds(time_ns),
+                "pid": _PROCESS,
+                "tid": _STORE_LANE,
+                "args": {"reason": clean(body.reason), "saved_s": body.saved_s},
+            }
+        )
+
+    def _names(self) -> list[dict[str, Any]]:
+        lanes = {_STORE_LANE: "hits"} | {lane: f"slot {lane}" for lane in range(1, self._lane_count + 1)}
+        names = [{"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "buildd"}}]
+        for lane, name in lanes.items():
+            names.append({"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": lane, "args": {"name": name}})
+        return names
