@@ -1,0 +1,194 @@
+"""What AITemplate's variables and the devices' and cluster's variables do to a request of our own.
+
+Knows no toolchain and no target. AITemplate's defaults (fast math, -O3, NDEBUG) are for targets in its shape; on others
+a variable acts only when somebody set it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from codegen.environment import Resolved, Settings
+from codegen.plan import RequestError
+from codegen.variable import shown
+
+Platform = Literal["cuda", "hip"]
+
+_DEBUG_LEVELS = {"0": (), "1": ("-lineinfo",), "2": ("-g", "-G")}
+_PTXAS_INFO = (
+    "--ptxas-options=--warn-on-local-memory-usage",
+    "--ptxas-options=--warn-on-spills",
+    "--resource-usage",
+    "--source-in-ptx",
+)
+_PATH_SENSITIVE = ("-g", "-G", "-lineinfo", "--generate-line-info", "--device-debug", "--debug", "--source-in-ptx")
+
+
+@dataclass(frozen=True, slots=True)
+class AITemplateFlags:
+    """What the variables add to a compile."""
+
+    flags: tuple[str, ...] = ()
+    """Besides `optimization`."""
+    optimization: tuple[str, ...] | None = None
+    """In place of the target's own -O; None where no variable says anything. nvcc refuses two of them."""
+    host_compiler: str = ""
+    """For -ccbin; empty where no variable says anything."""
+    device_lto: bool = False
+    """Adds lto_<arch> to the code of each -gencode."""
+    keep_ptx: bool = False
+    """The annotated PTX of each source is an artifact too."""
+    path_sensitive: bool = False
+    """A flag puts absolute paths into the result."""
+    applied: tuple[str, ...] = ()
+    """For `explain` and notices, a line for each variable that acts: "AIT_NDEBUG=1 (environment): -DNDEBUG"."""
+
+
+class _Collector:
+    """Asks for variables one by one and remembers which of them acted, and how."""
+
+    def __init__(self, settings: Settings, aitemplate_shaped: bool) -> None:
+        self._settings = settings
+        self._shaped = aitemplate_shaped
+        self.flags: list[str] = []
+        self.applied: list[str] = []
+
+    def ask(self, name: str) -> Resolved | None:
+        """The variable, or None where it must not act."""
+        resolved = self._settings.value(name)
+        return resolved if resolved.is_set or self._shaped else None
+
+    def say(self, resolved: Resolved, effect: Sequence[str]) -> None:
+        if resolved.is_set:
+            self.applied.append(f"{resolved.origin}: {shlex.join(effect) or 'no flag'}")
+
+    def add(self, name: str, flags: Sequence[str]) -> bool:
+        """`flags` if the switch is on. Returns whether it is."""
+        resolved = self.ask(name)
+        if resolved is None:
+            return False
+        effect = tuple(flags) if resolved.value is True else ()
+        self.flags += effect
+        self.say(resolved, effect)
+        return resolved.value is True
+
+
+def aitemplate_flags(settings: Settings, platform: Platform, *, aitemplate_shaped: bool) -> AITemplateFlags:
+    """The flags that AITemplate's variables of class key stand for.
+
+    Args:
+        settings: the request's variables.
+        platform: CUDA's extra variables say nothing to hipcc.
+        aitemplate_shaped: AITemplate's defaults hold; otherwise only what was set acts.
+
+    Raises:
+        RequestError: "bad-variable".
+    """
+    asked = _Collector(settings, aitemplate_shaped)
+    optimization: tuple[str, ...] | None = None
+    if (level := asked.ask("AIT_COMPILER_OPT")) is not None:
+        optimization = level.value if isinstance(level.value, tuple) else ()
+        asked.say(level, optimization)
+    if platform == "hip":
+        asked.add("AIT_NDEBUG", ("-DNDEBUG",))
+        return AITemplateFlags(
+            flags=tuple(asked.flags),
+            optimization=optimization,
+            path_sensitive=_shows_paths(optimization or ()),
+            applied=tuple(asked.applied),
+        )
+    if (debug := asked.ask("AIT_CUDA_DEBUG_LEVEL")) is not None:
+        words = _debug_words(debug)
+        asked.flags += words
+        asked.say(debug, words)
+    keep_ptx = asked.add("AIT_ENABLE_PTXAS_INFO", _PTXAS_INFO)
+    if (trace := asked.ask("CUTLASS_DEBUG_TRACE_LEVEL")) is not None:
+        define = f"-DCUTLASS_DEBUG_TRACE_LEVEL={trace.value}"
+        asked.flags.append(define)
+        asked.say(trace, (define,))
+    asked.add("AIT_NDEBUG", ("-DNDEBUG",))
+    asked.add("AIT_USE_FAST_MATH", ("--use_fast_math", "-DAIT_USE_FAST_MATH=1"))
+    asked.add("AIT_USE_TANH_FOR_SIGMOID", ("-DAIT_USE_TANH_FOR_SIGMOID=1", "-DCUTLASS_USE_TANH_FOR_SIGMOID=1"))
+    device_lto = settings.value("AIT_ENABLE_CUDA_LTO")
+    asked.say(device_lto, ("lto_<arch>",) if device_lto.value else ())
+    host = settings.value("AIT_NVCC_CCBIN")
+    asked.say(host, ("-ccbin", host.raw))
+    return AITemplateFlags(
+        flags=tuple(asked.flags),
+        optimization=optimization,
+        host_compiler=host.raw,
+        device_lto=device_lto.value is True,
+        keep_ptx=keep_ptx,
+        path_sensitive=_shows_paths((*asked.flags, *(optimization or ()))),
+        applied=tuple(asked.applied),
+    )
+
+
+def _shows_paths(flags: Sequence[str]) -> bool:
+    return any(flag in _PATH_SENSITIVE or flag.startswith("-g") for flag in flags)
+
+
+def _debug_words(debug: Resolved) -> tuple[str, ...]:
+    raw = debug.raw.strip()
+    if raw in _DEBUG_LEVELS:
+        return _DEBUG_LEVELS[raw]
+    try:
+        words = tuple(shlex.split(raw))
+    except ValueError as error:
+        raise _bad_debug(debug) from error
+    # AITemplate asserts on a number over 2; a word that is no option would be taken for a file by nvcc.
+    if any(not word.startswith("-") for word in words[:1]):
+        raise _bad_debug(debug)
+    return words
+
+
+def _bad_debug(debug: Resolved) -> RequestError:
+    return RequestError(
+        "bad-variable",
+        f'{debug.name}={shown(debug.raw)} cannot be read; accepted: 0, 1, 2 or options for nvcc such as "-lineinfo"',
+        next_step=f"unset {debug.name} or give it another value",
+    )
+
+
+def job_cap(settings: Settings) -> int | None:
+    """Most jobs of the request at once (NUM_BUILDERS, SLURM_CPUS_ON_NODE); None where nobody says so."""
+    caps = [cap for name in ("NUM_BUILDERS", "SLURM_CPUS_ON_NODE") if (cap := settings.number(name)) is not None]
+    return min(caps, default=None)
+
+
+def visible_devices(settings: Settings, platform: Platform) -> tuple[str, ...] | None:
+    """The GPUs that the request may profile on, as it numbers them; None means all, an empty tuple none.
+
+    HIP also obeys CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set.
+    """
+    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if platform == "hip" else ("CUDA_VISIBLE_DEVICES",)
+    for name in names:
+        resolved = settings.value(name)
+        if resolved.is_set:
+            return resolved.value if isinstance(resolved.value, tuple) else None
+    return None
+
+
+def log_level(settings: Settings) -> int:
+    """LOGLEVEL as Python's logging numbers it."""
+    level = settings.number("LOGLEVEL")
+    return 20 if level is None else level
+
+
+def time_line(
+    argv: Sequence[str],
+    *,
+    exit_status: int,
+    wall_s: float,
+    user_s: float,
+    system_s: float,
+    peak_rss_bytes: int,
+) -> str:
+    """The line of AIT_TIME_COMPILATION for one job: GNU time's as AITemplate asks for it, then what we know besides."""
+    return (
+        f'exit_status={exit_status} elapsed_sec={wall_s:.2f} argv="{shlex.join(argv)}"'
+        f" user_sec={user_s:.2f} system_sec={system_s:.2f} peak_rss_kib={peak_rss_bytes // 1024}"
+    )

@@ -1,0 +1,45 @@
+"""buildd's own variables, and those that say where a user's files are.
+
+Knows no request. A user's settings for all projects stand under [environment] in $XDG_CONFIG_HOME/buildd/config.toml.
+"""
+
+from __future__ import annotations
+
+from codegen.variable import CACHE, LAYOUT, LOG, SCHED, SECRET, STRIP, Kind, Section, Variable, rows
+
+V = Variable
+_FOLDER = "says where a user's files are"
+
+# fmt: off
+VARIABLES = rows(
+    Section.BUILDD,
+    V("BUILDD_DISABLE", Kind.BUILDD_SWITCH, "0", (CACHE,), "", "stand-ins run the plain tool; no daemon, no cache",
+      acts=True),
+    V("BUILDD_RECACHE", Kind.BUILDD_SWITCH, "0", (CACHE,), "", "every action runs again and overwrites its entry",
+      acts=True),
+    V("BUILDD_DIR", Kind.PATH, "", (CACHE,), "", "folder of the store; $XDG_CACHE_HOME/buildd by default", acts=True),
+    V("BUILDD_CACHE_SIZE", Kind.SIZE, "", (CACHE,), "", "bound of the store; 20 GiB or a tenth of the disk by default",
+      acts=True),
+    V("BUILDD_RUNTIME_DIR", Kind.PATH, "", (LAYOUT,), "",
+      "folder of sockets and lock; $XDG_RUNTIME_DIR/buildd by default", acts=True),
+    V("BUILDD_JOBS", Kind.COUNT, "", (SCHED,), "", "most jobs at once on this machine; all CPUs by default", acts=True),
+    V("BUILDD_MEMORY", Kind.SIZE, "", (SCHED,), "",
+      "memory that jobs may use together; what the host has left by default", acts=True),
+    V("BUILDD_BUILD_ID", Kind.STRING, "", (LOG,), "", "the build that a stand-in's request belongs to", acts=True),
+    V("BUILDD_IDLE_TIMEOUT_S", Kind.NUMBER, "", (SCHED,), "", "an idle daemon ends after this many seconds", acts=True),
+    V("BUILDD_TCP", Kind.STRING, "", (LAYOUT,), "", "address to serve over TCP, with CURVE and a list of client keys",
+      acts=True),
+    V("BUILDD_TCP_KEY", Kind.PATH, "", (SECRET,), "", "file of the client's CURVE key; never sent, stored or printed"),
+    V("BUILDD_LOG", Kind.LOG_LEVEL, "INFO", (LOG,), "", "level of the daemon's own log"),
+    V("BUILDD_*", Kind.STRING, "", (LOG,), "", "no such variable; `buildd env` says so"),
+    V("NO_COLOR", Kind.ON_IF_SET, "", (LOG,), "programs print without colours", "same", acts=True),
+    V("XDG_CACHE_HOME", Kind.PATH, "~/.cache", (CACHE,), _FOLDER, "the store is below it", acts=True),
+    V("XDG_CONFIG_HOME", Kind.PATH, "~/.config", (LAYOUT,), _FOLDER,
+      "buildd/config.toml below it holds the user's settings", acts=True),
+    V("XDG_RUNTIME_DIR", Kind.PATH, "", (LAYOUT,), _FOLDER, "sockets and lock are below it", acts=True),
+    V("HOME", Kind.PATH, "", (LAYOUT,), _FOLDER, "what ~ stands for; tools of our own targets do not see it",
+      acts=True),
+    V("VIRTUAL_ENV", Kind.PATH, "", (LAYOUT,), "the active virtual environment", "its wheels are a place for compilers",
+      acts=True),
+    V("SSH_AUTH_SOCK", Kind.PATH, "", (SECRET, STRIP), "socket of a key agent", "never sent"),
+)
