@@ -131,6 +131,7 @@ class Spawner:
     """The loop. One thread; a child's pid cannot be reused before this loop has reaped it."""
 
     def __init__(self, channel: socket.socket, grace_s: float) -> None:
+        channel.set_inheritable(False)  # a tool that holds it would hide our death from the daemon
         self.channel = channel
         self.grace_s = grace_s
         self.jobs: dict[int, _Job] = {}
