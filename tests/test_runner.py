@@ -348,7 +348,7 @@ def test_much_output_neither_blocks_nor_grows(tmp_path: Path) -> None:
         end = await runner.run(fake(tmp_path, "//! line first\n//! print 10M\n//! line last\n"), count)
         assert end.ok and end.output_truncated
         assert counted[1] == (10 << 20) + len("first\nlast\n")
-        assert end.stdout.startswith(b"first\nxxx") and end.stdout.endswith(b"xlast\n")
+        assert end.stdout.startswith(b"first\nxxx") and end.stdout.endswith(b"x\nlast\n")
         assert len(end.stdout) < (1 << 20) + 100 and b" bytes left out ...]\n" in end.stdout
 
     with_runner(body)
