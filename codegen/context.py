@@ -13,11 +13,12 @@ from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact
 from protocol.messages import Request
 
 if TYPE_CHECKING:
+    from codegen.environment import Settings as Variables
     from codegen.project import Settings
     from codegen.toolchain import Toolchains
 
 
-class Part(Frozen):
+class Part(Frozen, frozen=True):
     """The share of a plan that one target makes; fields as in `Plan`."""
 
     actions: tuple[Action, ...] = ()
@@ -26,6 +27,10 @@ class Part(Frozen):
     artifacts: tuple[NamedArtifact, ...] = ()
     notices: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
+    """Outputs that a target which depends on this one links, in order, with those that they need themselves."""
+    device_link: bool = False
+    """`link` has relocatable device code, which whoever links it has to link too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Context:
     """Folder of all outputs, relative to the project: "build". A target's outputs go below build/TARGET/."""
     settings: Settings
     """The [project] and [toolchain] tables."""
+    variables: Variables
+    """The request's environment variables, typed."""
     knowledge: Knowledge
     toolchains: Toolchains
     """Finds compilers and site-packages for this request; each is looked for once."""

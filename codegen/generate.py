@@ -5,9 +5,22 @@ Knows no tool. A generator is a function `(Context, its target) -> Part`, see `c
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
 from codegen.context import Context, Part
-from codegen.plan import Knowledge, Plan
+from codegen.environment import Settings as Variables
+from codegen.environment import user_values
+from codegen.plan import Knowledge, Plan, RequestError, Tool
+from codegen.project import load_project
+from codegen.target import CudaTarget, GemmTarget, HipTarget, Target, TritonTarget
+from codegen.toolchain import Toolchains
 from protocol.messages import Request
+
+ItemT = TypeVar("ItemT")
 
 __all__ = ["Context", "Part", "make_plan"]
 
@@ -23,4 +36,106 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         ProbesNeeded: run these, tell `knowledge` the answers, and call again.
         RequestError: the request cannot become a plan.
     """
-    raise NotImplementedError
+    if not os.path.isabs(request.project) or not os.path.isdir(request.project):
+        raise RequestError(
+            "bad-project", f"there is no folder {request.project or '(none named)'}", next_step="name it with -C DIR"
+        )
+    project = load_project(request)
+    variables = Variables(
+        request_env=request.environment,
+        project_values=project.environment,
+        user_values=user_values(request.environment),
+    )
+    merged = {**variables.user_values, **project.environment, **request.environment}
+    request = msgspec.structs.replace(request, environment=merged)
+    toolchains = Toolchains(request, project.settings, knowledge)
+    parts: dict[str, Part] = {}
+    context = Context(
+        request=request,
+        folder=request.project,
+        build=project.settings.build_dir,
+        settings=project.settings,
+        variables=variables,
+        knowledge=knowledge,
+        toolchains=toolchains,
+        parts=parts,
+    )
+    for target in project.targets:
+        parts[target.name] = _generate(context, target)
+    _check_outputs(parts)
+    asked = project.asked
+    return Plan(
+        targets=asked,
+        actions=_gathered([part.actions for part in parts.values()]),
+        tools=_tools(parts),
+        files=_gathered([part.files for part in parts.values()]),
+        artifacts=_gathered([parts[name].artifacts for name in asked]),
+        notices=tuple(
+            dict.fromkeys(
+                (*toolchains.notices, *(line for part in parts.values() for line in part.notices), *variables.notices)
+            )
+        ),
+        read=tuple(dict.fromkeys((*project.read, *(path for part in parts.values() for path in part.read)))),
+    )
+
+
+def _generate(context: Context, target: Target) -> Part:
+    """Generators are imported when their kind is first asked for: the CLI plans in process, and has to start fast."""
+    match target:
+        case CudaTarget():
+            from codegen.cuda import plan_cuda
+
+            return plan_cuda(context, target)
+        case HipTarget():
+            from codegen.hip import plan_hip
+
+            return plan_hip(context, target)
+        case GemmTarget():
+            from codegen.gemm import plan_gemm
+
+            return plan_gemm(context, target)
+        case TritonTarget():
+            from codegen.triton_kernel import plan_triton
+
+            return plan_triton(context, target)
+    raise AssertionError(f"no generator for {type(target).__name__}")
+
+
+def _gathered(groups: Iterable[tuple[ItemT, ...]]) -> tuple[ItemT, ...]:
+    return tuple(item for group in groups for item in group)
+
+
+def _check_outputs(parts: dict[str, Part]) -> None:
+    """Two actions must not write one file, nor have one name."""
+    owners: dict[str, tuple[str, str]] = {}
+    names: set[str] = set()
+    for target, part in parts.items():
+        for action in part.actions:
+            for output in action.outputs:
+                other = owners.setdefault(output.path, (target, action.name))
+                if other != (target, action.name):
+                    raise _conflict(output.path, other[0], target)
+            if action.name in names:
+                raise _conflict(action.name, target, target)
+            names.add(action.name)
+        for file in part.files:
+            other = owners.setdefault(file.path, (target, ""))
+            if other != (target, ""):
+                raise _conflict(file.path, other[0], target)
+
+
+def _conflict(path: str, first: str, second: str) -> RequestError:
+    who = f'target "{first}"' if first == second else f'targets "{first}" and "{second}"'
+    return RequestError(
+        "output-conflict",
+        f"{path} would be written twice by {who}",
+        next_step="give one of them another output_name, or remove the source that is listed under two names",
+    )
+
+
+def _tools(parts: dict[str, Part]) -> tuple[Tool, ...]:
+    tools: dict[str, Tool] = {}
+    for part in parts.values():
+        for tool in part.tools:
+            tools.setdefault(tool.name, tool)
+    return tuple(tools.values())

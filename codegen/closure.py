@@ -1,0 +1,208 @@
+"""Which files really run when a compiler is called: its closure, from what probes answered.
+
+Knows no search order (`toolchain` found the compiler already) and no target. A file that cannot be found is left out:
+it cannot run either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.plan import Answer, Knowledge, Probe, RequestError, ToolFile
+
+Environment = tuple[tuple[str, str], ...]
+
+_SYSTEM_LIBRARIES = re.compile(
+    r"(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|z|zstd|lzma|tinfo|edit|bsd|md|ffi|xml2|jansson|icu\w+|crypt))[.-]"
+)
+"""Shared libraries whose version does not reach what a compiler writes; their differences between machines must not
+cost a hit."""
+
+
+def which(name: str, path: str) -> str:
+    """The executable that a name means on a PATH; empty when there is none. Does not use this process's own PATH."""
+    if "/" in name:
+        return name if os.access(name, os.X_OK) and os.path.isfile(name) else ""
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, name)
+        if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    return ""
+
+
+def is_script(path: str) -> bool:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def script_files(path: str, environment: Mapping[str, str], depth: int = 4) -> tuple[str, ...]:
+    """A program, and what it hands over to when it is a script: files that its text names absolutely or beside it.
+
+    A wrapper keeps its bytes while what it names is replaced, so both decide what a probe answers.
+    """
+    found: dict[str, None] = {path: None}
+    if depth == 0 or not is_script(path):
+        return tuple(found)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            text = stream.read(1 << 18).partition("\n")[2]
+    except OSError:
+        return tuple(found)
+    text = re.sub(r"\$\{?(\w+)\}?", lambda name: environment.get(name[1], name[0]), text)
+    here = os.path.dirname(os.path.realpath(path))
+    names = [name for name in re.findall(r"/[^\s\"'`$;:|&<>(){}=,]+", text)]
+    names += [os.path.join(here, name.lstrip("/")) for name in names if name.count("/") == 1]
+    names += [os.path.join(here, f"{name}.pm") for name in re.findall(r"^use (\w+);", text, re.MULTILINE)]
+    for name in names:
+        name = os.path.normpath(name)
+        if name not in found and os.path.isfile(name) and (os.access(name, os.X_OK) or name.startswith(here)):
+            found.update(dict.fromkeys(script_files(name, environment, depth - 1)))
+    return tuple(found)
+
+
+class Files:
+    """The files of a tool. Each file counts once, also behind links, and each role is given once."""
+
+    def __init__(self, files: Iterable[ToolFile] = ()) -> None:
+        self._files: dict[str, ToolFile] = {}
+        self._roles: set[str] = set()
+        self.extend(files)
+
+    def add(self, role: str, path: str) -> None:
+        real = os.path.realpath(path)
+        if real in self._files:
+            return
+        unique, count = role, 2
+        while unique in self._roles:
+            unique, count = f"{role} {count}", count + 1
+        self._roles.add(unique)
+        self._files[real] = ToolFile(role=unique, path=path)
+
+    def extend(self, files: Iterable[ToolFile]) -> None:
+        for file in files:
+            self.add(file.role, file.path)
+
+    def paths(self) -> tuple[str, ...]:
+        return tuple(file.path for file in self._files.values())
+
+    def all(self) -> tuple[ToolFile, ...]:
+        return tuple(self._files.values())
+
+
+def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Environment) -> tuple[ToolFile, ...]:
+    """Shared libraries that the programs load and that can change what they write (LLVM, BFD, ISL, MPFR ...)."""
+    programs = tuple(dict.fromkeys(program for program in programs if program and not is_script(program)))
+    ldd = which("ldd", dict(environment).get("PATH", "") + ":/usr/bin:/bin")
+    if not ldd or not programs:
+        return ()
+    (answer,) = knowledge.ask(Probe(argv=(ldd, *programs), environment=environment, files=programs))
+    found: dict[str, str] = {}
+    for name, path in re.findall(r"^\s*(\S+) => (/\S+)", answer.stdout, re.MULTILINE):
+        if not _SYSTEM_LIBRARIES.match(name):
+            found.setdefault(os.path.normpath(path), name)
+    return tuple(ToolFile(role=f"library {name}", path=path) for path, name in found.items())
+
+
+@dataclass(frozen=True, slots=True)
+class HostCompiler:
+    """gcc or clang as the host compiler of nvcc: its files, and where it searches for headers."""
+
+    files: tuple[ToolFile, ...]
+    search: tuple[str, ...]
+    clang: bool
+    version: str
+
+
+_PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
+
+
+def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: Environment, path: str) -> HostCompiler:
+    """The closure of a host compiler.
+
+    Args:
+        programs: the drivers, absolute: the one that compiles first, then others (g++ for linking).
+        environment: of the probes; CPATH and the like change the search folders.
+        path: PATH for tools that the driver does not find beside itself.
+    """
+    driver = programs[0]
+    inputs = script_files(driver, dict(environment))
+    verbose = Probe(
+        argv=(driver, "-v", "-E", "-x", "c++", "-", "-o", "/dev/null"), environment=environment, files=inputs
+    )
+    probes = [verbose]
+    probes += [
+        Probe(argv=(driver, f"-print-prog-name={name}"), environment=environment, files=inputs) for name in _PROGRAMS
+    ]
+    probes.append(Probe(argv=(driver, "-print-file-name=liblto_plugin.so"), environment=environment, files=inputs))
+    answers = knowledge.ask(*probes)
+    text = _checked(answers[0], driver, "the host compiler").stderr
+    named: list[tuple[str, str]] = []
+    for role, answer in zip((*_PROGRAMS, "lto-plugin"), answers[1:], strict=True):
+        found = answer.stdout.strip()
+        found = found if found.startswith("/") else which(found, path)
+        if found and os.path.isfile(found):
+            named.append((role, found))
+    real = [which(name, path) for name in re.findall(r"^COLLECT_GCC=(\S+)", text, re.MULTILINE)]
+    specs = re.findall(r"^Reading specs from (\S+)", text, re.MULTILINE)
+    clang = re.search(r"^.*clang version (\S+)", text, re.MULTILINE)
+    gcc = re.search(r"^gcc version (\S+)", text, re.MULTILINE)
+    version = f"clang {clang[1]}" if clang else f"gcc {gcc[1]}" if gcc else ""
+    files = Files()
+    for program in programs:
+        for index, file in enumerate(script_files(program, dict(environment))):
+            name = os.path.basename(program)
+            files.add(f"host {name}" if index == 0 else f"host {name} script {index}", file)
+    for role, file in (*(("driver", file) for file in real if file), *(("specs", file) for file in specs), *named):
+        files.add(f"host {role}", file)
+    files.extend(libraries(knowledge, files.paths(), environment))
+    return HostCompiler(files.all(), search_folders(text), clang is not None, version)
+
+
+def search_folders(verbose: str) -> tuple[str, ...]:
+    """Include folders from `-v -E` of gcc or clang, in order. Folders that do not exist come first: a header that
+    appears in one would be found, and where in the order they stand is not told."""
+    missing = re.findall(r'^ignoring nonexistent directory "(.*)"', verbose, re.MULTILINE)
+    listed = re.search(
+        r"#include <\.\.\.> search starts here:\n(.*?)^End of search list", verbose, re.MULTILINE | re.DOTALL
+    )
+    found = [line.strip() for line in listed[1].splitlines()] if listed else []
+    quoted = re.search(r'#include "\.\.\." search starts here:\n(.*?)^#include <', verbose, re.MULTILINE | re.DOTALL)
+    before = [line.strip() for line in quoted[1].splitlines()] if quoted else []
+    return tuple(dict.fromkeys(os.path.normpath(folder) for folder in (*missing, *before, *found) if folder))
+
+
+def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
+    """The steps that `clang -###` printed."""
+    return tuple(
+        tuple(shlex.split(line)) for line in text.splitlines() if line.startswith(' "') and line.rstrip().endswith('"')
+    )
+
+
+def clang_search(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Include folders of one clang -cc1 command, in the order in which clang searches them."""
+    order = {"-I": 0, "-isystem": 1, "-internal-isystem": 2, "-internal-externc-isystem": 2, "-idirafter": 3}
+    found: list[tuple[int, str]] = []
+    for option, value in itertools.pairwise(command):
+        if option in order:
+            found.append((order[option], os.path.normpath(value)))
+    return tuple(dict.fromkeys(folder for _, folder in sorted(found, key=lambda pair: pair[0])))
+
+
+def _checked(answer: Answer, program: str, what: str) -> Answer:
+    if answer.status != 0:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        raise RequestError(
+            "compiler-not-found",
+            f"{what} {program} does not work: {said[-1] if said else f'exit status {answer.status}'}",
+            file=program,
+            next_step=f"run `{program} -v` and repair the installation",
+        )
+    return answer

@@ -1,0 +1,268 @@
+"""Generator of kind "cuda": sources through nvcc, one action a source, and what is linked of them.
+
+Knows nvcc's flags, not where nvcc is. Also compiles what `gemm` generates.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from codegen import nvcc
+from codegen.aitemplate_flags import AITemplateFlags, aitemplate_flags
+from codegen.compiled import Recipe, Step, needs_arch, needs_output, plan_compiled
+from codegen.context import Context, Part
+from codegen.flags import FlagEffects, inspect, refuse_own
+from codegen.plan import Argument, Discovery, GeneratedFile, Place, Ref, RequestError, Resources
+from codegen.sources import expand
+from codegen.target import CudaTarget, OutputKind, Target
+from codegen.toolchain import Compiler
+
+RESOURCES = Resources(memory_bytes=700 << 20, wall_s=3.0)
+OUTPUTS = (
+    OutputKind.SHARED,
+    OutputKind.STATIC,
+    OutputKind.EXECUTABLE,
+    OutputKind.OBJECT,
+    OutputKind.PTX,
+    OutputKind.CUBIN,
+    OutputKind.FATBIN,
+)
+_BINDIR = ("-ccbin", "--compiler-bindir")
+
+
+@dataclass(frozen=True, slots=True)
+class NvccOptions:
+    """What a target says to nvcc, apart from its sources."""
+
+    output: OutputKind
+    include: tuple[Argument, ...] = ()
+    define: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    rdc: bool = False
+    map_paths: bool = False
+
+
+def plan_cuda(context: Context, target: CudaTarget) -> Part:
+    """The share of the plan of a target of kind "cuda". Raises ProbesNeeded and RequestError."""
+    sources, listed = expand(context.folder, target.sources, context.build, target.where)
+    options = NvccOptions(
+        output=target.output,
+        include=tuple(f"-I{os.path.normpath(path)}" for path in target.include),
+        define=target.define,
+        flags=target.flags,
+        link_flags=target.link_flags,
+        libraries=target.libraries,
+        rdc=target.rdc,
+        map_paths=target.map_paths,
+    )
+    needs_output(target, target.output, OUTPUTS)
+    recipe, notices = nvcc_recipe(context, target, options)
+    return plan_compiled(
+        context, target, recipe, sources, target.output, target.output_name, notices=notices, read=listed
+    )
+
+
+def nvcc_recipe(
+    context: Context,
+    target: Target,
+    options: NvccOptions,
+    *,
+    archs: tuple[str, ...] | None = None,
+    resources: Resources = RESOURCES,
+    roots: tuple[tuple[str, str], ...] = (),
+) -> tuple[Recipe, tuple[str, ...]]:
+    """How nvcc compiles and links a target, and what to tell the user.
+
+    Args:
+        archs: in place of those asked for (`gemm` compiles each kernel for its own).
+        roots: further named folders that `options` refer to.
+    """
+    refuse_own(options.flags, target.name, target.where)
+    flags, host = _without_bindir(options.flags, target)
+    variables = aitemplate_flags(context.variables, "cuda", aitemplate_shaped=False)
+    if variables.optimization is not None:
+        flags = tuple(flag for flag in flags if not flag.startswith("-O") and not flag.startswith("--optimize"))
+        flags = (*flags, *variables.optimization)
+    flags = (*flags, *variables.flags)
+    host = host or variables.host_compiler
+    compiler = context.toolchains.cuda(host)
+    host = host or context.settings.host_compiler
+    asked = context.request.arch or target.arch if archs is None else archs
+    needs_arch(target, asked, "sm_80")
+    found = nvcc.architectures(asked, compiler.archs, target.where)
+    relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
+    base: tuple[Argument, ...] = (
+        *(("-ccbin", host) if host else ()),
+        *(("-Xcompiler=-fPIC",) if options.output is not OutputKind.EXECUTABLE else ()),
+        *(_path_maps() if options.map_paths else ()),
+        *(f"-D{name}" for name in options.define),
+        *options.include,
+        *flags,
+    )
+    effective = (*flags, *options.define, *_environment_flags(compiler))
+    effects = _effects(effective, options.map_paths)
+    if roots:
+        tool = msgspec.structs.replace(
+            compiler.tool,
+            name="+".join((compiler.tool.name, *(name for name, _ in roots))),
+            roots=(*compiler.tool.roots, *roots),
+        )
+        compiler = msgspec.structs.replace(compiler, tool=tool)
+    link_effects = inspect((*options.link_flags, *_environment_flags(compiler)))
+    gencode = nvcc.gencode(found, device_lto=variables.device_lto)
+    recipe = Recipe(
+        label="nvcc",
+        compiler=compiler,
+        steps=_steps(options, found, base, variables),
+        discovery=Discovery.CLANG if compiler.clang else Discovery.GCC,
+        compile_effects=effects,
+        resources=resources,
+        link_options=(
+            *(("-ccbin", host) if host else ()),
+            # Without relocatable device code there is nothing for nvlink to do; and its stub would be compiled with
+            # headers that the linker's dependency file does not list.
+            *(("-rdc=true", *gencode) if relocatable else ("-nodlink",)),
+            *(("-dlto",) if variables.device_lto else ()),
+            Ref(place=Place.DEPFILE, prefix="-Xlinker=--dependency-file="),
+            *compiler.library_flags,
+            *options.link_flags,
+        ),
+        link_tail=tuple(f"-l{name}" for name in options.libraries),
+        link_effects=link_effects,
+        whole_archive=(("-Xlinker=--whole-archive",), ("-Xlinker=--no-whole-archive",)),
+        soname=lambda name: (f"-Xlinker=-soname={name}",),
+        runpath=lambda folder: ("-Xlinker=-rpath", f"-Xlinker={folder}"),
+        search=search_folders(options.include, flags, dict(compiler.tool.roots)),
+        device_link=options.rdc,
+    )
+    notices = tuple(f"{target.name}: {line}" for line in variables.applied)
+    return recipe, notices
+
+
+def plan_generated(
+    context: Context,
+    target: Target,
+    recipe: Recipe,
+    files: tuple[GeneratedFile, ...],
+    output: OutputKind,
+    output_name: str,
+    notices: tuple[str, ...] = (),
+) -> Part:
+    """Like `plan_cuda` for generated sources."""
+    sources = tuple(file.path for file in files)
+    return plan_compiled(context, target, recipe, sources, output, output_name, files=files, notices=notices)
+
+
+def _steps(
+    options: NvccOptions, archs: tuple[str, ...], base: tuple[Argument, ...], variables: AITemplateFlags
+) -> tuple[Step, ...]:
+    gencode = nvcc.gencode(archs, device_lto=variables.device_lto)
+    mode = {OutputKind.PTX: "-ptx", OutputKind.CUBIN: "-cubin"}.get(options.output)
+    if mode is not None:
+        return tuple(
+            Step(
+                folder=mode[1:],
+                suffix=f".{arch}{mode.replace('-', '.')}",
+                options=(mode, *nvcc.single(arch, mode == "-ptx"), *base),
+                link=False,
+            )
+            for arch in archs
+        )
+    if options.output is OutputKind.FATBIN:
+        return (Step(folder="fatbin", suffix=".fatbin", options=("-fatbin", *gencode, *base), link=False),)
+    rdc = ("-rdc=true",) if options.rdc else ()
+    steps = [Step(folder="obj", suffix=".o", options=("-c", *rdc, *gencode, *base))]
+    if variables.keep_ptx:
+        steps += [
+            Step(
+                folder="ptx", suffix=f".{arch}.ptx", options=("-ptx", *nvcc.single(arch, True), *rdc, *base), link=False
+            )
+            for arch in archs
+        ]
+    return tuple(steps)
+
+
+def _path_maps() -> tuple[Argument, ...]:
+    """The host compiler writes both folders into debug information and __FILE__."""
+    return (
+        Ref(place=Place.ROOT, name="project", prefix="-Xcompiler=-ffile-prefix-map=", suffix="=."),
+        Ref(place=Place.ROOT, name="cuda", prefix="-Xcompiler=-ffile-prefix-map=", suffix="=/cuda"),
+    )
+
+
+_DEVICE_PATHS = ("-G", "--device-debug", "-lineinfo", "--generate-line-info", "-src-in-ptx", "--source-in-ptx")
+
+
+def _effects(flags: Iterable[str], map_paths: bool) -> FlagEffects:
+    """Maps reach only what the host compiler writes; the device's line tables keep their absolute paths."""
+    flags = tuple(flags)
+    effects = inspect(flags)
+    if map_paths and effects.path_sensitive and not any(flag in _DEVICE_PATHS for flag in flags):
+        return msgspec.structs.replace(effects, path_sensitive=False)
+    return effects
+
+
+def _environment_flags(compiler: Compiler) -> tuple[str, ...]:
+    """Flags that nvcc takes from its environment: they do what all flags do."""
+    found: list[str] = []
+    for name, value in compiler.environment:
+        if name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+            try:
+                found += shlex.split(value)
+            except ValueError as error:
+                raise RequestError(
+                    "bad-variable", f"{name} cannot be read: {error}", next_step="close its quotes"
+                ) from error
+    return tuple(found)
+
+
+def _without_bindir(flags: tuple[str, ...], target: Target) -> tuple[tuple[str, ...], str]:
+    """-ccbin decides which tools run, so it does not stay among the flags."""
+    kept: list[str] = []
+    host = ""
+    waiting = False
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if waiting:
+            host, waiting = flag, False
+        elif name in _BINDIR:
+            host, waiting = value, not value
+        else:
+            kept.append(flag)
+    if waiting:
+        raise RequestError(
+            "bad-flag", f'target "{target.name}": -ccbin without a compiler', file=target.where, next_step="name one"
+        )
+    return tuple(kept), host
+
+
+_INCLUDES = ("-I", "--include-path", "-isystem", "--system-include", "-iquote", "-idirafter")
+
+
+def search_folders(include: Iterable[Argument], flags: Iterable[str], roots: dict[str, str]) -> tuple[str, ...]:
+    """Include folders that the flags name, in order."""
+    found: list[str] = []
+    for argument in include:
+        if isinstance(argument, Ref):
+            found.append(roots[argument.name] + argument.suffix)
+        else:
+            found.append(argument[2:])
+    waiting = False
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if waiting:
+            found.append(os.path.normpath(flag))
+            waiting = False
+        elif name in _INCLUDES:
+            waiting = not value
+            found += [os.path.normpath(value)] if value else []
+        elif flag.startswith("-I"):
+            found.append(os.path.normpath(flag[2:]))
+    return tuple(found)

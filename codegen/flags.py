@@ -1,0 +1,134 @@
+"""What a compiler flag does to a result beyond the result itself: brings paths in, reads or writes undeclared files.
+
+Knows nvcc's and clang's spellings (one table: a flag of the other compiler is harmless here) and no target. In doubt a
+flag makes its action uncacheable: a miss is slow, a wrong artifact is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from codegen.plan import Frozen, RequestError
+
+_PASSED = frozenset(
+    {"-Xcompiler", "--compiler-options", "-Xlinker", "--linker-options", "-Xptxas", "--ptxas-options", "-Xcicc"}
+    | {"-Xnvlink", "--nvlink-options", "-Xcudafe", "-Xarchive", "--archive-options", "-Xclang", "-mllvm"}
+    | {"-Xarch_host", "-Xarch_device", "-Xoffload-linker", "-Xassembler", "-Xpreprocessor"}
+)
+"""Flags whose value is flags for another program, joined by commas or spaces."""
+
+_PATHS = re.compile(
+    r"-G|--device-debug|-{1,2}device-debug|-lineinfo|--generate-line-info|-pg|--profile|--debug|-gdwarf.*"
+    r"|-g(gdb|line-tables-only|mlt|split-dwarf|stabs|vms|column-info|z)?[0-3]?(=.*)?|-src-in-ptx|--source-in-ptx"
+    r"|-{1,2}source-in-ptx|-fdebug-.*|-fsanitize.*|-finstrument-functions.*"
+)
+"""Absolute paths reach the result."""
+
+_UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), reason)
+    for pattern, reason in (
+        (r"-{1,2}keep(-dir.*)?|-{1,2}save-temps.*", "leaves intermediate files behind"),
+        (r"-{1,2}time([=,].*)?|-ftime-.*|--fdevice-time-trace.*|-fdevice-time-trace.*", "reports times"),
+        (
+            r"-M[DPMGFTQJV]*([=,].*)?|-Wp,-M.*|--generate-(nonsystem-)?dependencies.*|--dependency-.*",
+            "writes a depfile",
+        ),
+        (r"-fprofile-(use|instr-use|sample-use).*|-fauto-profile.*|-fbranch-prob.*", "reads profile data"),
+        (r"-fprofile-.*|--?coverage|-ftest-coverage|-fcs-profile.*", "writes profile data beside the object"),
+        (
+            r"-fdump-.*|-dump.*|-fcallgraph-info.*|-fstack-usage|-fopt-info.*|-fsave-optimization-record.*",
+            "writes a report",
+        ),
+        (r"-m(arch|tune|cpu)=native", "depends on this machine's processor"),
+        (r"-?-?specs=.*|-B.*|-wrapper|-fuse-ld=/.*|--ld-path=.*|-no-integrated-cpp", "changes which tools run"),
+        (r"-gsplit-dwarf", "writes a .dwo file beside the object"),
+        (r"@.*|-{1,2}options-file.*|-optf.*", "takes options from a file"),
+        (r"-{1,2}include-pch.*|-{1,2}(create|use)-pch.*|-{1,2}pch.*|-fmodule.*", "uses precompiled headers or modules"),
+        (r"-{1,2}gen-opt-lto.*|-{1,2}run|-{1,2}run-args.*|--clean-targets|-clean", "does more than compile"),
+        (r"-frandomize-.*|--split-compile-extended.*", "is not reproducible"),
+        (
+            r"-{1,2}use-local-env|-{1,2}(input|target)-drive-prefix.*|-{1,2}dependency-drive-prefix.*",
+            "is not supported",
+        ),
+    )
+)
+
+_OWN = re.compile(
+    r"-o|--output-file(=.*)?|-o=.*|-odir.*|--output-directory.*|-c|-dc|-dw|-dlink|-E|-S|-shared|--shared|-lib|--lib"
+    r"|-ptx|--ptx|-cubin|--cubin|-fatbin|--fatbin|-cuda|--cuda|--compile|--device-c|--device-w|--device-link|--link"
+    r"|--preprocess|--genco|-dryrun|--dryrun|-###|-n|--version|-V|-h|--help|-x|-x=.*|-M|-MM|-hip|-emit-llvm|-fsyntax-only"
+)
+_ARCH = re.compile(
+    r"-{1,2}(arch|code|gencode|gpu-architecture|gpu-code|generate-code|offload-arch|amdgpu-target)(=.*)?"
+)
+_FILE = re.compile(r"(-fplugin=|-fpass-plugin=|-fsanitize-(?:ignore|black)list=|-T)(.+)")
+
+
+class FlagEffects(Frozen, frozen=True):
+    """What a set of flags means for the action that they go to."""
+
+    path_sensitive: bool = False
+    uncacheable: str = ""
+    inputs: tuple[str, ...] = ()
+    """Files that a flag names and no depfile lists: compiler plugins, linker scripts."""
+
+
+def words(flags: Iterable[str]) -> Iterator[str]:
+    """Every option in `flags`, also those that are passed on in -Xcompiler="-O2,-g", -Wl,... and the like."""
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if equals and name in _PASSED:
+            yield from re.split(r"[,\s]+", value.strip("\"' "))
+        elif flag.startswith(("-Wl,", "-Wa,", "-Wp,")):
+            yield flag
+            yield from flag.split(",")[1:]
+        else:
+            glued = next((head for head in ("-Xcompiler", "-Xlinker", "-Xptxas") if flag.startswith(head)), "")
+            rest = flag[len(glued) :]
+            if glued and rest:
+                yield from re.split(r"[,\s]+", rest.strip("\"' "))
+            elif flag not in _PASSED:
+                yield flag
+                if "," in flag or " " in flag:
+                    yield from re.split(r"[,\s]+", flag.strip("\"' "))
+
+
+def inspect(flags: Iterable[str]) -> FlagEffects:
+    """What the flags do. Takes all that reach the tool, including those from its environment variables."""
+    sensitive, reason = False, ""
+    inputs: dict[str, None] = {}
+    for word in words(flags):
+        if not word.startswith(("-", "@")):
+            continue
+        sensitive = sensitive or _PATHS.fullmatch(word) is not None
+        if not reason:
+            reason = next((f"{word} {why}" for pattern, why in _UNCACHEABLE if pattern.fullmatch(word)), "")
+        if named := _FILE.fullmatch(word):
+            inputs[named[2]] = None
+    return FlagEffects(path_sensitive=sensitive, uncacheable=reason, inputs=tuple(inputs))
+
+
+def refuse_own(flags: Iterable[str], name: str, where: str) -> None:
+    """Raises RequestError for flags that the target's own keys decide.
+
+    Only whole flags count: what is behind -Xcompiler is the host compiler's.
+    """
+    previous = ""
+    for flag in flags:
+        if previous not in _PASSED and flag.startswith("-"):
+            if _ARCH.fullmatch(flag):
+                raise RequestError(
+                    "bad-flag",
+                    f'target "{name}": "{flag}" does not belong into flags',
+                    file=where,
+                    next_step='name the architectures in arch = ["..."]',
+                )
+            if _OWN.fullmatch(flag):
+                raise RequestError(
+                    "bad-flag",
+                    f'target "{name}": "{flag}" does not belong into flags',
+                    file=where,
+                    next_step="what is made, and where, is decided by `output` and `output_name`",
+                )
+        previous = flag

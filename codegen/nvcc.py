@@ -1,0 +1,139 @@
+"""nvcc's language: what --dryrun prints, architectures -> -gencode, the version.
+
+Knows no target and does not look for the compiler (`toolchain`); it reads texts and writes arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.plan import RequestError
+from codegen.project import nearest
+
+_ARCH = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Dryrun:
+    """What `nvcc --dryrun` printed: its variables, and the command lines of the steps."""
+
+    variables: Mapping[str, str]
+    commands: tuple[tuple[str, ...], ...]
+
+
+def parse_dryrun(text: str) -> Dryrun:
+    """Args: text: standard error of `nvcc --dryrun`; lines of wrappers that print something else are passed over."""
+    variables: dict[str, str] = {}
+    commands: list[tuple[str, ...]] = []
+    for line in text.splitlines():
+        if not line.startswith("#$ "):
+            continue
+        rest = line[3:]
+        assignment = re.match(r"(\w+)=(.*)", rest)
+        if assignment:
+            variables[assignment[1]] = assignment[2].strip() if assignment[1] != "_SPACE_" else " "
+            continue
+        try:
+            command = shlex.split(re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[0]), rest))
+        except ValueError:
+            continue
+        if command:
+            commands.append(tuple(command))
+    return Dryrun(variables, tuple(commands))
+
+
+def include_folders(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The toolkit's own include folders, in nvcc's order."""
+    found: dict[str, None] = {}
+    for name in ("INCLUDES", "SYSTEM_INCLUDES"):
+        for argument in shlex.split(variables.get(name, "")):
+            path = argument[2:] if argument.startswith("-I") else argument
+            if path.startswith("/"):
+                found[os.path.normpath(path)] = None
+    return tuple(found)
+
+
+def version(dryrun: Dryrun) -> str:
+    """ "13.0.88", from the macros that nvcc defines; empty where it defines none."""
+    macros: dict[str, str] = {}
+    for command in dryrun.commands:
+        for argument in command:
+            if match := re.match(r"-D__CUDACC_VER_(MAJOR|MINOR|BUILD)__=(\d+)", argument):
+                macros.setdefault(match[1], match[2])
+    return ".".join(macros[part] for part in ("MAJOR", "MINOR", "BUILD") if part in macros)
+
+
+def architectures(asked: Iterable[str], known: Iterable[str], where: str) -> tuple[str, ...]:
+    """Asked architectures as sm_NN, sorted by number, each once. A "compute_NN" stays one: PTX only.
+
+    Args:
+        asked: "sm_80", "80", "9.0a", "compute_90".
+        known: what `nvcc --list-gpu-code` lists (without the a and f variants, which it accepts too).
+        where: "buildd.toml:12", for errors.
+
+    Raises:
+        RequestError: not an architecture, or not one of this compiler's.
+    """
+    codes = tuple(known)
+    found: dict[str, tuple[int, str, bool]] = {}
+    for name in asked:
+        match = _ARCH.fullmatch(re.sub(r"^(\d+)\.(\d)", r"\1\2", name.strip()))
+        if match is None:
+            native = " (this machine's GPU is not part of a key)" if name.startswith(("native", "all")) else ""
+            raise RequestError(
+                "bad-arch",
+                f'"{name}" is not a CUDA architecture{native}{nearest(name, codes)}',
+                file=where,
+                next_step='write them as in arch = ["sm_80", "sm_90a"]',
+            )
+        number, variant = int(match[1]), match[2]
+        if f"sm_{number}" not in codes or (variant == "a" and number < 90) or (variant == "f" and number < 100):
+            raise RequestError(
+                "bad-arch",
+                f'this nvcc does not compile for "{name}"{nearest(f"sm_{number}", codes)}',
+                file=where,
+                next_step="it knows " + ", ".join(codes) + " (and the a variants from sm_90 on)",
+            )
+        virtual = name.strip().startswith("compute_")
+        found[("compute_" if virtual else "sm_") + f"{number}{variant}"] = (number, variant, virtual)
+    return tuple(sorted(found, key=lambda name: found[name]))
+
+
+def gencode(archs: tuple[str, ...], *, device_lto: bool = False) -> tuple[str, ...]:
+    """-gencode flags: machine code for each architecture and PTX of the last one, so that later GPUs can run it too.
+
+    PTX of an "a" architecture runs on that one only; it is there for tools that read it.
+
+    Args:
+        device_lto: intermediate code for link-time optimisation instead of machine code.
+    """
+    flags = []
+    for arch in archs:
+        virtual = "compute_" + _number(arch)
+        codes = [] if arch.startswith("compute_") else [arch]
+        if arch == archs[-1] or not codes:
+            codes.append(virtual)
+        if device_lto:
+            codes = ["lto_" + _number(arch)]
+        code = codes[0] if len(codes) == 1 else f"[{','.join(codes)}]"
+        flags.append(f"-gencode=arch={virtual},code={code}")
+    return tuple(flags)
+
+
+def single(arch: str, virtual: bool) -> tuple[str, ...]:
+    """For one file of PTX (`virtual`) or machine code."""
+    code = "compute_" + _number(arch)
+    return (f"-gencode=arch={code},code={code if virtual else arch}",)
+
+
+def _number(arch: str) -> str:
+    return arch.removeprefix("sm_").removeprefix("compute_")
+
+
+def parse_codes(text: str) -> tuple[str, ...]:
+    """Standard output of `nvcc --list-gpu-code`."""
+    return tuple(sorted(set(re.findall(r"\bsm_\d+\b", text)), key=lambda code: int(code[3:])))

@@ -1,0 +1,146 @@
+"""Source patterns -> files, and the paths of what is made from them.
+
+Knows no target kind. A glob is expanded here and not by `glob`, because the folders whose listing decided the result
+have to be known (a file added there changes the plan), and because the build folder must not feed itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from fnmatch import translate
+
+from codegen.plan import RequestError
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def leaves_root(path: str) -> bool:
+    """Whether a relative path escapes the folder that it is relative to, or is absolute."""
+    return os.path.isabs(path) or os.path.normpath(path).split(os.sep, 1)[0] == os.pardir
+
+
+def expand(folder: str, patterns: tuple[str, ...], exclude: str, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Files that the patterns name, and the folders (absolute) that were listed.
+
+    Names stay in the order given, the matches of one glob are sorted, and a file counts once.
+
+    Args:
+        folder: the project.
+        patterns: files, or globs with *, ?, [...] and ** for any depth.
+        exclude: folder relative to the project that globs do not enter.
+        where: "buildd.toml:12", for errors.
+
+    Raises:
+        RequestError: a file is missing, a glob matches nothing, a name is not UTF-8.
+    """
+    files: dict[str, None] = {}
+    listed: dict[str, None] = {}
+    for pattern in patterns:
+        path = os.path.normpath(pattern)
+        if _MAGIC.search(path):
+            matches = sorted(_glob(folder, path, exclude, listed))
+            if not matches:
+                raise RequestError(
+                    "missing-source",
+                    f'no file matches "{pattern}" in {folder}',
+                    file=where,
+                    next_step="correct the pattern, or leave it out",
+                )
+            files.update(dict.fromkeys(matches))
+        else:
+            absolute = os.path.join(folder, path)
+            if not os.path.isfile(absolute):
+                what = "is a folder" if os.path.isdir(absolute) else "does not exist"
+                raise RequestError(
+                    "missing-source",
+                    f'source "{pattern}" {what} ({absolute})',
+                    file=where,
+                    next_step="correct `sources`, or restore the file",
+                )
+            files[path] = None
+    for path in files:
+        if not path.isascii():
+            _check_utf8(path, where)
+    return tuple(files), tuple(listed)
+
+
+def _check_utf8(path: str, where: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise RequestError(
+            "bad-path", f'the name of source "{shown}" is not UTF-8', file=where, next_step="rename the file"
+        ) from error
+
+
+def _glob(folder: str, pattern: str, exclude: str, listed: dict[str, None]) -> list[str]:
+    """Matches relative to `folder`. As in a shell, * does not match a leading dot; ** does not follow links."""
+    start = os.sep if os.path.isabs(pattern) else ""
+    level = [start]
+    parts = [part for part in pattern.split(os.sep) if part]
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        following: dict[str, None] = {}
+        if part == "**":
+            for base in level:
+                following.update(dict.fromkeys(_below(folder, base, exclude, listed)))
+            if last:
+                return [path for base in following for path in _entries(folder, base, "*", True, exclude, listed)]
+        elif _MAGIC.search(part):
+            for base in level:
+                following.update(dict.fromkeys(_entries(folder, base, part, last, exclude, listed)))
+        else:
+            for base in level:
+                path = os.path.join(base, part)
+                absolute = os.path.join(folder, path)
+                if os.path.isfile(absolute) if last else os.path.isdir(absolute):
+                    following[path] = None
+                listed[os.path.join(folder, base).rstrip(os.sep) or os.sep] = None
+        level = list(following)
+    return level
+
+
+def _entries(folder: str, base: str, pattern: str, files: bool, exclude: str, listed: dict[str, None]) -> list[str]:
+    match = re.compile(translate(pattern)).match
+    absolute = os.path.join(folder, base).rstrip(os.sep) or os.sep
+    listed[absolute] = None
+    found = []
+    try:
+        with os.scandir(absolute) as entries:
+            for entry in entries:
+                name = entry.name
+                if match(name) and (name[0] != "." or pattern[0] == "."):
+                    path = os.path.join(base, name)
+                    if (entry.is_file() if files else entry.is_dir()) and path != exclude:
+                        found.append(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return found
+
+
+def _below(folder: str, base: str, exclude: str, listed: dict[str, None]) -> list[str]:
+    """`base` and every folder under it."""
+    found = [base]
+    for path in found:
+        absolute = os.path.join(folder, path).rstrip(os.sep) or os.sep
+        listed[absolute] = None
+        try:
+            with os.scandir(absolute) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name in sorted(names):
+            child = os.path.join(path, name)
+            if name[0] != "." and child != exclude:
+                found.append(child)
+    return found
+
+
+def output_stem(source: str) -> str:
+    """Where below a target's build folder the results of a source go: sources outside the project stay inside it."""
+    if source.isascii() and source[:1] not in "./" and ".." not in source:
+        return source
+    parts = os.path.normpath(source).split(os.sep)
+    return "/".join("__" if part == os.pardir else part for part in parts if part)
