@@ -1,0 +1,170 @@
+"""One client on the work socket: what it follows, what waits for it, and how far it has read.
+
+Knows no socket: it is pumped with a function that sends or says that the client is full or gone. Nothing here waits,
+so a client that does not read costs the others nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from buildd.eventlog import RequestLog
+from buildd.sockets import Sent
+from protocol import wire
+from protocol.curve import ALL_SCOPES, Scope
+from protocol.messages import BlobChunk, Digest, Message, Namespaces, RequestId
+
+MAX_FOLLOWED = 1024
+MAX_REPLIES = 1000
+"""Replies that wait for a client; one that asks without reading loses those beyond."""
+MAX_TRANSFERS = 8
+
+_PUMP_MESSAGES = 64
+"""Sent to one client before the next has its turn."""
+
+Send = Callable[[list[bytes]], Sent]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """Who asks: told by the handshake, checked as far as it can be."""
+
+    name: str
+    user: str
+    pid: int
+    origin: str
+    """ "local", or "tcp:" with the name of its key."""
+    namespaces: Namespaces
+    capabilities: tuple[str, ...] = ()
+    scopes: frozenset[Scope] = ALL_SCOPES
+    key: str = ""
+    """Public CURVE key of a TCP client, Z85."""
+
+
+class Pumped(Enum):
+    """How a turn of pumping ended."""
+
+    IDLE = "idle"
+    """Everything that there was has been sent."""
+    MORE = "more"
+    FULL = "full"
+    GONE = "gone"
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far a client has read a request's log."""
+
+    log: RequestLog
+    sequence: int
+
+    @property
+    def at_end(self) -> bool:
+        return self.log.done is not None and self.sequence >= self.log.last
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A blob on its way to a client."""
+
+    digest: Digest
+    data: bytes
+    offset: int = 0
+
+    def chunk(self) -> BlobChunk:
+        return BlobChunk(
+            digest=self.digest,
+            offset=self.offset,
+            total_bytes=len(self.data),
+            data=self.data[self.offset : self.offset + wire.BLOB_CHUNK_BYTES],
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A client after its handshake."""
+
+    key: bytes
+    """Names it among all clients: the socket that it came in by, then `identity`."""
+    identity: bytes
+    info: ClientInfo
+    transmit: Send
+    heard_s: float
+    """When it last said something, on the monotonic clock."""
+    watched: bool = False
+    """Its process is watched, so its silence means nothing."""
+    spoken: bool = False
+    """Something was sent to it since the last beat."""
+    full: bool = False
+    cursors: dict[RequestId, Cursor] = field(default_factory=dict)
+    replies: deque[list[bytes]] = field(default_factory=deque)
+    transfers: deque[Transfer] = field(default_factory=deque)
+    fetching: int = 0
+    """Blobs that it asked for and that are being read."""
+
+    def reply(self, message: Message) -> bool:
+        """Queue a message; False where too many wait already."""
+        if len(self.replies) >= MAX_REPLIES:
+            return False
+        self.replies.append(wire.encode(message))
+        return True
+
+    def follow(self, log: RequestLog, after_sequence: int) -> None:
+        sequence = max(0, after_sequence)
+        if log.done is not None:
+            # Whoever follows waits for a Done, also one who has already read it.
+            sequence = min(sequence, log.last - 1)
+        self.cursors[log.request_id] = Cursor(log, sequence)
+
+    def pump(self) -> Pumped:
+        """Send what there is, until it is all sent, this turn is over, or the client takes no more."""
+        left = _PUMP_MESSAGES
+        while self.replies:
+            if left == 0:
+                return Pumped.MORE
+            if (stop := self._send(self.replies[0])) is not None:
+                return stop
+            self.replies.popleft()
+            left -= 1
+        for cursor in list(self.cursors.values()):
+            for sequence, frames in cursor.log.encoded_after(cursor.sequence, max(left, 1)):
+                if left == 0:
+                    return Pumped.MORE
+                if (stop := self._send(frames)) is not None:
+                    return stop
+                cursor.sequence = sequence
+                left -= 1
+            if cursor.at_end:
+                del self.cursors[cursor.log.request_id]
+            elif cursor.sequence < cursor.log.last and left == 0:
+                return Pumped.MORE
+        while self.transfers:
+            if left == 0:
+                return Pumped.MORE
+            transfer = self.transfers[0]
+            chunk = transfer.chunk()
+            if (stop := self._send(wire.encode(chunk))) is not None:
+                return stop
+            transfer.offset += len(chunk.data)
+            left -= 1
+            if transfer.offset >= len(transfer.data):
+                self.transfers.popleft()
+        return Pumped.IDLE
+
+    def _send(self, frames: list[bytes]) -> Pumped | None:
+        match self.transmit([self.identity, *frames]):
+            case Sent.SENT:
+                self.full = False
+                self.spoken = True
+                return None
+            case Sent.FULL:
+                return Pumped.FULL
+            case Sent.GONE:
+                return Pumped.GONE
+
+
+def has_read_all(peer: Peer) -> bool:
+    return not peer.replies and not peer.transfers and all(c.sequence >= c.log.last for c in peer.cursors.values())

@@ -1,0 +1,637 @@
+"""The daemon's work and broadcast sockets: handshake, submit, follow, fetch; who follows what, and who has left.
+
+Knows nothing of how a request is carried out: that is the `Handler`'s, which only sees a `RequestLog` to append to.
+Control messages come in on a thread of their own (`control`); all else here runs on one event loop and never waits for
+a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from buildd.control import ControlActions, ControlThread, TcpOptions
+from buildd.deathwatch import DeathWatch
+from buildd.eventlog import DEFAULT_LIMIT_BYTES, RequestLog
+from buildd.followers import MAX_FOLLOWED, MAX_TRANSFERS, ClientInfo, Peer, Pumped, Transfer, has_read_all
+from buildd.sockets import LoopSocket, Sent, bind_router, key_of
+from protocol import wire
+from protocol.curve import ALL_SCOPES, Scope
+from protocol.endpoint import Addresses, Endpoint, boot_id, start_ticks
+from protocol.errors import WireError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Bye,
+    Digest,
+    Done,
+    Error,
+    Event,
+    Fetch,
+    Follow,
+    FromClient,
+    Hello,
+    Message,
+    OnDisconnect,
+    Outcome,
+    Ping,
+    Pong,
+    Refused,
+    Request,
+    RequestId,
+    Status,
+    Submit,
+    Unfollow,
+    Welcome,
+)
+
+OLDEST_VERSION = 1
+CAPABILITIES = ("resume", "fetch", "broadcast")
+MAX_REQUEST_ID_CHARACTERS = 200
+
+_SUBSCRIPTION_BYTES = 4 << 10
+_SLOWEST_RETRY_S = 0.25
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_NO_REQUEST = RequestId("")
+_NO_DIGEST = Digest("")
+_log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What carries requests out."""
+
+    def submit(self, client: ClientInfo, request: Request, log: RequestLog) -> None:
+        """Begin; append what happens to `log`, at last a `Done`. On the loop; returns at once."""
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """End a request; its log gets a `Done`. False where it is not known. On the loop."""
+
+    def status(self) -> Status:
+        """Called on the control thread, also while the loop is busy. The server fills in what it knows better."""
+
+    async def blob(self, store: str, digest: Digest) -> bytes | None:
+        """A blob's verified bytes, of a store that is open already; None where it has none."""
+
+    async def drain(self, now: bool) -> None:
+        """Finish what runs (`now`: end it), then let the daemon exit."""
+
+    def audit(self, line: str) -> None:
+        """One line for each request: who, what, from where. From any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds, sizes in bytes; smaller ones are for tests."""
+
+    beat_s: float = 10.0
+    """A client to whom nothing was said for so long gets a `Pong`: both sides notice when the other has gone."""
+    expiry_s: float = 30.0
+    """A client whose process cannot be watched is dropped after so much silence."""
+    retry_s: float = 0.01
+    """First pause before a full client is tried again; doubles up to a quarter second."""
+    keep_finished_s: float = 600.0
+    keep_finished: int = 100
+    max_clients: int = 10_000
+    log_bytes: int = DEFAULT_LIMIT_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A request that the server knows."""
+
+    log: RequestLog
+    on_disconnect: OnDisconnect
+    followers: set[Peer] = field(default_factory=set)
+    finished_s: float = 0.0
+
+
+class Server:
+    """The sockets of one daemon.
+
+    Args:
+        handler: carries requests out.
+        addresses: of the local sockets, from `Folder.addresses(instance)`.
+        instance: random id of this daemon process.
+        daemon: name and version, for clients.
+        tcp: also listen there; None keeps to local sockets.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        addresses: Addresses,
+        *,
+        instance: str,
+        daemon: str = "buildd",
+        tcp: TcpOptions | None = None,
+        limits: Limits = Limits(),
+    ) -> None:
+        self.addresses = addresses
+        self.instance = instance
+        self.tcp_work = ""
+        self.tcp_control = ""
+        self.draining = False
+        self.counters: Counter[str] = Counter()
+        self._handler = handler
+        self._daemon = daemon
+        self._tcp = tcp
+        self._limits = limits
+        self._peers: dict[bytes, Peer] = {}
+        self._requests: dict[RequestId, _Entry] = {}
+        self._finished: OrderedDict[RequestId, _Entry] = OrderedDict()
+        self._dirty: set[Peer] = set()
+        self._full: set[Peer] = set()
+        self._retry_s = limits.retry_s
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._pumping = False
+        self._subscriptions: set[bytes] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._routers: list[LoopSocket] = []
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Bind and serve. Raises zmq.ZMQError where an address cannot be bound; nothing is left open then."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._context: zmq.Context[Any] = zmq.Context()
+        bound: list[Any] = []
+        try:
+            bound.append(bind_router(self._context, self.addresses.work, max_bytes=wire.MAX_MESSAGE_BYTES))
+            if self._tcp is not None:
+                keys = self._tcp.keys
+                bound.append(bind_router(self._context, self._tcp.work, max_bytes=wire.MAX_MESSAGE_BYTES, keys=keys))
+                self.tcp_work = bound[1].last_endpoint.decode("ascii")
+            events = self._context.socket(zmq.XPUB)
+            bound.append(events)
+            events.linger = 0
+            events.maxmsgsize = _SUBSCRIPTION_BYTES
+            events.bind(self.addresses.events)
+            actions = ControlActions(
+                welcome=self._welcome,
+                status=self.status,
+                cancel=self._cancel_from_control,
+                drain=self._drain_from_control,
+                audit=self._handler.audit,
+            )
+            self._control = ControlThread(self._context, self.addresses.control, actions, self._tcp)
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self.tcp_control = self._control.tcp_address
+        self._deaths = DeathWatch(self._died)
+        for number, socket in enumerate(bound[:-1]):
+            self._routers.append(
+                LoopSocket(socket, lambda frames, number=number: self._receive(number, frames))  # type: ignore[misc]
+            )
+        self._events = LoopSocket(events, self._subscribed)
+        self._control.start()
+
+    def endpoint(self, package_digest: str = "") -> Endpoint:
+        """What the endpoint file should say about this process."""
+        pid = os.getpid()
+        return Endpoint(
+            daemon=self._daemon,
+            package_digest=package_digest,
+            pid=pid,
+            start_ticks=start_ticks(pid),
+            boot_id=boot_id(),
+            instance=self.instance,
+            work=self.addresses.work,
+            control=self.addresses.control,
+            events=self.addresses.events,
+            tcp_work=self.tcp_work,
+            tcp_control=self.tcp_control,
+            tcp_server_key=self._tcp.keys.public if self._tcp else "",
+        )
+
+    async def close(self, linger_s: float = 1.0) -> None:
+        """Let followers read what there is, for `linger_s` at most, then close everything."""
+        deadline = self._loop.time() + linger_s
+        while self._loop.time() < deadline and not all(has_read_all(peer) for peer in self._peers.values()):
+            await asyncio.sleep(self._limits.retry_s)
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loop.run_in_executor(None, self._control.stop)
+        for socket in self._routers:
+            socket.close(int(linger_s * 1000))
+        self._events.close()
+        self._deaths.close()
+        self._peers.clear()
+        await self._loop.run_in_executor(None, self._context.term)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._requests) - len(self._finished)
+
+    def status(self) -> Status:
+        """The handler's status with what the server knows. From any thread."""
+        status = self._handler.status()
+        return msgspec.structs.replace(
+            status,
+            daemon=self._daemon,
+            instance=self.instance,
+            state="draining" if self.draining else "serving",
+            requests=self.open_requests,
+            clients=len(self._peers),
+            counters={**status.counters, **self._control.counters, **self.counters},
+        )
+
+    # ------------------------------------------------------------ control, on its thread
+
+    def _welcome(self, hello: Hello, scopes: frozenset[Scope]) -> Message:
+        version = min(hello.version, PROTOCOL_VERSION)
+        if version < OLDEST_VERSION:
+            return Refused(
+                code="version",
+                message=f"this daemon speaks versions {OLDEST_VERSION} to {PROTOCOL_VERSION}, not {hello.version}",
+                next_step="use a client of this daemon's version",
+                versions=tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1)),
+            )
+        return Welcome(
+            version=version,
+            daemon=self._daemon,
+            pid=os.getpid(),
+            instance=self.instance,
+            scopes=tuple(sorted(scope.value for scope in scopes)),
+            max_message_bytes=wire.MAX_MESSAGE_BYTES,
+            capabilities=CAPABILITIES,
+        )
+
+    def _cancel_from_control(self, request_id: RequestId) -> bool:
+        entry = self._requests.get(request_id)
+        if entry is None or entry.log.done is not None:
+            return False
+        self._loop.call_soon_threadsafe(self._cancel, request_id)
+        return True
+
+    def _drain_from_control(self, now: bool) -> None:
+        self._loop.call_soon_threadsafe(self.drain, now)
+
+    # ------------------------------------------------------------ what comes in
+
+    def drain(self, now: bool = False) -> None:
+        """Take nothing new and have the handler finish. On the loop; also for SIGTERM."""
+        self.draining = True
+        self._spawn(self._handler.drain(now))
+
+    def _cancel(self, request_id: RequestId) -> None:
+        try:
+            self._handler.cancel(request_id)
+        except Exception:  # the handler's edge
+            self.counters["handler_errors"] += 1
+            _log.exception("request %s could not be cancelled", request_id)
+
+    def _receive(self, number: int, raw: Sequence[zmq.Frame]) -> None:
+        key = b"%d:%b" % (number, raw[0].bytes)
+        peer = self._peers.get(key)
+        try:
+            message = wire.decode_from_client([frame.bytes for frame in raw[1:]])
+        except WireError as error:
+            self.counters["malformed_frames"] += 1
+            self._say(number, raw[0].bytes, peer, Error(code=error.code, message=error.message))
+            return
+        if isinstance(message, Hello):
+            self._shake_hands(number, raw[0], key, message)
+        elif peer is None:
+            self.counters["before_handshake"] += 1
+            text = "the first message is a hello; this daemon does not know you"
+            self._say(number, raw[0].bytes, None, Error(code="handshake", message=text))
+        else:
+            peer.heard_s = self._loop.time()
+            self._dispatch(peer, message)
+
+    def _say(self, number: int, identity: bytes, peer: Peer | None, message: Message) -> None:
+        """Answer a peer of the handshake through its queue, a stranger once and without a queue."""
+        if peer is not None:
+            self._reply(peer, message)
+        elif self._routers[number].send([identity, *wire.encode(message)]) is not Sent.SENT:
+            self.counters["dropped_replies"] += 1
+
+    def _reply(self, peer: Peer, message: Message) -> None:
+        if not peer.reply(message):
+            self.counters["dropped_replies"] += 1
+        self._pump_soon(peer)
+
+    def _shake_hands(self, number: int, identity: zmq.Frame, key: bytes, hello: Hello) -> None:
+        scopes, origin, public = ALL_SCOPES, "local", ""
+        if number > 0:
+            public = key_of(identity)
+            assert self._tcp is not None
+            client = self._tcp.allowed.find(public)
+            scopes = client.scopes if client else frozenset()
+            origin = f"tcp:{client.name or public}" if client else "tcp:unknown"
+        reply = self._welcome(hello, scopes)
+        if key in self._peers:
+            self._drop(self._peers[key], "")
+        if isinstance(reply, Welcome) and len(self._peers) >= self._limits.max_clients:
+            reply = Refused(code="too-many", message=f"{len(self._peers)} clients are connected already")
+        if not isinstance(reply, Welcome):
+            self.counters["refused"] += 1
+            self._say(number, identity.bytes, None, reply)
+            return
+        peer = Peer(
+            key=key,
+            identity=identity.bytes,
+            info=ClientInfo(
+                name=hello.client,
+                user=hello.user,
+                pid=hello.pid if number == 0 else 0,
+                origin=origin,
+                namespaces=hello.namespaces,
+                capabilities=hello.capabilities,
+                scopes=scopes,
+                key=public,
+            ),
+            transmit=self._routers[number].send,
+            heard_s=self._loop.time(),
+        )
+        self._peers[key] = peer
+        if number == 0:
+            peer.watched = self._deaths.watch(key, hello.pid, hello.start_ticks)
+        self._reply(peer, reply)
+        self._arm("beat", self._limits.beat_s, self._beat)
+
+    def _dispatch(self, peer: Peer, message: FromClient) -> None:
+        match message:
+            case Ping():
+                self._reply(peer, Pong())
+            case Submit(request=request):
+                if self._allowed(peer, Scope.SUBMIT, request.request_id):
+                    self._submit(peer, request)
+            case Follow():
+                if self._allowed(peer, Scope.FOLLOW, message.request_id):
+                    self._follow(peer, message.request_id, message.after_sequence)
+            case Unfollow():
+                self._leave(peer, message.request_id)
+            case Fetch():
+                if self._allowed(peer, Scope.FETCH, digest=message.digest):
+                    self._fetch(peer, message)
+            case Bye():
+                self._drop(peer, "")
+            case Hello():
+                pass
+
+    def _allowed(
+        self, peer: Peer, scope: Scope, request_id: RequestId = _NO_REQUEST, digest: Digest = _NO_DIGEST
+    ) -> bool:
+        scopes = peer.info.scopes
+        if peer.info.key and self._tcp is not None:
+            # Looked up anew: a key that was taken off the list is out at once.
+            client = self._tcp.allowed.find(peer.info.key)
+            scopes = client.scopes if client else frozenset()
+        if scope in scopes:
+            return True
+        self.counters["forbidden"] += 1
+        self._audit("forbidden", peer, scope=scope.value, request=request_id)
+        text = f"this key does not have the scope {scope.value!r}"
+        self._reply(
+            peer,
+            Error(
+                code="forbidden",
+                message=text,
+                request_id=request_id,
+                digest=digest,
+                next_step="have it added on the daemon's host",
+            ),
+        )
+        return False
+
+    def _submit(self, peer: Peer, request: Request) -> None:
+        request_id = request.request_id
+        if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
+            text = f"a request id has 1 to {MAX_REQUEST_ID_CHARACTERS} characters"
+            self._reply(peer, Error(code="bad-message", message=text, request_id=request_id))
+            return
+        if request_id in self._requests:
+            # A retry after a lost connection: the work goes on, nothing runs twice.
+            self._follow(peer, request_id, 0)
+            return
+        if self.draining:
+            text = "this daemon is about to end and takes nothing new"
+            self._reply(peer, Error(code="draining", message=text, request_id=request_id, next_step="try again"))
+            return
+        self._audit(
+            "submit",
+            peer,
+            request=request_id,
+            build=request.build_id,
+            mode=request.mode.value,
+            project=request.project,
+            targets=list(request.targets),
+        )
+        log = RequestLog(request_id, limit_bytes=self._limits.log_bytes)
+        entry = _Entry(log, request.on_disconnect)
+        self._requests[request_id] = entry
+        log.listen(lambda event: self._appended(entry, event))
+        self._follow(peer, request_id, 0)
+        try:
+            self._handler.submit(peer.info, request, log)
+        except Exception as error:  # the handler's edge: the client must get an end
+            self.counters["handler_errors"] += 1
+            _log.exception("request %s could not be begun", request_id)
+            log.append(Done(outcome=Outcome.DAEMON_ERROR, code="internal", message=f"{type(error).__name__}: {error}"))
+
+    def _follow(self, peer: Peer, request_id: RequestId, after_sequence: int) -> None:
+        entry = self._requests.get(request_id)
+        if entry is None:
+            text = f"no request {request_id!r} is known"
+            step = "submit it again; what was built is in the store"
+            self._reply(peer, Error(code="unknown-request", message=text, request_id=request_id, next_step=step))
+            return
+        if len(peer.cursors) >= MAX_FOLLOWED and request_id not in peer.cursors:
+            text = f"a client follows at most {MAX_FOLLOWED} requests at once"
+            self._reply(peer, Error(code="too-many", message=text, request_id=request_id))
+            return
+        peer.follow(entry.log, after_sequence)
+        if entry.log.done is None:
+            entry.followers.add(peer)
+        self._pump_soon(peer)
+
+    def _fetch(self, peer: Peer, message: Fetch) -> None:
+        if not _DIGEST.match(message.digest):
+            text = "a digest has 64 hexadecimal characters"
+            self._reply(peer, Error(code="bad-message", message=text, digest=message.digest))
+        elif peer.fetching + len(peer.transfers) >= MAX_TRANSFERS:
+            text = f"a client fetches at most {MAX_TRANSFERS} blobs at once"
+            self._reply(peer, Error(code="too-many", message=text, digest=message.digest))
+        else:
+            peer.fetching += 1
+            self._spawn(self._read_blob(peer, message))
+
+    async def _read_blob(self, peer: Peer, message: Fetch) -> None:
+        data: bytes | None = None
+        error = Error(code="not-found", message=f"no blob {message.digest}", digest=message.digest)
+        try:
+            data = await self._handler.blob(message.store, message.digest)
+        except Exception as problem:  # the handler's edge
+            self.counters["handler_errors"] += 1
+            _log.exception("blob %s could not be read", message.digest)
+            error = msgspec.structs.replace(error, code="internal", message=f"{type(problem).__name__}: {problem}")
+        finally:
+            peer.fetching -= 1
+        if self._peers.get(peer.key) is not peer:
+            return
+        if data is None:
+            self._reply(peer, error)
+        else:
+            peer.transfers.append(Transfer(message.digest, data))
+            self._pump_soon(peer)
+
+    # ------------------------------------------------------------ what goes out
+
+    def _appended(self, entry: _Entry, event: Event) -> None:
+        if threading.get_ident() == self._thread:
+            self._publish(entry, event)
+        else:
+            self._loop.call_soon_threadsafe(self._publish, entry, event)
+
+    def _publish(self, entry: _Entry, event: Event) -> None:
+        for peer in entry.followers:
+            self._pump_soon(peer)
+        if self._subscriptions:
+            for encoded in entry.log.encoded_after(event.sequence - 1, 1):
+                self._events.send([event.request_id.encode("utf-8", "replace"), *encoded.frames])
+        if isinstance(event.body, Done):
+            entry.finished_s = self._loop.time()
+            entry.followers.clear()
+            self._finished[entry.log.request_id] = entry
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        oldest_s = self._loop.time() - self._limits.keep_finished_s
+        while self._finished:
+            request_id, entry = next(iter(self._finished.items()))
+            if len(self._finished) <= self._limits.keep_finished and entry.finished_s > oldest_s:
+                self._arm("forget", self._limits.keep_finished_s, self._forget_old)
+                return
+            del self._finished[request_id], self._requests[request_id]
+
+    def _subscribed(self, raw: Sequence[zmq.Frame]) -> None:
+        wish = raw[0].bytes
+        if wish[:1] == b"\x01":
+            self._subscriptions.add(wish[1:])
+        elif wish[:1] == b"\x00":
+            self._subscriptions.discard(wish[1:])
+
+    def _pump_soon(self, peer: Peer) -> None:
+        if peer in self._full:
+            return  # the retry timer has it
+        self._dirty.add(peer)
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump_dirty)
+
+    def _pump_dirty(self) -> None:
+        self._pumping = False
+        dirty, self._dirty = self._dirty, set()
+        for peer in dirty:
+            if self._peers.get(peer.key) is peer:
+                self._pump(peer)
+
+    def _pump(self, peer: Peer) -> Pumped:
+        result = peer.pump()
+        match result:
+            case Pumped.MORE:
+                self._pump_soon(peer)
+            case Pumped.FULL:
+                if not peer.full:
+                    peer.full = True
+                    self.counters["slow_clients"] += 1
+                self._full.add(peer)
+                self._arm("retry", self._retry_s, self._retry)
+            case Pumped.GONE:
+                self._drop(peer, "gone")
+            case Pumped.IDLE:
+                pass
+        return result
+
+    def _retry(self) -> None:
+        waiting, self._full = self._full, set()
+        moved = False
+        for peer in waiting:
+            peer.spoken = False
+            self._pump(peer)
+            moved = moved or peer.spoken
+        self._retry_s = self._limits.retry_s if moved else min(2 * self._retry_s, _SLOWEST_RETRY_S)
+
+    # ------------------------------------------------------------ who leaves
+
+    def _beat(self) -> None:
+        now_s = self._loop.time()
+        for peer in list(self._peers.values()):
+            if not peer.watched and now_s - peer.heard_s > self._limits.expiry_s:
+                self._drop(peer, "expired")
+            elif not peer.spoken and peer not in self._full:
+                self._reply(peer, Pong())
+            peer.spoken = False
+        if self._peers:
+            self._arm("beat", self._limits.beat_s, self._beat)
+
+    def _died(self, key: bytes) -> None:
+        if key in self._peers:
+            self._drop(self._peers[key], "died")
+
+    def _drop(self, peer: Peer, why: str) -> None:
+        """Forget a client; `why` is counted unless it said goodbye."""
+        if self._peers.pop(peer.key, None) is None:
+            return
+        if why:
+            self.counters[f"clients_{why}"] += 1
+        self._deaths.forget(peer.key)
+        self._dirty.discard(peer)
+        self._full.discard(peer)
+        peer.transfers.clear()
+        for request_id in list(peer.cursors):
+            self._leave(peer, request_id)
+
+    def _leave(self, peer: Peer, request_id: RequestId) -> None:
+        if peer.cursors.pop(request_id, None) is None:
+            return
+        entry = self._requests.get(request_id)
+        if entry is None or peer not in entry.followers:
+            return
+        entry.followers.discard(peer)
+        if not entry.followers and entry.on_disconnect is OnDisconnect.CANCEL and entry.log.done is None:
+            self._audit("abandoned", peer, request=request_id)
+            self._cancel(request_id)
+
+    # ------------------------------------------------------------ small things
+
+    def _arm(self, name: str, delay_s: float, call: Any) -> None:
+        """Call once after a while, unless that is planned already. No timer runs while nobody is here."""
+        if name not in self._timers:
+            self._timers[name] = self._loop.call_later(delay_s, self._ring, name, call)
+
+    def _ring(self, name: str, call: Any) -> None:
+        del self._timers[name]
+        call()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.counters["handler_errors"] += 1
+            _log.error("a task of the server failed", exc_info=task.exception())
+
+    def _audit(self, what: str, peer: Peer, **facts: object) -> None:
+        who = {"user": peer.info.user, "pid": peer.info.pid, "client": peer.info.name, "from": peer.info.origin}
+        # JSON, so that a client's text can neither end the line nor look like another field.
+        self._handler.audit(" ".join([what, *(f"{k}={json.dumps(v)}" for k, v in {**who, **facts}.items())]))
