@@ -95,10 +95,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as leave:  # argparse has said what was wrong.
         return leave.code if isinstance(leave.code, int) else OK if leave.code is None else USAGE
     except Exception as error:
-        reported = _reported(error)
-        if reported is None:
-            raise
-        return reported
+        return _reported(error)
 
 
 def _unknown(name: str) -> None:
@@ -113,12 +110,14 @@ def _unknown(name: str) -> None:
     print("  next: buildd --help lists them", file=sys.stderr)
 
 
-def _reported(error: Exception) -> int | None:
-    """Print an error that is meant for people and return its exit status; None for any other."""
+def _reported(error: Exception) -> int:
+    """Print an error and return its exit status. One that is not meant for people is a bug, and comes with its story:
+    were it to leave here, Python would exit with 1, which means that a build failed."""
     # Imported when something is already wrong: they cost nothing on the good way.
     from buildd.commands.common import print_problem
     from buildd.errors import BuilddError
     from codegen.plan import RequestError
+    from protocol.errors import ProtocolError
 
     if isinstance(error, RequestError):
         print_problem(error.message, file=error.file, next_step=error.next_step)
@@ -126,4 +125,13 @@ def _reported(error: Exception) -> int | None:
     if isinstance(error, BuilddError):
         print_problem(error.message, file=error.file, command=error.command, next_step=error.next_step)
         return DAEMON
-    return None
+    if isinstance(error, ProtocolError):
+        print_problem(error.message, next_step=error.next_step)
+        return DAEMON
+    if isinstance(error, BrokenPipeError):
+        raise error
+    import traceback
+
+    traceback.print_exception(error)
+    print_problem(f"internal error: {error!r}", next_step="report it, with the file that buildd doctor --bundle writes")
+    return DAEMON

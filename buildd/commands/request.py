@@ -75,9 +75,11 @@ def request_from(options: Namespace, targets: tuple[str, ...], mode: Mode, envir
     Raises: RequestError for a project, a number or a variable that makes no sense.
     """
     project, file = project_of(options.directory, options.file)
+    # One name for both where this command opens the build: what `buildd log` lists can be followed.
+    request_id = RequestId(secrets.token_hex(6))
     return Request(
-        request_id=RequestId(secrets.token_hex(8)),
-        build_id=BuildId(environ.get("BUILDD_BUILD_ID") or secrets.token_hex(6)),
+        request_id=request_id,
+        build_id=BuildId(environ.get("BUILDD_BUILD_ID") or request_id),
         project=project,
         file=file,
         targets=targets,
@@ -104,9 +106,11 @@ def selected_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def store_of(environ: Mapping[str, str]) -> str:
     """The folder of this user's store."""
-    from buildd import location
-
-    return str(location.store_folder(environ))
+    explicit = environ.get("BUILDD_DIR", "")
+    if explicit:
+        return os.path.abspath(explicit)
+    cache = environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "buildd")
 
 
 def _jobs(option: int | None, environ: Mapping[str, str]) -> int:

@@ -1,0 +1,119 @@
+"""`buildd uninstall`: stops the daemon and removes everything that buildd keeps outside of projects.
+
+Knows the names of what we make, and removes nothing else: BUILDD_DIR may be a folder that holds other things too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from buildd.cli import DAEMON, OK, USAGE
+from buildd.commands.common import parser, print_problem
+from buildd.ui.text import clean, size
+
+STORE_NAMES = ("blobs", "tmp", "sessions", "lock", "index.lock", "CACHEDIR.TAG")
+STORE_PATTERNS = ("index.db*", "*.lock")
+STORE_MARK = "index.db"
+
+
+def run(arguments: list[str]) -> int:
+    command = parser(
+        "uninstall", "Stop the daemon; remove store, runtime folder and settings. Projects stay as they are."
+    )
+    command.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    options = command.parse_args(arguments)
+    found = list(remains(os.environ))
+    if not found:
+        print("nothing to remove")
+        return OK
+    if not options.yes:
+        for path in found:
+            print(f"would remove {clean(str(path))}")
+        if not sys.stdin.isatty():
+            print_problem("nobody can be asked here", next_step="buildd uninstall --yes removes all of that")
+            return USAGE
+        if input("Remove all of that? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("nothing was removed")
+            return OK
+    status = _stop()
+    if status != OK:
+        return status
+    failed = 0
+    for path in found:
+        failed += not _remove(path)
+    print("pip uninstall buildd removes the program itself")
+    return DAEMON if failed else OK
+
+
+def remains(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Everything of ours that exists: files and folders that can be removed whole."""
+    from buildd.commands.request import store_of
+    from protocol.endpoint import choose_base
+    from protocol.errors import ProtocolError
+
+    store = Path(store_of(environ))
+    if (store / STORE_MARK).exists():
+        yield from _store_parts(store)
+    try:
+        base = choose_base(environ)
+    except ProtocolError:
+        base = None
+    if base is not None and base.is_dir() and not base.is_symlink() and base.stat().st_uid == os.geteuid():
+        yield from _runtime_parts(base, whole=not environ.get("BUILDD_RUNTIME_DIR"))
+    config = Path(environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")) / "buildd"
+    if config.is_dir():
+        yield config
+
+
+def _store_parts(store: Path) -> Iterator[Path]:
+    """The whole folder where nothing else is in it, else our entries."""
+    ours = {path for name in STORE_NAMES if (path := store / name).exists() or path.is_symlink()}
+    for pattern in STORE_PATTERNS:
+        ours.update(store.glob(pattern))
+    if ours == set(store.iterdir()) and not store.is_symlink():
+        yield store
+    else:
+        yield from sorted(ours)
+
+
+def _runtime_parts(base: Path, *, whole: bool) -> Iterator[Path]:
+    if whole:
+        yield base
+        return
+    for folder in sorted(base.iterdir()):  # A folder that the user named may hold more than ours.
+        if folder.is_dir() and not folder.is_symlink() and (folder / "daemon.lock").exists():
+            yield folder
+
+
+def _stop() -> int:
+    from buildd.commands.daemon_control import stop_daemon
+    from protocol.errors import ProtocolError
+
+    try:
+        return stop_daemon(now=True)
+    except ProtocolError as error:
+        print_problem(f"the daemon cannot be stopped: {error.message}", next_step="end it by its pid, then try again")
+        return DAEMON
+
+
+def _remove(path: Path) -> bool:
+    from buildd.commands.checks import folder_bytes
+
+    try:
+        if path.is_dir() and not path.is_symlink():
+            count_bytes = folder_bytes(path)
+            shutil.rmtree(path)
+        else:
+            count_bytes = path.lstat().st_size
+            path.unlink()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        print_problem(f"cannot remove {path}: {error.strerror}", next_step="remove it by hand")
+        return False
+    print(f"removed {clean(str(path))} ({size(count_bytes)})")
+    return True
