@@ -130,7 +130,7 @@ def _pressure(path: str) -> float:
     """The "some avg10" of a PSI file, in percent; 0 where there is none."""
     _, _, rest = _text(path).partition("some avg10=")
     try:
-        return float(rest.split(None, 1)[0]) if rest else 0.0
+        return float((rest.split(None, 1) or ["0"])[0])
     except ValueError:
         return 0.0
 

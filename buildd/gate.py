@@ -1,0 +1,44 @@
+"""Admission at work: looks at the host and at other daemons, asks the budget, and publishes what it promised.
+
+Decides nothing itself (`admission` does) and knows no job beyond what is passed in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from buildd import memory
+from buildd.admission import Admitted, Ask, Budget, Running, outstanding_bytes
+from buildd.claims import Claims
+from buildd.memory import HostMemory
+from protocol.messages import JobId
+
+
+class Gate:
+    """One daemon's admission.
+
+    Args:
+        claims: what this and other daemons have promised.
+        look: reads the host's memory.
+    """
+
+    def __init__(self, budget: Budget, claims: Claims, look: Callable[[], HostMemory] = memory.read) -> None:
+        self._budget = budget
+        self._claims = claims
+        self._look = look
+
+    def refusal(self, ask: Ask, running: Sequence[Running]) -> str:
+        """Why a job may not start beside those that run; empty when it may, and is then promised its memory."""
+        with self._claims.section():
+            host = self._look()
+            answer = self._budget.can_start(ask, host, running, self._claims.others(host.total_bytes))
+            admitted = isinstance(answer, Admitted)
+            self._claims.publish(outstanding_bytes(running) + (ask.memory_bytes if admitted else 0))
+        return "" if isinstance(answer, Admitted) else answer.reason
+
+    def relieve(self, running: Sequence[Running]) -> JobId | None:
+        """Look at what runs, a few times a second: tells the other daemons how much of our promise is still open, and
+        returns the job that has to end because the host is short of memory."""
+        self._claims.publish(outstanding_bytes(running))
+        return self._budget.relieve(running, self._look(), time.monotonic())
