@@ -51,6 +51,9 @@ _WORDS = re.compile(
     rb"__FILE__|__BASE_FILE__|__builtin_FILE|source_location|\bassert\s*\("
     rb"|__DATE__|__TIME__|__TIMESTAMP__|\.incbin|#\s*embed|has_include"
 )
+_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+# assert's own definition is no use of it: what it expands to is the path of the file that calls it.
+_ASSERT_DEFINITION = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+assert(?:_perror)?\b(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def traits_of(content: bytes) -> Traits:
@@ -58,8 +61,13 @@ def traits_of(content: bytes) -> Traits:
     found = Traits.NONE
     if b"\0" in content[:1024]:
         return found
-    for match in _WORDS.finditer(content):
-        word = match.group()
+    words = {match.group() for match in _WORDS.finditer(content)}
+    if any(word.startswith((b"assert", b"__FILE__")) for word in words):
+        bare = _ASSERT_DEFINITION.sub(b"", _COMMENT.sub(b" ", content))
+        words = {match.group() for match in _WORDS.finditer(bare)} | {
+            w for w in words if w[:6] in (b"__DATE", b"__TIME")
+        }
+    for word in words:
         if word.startswith(b"assert"):
             found |= Traits.ASSERT
         elif word in (b"__DATE__", b"__TIME__", b"__TIMESTAMP__"):
@@ -248,8 +256,16 @@ class Snapshot:
         return path if path.startswith("/") else f"{self.project}/{path}"
 
     def produced(self, path: str, digest: Digest) -> None:
-        """An action of this request made `path` (relative to the project)."""
+        """An action of this request made `path` (relative to the project). Where it was put there as a file, its stamp
+        of now is what `changed` compares with."""
         self._produced[path] = digest
+        stamp = self.files.stamp(self.absolute(path))
+        if stamp is not None:
+            self._facts[path] = Fact(digest, Traits.NONE, stamp)
+
+    def has_seen(self, path: str) -> bool:
+        """Whether the snapshot has looked at a path already."""
+        return path in self._facts
 
     def digest(self, path: str) -> Digest | None:
         """Content digest of a file or of a produced one; None when there is no such file."""

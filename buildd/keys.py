@@ -59,8 +59,7 @@ def action_components(
     """
     yield "format", FORMAT
     yield f"tool {action.tool}", tool_digest
-    # A list, encoded: joining with spaces would let ("-D", "A B") and ("-D A", "B") meet.
-    yield "command", msgspec.json.encode([_encodable(a) for a in action.argv]).decode()
+    yield "command", "\0".join(field for argument in action.argv for field in _fields(argument))
     for name, value in action.environment:
         yield f"variable {name}", value
     if action.payload:
@@ -75,17 +74,33 @@ def action_components(
             yield f"folder of {name}", folder
 
 
-def _encodable(argument: Argument) -> str | list[str]:
+def _fields(argument: Argument) -> tuple[str, ...]:
+    """An argument as fields that no other list of arguments has: none is empty, and none can hold a NUL."""
     if isinstance(argument, str):
-        return argument
-    # What an output or an input is called in the project reaches no result: only where it is put does.
+        return (f"={argument}",)
+    # What an input is called in the project reaches no result here: it is a declared input, with name and content.
     name = "" if argument.place is Place.INPUT else argument.name
-    return [argument.place.value, name, argument.prefix, argument.suffix]
+    return (f"@{argument.place.value}", f"n{name}", f"p{argument.prefix}", f"s{argument.suffix}")
+
+
+def encode(components: Iterable[Component]) -> bytes:
+    """Components as bytes that `decode` takes back. Names of files need not be UTF-8."""
+    return msgspec.msgpack.encode([(_bytes(name), _bytes(value)) for name, value in components])
+
+
+def decode(encoded: bytes) -> list[Component]:
+    """The way back from `encode`. Raises msgspec.MsgspecError for anything else."""
+    pairs = msgspec.msgpack.decode(encoded, type=list[tuple[bytes, bytes]])
+    return [(n.decode(errors="surrogateescape"), v.decode(errors="surrogateescape")) for n, v in pairs]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
 
 
 def digest(components: Iterable[Component]) -> Digest:
     """The digest of a list of components. Lengths are part of the encoding, so no two lists meet."""
-    return Digest(blake3(msgspec.msgpack.encode(list(components))).hexdigest())
+    return Digest(blake3(encode(components)).hexdigest())
 
 
 def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Iterable[tuple[str, str]] = ()) -> Digest:
@@ -96,7 +111,9 @@ def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Ite
         files: discovered files by name, sorted.
         roots: named folders whose absolute path can reach the result.
     """
-    return Digest(blake3(msgspec.msgpack.encode((first, list(files), list(roots)))).hexdigest())
+    return digest(
+        [("first", first), *(("file", f"{d} {n}") for n, d in files), *(("root", f"{n}={f}") for n, f in roots)]
+    )
 
 
 def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str, ...]:
@@ -118,11 +135,8 @@ def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str,
 
 def _changed(name: str, old: str, new: str) -> str:
     if name == "command":
-        before = [_shown(a) for a in msgspec.json.decode(old)]
-        now = [_shown(a) for a in msgspec.json.decode(new)]
-        added = [a for a in now if a not in before]
-        gone = [a for a in before if a not in now]
-        parts = [f"+{a}" for a in added] + [f"-{a}" for a in gone]
+        before, now = _arguments(old), _arguments(new)
+        parts = [f"+{a}" for a in now if a not in before] + [f"-{a}" for a in before if a not in now]
         return "command: " + (" ".join(parts) if parts else "order of arguments changed")
     if new == MISSING:
         return f"{name}: no longer there"
@@ -134,8 +148,20 @@ def _changed(name: str, old: str, new: str) -> str:
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
-def _shown(argument: object) -> str:
-    if isinstance(argument, list):
-        place, name, prefix, suffix = argument
-        return spell(Ref(place=Place(place), name=name, prefix=prefix, suffix=suffix))
-    return str(argument)
+def _arguments(encoded: str) -> list[str]:
+    """The arguments of a "command" component, as people write them."""
+    out: list[str] = []
+    for field in encoded.split("\0"):
+        mark, text = field[:1], field[1:]
+        match mark:
+            case "=":
+                out.append(text)
+            case "@":
+                place = text
+            case "n":
+                name = text
+            case "p":
+                prefix = text
+            case _:
+                out.append(spell(Ref(place=Place(place), name=name, prefix=prefix, suffix=text)))
+    return out

@@ -1,0 +1,364 @@
+"""One request while it is being built: its plan, its view of the files, its counts and its log.
+
+Knows what is said to the followers, and how results reach the project's folder. Does not decide what runs when (`state`)
+and starts no process (`execution`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from buildd.buildlog import Build, BuildSummary
+from buildd.command import shown
+from buildd.diagnostics import diagnose
+from buildd.eventlog import RequestLog
+from buildd.files import Files, Snapshot
+from buildd.lookup import Found, Lookup, Missing
+from buildd.store import Result, Store
+from codegen.plan import Action, Plan, Resources, Tool
+from protocol import messages as m
+
+HIT = m.JobId(0)
+"""Job id in events about actions that did not run."""
+DELIVER_MODES = frozenset({m.Mode.BUILD})
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the summary says. `saved_s` is the time that hits' jobs took when they ran."""
+
+    done: int = 0
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    saved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A file that an action of this request has made."""
+
+    digest: m.Digest
+    size_bytes: int
+    executable: bool
+
+
+@dataclass(slots=True)
+class Building:
+    """State of one request. Methods that touch files are called from worker threads, one action at a time each."""
+
+    request: m.Request
+    log: RequestLog
+    store: Store
+    files: Files
+    started_ns: int = field(default_factory=time.time_ns)
+    begun_s: float = field(default_factory=time.monotonic)
+    counts: Counts = field(default_factory=Counts)
+    plan: Plan = field(default_factory=lambda: Plan(targets=(), actions=()))
+    tools: dict[str, Tool] = field(default_factory=dict)
+    resources: list[Resources] = field(default_factory=list)
+    """Learned or guessed, one an action of the plan."""
+    products: dict[str, Product] = field(default_factory=dict)
+    misses: dict[int, Missing] = field(default_factory=dict)
+    snapshot: Snapshot = field(init=False)
+    lookup: Lookup = field(init=False)
+    failure: str = ""
+    """What ended the request before its plan did (a full disk); for the last event."""
+    _scratch: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Look at the file system afresh."""
+        self.snapshot = Snapshot(self.files, os.path.realpath(self.request.project))
+        self.lookup = Lookup(self.store, self.snapshot, recache=self.request.recache)
+
+    @property
+    def project(self) -> str:
+        return self.snapshot.project
+
+    @property
+    def writes_outputs(self) -> bool:
+        return self.request.mode in DELIVER_MODES
+
+    def adopt(self, plan: Plan, resources: list[Resources]) -> None:
+        """Take the plan on."""
+        self.plan = plan
+        self.tools = {tool.name: tool for tool in plan.tools}
+        self.resources = resources
+
+    def tool(self, action: Action) -> Tool:
+        return self.tools[action.tool]
+
+    def command(self, action: Action) -> str:
+        """One line that repeats an action by hand."""
+        return shown(action, self.tool(action), project=self.project)
+
+    # ---------------------------------------------------------------- files (worker threads)
+
+    def write_generated(self) -> None:
+        """Write the plan's generated files, where they differ. Raises OSError."""
+        for generated in self.plan.files:
+            path = Path(self.project, generated.path)
+            try:
+                if path.read_bytes() == generated.content:
+                    continue
+            except OSError:
+                pass
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, generated.content)
+        for generated in self.plan.files:
+            # Seen now, so that a run that reads it at once does not take its young stamp for a change.
+            self.snapshot.fact(generated.path)
+
+    def look(self, index: int, *, fresh: bool) -> Found | Missing:
+        """Look an action up and, if it is there, put its outputs in place.
+
+        Raises:
+            StoreFull: an output's disk is full.
+            OSError: an output's folder cannot be written.
+        """
+        action = self.plan.actions[index]
+        if fresh:
+            self.forget_inputs(action)
+        answer = self.lookup.look(action, self.tool(action))
+        if isinstance(answer, Found) and not self.take(action, answer.result):
+            # A blob of it is gone or damaged: it was dropped from the store, so this is a miss like any other.
+            answer = Missing(answer.first, b"", ("a stored output was missing or damaged",))
+        if isinstance(answer, Missing):
+            self.misses[index] = answer
+        return answer
+
+    def forget_inputs(self, action: Action) -> None:
+        """Everything that the snapshot knows may be old: a file changed while an action ran."""
+        made = dict(self.products)
+        self.renew()
+        for path, product in made.items():
+            self.snapshot.produced(path, product.digest)
+
+    def take(self, action: Action, result: Result) -> bool:
+        """Use a stored result: its outputs become products, and files where outputs are wanted."""
+        self.store.touch((result.key,))
+        stored = {output.name: output for output in result.outputs}
+        if any(output.name not in stored for output in action.outputs):
+            return False
+        for output in action.outputs:
+            entry = stored[output.name]
+            if not self._place(output.path, entry.digest, executable=output.executable):
+                return False
+            self.products[output.path] = Product(entry.digest, entry.size_bytes, output.executable)
+            self.snapshot.produced(output.path, entry.digest)
+        return True
+
+    def _place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
+        if not self.writes_outputs:
+            return True  # a result is only found while its blobs are in the index
+        destination = Path(self.project, path)
+        fact = self.files.fact(str(destination))
+        if fact is not None and fact.digest == digest and not destination.is_symlink():
+            return True
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        return self.store.restore(digest, destination, executable=executable)
+
+    def place_made(self, path: str, made: Path, product: Product) -> None:
+        """Put a file that was just made where it belongs."""
+        if self.writes_outputs:
+            destination = Path(self.project, path)
+            fact = self.files.fact(str(destination))
+            if fact is None or fact.digest != product.digest or destination.is_symlink():
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(made, destination, executable=product.executable)
+        else:
+            copy_file(made, Path(self.where(path)), executable=product.executable)
+        self.products[path] = product
+        self.snapshot.produced(path, product.digest)
+
+    def where(self, path: str) -> str:
+        """Where a made file can be read by a tool: its place in the project, or a scratch copy when none is written."""
+        if self.writes_outputs:
+            return f"{self.project}/{path}" if not path.startswith("/") else path
+        with self._lock:
+            if not self._scratch:
+                self._scratch = tempfile.mkdtemp(prefix="warm-", dir=self.store.scratch_folder())
+        place = Path(self._scratch, path)
+        product = self.products.get(path)
+        if product is not None and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self.store.restore(product.digest, place, executable=product.executable)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return str(place)
+
+    def close(self) -> None:
+        """Remove what was only needed while it was built."""
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def keep_log(self) -> None:
+        """Keep the events of a finished request for `buildd log`. Raises StoreError."""
+        done = self.log.done
+        if done is None or self.store.read_only:
+            return
+        request = self.request
+        events = msgspec.msgpack.encode(self.log.after(0, 1 << 30))
+        self.store.save_build(
+            Build(
+                build_id=request.build_id,
+                request_id=request.request_id,
+                project=self.project,
+                targets=self.plan.targets,
+                started_ns=self.started_ns,
+                finished_ns=time.time_ns(),
+                outcome=done.outcome,
+                summary=BuildSummary(
+                    hits=done.hits,
+                    misses=done.misses,
+                    failures=done.failures,
+                    wall_s=done.wall_s,
+                    saved_s=done.saved_s,
+                    message=done.message,
+                ),
+            ),
+            events,
+        )
+
+    # ---------------------------------------------------------------- what followers see
+
+    def tell_hit(self, index: int, result: Result) -> None:
+        action = self.plan.actions[index]
+        self.counts.hits += 1
+        self.counts.saved_s += result.timing.wall_s
+        self.log.append(m.CacheHit(job_id=HIT, action=action.name, reason="same inputs", saved_s=result.timing.wall_s))
+        self.replay(HIT, result)
+
+    def replay(self, job: m.JobId, result: Result) -> None:
+        """Say again what the tool said when it ran: warnings are part of a result."""
+        for stream, digest in (("stdout", result.stdout), ("stderr", result.stderr)):
+            text = self.store.get(digest) if digest else None
+            for line in (text or b"").decode(errors="replace").splitlines():
+                self.log.append(m.LogLine(job_id=job, stream=stream, text=line))
+
+    def tell_failed(
+        self,
+        job: m.JobId,
+        action: Action,
+        kind: m.FailureKind,
+        message: str,
+        *,
+        status: int = 0,
+        signal: int = 0,
+        output: bytes = b"",
+        next_step: str = "",
+        timing: m.Timing | None = None,
+    ) -> None:
+        self.counts.failures += 1
+        self.log.append(
+            m.Failed(
+                job_id=job,
+                action=action.name,
+                kind=kind,
+                message=message,
+                exit_status=status,
+                signal=signal,
+                command=self.command(action),
+                next_step=next_step,
+                diagnostics=diagnose(output.decode(errors="replace")),
+                timing=timing or m.Timing(),
+            )
+        )
+
+    def tell_progress(self, running: int, waiting_for: str, eta_s: float) -> None:
+        counts = self.counts
+        self.log.append(
+            m.Progress(
+                done=counts.done,
+                total=len(self.plan.actions),
+                hits=counts.hits,
+                misses=counts.misses,
+                running=running,
+                eta_s=eta_s,
+                waiting_for=waiting_for,
+            )
+        )
+
+    def tell_artifacts(self) -> None:
+        for artifact in self.plan.artifacts:
+            product = self.products.get(artifact.path)
+            if product is not None:
+                self.log.append(
+                    m.Artifact(
+                        target=artifact.target,
+                        name=artifact.name,
+                        path=artifact.path,
+                        digest=product.digest,
+                        size_bytes=product.size_bytes,
+                    )
+                )
+
+    def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
+        counts = self.counts
+        self.log.append(
+            m.Done(
+                outcome=outcome,
+                hits=counts.hits,
+                misses=counts.misses,
+                failures=counts.failures,
+                wall_s=time.monotonic() - self.begun_s,
+                saved_s=counts.saved_s,
+                **fields,
+            )
+        )
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file aside and rename it into place."""
+    handle, aside = tempfile.mkstemp(prefix=".buildd-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(aside, 0o644 & ~_umask())
+        os.replace(aside, path)
+    except BaseException:
+        _unlink(aside)
+        raise
+
+
+def copy_file(source: Path, destination: Path, *, executable: bool) -> None:
+    """Copy a file aside and rename it into place; a link there is replaced, not followed."""
+    handle, aside = tempfile.mkstemp(prefix=".buildd-", dir=destination.parent)
+    os.close(handle)
+    try:
+        shutil.copyfile(source, aside)
+        os.chmod(aside, (0o777 if executable else 0o666) & ~_umask())
+        os.replace(aside, destination)
+    except BaseException:
+        _unlink(aside)
+        raise
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _umask() -> int:
+    # Reading it means setting it, for the whole process; /proc tells without.
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Umask:"):
+                    return int(line.split()[1], 8)
+    except (OSError, ValueError):
+        pass
+    return 0o022

@@ -1,0 +1,102 @@
+"""An action -> what is really executed: references resolved, the variables of the discovery added.
+
+Pure. Knows the job's private folder by name only.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+
+from buildd.launch import Launch
+from codegen.plan import Action, Argument, Discovery, Place, Ref, Tool
+
+DEPFILE = "inputs.d"
+TEMPORARY = "tmp"
+
+
+def output_path(private: str, action: Action, name: str) -> str:
+    """Where an action's output is written before it is published: under its own file name, since some tools
+    derive others from it."""
+    for output in action.outputs:
+        if output.name == name:
+            return f"{private}/{output.name}/{output.path.rsplit('/', 1)[-1]}"
+    raise KeyError(name)
+
+
+def launch_of(
+    action: Action, tool: Tool, *, project: str, private: str, where: Callable[[str], str], umask: int = 0o022
+) -> Launch:
+    """What the runner gets.
+
+    Args:
+        action: what runs.
+        tool: its tool, for the roots.
+        project: the folder that it runs in.
+        private: the job's own folder, which exists with its sub-folders.
+        where: path of a file that another action made.
+        umask: the client's.
+    """
+    roots = dict(tool.roots)
+
+    def resolve(argument: Argument) -> str:
+        if isinstance(argument, str):
+            return argument
+        return argument.prefix + _value(argument, action, roots, private, where) + argument.suffix
+
+    environment = dict(action.environment)
+    environment["TMPDIR"] = f"{private}/{TEMPORARY}"
+    match action.discovery:
+        case Discovery.GCC:
+            # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.
+            environment["SUNPRO_DEPENDENCIES"] = f"{private}/{DEPFILE} inputs"
+        case Discovery.CLANG:
+            environment["CC_PRINT_HEADERS"] = "1"
+            environment["CC_PRINT_HEADERS_FILE"] = f"{private}/{DEPFILE}"
+        case _:
+            pass
+    return Launch(
+        argv=tuple(resolve(argument) for argument in action.argv),
+        cwd=project,
+        environment=tuple(sorted(environment.items())),
+        payload=action.payload,
+        timeout_s=action.timeout_s,
+        umask=umask,
+    )
+
+
+def _value(ref: Ref, action: Action, roots: Mapping[str, str], private: str, where: Callable[[str], str]) -> str:
+    match ref.place:
+        case Place.OUTPUT:
+            return output_path(private, action, ref.name)
+        case Place.INPUT:
+            return where(ref.name)
+        case Place.TEMPORARY:
+            return f"{private}/{TEMPORARY}"
+        case Place.ROOT:
+            return roots[ref.name]
+        case Place.DEPFILE:
+            return f"{private}/{DEPFILE}"
+
+
+def shown(action: Action, tool: Tool, *, project: str) -> str:
+    """One line that does by hand what the action does, outputs at their final place."""
+    roots = dict(tool.roots)
+    outputs = {output.name: output.path for output in action.outputs}
+
+    def resolve(argument: Argument) -> str:
+        if isinstance(argument, str):
+            return argument
+        match argument.place:
+            case Place.OUTPUT:
+                value = outputs[argument.name]
+            case Place.INPUT:
+                value = argument.name
+            case Place.ROOT:
+                value = roots[argument.name]
+            case Place.TEMPORARY | Place.DEPFILE:
+                value = f"/tmp/{DEPFILE}"
+        return argument.prefix + value + argument.suffix
+
+    line = shlex.join(resolve(argument) for argument in action.argv)
+    return f"cd {shlex.quote(project)} && {line}"

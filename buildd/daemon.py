@@ -1,0 +1,260 @@
+"""Wiring and life of the daemon: lock, sockets, signals, idle, its own memory, drain.
+
+Knows who talks to whom and when the process ends; everything else is in `scheduler` and `server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import ctypes.util
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from buildd import __version__
+from buildd.control import TcpOptions
+from buildd.errors import BuilddError
+from buildd.eventlog import RequestLog
+from buildd.followers import ClientInfo
+from buildd.identity import package_digest
+from buildd.location import store_folder
+from buildd.scheduler import Scheduler
+from buildd.server import Server
+from codegen.environment import Settings, user_values
+from codegen.plan import RequestError
+from protocol import messages as m
+from protocol.curve import AllowList, allow_list_file, load_or_create, server_key_file
+from protocol.endpoint import DaemonLock, Folder, new_instance, remove_endpoint, runtime_folder, write_endpoint
+from protocol.errors import ProtocolError
+
+REST_AFTER_S = 5.0
+"""Idle for so long: give memory back."""
+IDLE_TIMEOUT_S = 3600.0
+MEMORY_CAP_BYTES = 1 << 30
+"""Above this the daemon starts itself anew as soon as nothing is being built."""
+IDLE_CAP_BYTES = 56 << 20
+"""What a resting daemon may hold; memory that a large build left fragmented is given back by starting anew."""
+
+_log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """The handler behind the server, and what ends the process.
+
+    Args:
+        settings: the daemon's own variables and the user's configuration file.
+        default_store: store of requests that name none.
+    """
+
+    def __init__(self, settings: Settings, default_store: Path) -> None:
+        self.scheduler = Scheduler(
+            default_store=default_store,
+            cpus=settings.number("BUILDD_JOBS") or 0,
+            memory_cap_bytes=settings.number("BUILDD_MEMORY") or 0,
+        )
+        self.server: Server | None = None
+        self.restart = False
+        self._idle_timeout_s = float(settings.text("BUILDD_IDLE_TIMEOUT_S") or 0) or _idle_timeout(settings)
+        self._started_s = time.monotonic()
+        self._ended = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._touched_s = time.monotonic()
+        self._rested = False
+
+    # ---------------------------------------------------------------- what the server asks
+
+    def submit(self, client: ClientInfo, request: m.Request, log: RequestLog) -> None:
+        self._touched_s = time.monotonic()
+        self._rested = False
+        self.scheduler.submit(request, log)
+        self._watch_idle()
+
+    def cancel(self, request_id: m.RequestId) -> bool:
+        return self.scheduler.cancel(request_id)
+
+    def status(self) -> m.Status:
+        """From the control thread: only copies of what the loop owns."""
+        now_s = time.monotonic()
+        scheduler = self.scheduler
+        running = [
+            m.JobStatus(
+                job_id=number,
+                action=execution.action.name,
+                elapsed_s=now_s - execution.started_s,
+                expected_s=execution.expected_s,
+                memory_bytes=execution.memory_bytes,
+            )
+            for number, execution in list(scheduler.executions.items())
+        ]
+        return m.Status(
+            pid=os.getpid(),
+            daemon="",
+            instance="",
+            state="",
+            uptime_s=now_s - self._started_s,
+            rss_bytes=own_memory_bytes(),
+            requests=0,
+            running=tuple(running),
+            queued=scheduler.state.queued,
+            waiting_for=scheduler.state.waiting_for,
+            stores=tuple(list(scheduler.stores)),
+            counters=dict(scheduler.counters),
+        )
+
+    async def blob(self, store: str, digest: m.Digest) -> bytes | None:
+        opened = self.scheduler.stores.get(store or self.scheduler.default_store)
+        return None if opened is None else await asyncio.to_thread(opened.store.get, digest)
+
+    async def drain(self, now: bool) -> None:
+        if now:
+            for request_id in list(self.scheduler.buildings):
+                self.scheduler.cancel(request_id)
+        _log.info("draining: %d requests left", len(self.scheduler.buildings))
+        while not self.scheduler.idle:
+            await asyncio.sleep(0.02)
+        self._ended.set()
+
+    def audit(self, line: str) -> None:
+        _log.info("audit %s", line)
+
+    # ---------------------------------------------------------------- life
+
+    async def live(self, folder: Folder, settings: Settings) -> None:
+        """Serve until drained or idle for too long."""
+        instance = new_instance()
+        self.server = Server(
+            self, folder.addresses(instance), instance=instance, daemon=f"buildd/{__version__}", tcp=_tcp(settings)
+        )
+        await self.scheduler.runner.start()
+        await self.server.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # A second signal does not wait for what still runs. SIGHUP (a terminal that closes) is no reason to end.
+            handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
+            loop.add_signal_handler(number, handler)
+        write_endpoint(folder, self.server.endpoint(package_digest()))
+        _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.default_store, os.getpid())
+        self._watch_idle()
+        await self._ended.wait()
+        remove_endpoint(folder, instance)
+        await self.server.close()
+        await self.scheduler.close()
+
+    def _asked_to_end(self) -> None:
+        assert self.server is not None
+        self.server.drain(now=self.server.draining)
+
+    def _watch_idle(self) -> None:
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.get_running_loop().create_task(self._until_idle())
+
+    async def _until_idle(self) -> None:
+        """Gives memory back after a while of rest, ends the daemon after a long one. Sleeps in between: no polling."""
+        assert self.server is not None
+        while True:
+            idle = self.scheduler.idle and not self.server.open_requests
+            if not idle:
+                self._touched_s = time.monotonic()
+                await asyncio.sleep(REST_AFTER_S)
+                continue
+            quiet_s = time.monotonic() - self._touched_s
+            if quiet_s >= REST_AFTER_S and not self._rested:
+                self._rested = True
+                await asyncio.to_thread(self.scheduler.rest)
+                release_memory()
+                if own_memory_bytes() > IDLE_CAP_BYTES and not self.server.status().clients and not self.restart:
+                    _log.info("starting anew: %d MiB held while idle", own_memory_bytes() >> 20)
+                    self.restart = True
+                    self._ended.set()
+                    return
+            if quiet_s >= self._idle_timeout_s and not self.server.status().clients:
+                _log.info("idle for %.0f s: ending", quiet_s)
+                self._ended.set()
+                return
+            until_s = (self._idle_timeout_s if self._rested else REST_AFTER_S) - quiet_s
+            await asyncio.sleep(max(0.05, until_s))
+
+
+def own_memory_bytes() -> int:
+    """Resident memory of this process."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def release_memory() -> None:
+    """Hand freed memory back to the system (glibc keeps it otherwise)."""
+    gc.collect()
+    library = ctypes.util.find_library("c")
+    if library:
+        trim = getattr(ctypes.CDLL(library), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def _idle_timeout(settings: Settings) -> float:
+    value = settings.value("BUILDD_IDLE_TIMEOUT_S").value
+    return float(value) if isinstance(value, (int, float)) and value > 0 else IDLE_TIMEOUT_S
+
+
+def _tcp(settings: Settings) -> TcpOptions | None:
+    address = settings.text("BUILDD_TCP")
+    if not address:
+        return None
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    control_port = "0" if port == "0" else str(int(port) + 1)
+    return TcpOptions(
+        work=f"tcp://{host}:{port}",
+        control=f"tcp://{host}:{control_port}",
+        keys=load_or_create(server_key_file(os.environ)),
+        allowed=AllowList(allow_list_file(os.environ)),
+    )
+
+
+def serve() -> int:
+    """Be the daemon of this user and machine until drained or idle.
+
+    Returns:
+        0 after a good end, also when another daemon lives already; 2 for settings that cannot be read; 3 where the
+        runtime folder or the store cannot be used.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    os.umask(0o022)
+    try:
+        settings = Settings(request_env=dict(os.environ), user_values=user_values(os.environ))
+        logging.getLogger().setLevel(settings.text("BUILDD_LOG") or "INFO")
+        folder = runtime_folder(os.environ)
+        lock = DaemonLock.acquire(folder)
+        if lock is None:
+            _log.info("another daemon has the lock; nothing to do")
+            return 0
+        lock.wipe()
+        location = store_folder(os.environ)
+        # Not the folder that the client happened to start us in: that one may be unmounted or removed.
+        os.chdir("/")
+        restart = asyncio.run(_live(folder, settings, location))
+        lock.release()
+    except RequestError as error:
+        _log.error("%s (%s)", error.message, error.next_step)
+        return 2
+    except (BuilddError, ProtocolError, OSError) as error:
+        _log.error("cannot serve: %s", error)
+        return 3
+    if restart:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "buildd", "serve"])
+    return 0
+
+
+async def _live(folder: Folder, settings: Settings, store: Path) -> bool:
+    daemon = Daemon(settings, store)
+    await daemon.live(folder, settings)
+    return daemon.restart

@@ -1,0 +1,50 @@
+"""What tools write about the files that they read -> paths. Pure.
+
+Knows the formats of `codegen.plan.Discovery`, not what becomes of the paths.
+"""
+
+from __future__ import annotations
+
+import re
+
+from codegen.plan import Discovery
+
+# Make's escapes: a space or a hash after a backslash, a dollar doubled. Everything else is literal.
+_TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
+_HEADER_LINE = re.compile(rb"^\.* ?(.+)$")
+
+
+def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
+    """Paths in the order in which they were first named, each once, as the tool spelled them."""
+    found: list[bytes]
+    match discovery:
+        case Discovery.NONE:
+            return ()
+        case Discovery.GCC | Discovery.LINKER:
+            found = _make_rules(content)
+        case Discovery.CLANG:
+            found = [m.group(1) for line in content.splitlines() if (m := _HEADER_LINE.match(line))]
+        case Discovery.REPORTED:
+            found = [line for line in content.splitlines() if line]
+    return tuple(dict.fromkeys(path.decode(errors="surrogateescape") for path in found))
+
+
+def _make_rules(content: bytes) -> list[bytes]:
+    """Prerequisites of all rules of a make file that holds nothing else."""
+    found: list[bytes] = []
+    # A rule ends where a line ends without a backslash.
+    for rule in re.split(rb"(?<!\\)\n", content):
+        _, colon, prerequisites = _split_target(rule)
+        if colon:
+            found.extend(_unescape(m.group(1)) for m in _TOKEN.finditer(prerequisites))
+    return [path for path in found if path != b"\\"]
+
+
+def _split_target(rule: bytes) -> tuple[bytes, bytes, bytes]:
+    # The colon that ends the target is followed by white space or the end; others belong to names.
+    match = re.search(rb":(?=\s|\\\n|$)", rule)
+    return (rule, b"", b"") if match is None else (rule[: match.start()], b":", rule[match.end() :])
+
+
+def _unescape(token: bytes) -> bytes:
+    return re.sub(rb"\\([ #:])", rb"\1", token).replace(b"$$", b"$")

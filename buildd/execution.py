@@ -1,0 +1,275 @@
+"""One job: an action run in a private folder, checked, stored and handed over.
+
+Knows the runner, the store and what a run is filed under. Decides nothing about when it runs or what follows from its
+ending (`state`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildd import history
+from buildd.building import Building, Product
+from buildd.command import DEPFILE, TEMPORARY, launch_of, output_path
+from buildd.errors import BuilddError, RunnerError, StoreError
+from buildd.files import Files
+from buildd.launch import Exit, KillReason, Launch
+from buildd.runner import Job, Runner
+from buildd.steps import Ending
+from buildd.store import InputSet, Result, StoredOutput
+from codegen.plan import Action
+from protocol import messages as m
+
+
+@dataclass(slots=True)
+class Made:
+    """A file in the job's private folder and what it is."""
+
+    path: str
+    file: Path
+    product: Product
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: m.FailureKind
+    message: str
+    next_step: str = ""
+
+
+class Execution:
+    """One job from its start to its ending. The followers are told through `tell`.
+
+    Args:
+        number: the job's id.
+        building: the request whose action runs.
+        index: which action of its plan.
+        final: store nothing if inputs change meanwhile, but end in success.
+        tell: says an event body to every follower.
+    """
+
+    def __init__(
+        self,
+        number: m.JobId,
+        building: Building,
+        index: int,
+        *,
+        final: bool,
+        tell: Callable[[m.EventBody], None],
+    ) -> None:
+        self.number = number
+        self.building = building
+        self.index = index
+        self.action: Action = building.plan.actions[index]
+        self.started_s = time.monotonic()
+        self.made: list[Made] = []
+        self.exit: Exit | None = None
+        self.failure: Failure | None = None
+        self.note = ""
+        self._final = final
+        self._tell = tell
+        self._job: Job | None = None
+        self._kill: KillReason | None = None
+        self._private = ""
+
+    @property
+    def expected_s(self) -> float:
+        return self.building.resources[self.index].wall_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of its processes now."""
+        return self._job.memory_bytes if self._job is not None else 0
+
+    def kill(self, reason: KillReason) -> None:
+        """End it; its ending comes as ever."""
+        self._kill = self._kill or reason
+        if self._job is not None:
+            self._job.kill(reason)
+
+    async def run(self, runner: Runner) -> Ending:
+        """Run the action and say how it ended. Raises nothing that concerns the action."""
+        building = self.building
+        try:
+            launch = await asyncio.to_thread(self._prepare)
+            self._tell(
+                m.Started(
+                    job_id=self.number,
+                    action=self.action.name,
+                    command=building.command(self.action),
+                    expected_s=self.expected_s,
+                )
+            )
+            self.started_s = time.monotonic()
+            began_ns = time.time_ns()
+            self._job = await runner.launch(launch, self._line)
+            if self._kill is not None:
+                self._job.kill(self._kill)
+            self.exit = await self._job.wait()
+        except (OSError, StoreError) as error:
+            self.failure = _storage_failure(error)
+            return Ending.FAILED
+        except RunnerError as error:
+            self.failure = Failure(m.FailureKind.TOOL_MISSING, error.message, error.next_step)
+            return Ending.FAILED
+        if self.exit.cancelled or self._kill is KillReason.CANCELLED:
+            return Ending.KILLED
+        if not self.exit.ok:
+            ended = history.Ended.OUT_OF_MEMORY if self.exit.out_of_memory else history.Ended.FAILED
+            await asyncio.to_thread(self._learn, self.exit, ended)
+            return self._why_failed(self.exit)
+        try:
+            return await asyncio.to_thread(self._keep, self.exit, began_ns)
+        except (OSError, StoreError) as error:
+            self.failure = _storage_failure(error)
+            return Ending.FAILED
+
+    def close(self) -> None:
+        """Remove the private folder, once every follower has what it wants from it."""
+        if self._private:
+            shutil.rmtree(self._private, ignore_errors=True)
+            self._private = ""
+
+    # ----------------------------------------------------------------
+
+    def _prepare(self) -> Launch:
+        self._private = tempfile.mkdtemp(prefix="job-", dir=self.building.store.scratch_folder())
+        os.mkdir(f"{self._private}/{TEMPORARY}")
+        for output in self.action.outputs:
+            os.mkdir(f"{self._private}/{output.name}")
+        return launch_of(
+            self.action,
+            self.building.tool(self.action),
+            project=self.building.project,
+            private=self._private,
+            where=self.building.where,
+        )
+
+    def _line(self, stream: str, text: str) -> None:
+        self._tell(m.LogLine(job_id=self.number, stream=stream, text=text))
+
+    def _why_failed(self, exit: Exit) -> Ending:
+        if exit.timed_out:
+            self.failure = Failure(
+                m.FailureKind.TIMEOUT,
+                f"ended after {self.action.timeout_s:g} s",
+                "raise timeout_s of the target, or split the source",
+            )
+            return Ending.FAILED
+        if exit.out_of_memory:
+            self.failure = Failure(
+                m.FailureKind.OUT_OF_MEMORY,
+                f"ran out of memory at {exit.timing.peak_rss_bytes / 2**30:.1f} GiB, running alone",
+                "give the machine or the cgroup more memory, or compile for fewer architectures at once",
+            )
+            return Ending.OUT_OF_MEMORY
+        if exit.lost:
+            self.failure = Failure(m.FailureKind.KILLED, "the process that ran it was killed", "build again")
+            return Ending.FAILED
+        if exit.signal:
+            self.failure = Failure(
+                m.FailureKind.KILLED, f"{self.action.kind} was killed by signal {exit.signal}", "build again"
+            )
+            return Ending.FAILED
+        self.failure = Failure(m.FailureKind.COMPILE_ERROR, f"{self.action.kind} ended with status {exit.status}")
+        return Ending.FAILED
+
+    def _keep(self, exit: Exit, began_ns: int) -> Ending:
+        """Check the inputs again, store the outputs. In a worker thread."""
+        building, action = self.building, self.action
+        tool, store = building.tool(action), building.store
+        files = []
+        for output in action.outputs:
+            path = Path(output_path(self._private, action, output.name))
+            if not path.is_file():
+                self.failure = Failure(
+                    m.FailureKind.OUTPUT_MISSING,
+                    f"{action.kind} succeeded but did not write {output.path}",
+                    "look at the options that name outputs",
+                )
+                return Ending.FAILED
+            files.append((output, path))
+        first = building.misses[self.index].first
+        depfile = _read(f"{self._private}/{DEPFILE}")
+        filing = building.lookup.file_run(action, tool, first, depfile, self._private, began_ns)
+        if filing.stale:
+            self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
+            if not self._final:
+                return Ending.STALE
+        elif filing.unstored:
+            self.note = f"not stored: {filing.unstored}"
+        publishable = True
+        stored: list[StoredOutput] = []
+        for output, path in files:
+            try:
+                digest, size = store.put_file(path)
+            except StoreError as error:
+                # The compile happened; what failed is only the cache. The files are handed over from where they are.
+                self.note = f"not stored: {error.message}"
+                publishable = False
+                digest, size = _digest(path)
+            stored.append(StoredOutput(output.name, digest, size, output.executable))
+            self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
+        if publishable and filing.input_set is not None:
+            self._publish(first, filing.input_set, tuple(stored), exit)
+        self._learn(exit, history.Ended.BUILT)
+        return Ending.SUCCESS
+
+    def _learn(self, exit: Exit, ended: history.Ended) -> None:
+        identity = self.building.lookup.name_key(self.action)
+        history.record(self.building.store, identity, self.action.kind, exit.timing, ended)
+
+    def _publish(self, first: m.Digest, input_set: InputSet, outputs: tuple[StoredOutput, ...], exit: Exit) -> None:
+        building, store = self.building, self.building.store
+        try:
+            stdout = store.put_bytes(exit.stdout) if exit.stdout else None
+            stderr = store.put_bytes(exit.stderr) if exit.stderr else None
+            result = Result(
+                key=input_set.key,
+                action=self.action.name,
+                outputs=outputs,
+                stdout=stdout,
+                stderr=stderr,
+                timing=exit.timing,
+                created_ns=time.time_ns(),
+            )
+            store.publish(first, input_set, result)
+            components = building.misses[self.index].components
+            if components:
+                store.remember_action(building.lookup.name_key(self.action), components)
+        except StoreError as error:
+            self.note = f"not stored: {error.message}"
+
+
+def _digest(path: Path) -> tuple[m.Digest, int]:
+    fact = Files().fact(str(path))
+    if fact is None:
+        raise OSError(errno.ENOENT, "vanished", str(path))
+    return fact.digest, fact.stamp.size
+
+
+def _read(path: str) -> bytes | None:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return None
+
+
+def _storage_failure(error: OSError | BuilddError) -> Failure:
+    if isinstance(error, BuilddError):
+        return Failure(m.FailureKind.STORE, error.message, error.next_step)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Failure(
+            m.FailureKind.STORE, f"no space left on the disk of {error.filename}", "free some space and build again"
+        )
+    return Failure(
+        m.FailureKind.STORE, f"{error.filename}: {error.strerror}", "check the folder's owner and permissions"
+    )

@@ -1,0 +1,320 @@
+"""An action -> its stored result, or the reasons why there is none. And the way back: what a run is filed under.
+
+Knows keys, stamps and the store; starts nothing and delivers nothing. One `Lookup` belongs to one request: it holds
+that request's snapshot, so an answer is true for a moment at or after the request came in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from buildd import depfiles, keys, shadow
+from buildd.files import Fact, Snapshot, Traits, trustworthy
+from buildd.store import InputSet, Result, Store
+from codegen.plan import Action, Tool
+from protocol.messages import Digest
+
+BYTES = "{bytes}"
+"""Before the hexadecimal spelling of a path that is not plain ASCII."""
+PRESENT = -2
+"""In the place of a folder's stamp: this path is a file that existed and was not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A hit."""
+
+    first: Digest
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A miss with the reasons, in words."""
+
+    first: Digest
+    components: bytes
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """What a finished run is stored under, or why it is not stored."""
+
+    input_set: InputSet | None
+    unstored: str = ""
+    stale: tuple[str, ...] = ()
+    """Inputs that changed while the tool ran."""
+
+
+class Lookup:
+    """Look-ups of one request.
+
+    Args:
+        store: where results are.
+        snapshot: the request's view of the file system.
+        recache: every action misses, as the user asked.
+    """
+
+    def __init__(self, store: Store, snapshot: Snapshot, *, recache: bool = False) -> None:
+        self.store = store
+        self.snapshot = snapshot
+        self._recache = recache
+        self._tools: dict[int, tuple[Tool, Digest]] = {}
+        self._roots: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._folders: dict[str, str] = {}
+
+    # -- before
+
+    def first_level(self, action: Action, tool: Tool) -> tuple[Digest, list[keys.Component]]:
+        """The key of all that is known before the action runs, and what it was made of."""
+        components = list(
+            keys.action_components(
+                action,
+                self.tool_digest(tool),
+                self.snapshot.digest,
+                project=self.snapshot.project,
+                roots=tool.roots,
+            )
+        )
+        return keys.digest(components), components
+
+    def tool_digest(self, tool: Tool) -> Digest:
+        """Digest of a tool's closure, worked out once a request."""
+        known = self._tools.get(id(tool))
+        if known is None:
+            components = list(keys.tool_components(tool, self._tool_file))
+            known = (tool, keys.digest(components))
+            self._tools[id(tool)] = known
+            self.store.remember_action(known[1], keys.encode(components))
+        return known[1]
+
+    def _tool_file(self, path: str) -> Digest | None:
+        fact = self.snapshot.fact(path)
+        return None if fact is None else fact.digest
+
+    def look(self, action: Action, tool: Tool) -> Found | Missing:
+        """Look one action up. Its declared inputs must be there (or produced) by now."""
+        first, components = self.first_level(action, tool)
+        encoded = keys.encode(components)
+        if action.uncacheable:
+            return Missing(first, encoded, (f"never stored: {action.uncacheable}",))
+        if self._recache:
+            return Missing(first, encoded, ("asked to run again",))
+        why: list[str] = []
+        roots = self.real_roots(tool)
+        for known in self.store.input_sets(first):
+            reason = self._differs(first, known, action, tool, roots)
+            if not reason:
+                result = self.store.result(known.key)
+                if result is not None:
+                    return Found(first, result)
+                reason = "its result was evicted"
+            why.append(reason)
+        return Missing(first, encoded, tuple(why[:1]) or self._why_unknown(action, components))
+
+    def _differs(
+        self, first: Digest, known: InputSet, action: Action, tool: Tool, roots: tuple[tuple[str, str], ...]
+    ) -> str:
+        """Why an input set does not fit the files of now; empty where it does."""
+        folders = dict(tool.roots)
+        for name, folder in known.roots:
+            if folders.get(name) != folder:
+                return f"folder of {name}: {folder} -> {folders.get(name)} (a used file mentions __FILE__)"
+        snapshot = self.snapshot
+        for name, digest in known.files:
+            path = expand(name, roots)
+            now = snapshot.digest(path)
+            if now != digest:
+                return f"input {path}: {'no longer there' if now is None else 'content changed'}"
+        watched = [(expand(n, roots), stamp) for n, stamp in known.folders if stamp != PRESENT]
+        if shadow.unchanged(snapshot, watched):
+            return ""
+        present = tuple(sorted(n for n, stamp in known.folders if stamp == PRESENT))
+        survey = self._survey([expand(name, roots) for name, _ in known.files], action, tool)
+        new = [n for n in (self.canonical(p, roots) for p in survey.present) if n not in present]
+        gone = [n for n in present if n not in {self.canonical(p, roots) for p in survey.present}]
+        if new:
+            return f"input {expand(new[0], roots)}: appeared where the search finds it first"
+        if gone:
+            return f"input {expand(gone[0], roots)}: no longer there"
+        # Nothing that matters changed in those folders: remember their new stamps.
+        self.store.update_folders(first, replace(known, folders=self._folders_of(survey, roots)))
+        return ""
+
+    def _why_unknown(self, action: Action, components: list[keys.Component]) -> tuple[str, ...]:
+        before = self.store.recall_action(self.name_key(action))
+        if before is None:
+            return ("never built before",)
+        reasons = keys.difference(self._with_tools(keys.decode(before)), self._with_tools(components))
+        return reasons or ("its entry is no longer in the store",)
+
+    def _with_tools(self, components: list[keys.Component]) -> list[keys.Component]:
+        """A walk with each tool's digest replaced by the tool's own components, so that a change names the file."""
+        out = []
+        for name, value in components:
+            inner = self.store.recall_action(Digest(value)) if name.startswith("tool ") else None
+            out.extend(keys.decode(inner) if inner else [(name, value)])
+        return out
+
+    def name_key(self, action: Action) -> Digest:
+        """What an action's last components are remembered under: its name in this project."""
+        return Digest(blake3(f"{self.snapshot.project}\0{action.name}".encode(errors="surrogateescape")).hexdigest())
+
+    # -- after
+
+    def file_run(
+        self, action: Action, tool: Tool, first: Digest, depfile: bytes | None, private: str, started_ns: int
+    ) -> Filing:
+        """What a run that just ended is filed under.
+
+        Args:
+            action: what ran.
+            tool: its tool.
+            first: the first-level key from before the run.
+            depfile: what the tool wrote about the files it read; None where it wrote nothing.
+            private: the job's own folder; what lies below is no input.
+            started_ns: when the run began, by the file system's clock.
+        """
+        if action.uncacheable:
+            return Filing(None, action.uncacheable)
+        snapshot = self.snapshot
+        stale = [path for path in action.inputs if not snapshot.is_produced(path) and snapshot.changed(path)]
+        if stale:
+            return Filing(None, stale=tuple(stale))
+        if depfile is None and action.discovery.value != "none":
+            return Filing(None, "the tool did not say which files it read")
+        used, stale = self._used(action, depfile or b"", private, started_ns)
+        if stale:
+            return Filing(None, stale=tuple(stale))
+        roots = self.real_roots(tool)
+        sensitive: set[str] = set()
+        for path in (*action.inputs, *used):
+            fact = None if snapshot.is_produced(path) else snapshot.fact(path)
+            if fact is None:
+                continue
+            reason = self._unsound(path, fact, action)
+            if reason:
+                return Filing(None, reason)
+            if fact.traits & (Traits.PATHS | Traits.ASSERT):
+                name = self.canonical(path, roots)
+                if name.startswith("{") and not name.startswith(BYTES):
+                    sensitive.add(name[1 : name.index("}")])
+        survey = self._survey(used, action, tool)
+        files = sorted((self.canonical(path, roots), snapshot.digest(path) or Digest(keys.MISSING)) for path in used)
+        bound = tuple((name, folder) for name, folder in tool.roots if name in sensitive)
+        return Filing(
+            InputSet(
+                files=tuple(files),
+                folders=self._folders_of(survey, roots),
+                roots=bound,
+                key=keys.result_digest(first, files, bound),
+            )
+        )
+
+    def _used(self, action: Action, depfile: bytes, private: str, started_ns: int) -> tuple[list[str], list[str]]:
+        """Discovered files that are not declared, and those of them that changed since the run began."""
+        snapshot = self.snapshot
+        declared = set(action.inputs)
+        used: dict[str, None] = {}
+        stale = []
+        for spelled in depfiles.parse(action.discovery, depfile):
+            path = self._normal(spelled)
+            if path in declared or path in used or path.startswith(f"{private}/"):
+                continue
+            if snapshot.is_produced(path):
+                used[path] = None
+                continue
+            seen_before = snapshot.has_seen(path)
+            fact = snapshot.fact(path)
+            if fact is None:
+                continue  # a temporary of the tool's own
+            used[path] = None
+            if snapshot.changed(path) if seen_before else not trustworthy(fact.stamp, started_ns):
+                stale.append(path)
+        return list(used), stale
+
+    def _unsound(self, path: str, fact: Fact, action: Action) -> str:
+        """Why a used file makes the result one that cannot be looked up; empty where it does not."""
+        if Traits.TIME in fact.traits and not any(n == "SOURCE_DATE_EPOCH" for n, _ in action.environment):
+            return f"{path} mentions __DATE__, __TIME__ or __TIMESTAMP__ (set SOURCE_DATE_EPOCH to have it stored)"
+        if Traits.EMBED in fact.traits:
+            return f"{path} embeds another file (.incbin or #embed)"
+        if Traits.HAS_INCLUDE in fact.traits and not os.path.isabs(path):
+            try:
+                with open(self.snapshot.absolute(path), "rb") as file:
+                    if shadow.asks_computed(file.read()):
+                        return f"{path} asks __has_include for a computed name"
+            except OSError:
+                return f"{path} cannot be read"
+        return ""
+
+    # -- names
+
+    def canonical(self, path: str, roots: Iterable[tuple[str, str]]) -> str:
+        """A path as it is kept: below a tool's root relative to it, below the project relative, else absolute."""
+        if path.startswith("{") or not path.isascii():
+            # A name in braces must not look like a root, and one that is no UTF-8 must be storable.
+            return BYTES + os.fsencode(path).hex()
+        if path.startswith("/"):
+            for name, folder in roots:
+                if path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/":
+                    return f"{{{name}}}{path[len(folder) :]}"
+        return path
+
+    def real_roots(self, tool: Tool) -> tuple[tuple[str, str], ...]:
+        """The tool's roots with links resolved, the deepest first."""
+        known = self._roots.get(id(tool))
+        if known is None:
+            known = tuple(
+                sorted(((name, os.path.realpath(folder)) for name, folder in tool.roots), key=lambda r: -len(r[1]))
+            )
+            self._roots[id(tool)] = known
+        return known
+
+    def _normal(self, spelled: str) -> str:
+        """One name for a file however it was spelled: links to folders resolved, relative below the project."""
+        if not spelled.startswith("/"):
+            return os.path.normpath(spelled) if ".." not in spelled and "/." not in spelled[:-1] else spelled
+        folder, name = os.path.split(spelled)
+        real = self._folders.get(folder)
+        if real is None:
+            real = self._folders[folder] = os.path.realpath(folder)
+        path = f"{real}/{name}" if real != "/" else f"/{name}"
+        prefix = self.snapshot.project + "/"
+        return path[len(prefix) :] if path.startswith(prefix) else path
+
+    def _survey(self, used: Sequence[str], action: Action, tool: Tool) -> shadow.Surroundings:
+        return shadow.survey(
+            self.snapshot,
+            sorted(used),
+            action.inputs,
+            [self._search(folder) for folder in action.search],
+            [self._search(folder) for folder in tool.search],
+        )
+
+    def _search(self, folder: str) -> str:
+        return self._normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."
+
+    def _folders_of(
+        self, survey: shadow.Surroundings, roots: tuple[tuple[str, str], ...]
+    ) -> tuple[tuple[str, int], ...]:
+        return (
+            *((self.canonical(folder, roots), stamp) for folder, stamp in survey.folders),
+            *((self.canonical(path, roots), PRESENT) for path in survey.present),
+        )
+
+
+def expand(name: str, roots: Iterable[tuple[str, str]]) -> str:
+    """The way back from `Lookup.canonical`."""
+    if name.startswith(BYTES):
+        return os.fsdecode(bytes.fromhex(name[len(BYTES) :]))
+    if name.startswith("{"):
+        for root, folder in roots:
+            if name.startswith(f"{{{root}}}"):
+                return folder + name[len(root) + 2 :]
+    return name

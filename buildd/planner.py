@@ -1,0 +1,100 @@
+"""Request -> Plan: asks codegen, runs the probes that it needs, and asks again.
+
+Knows how answers are remembered; knows nothing of what they mean. Plans are made in a thread: a plan of thousands of
+actions takes a while, and the loop has others to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from blake3 import blake3
+
+from buildd.files import Files
+from buildd.runner import Launch, Runner
+from buildd.store import Store
+from codegen.plan import Answer, Knowledge, Plan, Probe, ProbesNeeded, RequestError
+from protocol.messages import Digest, Request
+
+MOST_ROUNDS = 30
+"""A plan that still asks after so many rounds asks in a circle."""
+MOST_PROBES_AT_ONCE = 4
+
+
+class Planner:
+    """Plans for one store.
+
+    Args:
+        runner: runs the probes.
+        store: remembers their answers.
+        files: digests of the files that an answer depends on.
+    """
+
+    def __init__(self, runner: Runner, store: Store, files: Files) -> None:
+        self._runner = runner
+        self._store = store
+        self._files = files
+        self._gate = asyncio.Semaphore(MOST_PROBES_AT_ONCE)
+
+    async def plan(self, request: Request) -> Plan:
+        """The plan for a request.
+
+        Raises:
+            RequestError: the request cannot become a plan.
+            RunnerError: a probe's program could not be started.
+        """
+        from codegen.generate import make_plan  # on first use: jinja2 and the generators are not needed to be idle
+
+        knowledge = Knowledge()
+        for _ in range(MOST_ROUNDS):
+            try:
+                return await asyncio.to_thread(make_plan, request, knowledge)
+            except ProbesNeeded as needed:
+                answers = await asyncio.gather(*(self._answer(probe) for probe in needed.probes))
+                for probe, answer in zip(needed.probes, answers, strict=True):
+                    knowledge.learn(probe, answer)
+        raise RequestError(
+            "probes", f"the plan still asks questions after {MOST_ROUNDS} rounds", next_step="report this as a bug"
+        )
+
+    async def _answer(self, probe: Probe) -> Answer:
+        digest = await asyncio.to_thread(self._identity, probe)
+        known = await asyncio.to_thread(self._store.probe_answer, digest)
+        if known is not None:
+            try:
+                status, stdout, stderr = msgspec.msgpack.decode(known, type=tuple[int, bytes, bytes])
+            except msgspec.MsgspecError:
+                pass  # written by another version: ask the tool again
+            else:
+                return _answer(status, stdout, stderr)
+        async with self._gate:
+            said = await self._run(probe)
+        await asyncio.to_thread(self._store.save_probe_answer, digest, msgspec.msgpack.encode(said))
+        return _answer(*said)
+
+    def _identity(self, probe: Probe) -> Digest:
+        facts = [self._files.fact(path) for path in probe.files]
+        digests = ["" if fact is None else fact.digest for fact in facts]
+        # Its repr holds every field, and paths that are no UTF-8.
+        return Digest(blake3(repr((probe, digests)).encode()).hexdigest())
+
+    async def _run(self, probe: Probe) -> tuple[int, bytes, bytes]:
+        launch = Launch(
+            argv=probe.argv,
+            cwd="/",
+            environment=probe.environment,
+            payload=probe.payload,
+            timeout_s=probe.timeout_s,
+        )
+        job = await self._runner.launch(launch, lambda stream, line: None)
+        exit = await job.wait()
+        return exit.status, exit.stdout, exit.stderr
+
+
+def _answer(status: int, stdout: bytes, stderr: bytes) -> Answer:
+    return Answer(
+        status=status,
+        stdout=stdout.decode(errors="surrogateescape"),
+        stderr=stderr.decode(errors="surrogateescape"),
+    )

@@ -1,0 +1,544 @@
+"""The shell around `state`: carries its instructions out and feeds back what came of them.
+
+Knows how a request becomes a plan, jobs and a last event; knows no socket. All of it runs on one event loop; what
+touches files runs in a few threads. `build_here` is the whole thing inside the calling process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from buildd import history, prove
+from buildd.admission import Ask, Budget, Running
+from buildd.building import Building
+from buildd.claims import Claims
+from buildd.errors import BuilddError
+from buildd.eventlog import RequestLog
+from buildd.execution import Execution
+from buildd.files import Files
+from buildd.gate import Gate
+from buildd.launch import KillReason as RunnerKill
+from buildd.lookup import Found
+from buildd.planner import Planner
+from buildd.runner import Runner
+from buildd.state import State
+from buildd.steps import (
+    Attach,
+    Cancelled,
+    Complete,
+    Deliver,
+    Delivered,
+    Ended,
+    Ending,
+    Hit,
+    Instruction,
+    Kill,
+    KillReason,
+    LookUp,
+    Missed,
+    NodeFailed,
+    NodeSpec,
+    Relieve,
+    Retry,
+    Start,
+    StateEvent,
+    Submitted,
+    Tick,
+    Undeliverable,
+)
+from buildd.store import Store
+from codegen.plan import Plan, RequestError, Resources
+from protocol import messages as m
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LOOK_BATCH = 32
+"""Look-ups done by one thread before their answers go back to the loop."""
+SAMPLE_S = 0.25
+BUILD = m.Priority.BUILD
+PROGRESS_S = 0.5
+
+
+class OpenStore:
+    """A store with what is kept beside it while the daemon lives."""
+
+    def __init__(self, store: Store, runner: Runner) -> None:
+        self.store = store
+        self.files = Files(store)
+        self.planner = Planner(runner, store, self.files)
+
+
+class Scheduler:
+    """Builds requests. Made and used on one event loop.
+
+    Args:
+        cpus: CPU tokens; by default those that this process may use.
+        memory_cap_bytes: never admit beyond this, whatever the host has; 0 means no cap.
+        default_store: store of requests that name none.
+    """
+
+    def __init__(self, *, default_store: Path, cpus: int = 0, memory_cap_bytes: int = 0) -> None:
+        self.runner = Runner()
+        self.claims = Claims()
+        self.cpus = cpus or len(os.sched_getaffinity(0))
+        self.gate = Gate(Budget(self.cpus, memory_cap_bytes), self.claims)
+        self.state = State(self._admit)
+        self.buildings: dict[m.RequestId, Building] = {}
+        self.executions: dict[m.JobId, Execution] = {}
+        self.stores: dict[str, OpenStore] = {}
+        self.counters: dict[str, int] = {"requests": 0, "hits": 0, "misses": 0, "failures": 0}
+        self.default_store = str(default_store)
+        self._delivering: dict[m.JobId, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
+        self._ticker: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # ---------------------------------------------------------------- the outside
+
+    def submit(self, request: m.Request, log: RequestLog) -> None:
+        """Begin a request; everything that happens is appended to `log`, at last a `Done`."""
+        self.counters["requests"] += 1
+        self._spawn(self._serve(request, log))
+
+    def cancel(self, request_id: m.RequestId) -> bool:
+        """Cancel a request; False when there is none of that name."""
+        if request_id not in self.buildings:
+            return False
+        self._feed(Cancelled(request_id))
+        return True
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks and not self.buildings
+
+    async def close(self) -> None:
+        """End what runs, forget everything, close the stores."""
+        for request_id in list(self.buildings):
+            self.cancel(request_id)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=10)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self.runner.close()
+        self._pool.shutdown()
+        self.claims.close()
+        for opened in self.stores.values():
+            opened.files.save()
+            opened.store.close()
+        self.stores.clear()
+
+    def rest(self) -> None:
+        """Nothing is being built: write down what is known and give memory back."""
+        for opened in self.stores.values():
+            opened.files.drop()
+            opened.store.usage.flush()
+
+    # ---------------------------------------------------------------- a request's way
+
+    async def _serve(self, request: m.Request, log: RequestLog) -> None:
+        try:
+            opened = await self._open(request.store)
+        except (BuilddError, OSError, sqlite3.Error) as error:
+            _refuse(log, m.Outcome.DAEMON_ERROR, error)
+            return
+        for notice in opened.store.take_notices():
+            log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
+        building = Building(request, log, opened.store, opened.files)
+        try:
+            plan = await opened.planner.plan(request)
+            await self._adopt(building, plan)
+        except (RequestError, BuilddError, OSError) as error:
+            _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
+            return
+        except Exception as error:  # the edge: a fault of ours must not leave the client waiting
+            _log.exception("planning %s failed", request.request_id)
+            _refuse(log, m.Outcome.DAEMON_ERROR, error)
+            return
+        if request.mode in (m.Mode.PROVE, m.Mode.EXPLAIN):
+            await self._in_pool(prove.answer, building)
+            return
+        self.buildings[request.request_id] = building
+        plan = building.plan
+        self._feed(
+            Submitted(
+                request.request_id,
+                _graph(plan, building.resources),
+                request.priority,
+                request.jobs,
+                request.keep_going,
+            )
+        )
+        self._tick_on()
+
+    async def _adopt(self, building: Building, plan: Plan) -> None:
+        def work() -> None:
+            identities = [(building.lookup.name_key(a), a.kind, a.resources) for a in plan.actions]
+            building.adopt(plan, [e.resources for e in history.estimates(building.store, identities)])
+            building.write_generated()
+
+        await self._in_pool(work)
+        for notice in plan.notices:
+            building.log.append(m.Notice(text=notice))
+        expected_s = sum(r.wall_s for r in building.resources)
+        building.log.append(m.Planned(targets=plan.targets, actions=len(plan.actions), expected_s=expected_s))
+
+    async def _open(self, folder: str) -> OpenStore:
+        path = folder or self.default_store
+        opened = self.stores.get(path)
+        if opened is None:
+            store = await self._in_pool(Store.open, Path(path))
+            opened = self.stores.setdefault(path, OpenStore(store, self.runner))
+        return opened
+
+    # ---------------------------------------------------------------- instructions
+
+    def _feed(self, event: StateEvent) -> None:
+        self._carry_out(self.state.handle(event))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        looks: dict[m.RequestId, list[LookUp]] = {}
+        for instruction in instructions:
+            match instruction:
+                case LookUp():
+                    looks.setdefault(instruction.request, []).append(instruction)
+                case Attach():
+                    self._attached(instruction)
+                case Start():
+                    self._start(instruction)
+                case Kill():
+                    reason = RunnerKill.CANCELLED if instruction.reason is KillReason.CANCELLED else RunnerKill.MEMORY
+                    self.executions[instruction.job].kill(reason)
+                case Deliver():
+                    self._delivering[instruction.job] = self._delivering.get(instruction.job, 0) + 1
+                    self._spawn(self._deliver(instruction))
+                case Retry():
+                    self._retried(instruction)
+                case NodeFailed():
+                    self._failed(instruction)
+                case Complete():
+                    self._spawn(self._complete(instruction))
+        for request, several in looks.items():
+            for start in range(0, len(several), LOOK_BATCH):
+                self._spawn(self._look(self.buildings[request], several[start : start + LOOK_BATCH]))
+
+    async def _look(self, building: Building, batch: list[LookUp]) -> None:
+        def work() -> list[tuple[int, Found | None, str]]:
+            answers: list[tuple[int, Found | None, str]] = []
+            for instruction in batch:
+                try:
+                    answer = building.look(instruction.node, fresh=instruction.fresh)
+                except (OSError, BuilddError) as error:
+                    answers.append((instruction.node, None, _words(error)))
+                else:
+                    answers.append((instruction.node, answer if isinstance(answer, Found) else None, ""))
+            return answers
+
+        for index, found, problem in await self._in_pool(work):
+            if building.request.request_id not in self.state.requests:
+                return
+            action = building.plan.actions[index]
+            if problem:
+                building.tell_failed(m.JobId(0), action, m.FailureKind.STORE, problem)
+                self._feed(Undeliverable(building.request.request_id, index))
+            elif found is not None:
+                building.counts.done += 1
+                self.counters["hits"] += 1
+                building.tell_hit(index, found.result)
+                self._feed(Hit(building.request.request_id, index))
+            else:
+                resources = building.resources[index]
+                flight = f"{building.store.folder}\0{building.project}\0{building.misses[index].first}"
+                self._feed(Missed(building.request.request_id, index, flight, resources.cpus, resources.memory_bytes))
+
+    def _attached(self, attach: Attach) -> None:
+        building = self.buildings[attach.request]
+        action = building.plan.actions[attach.node]
+        shared = len(self.state.jobs[attach.job].followers) > 1 if attach.job in self.state.jobs else False
+        building.log.append(
+            m.Queued(
+                job_id=attach.job,
+                action=action.name,
+                reasons=building.misses[attach.node].reasons,
+                expected_s=building.resources[attach.node].wall_s,
+                shared=shared,
+            )
+        )
+
+    def _start(self, start: Start) -> None:
+        building = self.buildings[start.request]
+        execution = Execution(
+            start.job,
+            building,
+            start.node,
+            final=start.final,
+            tell=lambda body: self._tell(start.job, body),
+        )
+        self.executions[start.job] = execution
+        building.counts.misses += 1
+        self.counters["misses"] += 1
+        self._spawn(self._run(execution))
+
+    async def _run(self, execution: Execution) -> None:
+        try:
+            ending = await execution.run(self.runner)
+        except Exception:  # the edge: whatever happened, the followers get an answer
+            _log.exception("job %s failed inside; what led here:\n%s", execution.number, self.state.story)
+            ending = Ending.FAILED
+        exit = execution.exit
+        if ending is Ending.SUCCESS and exit is not None:
+            self._tell(
+                execution.number,
+                m.Finished(
+                    job_id=execution.number,
+                    action=execution.action.name,
+                    timing=exit.timing,
+                    outputs=tuple(
+                        m.Output(path=made.path, digest=made.product.digest, size_bytes=made.product.size_bytes)
+                        for made in execution.made
+                    ),
+                    note=execution.note,
+                ),
+            )
+        self._feed(Ended(execution.number, ending))
+        if not self._delivering.get(execution.number):
+            await self._put_away(execution)
+
+    async def _put_away(self, execution: Execution) -> None:
+        # A job that was put back in line has a new execution under the same number already.
+        if self.executions.get(execution.number) is execution:
+            del self.executions[execution.number]
+        await self._in_pool(execution.close)
+
+    async def _deliver(self, deliver: Deliver) -> None:
+        building = self.buildings[deliver.request]
+        execution = self.executions[deliver.job]
+        action = building.plan.actions[deliver.node]
+
+        def work() -> None:
+            # The followers' own names for the outputs: two targets may ask for the same bytes under two names.
+            for output, made in zip(action.outputs, execution.made, strict=True):
+                building.place_made(output.path, made.file, made.product)
+
+        problem = ""
+        try:
+            await self._in_pool(work)
+        except (OSError, BuilddError) as error:
+            problem = _words(error)
+        if building.request.request_id in self.state.requests:
+            if problem:
+                building.tell_failed(deliver.job, action, m.FailureKind.STORE, problem)
+                self._feed(Undeliverable(deliver.request, deliver.node))
+            else:
+                building.counts.done += 1
+                self._feed(Delivered(deliver.request, deliver.node))
+        self._delivering[deliver.job] -= 1
+        if not self._delivering[deliver.job]:
+            del self._delivering[deliver.job]
+            await self._put_away(execution)
+
+    def _retried(self, retry: Retry) -> None:
+        words = {
+            Ending.OUT_OF_MEMORY: "ran out of memory; runs again alone",
+            Ending.KILLED: "gave way because memory is short; runs again",
+        }.get(retry.ending, "gave way because memory is short; runs again")
+        execution = self.executions.get(retry.job)
+        if execution is not None:
+            text = f"{execution.action.name}: {words}"
+            self._tell(retry.job, m.Notice(text=text, severity=m.Severity.WARNING))
+
+    def _failed(self, failed: NodeFailed) -> None:
+        building = self.buildings[failed.request]
+        execution = self.executions.get(failed.job)
+        if execution is None:
+            return  # told where it was found out
+        self.counters["failures"] += 1
+        exit, failure = execution.exit, execution.failure
+        building.tell_failed(
+            failed.job,
+            building.plan.actions[failed.node],
+            failure.kind if failure else m.FailureKind.INTERNAL,
+            failure.message if failure else "the daemon failed; its log has the story",
+            status=exit.status if exit else 0,
+            signal=exit.signal if exit else 0,
+            output=exit.stderr + exit.stdout if exit else b"",
+            next_step=failure.next_step if failure else "",
+            timing=exit.timing if exit else None,
+        )
+
+    async def _complete(self, complete: Complete) -> None:
+        building = self.buildings.pop(complete.request)
+        if complete.outcome is m.Outcome.BUILT:
+            building.tell_artifacts()
+        building.tell_progress(0, "", 0.0)
+
+        def work() -> None:
+            building.close()
+            building.files.save()
+
+        await self._in_pool(work)
+        message = ""
+        if complete.outcome is m.Outcome.FAILED:
+            message = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
+        building.tell_done(complete.outcome, message=message)
+        await self._in_pool(self._log_build, building)
+
+    def _log_build(self, building: Building) -> None:
+        try:
+            building.keep_log()
+        except (BuilddError, OSError) as error:
+            _log.warning("the log of build %s was not kept: %s", building.request.build_id, error)
+
+    # ---------------------------------------------------------------- admission, samples, progress
+
+    def _admit(self, cpus: int, memory_bytes: int, alone: bool, running: int) -> str:
+        return self.gate.refusal(Ask(cpus, memory_bytes, alone), self._running())
+
+    def _running(self) -> list[Running]:
+        return [
+            Running(
+                job.id,
+                job.cpus,
+                job.memory_bytes,
+                self._memory_of(job.id),
+                job.alone,
+                self.buildings[job.lead[0]].request.priority if job.lead and job.lead[0] in self.buildings else BUILD,
+                self.executions[job.id].started_s if job.id in self.executions else 0.0,
+            )
+            for job in self.state.running
+        ]
+
+    def _memory_of(self, job: m.JobId) -> int:
+        execution = self.executions.get(job)
+        return execution.memory_bytes if execution is not None else 0
+
+    def _tick_on(self) -> None:
+        if self._ticker is None or self._ticker.done():
+            self._ticker = self._loop.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        """Lives while something is being built: an idle daemon has no timer."""
+        told_s = 0.0
+        while self.buildings:
+            await asyncio.sleep(SAMPLE_S)
+            victim = self.gate.relieve(self._running())
+            if victim is not None:
+                self._feed(Relieve(victim))
+            self._feed(Tick())
+            now_s = time.monotonic()
+            if now_s - told_s >= PROGRESS_S:
+                told_s = now_s
+                for building in self.buildings.values():
+                    self._tell_progress(building)
+
+    def _tell_progress(self, building: Building) -> None:
+        asked = self.state.requests.get(building.request.request_id)
+        if asked is None:
+            return
+        left_s = sum(node.spec.wall_s for node in asked.nodes if node.state.value in ("waiting", "looking"))
+        for job in self.state.jobs.values():
+            if any(follower[0] == asked.id for follower in job.followers):
+                execution = self.executions.get(job.id)
+                spent_s = time.monotonic() - execution.started_s if execution else 0.0
+                index = next(i for r, i in job.followers if r == asked.id)
+                left_s += max(0.0, building.resources[index].wall_s - spent_s)
+        building.tell_progress(asked.running, self.state.waiting_for, left_s / max(1, self.cpus))
+
+    # ---------------------------------------------------------------- helpers
+
+    def _tell(self, job_id: m.JobId, body: m.EventBody) -> None:
+        job = self.state.jobs.get(job_id)
+        for request, _ in job.followers if job is not None else ():
+            self.buildings[request].log.append(body)
+
+    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
+        return await self._loop.run_in_executor(self._pool, work, *args)
+
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error(
+                "a task of the scheduler failed; what led here:\n%s", self.state.story, exc_info=task.exception()
+            )
+
+
+def _graph(plan: Plan, resources: list[Resources]) -> tuple[NodeSpec, ...]:
+    maker = {output.path: i for i, action in enumerate(plan.actions) for output in action.outputs}
+    return tuple(
+        NodeSpec(tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)), resources[i].wall_s)
+        for i, action in enumerate(plan.actions)
+    )
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, BuilddError):
+        return f"{error.message} ({error.next_step})" if error.next_step else error.message
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _refuse(log: RequestLog, outcome: m.Outcome, error: BaseException) -> None:
+    log.append(
+        m.Done(
+            outcome=outcome,
+            message=_words(error) if not isinstance(error, RequestError) else error.message,
+            code=getattr(error, "code", "internal"),
+            file=str(getattr(error, "file", "") or ""),
+            next_step=str(getattr(error, "next_step", "") or ""),
+        )
+    )
+
+
+def build_here(request: m.Request, on_event: Callable[[m.Event], None]) -> m.Done:
+    """Build a request inside this process, with the same store and the same results as through the daemon.
+
+    Args:
+        request: what is asked; `request.store` must be set.
+        on_event: told each event, on this thread.
+
+    Returns:
+        The last event's body. SIGINT cancels the request; a second one interrupts.
+    """
+
+    async def run() -> m.Done:
+        scheduler = Scheduler(default_store=Path(request.store))
+        log = RequestLog(request.request_id)
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tell(event: m.Event) -> None:
+            loop.call_soon_threadsafe(heard, event)
+
+        def heard(event: m.Event) -> None:
+            on_event(event)
+            if isinstance(event.body, m.Done):
+                done.set()
+
+        log.listen(tell)
+        loop.add_signal_handler(signal.SIGINT, lambda: scheduler.cancel(request.request_id))
+        try:
+            scheduler.submit(request, log)
+            await done.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            await scheduler.close()
+        assert log.done is not None
+        return log.done
+
+    return asyncio.run(run())

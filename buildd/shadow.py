@@ -1,0 +1,154 @@
+"""Could another file be found first? What a set of discovered files says about files that were *not* there.
+
+Knows search order, not keys. A header that appears earlier on the include path, or an answer of `__has_include` that
+turns, changes the result though every file that was used is as it was. For each used file every place where the search
+would have met it earlier is a *candidate*; the folders whose listing decides that no candidate exists are kept with
+their stamps. While those stamps hold nothing has to be looked up; when one changed, the candidates are worked out again
+and compared. Where the true search is not known exactly the answer errs towards "yes": that is only a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from buildd.files import Snapshot, Traits
+
+# Any macro whose name ends so and is given a literal name: libraries wrap __has_include.
+_ASKED = re.compile(rb"has_include\w*\s*\(\s*(?:<([^>\n]+)>|\"([^\"\n]+)\")", re.IGNORECASE)
+_COMPUTED = re.compile(rb"__has_include(?:_next)?\s*\(\s*[A-Za-z_]")
+_DEFINED = re.compile(rb"#\s*define\s+\w+\s*\([^)]*\)[^\n]*__has_include")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the absence and presence of other files was when a result was made.
+
+    `folders` maps each folder whose listing matters to its stamp; `present` are candidates that did exist.
+    """
+
+    folders: tuple[tuple[str, int], ...]
+    present: tuple[str, ...]
+
+
+def asked_names(text: bytes) -> tuple[str, ...]:
+    """Names that a text asks `__has_include` for, as written."""
+    names = {(m.group(1) or m.group(2)).decode(errors="surrogateescape") for m in _ASKED.finditer(text)}
+    return tuple(sorted(names))
+
+
+def asks_computed(text: bytes) -> bool:
+    """Whether a text asks `__has_include` with a name that only the preprocessor knows (a wrapper's own definition does
+    not count: its uses do)."""
+    return len(_COMPUTED.findall(text)) > len(_DEFINED.findall(text))
+
+
+def survey(
+    snapshot: Snapshot,
+    used: Sequence[str],
+    includers: Sequence[str],
+    search: Sequence[str],
+    own_search: Sequence[str],
+) -> Surroundings:
+    """Work out the candidates of the used files and which of them exist.
+
+    Args:
+        snapshot: the file system as this request sees it.
+        used: the files that were read, relative to the project or absolute, sorted.
+        includers: declared inputs, which may include the used files.
+        search: the action's folders, in order.
+        own_search: folders that the tool searches by itself after those.
+    """
+    order = list(dict.fromkeys([*search, *own_search]))
+    own = set(own_search)
+    used_set = set(used)
+    # A quoted include is looked for beside the file that includes it before any folder of the search path.
+    beside = list(
+        dict.fromkeys(
+            os.path.dirname(path) or "."
+            for path in (*includers, *used)
+            if not any(_under(path, folder) for folder in own)
+        )
+    )
+    needed: dict[str, None] = {}
+    present: set[str] = set()
+
+    def candidate(folder: str, rest: str) -> None:
+        path = f"{folder}/{rest}" if folder != "." else rest
+        if path not in used_set and _exists(snapshot, folder, rest, needed):
+            present.add(path)
+
+    for path in used:
+        for position, folder in enumerate(order):
+            if not _under(path, folder):
+                continue
+            rest = path[len(folder) + 1 :] if folder != "." else path
+            for earlier in order[:position]:
+                candidate(earlier, rest)
+            if rest.endswith((".a", ".so")):
+                # -lx takes the first folder that has either, and there the shared one.
+                stem = rest.rpartition(".")[0]
+                for earlier in order[:position]:
+                    candidate(earlier, f"{stem}.so")
+                    candidate(earlier, f"{stem}.a")
+                candidate(folder, f"{stem}.so")
+            for neighbour in beside:
+                candidate(neighbour, rest)
+        fact = snapshot.fact(path)
+        if fact is not None and Traits.HAS_INCLUDE in fact.traits:
+            for name in asked_names(_text(snapshot.absolute(path))):
+                for folder in (os.path.dirname(path) or ".", *order):
+                    candidate(folder, name)
+    return Surroundings(
+        tuple((folder, snapshot.folder_stamp(folder)) for folder in sorted(needed)), tuple(sorted(present))
+    )
+
+
+def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:
+    """Whether every folder still has the stamp it had. A stamp of -1 was never trusted."""
+    return all(stamp != -1 and snapshot.folder_stamp(folder) == stamp for folder, stamp in folders)
+
+
+def _under(path: str, folder: str) -> bool:
+    if folder == ".":
+        return not path.startswith("/")
+    return path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/"
+
+
+def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None]) -> bool:
+    """Whether folder/rest exists, noting the folder whose listing settles it."""
+    at = folder
+    parts = rest.split("/")
+    for index, part in enumerate(parts):
+        if part in ("", "."):
+            continue
+        if part == "..":
+            at = os.path.dirname(at)
+            continue
+        names = snapshot.listing(at)
+        if names is None:
+            _note_absent(snapshot, at, needed)
+            return False
+        needed[at] = None
+        if part not in names:
+            return False
+        if index < len(parts) - 1:
+            at = f"{at}/{part}" if at != "." else part
+    return True
+
+
+def _note_absent(snapshot: Snapshot, folder: str, needed: dict[str, None]) -> None:
+    """A folder that is not there: it may appear in the nearest one above it that is."""
+    while folder not in ("/", "", ".") and snapshot.listing(folder) is None:
+        folder = os.path.dirname(folder) or ("/" if folder.startswith("/") else ".")
+    needed[folder or "."] = None
+
+
+def _text(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

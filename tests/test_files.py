@@ -1,0 +1,155 @@
+"""Digests remembered by stamps, and when a stamp is not believed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from buildd.files import Files, Snapshot, Stamp, Traits, stamp_of, traits_of, trustworthy
+
+SECOND = 1_000_000_000
+
+
+def old(path: Path, age_s: float = 10.0) -> None:
+    """Give a file a past mtime; its ctime stays now, so tests that need trust move the clock."""
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+
+
+def later() -> int:
+    return time.time_ns() + 60 * SECOND
+
+
+def test_a_file_is_read_once_while_its_stamp_stays(tmp_path: Path) -> None:
+    source = tmp_path / "a.cu"
+    source.write_text("one")
+    files = Files(now_ns=later)
+    assert files.fact(str(source)) == files.fact(str(source))
+    assert files.read_count == 1
+    source.write_text("other")
+    assert files.fact(str(source)) != Files().fact(str(tmp_path / "nothing"))
+    assert files.read_count == 2
+
+
+def test_a_young_stamp_is_not_remembered(tmp_path: Path) -> None:
+    source = tmp_path / "a.cu"
+    source.write_text("one")
+    files = Files(now_ns=lambda: os.stat(source).st_ctime_ns)
+    files.fact(str(source))
+    files.fact(str(source))
+    assert files.read_count == 2, "written in the same tick: read again"
+
+
+def test_a_stamp_of_the_future_is_not_remembered() -> None:
+    now = time.time_ns()
+    assert not trustworthy(Stamp(1, 1, 1, now + SECOND, now - SECOND), now)
+    assert trustworthy(Stamp(1, 1, 1, now - SECOND, now - 30_000_001), now)
+
+
+def test_coarse_stamps_need_two_seconds(tmp_path: Path) -> None:
+    """A file system that stamps in seconds: a same-size write in the same second leaves the stamp as it is."""
+    source = tmp_path / "a.cu"
+
+    def coarse(path: str) -> Stamp | None:
+        stamp = stamp_of(path)
+        return stamp and stamp._replace(
+            mtime_ns=stamp.mtime_ns // SECOND * SECOND, ctime_ns=stamp.ctime_ns // SECOND * SECOND
+        )
+
+    source.write_text("one")
+    written = coarse(str(source))
+    assert written is not None
+    half_a_second_on = Files(stat=coarse, now_ns=lambda: written.ctime_ns + SECOND // 2)
+    first = half_a_second_on.fact(str(source))
+    source.write_text("two")
+    os.utime(source, ns=(written.mtime_ns, written.mtime_ns))
+    assert half_a_second_on.fact(str(source)) != first
+    three_seconds_on = Files(stat=coarse, now_ns=lambda: written.ctime_ns + 3 * SECOND)
+    three_seconds_on.fact(str(source))
+    three_seconds_on.fact(str(source))
+    assert three_seconds_on.read_count == 1
+
+
+def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
+    class Memory:
+        def __init__(self):
+            self.rows = {}
+
+        def digests_for(self, keys):
+            return {k: self.rows[k] for k in keys if k in self.rows}
+
+        def save_digests(self, rows):
+            self.rows.update({(r[0], r[1]): r for r in rows})
+
+    source = tmp_path / "a.cu"
+    source.write_text("x = __FILE__;")
+    memory = Memory()
+    first = Files(memory, now_ns=later)
+    seen = first.fact(str(source))
+    first.save()
+    second = Files(memory, now_ns=later)
+    assert second.fact(str(source)) == seen
+    assert second.read_count == 0
+    assert seen is not None and seen.traits == Traits.PATHS
+
+
+@pytest.mark.parametrize(
+    ("text", "traits"),
+    [
+        (b"int x;", Traits.NONE),
+        (b"puts(__FILE__);", Traits.PATHS),
+        (b"std::source_location::current()", Traits.PATHS),
+        (b"assert(x);", Traits.ASSERT),
+        (b"static_assert(x);", Traits.NONE),
+        (b"// assert(x)\n/* __FILE__ */", Traits.NONE),
+        (b"#  define assert(e) \\\n  f(__FILE__)\n", Traits.NONE),
+        (b"#define CHECK(e) f(__FILE__)\n", Traits.PATHS),
+        (b"__DATE__", Traits.TIME),
+        (b"__FILE__ __TIME__", Traits.PATHS | Traits.TIME),
+        (b'asm(".incbin \\"x\\"");', Traits.EMBED),
+        (b'#embed "x"', Traits.EMBED),
+        (b"#if __has_include(<x>)", Traits.HAS_INCLUDE),
+        (b"\0\x7fELF__FILE__", Traits.NONE),
+    ],
+)
+def test_traits(text: bytes, traits: Traits) -> None:
+    assert traits_of(text) == traits
+
+
+def test_a_snapshot_sees_a_change_since_it_looked(tmp_path: Path) -> None:
+    source = tmp_path / "a.cu"
+    source.write_text("one")
+    snapshot = Snapshot(Files(), str(tmp_path))
+    before = snapshot.digest("a.cu")
+    assert not snapshot.changed("a.cu")
+    source.write_text("two")
+    assert snapshot.digest("a.cu") == before, "one view for the whole request"
+    assert snapshot.changed("a.cu")
+    source.unlink()
+    assert snapshot.changed("a.cu")
+
+
+def test_a_touch_is_no_change(tmp_path: Path) -> None:
+    source = tmp_path / "a.cu"
+    source.write_text("one")
+    snapshot = Snapshot(Files(), str(tmp_path))
+    snapshot.digest("a.cu")
+    os.utime(source)
+    assert not snapshot.changed("a.cu")
+
+
+def test_a_folder_that_just_changed_has_no_trusted_stamp(tmp_path: Path) -> None:
+    (tmp_path / "new").touch()
+    assert Snapshot(Files(), str(tmp_path)).folder_stamp(".") == -1
+    settled = Snapshot(Files(now_ns=later), str(tmp_path))
+    assert settled.folder_stamp(".") > 0
+    assert settled.folder_stamp("nothing") == 0
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(b"k\xe9rnel.cu")
+    (tmp_path / name).write_text("x")
+    assert Snapshot(Files(), str(tmp_path)).digest(name) is not None

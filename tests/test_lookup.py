@@ -1,0 +1,265 @@
+"""From an action to its stored result and back, with real files and a real store."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from buildd.files import Files, Snapshot
+from buildd.lookup import Filing, Found, Lookup, Missing
+from buildd.store import Result, Store, StoredOutput
+from codegen.plan import Action, Discovery, Output, Place, Ref, Tool, ToolFile
+
+
+class Desk:
+    """A project, a toolkit and a store; each look is a new request, a minute after the last write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = folder / "project"
+        self.toolkit = folder / "toolkit"
+        for sub in ("src", "first", "second"):
+            (self.project / sub).mkdir(parents=True)
+        (self.toolkit / "include").mkdir(parents=True)
+        self.write("src/a.cu", '#include "x.h"\n#include <y.h>\n')
+        self.write("second/x.h", "int x;")
+        (self.toolkit / "include" / "y.h").write_text("int y;")
+        (self.toolkit / "compiler").write_text("tool")
+        self.store = Store.open(folder / "store")
+        self.used = ("second/x.h", f"{self.toolkit}/include/y.h")
+        self.action = Action(
+            name="a.o",
+            kind="nvcc",
+            tool="nvcc",
+            argv=("nvcc", "-Ifirst", "-Isecond", "src/a.cu", Ref(place=Place.OUTPUT, name="object")),
+            inputs=("src/a.cu",),
+            outputs=(Output(name="object", path="build/a.o"),),
+            discovery=Discovery.GCC,
+            search=("first", "second"),
+        )
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(
+            name="nvcc",
+            files=(ToolFile(role="compiler", path=str(self.toolkit / "compiler")),),
+            roots=(("cuda", str(self.toolkit)),),
+            search=(str(self.toolkit / "include"),),
+        )
+
+    def write(self, path: str, text: str) -> None:
+        (self.project / path).write_text(text)
+
+    def lookup(self, **options: bool) -> Lookup:
+        files = Files(self.store, now_ns=lambda: time.time_ns() + 60_000_000_000)
+        return Lookup(self.store, Snapshot(files, str(self.project)), **options)
+
+    def look(self, **options: bool) -> Found | Missing:
+        return self.lookup(**options).look(self.action, self.tool)
+
+    def file(self, used: tuple[str, ...] | None = None) -> Filing:
+        """Pretend that the action ran now and read `used`."""
+        lookup = self.lookup()
+        missing = lookup.look(self.action, self.tool)
+        depfile = "inputs: " + " ".join(self.used if used is None else used)
+        return lookup.file_run(
+            self.action, self.tool, missing.first, depfile.encode(), "/private", time.time_ns() + 30_000_000_000
+        )
+
+    def build(self, used: tuple[str, ...] | None = None) -> None:
+        lookup = self.lookup()
+        missing = lookup.look(self.action, self.tool)
+        filing = self.file(used)
+        assert filing.input_set is not None, filing
+        digest = self.store.put_bytes(b"object")
+        output = StoredOutput(name="object", digest=digest, size_bytes=6, executable=False)
+        self.store.publish(
+            missing.first, filing.input_set, Result(key=filing.input_set.key, action="a.o", outputs=(output,))
+        )
+        if isinstance(missing, Missing):
+            self.store.remember_action(lookup.name_key(self.action), missing.components)
+
+    def why(self) -> str:
+        answer = self.look()
+        return "hit" if isinstance(answer, Found) else "; ".join(answer.reasons)
+
+
+@pytest.fixture
+def desk(tmp_path: Path):
+    desk = Desk(tmp_path)
+    yield desk
+    desk.store.close()
+
+
+def test_never_built_then_hit(desk: Desk) -> None:
+    assert desk.why() == "never built before"
+    desk.build()
+    assert desk.why() == "hit"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("src/a.cu", "input src/a.cu: content changed"), ("second/x.h", "input second/x.h: content changed")],
+)
+def test_a_changed_file_is_named_and_changed_back_it_hits(desk: Desk, path: str, reason: str) -> None:
+    before = (desk.project / path).read_text()
+    desk.build()
+    desk.write(path, before + "// more")
+    assert desk.why() == reason
+    desk.write(path, before)
+    assert desk.why() == "hit"
+
+
+def test_a_patched_toolkit_header_and_a_replaced_tool(desk: Desk) -> None:
+    desk.build()
+    header = desk.toolkit / "include" / "y.h"
+    header.write_text("int z;")
+    assert desk.why() == f"input {header}: content changed"
+    header.write_text("int y;")
+    (desk.toolkit / "compiler").write_text("newer tool")
+    assert desk.why() == "tool nvcc: compiler: content changed"
+
+
+def test_a_header_that_appears_earlier_on_the_path_is_noticed(desk: Desk) -> None:
+    desk.build()
+    desk.write("first/x.h", "int other;")
+    assert desk.why() == "input first/x.h: appeared where the search finds it first"
+    (desk.project / "first/x.h").unlink()
+    assert desk.why() == "hit"
+
+
+def test_a_header_beside_the_source_comes_before_the_path(desk: Desk) -> None:
+    desk.build()
+    desk.write("src/x.h", "int other;")
+    assert desk.why() == "input src/x.h: appeared where the search finds it first"
+
+
+def test_another_file_in_a_searched_folder_is_no_miss(desk: Desk) -> None:
+    desk.build()
+    desk.write("first/unrelated.h", "")
+    desk.write("src/.a.cu.swp", "")
+    assert desk.why() == "hit"
+
+
+def test_a_project_file_that_shadows_a_toolkit_header(desk: Desk) -> None:
+    desk.build()
+    desk.write("second/y.h", "int other;")
+    assert desk.why() == "input second/y.h: appeared where the search finds it first"
+
+
+def test_a_searched_folder_that_did_not_exist(desk: Desk) -> None:
+    (desk.project / "first").rmdir()
+    desk.build()
+    assert desk.why() == "hit"
+    (desk.project / "first").mkdir()
+    assert desk.why() == "hit"
+    desk.write("first/x.h", "int other;")
+    assert desk.why() == "input first/x.h: appeared where the search finds it first"
+
+
+def test_an_answer_of_has_include_that_turns(desk: Desk) -> None:
+    desk.write("second/x.h", "#if __has_include(<optional.h>)\n#endif\n")
+    desk.build()
+    assert desk.why() == "hit"
+    desk.write("first/optional.h", "")
+    assert "optional.h" in desk.why()
+    desk.build(("second/x.h", "first/optional.h", f"{desk.toolkit}/include/y.h"))
+    (desk.project / "first/optional.h").unlink()
+    assert desk.why() == "hit", "the older input set fits again"
+
+
+def test_a_computed_has_include_is_not_stored(desk: Desk) -> None:
+    desk.write("second/x.h", "#if __has_include(NAME)\n#endif\n")
+    assert desk.file().unstored == "second/x.h asks __has_include for a computed name"
+
+
+@pytest.mark.parametrize("text", ["const char *t = __TIME__;", 'asm(".incbin \\"data\\"");'])
+def test_what_a_key_cannot_settle_is_not_stored(desk: Desk, text: str) -> None:
+    desk.write("src/a.cu", text)
+    filing = desk.file()
+    assert filing.input_set is None
+    assert filing.unstored.startswith("src/a.cu ")
+
+
+def test_inputs_that_changed_while_the_tool_ran(desk: Desk) -> None:
+    lookup = desk.lookup()
+    missing = lookup.look(desk.action, desk.tool)
+    desk.write("src/a.cu", "int edited;")
+    started_ns = time.time_ns() + 30_000_000_000
+    assert lookup.file_run(desk.action, desk.tool, missing.first, b"inputs: second/x.h", "/p", started_ns).stale == (
+        "src/a.cu",
+    )
+
+
+def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
+    lookup = desk.lookup()
+    missing = lookup.look(desk.action, desk.tool)
+    started_ns = time.time_ns()
+    desk.write("second/x.h", "int edited;")
+    assert lookup.file_run(desk.action, desk.tool, missing.first, b"inputs: second/x.h", "/p", started_ns).stale == (
+        "second/x.h",
+    )
+
+
+def test_a_tool_that_said_nothing_of_its_inputs_is_not_stored(desk: Desk) -> None:
+    lookup = desk.lookup()
+    missing = lookup.look(desk.action, desk.tool)
+    filing = lookup.file_run(desk.action, desk.tool, missing.first, None, "/p", time.time_ns())
+    assert filing.input_set is None and filing.unstored
+
+
+def test_temporaries_of_the_job_and_of_the_tool_are_no_inputs(desk: Desk) -> None:
+    filing = desk.file((*desk.used, "/private/x.cudafe1.cpp", "/tmp/gone-since"))
+    assert filing.input_set is not None
+    assert [name for name, _ in filing.input_set.files] == ["second/x.h", "{cuda}/include/y.h"]
+
+
+def test_a_toolkit_elsewhere_hits_unless_its_path_can_reach_the_result(desk: Desk) -> None:
+    desk.build()
+    moved = desk.toolkit.with_name("elsewhere")
+    desk.toolkit.rename(moved)
+    desk.toolkit = moved
+    assert desk.why() == "hit"
+    (moved / "include" / "y.h").write_text("inline auto f() { return __FILE__; }")
+    desk.used = ("second/x.h", f"{moved}/include/y.h")
+    desk.build()
+    assert desk.why() == "hit"
+    back = moved.with_name("toolkit")
+    moved.rename(back)
+    desk.toolkit = back
+    assert "__FILE__" in desk.why()
+
+
+def test_another_checkout_hits(desk: Desk) -> None:
+    desk.build()
+    desk.project = desk.project.rename(desk.project.with_name("checkout2"))
+    assert desk.why() == "hit"
+
+
+def test_asked_to_run_again_and_never_stored(desk: Desk) -> None:
+    desk.build()
+    again = desk.look(recache=True)
+    assert isinstance(again, Missing) and again.reasons == ("asked to run again",)
+    never = Action(**{f: getattr(desk.action, f) for f in desk.action.__struct_fields__} | {"uncacheable": "-time"})
+    answer = desk.lookup().look(never, desk.tool)
+    assert isinstance(answer, Missing) and answer.reasons == ("never stored: -time",)
+
+
+def test_a_missing_source_is_a_miss(desk: Desk) -> None:
+    desk.build()
+    os.unlink(desk.project / "src/a.cu")
+    assert desk.why() == "input src/a.cu: no longer there"
+
+
+def test_file_names_that_are_no_utf8(desk: Desk) -> None:
+    name = os.fsdecode(b"second/h\xe9.h")
+    desk.write(name, "int h;")
+    lookup = desk.lookup()
+    assert lookup.canonical(name, ()).isascii()
+    desk.action = Action(**{f: getattr(desk.action, f) for f in desk.action.__struct_fields__} | {"inputs": (name,)})
+    desk.build()
+    assert desk.why() == "hit"
+    desk.write(name, "int changed;")
+    assert desk.why() == f"input {name}: content changed"
