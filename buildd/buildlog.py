@@ -1,0 +1,123 @@
+"""Past builds: a line and the events of each, for `buildd log`. The oldest go first.
+
+Knows no event: they are bytes, kept compressed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import msgspec
+
+from buildd.database import Database
+from buildd.values import MAX_VALUE_BYTES, as_int, compress, decompress, seal, unseal
+from protocol.messages import BuildId, Outcome, RequestId
+
+MOST_BUILDS = 200
+MOST_BYTES = 100 << 20
+_COLUMNS = "build_id, request_id, project, targets, started_ns, finished_ns, outcome, summary"
+
+
+class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The figures of a finished build."""
+
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    wall_s: float = 0.0
+    saved_s: float = 0.0
+    message: str = ""
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """One past request. Times are nanoseconds since the epoch."""
+
+    build_id: BuildId
+    request_id: RequestId
+    project: str
+    targets: tuple[str, ...]
+    started_ns: int
+    finished_ns: int
+    outcome: Outcome
+    summary: BuildSummary = BuildSummary()
+
+
+class BuildLog:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, build: Build, events: bytes) -> None:
+        """Keep a build and its events (any bytes, at most 256 MiB); drops the oldest beyond the bounds."""
+        name = build.request_id.encode(errors="replace")
+        sealed = seal(name, compress(events))
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM builds WHERE request_id = ?", (_text(build.request_id),))
+            connection.execute(
+                f"INSERT INTO builds ({_COLUMNS}, events, stored_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    _text(build.build_id),
+                    _text(build.request_id),
+                    _text(build.project),
+                    json.dumps(build.targets),
+                    build.started_ns,
+                    build.finished_ns,
+                    build.outcome.value,
+                    json.dumps(msgspec.to_builtins(build.summary)),
+                    sealed,
+                    len(sealed),
+                ),
+            )
+            kept = kept_bytes = 0
+            for row, stored in connection.execute("SELECT id, stored_bytes FROM builds ORDER BY id DESC").fetchall():
+                kept, kept_bytes = kept + 1, kept_bytes + as_int(stored)
+                if kept > 1 and (kept > MOST_BUILDS or kept_bytes > MOST_BYTES):
+                    connection.execute("DELETE FROM builds WHERE id <= ?", (row,))
+                    break
+
+        if not self._database.read_only:
+            self._database.transact(work)
+
+    def latest(self, limit: int = 20) -> list[Build]:
+        """Past builds, the latest first."""
+        rows = self._database.rows(f"SELECT {_COLUMNS} FROM builds ORDER BY id DESC LIMIT ?", (limit,))
+        return [build for build in map(_build, rows) if build is not None]
+
+    def events(self, request_id: RequestId | BuildId) -> bytes | None:
+        """The events of a request, or of the last request of a build; None where they are not kept."""
+        rows = self._database.rows(
+            "SELECT request_id, events FROM builds WHERE request_id = ?1 OR build_id = ?1 ORDER BY id DESC LIMIT 1",
+            (_text(request_id),),
+        )
+        if not rows or not isinstance(rows[0][0], bytes):
+            return None
+        packed = unseal(rows[0][0], rows[0][1])
+        return None if packed is None else decompress(packed, MAX_VALUE_BYTES)
+
+
+def _text(value: str) -> str:
+    """For a TEXT column: names that are not UTF-8 arrive with surrogates, which SQLite refuses."""
+    return value.encode(errors="replace").decode()
+
+
+def _build(row: tuple[object, ...]) -> Build | None:
+    try:
+        build_id, request_id, project, targets, started_ns, finished_ns, outcome, summary = (
+            value.decode(errors="replace") if isinstance(value, bytes) else value for value in row
+        )
+        return msgspec.convert(
+            {
+                "build_id": build_id,
+                "request_id": request_id,
+                "project": project,
+                "targets": json.loads(str(targets)),
+                "started_ns": started_ns,
+                "finished_ns": finished_ns,
+                "outcome": outcome,
+                "summary": json.loads(str(summary)),
+            },
+            Build,
+        )
+    except (ValueError, msgspec.ValidationError):
+        return None

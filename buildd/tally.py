@@ -1,0 +1,117 @@
+"""Access times and counters of the store, gathered in memory and written every few seconds.
+
+Knows no clock that can be set: "used" is a logical tick that only grows, so a clock that goes backwards cannot make a
+fresh entry look old. Losing the last few seconds of it in a crash loses nothing that was promised.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable
+from enum import Enum
+
+from buildd.database import Database
+from buildd.errors import StoreError
+from buildd.values import as_int
+
+FLUSH_S = 5.0
+_MOST_TOUCHES = 20_000
+_COLUMN = {"results": "key", "actions": "name", "probes": "name", "records": "name"}
+
+
+class Counter(Enum):
+    """What a store counts over its whole life."""
+
+    HITS = "hits"
+    MISSES = "misses"
+    SAVED_MS = "saved_ms"
+    """Wall time of the jobs that hits made unnecessary."""
+    BAD_BLOBS = "bad_blobs"
+    BAD_RESULTS = "bad_results"
+    EVICTED_RESULTS = "evicted_results"
+    EVICTED_BYTES = "evicted_bytes"
+    STORED_BLOBS = "stored_blobs"
+    STORED_BYTES = "stored_bytes"
+    """Bytes as given, before compression."""
+    SHARED_BLOBS = "shared_blobs"
+    """Puts of a blob that was already there."""
+    DROPPED_PUTS = "dropped_puts"
+    """Puts to a store that may not be written; counted in this process only."""
+
+
+def next_tick(connection: sqlite3.Connection, count: int = 1) -> int:
+    """Advance the logical clock inside a transaction; the first of `count` new ticks."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'tick'").fetchone()
+    tick = as_int(row[0]) + 1 if row else 1
+    if not 0 < tick < 1 << 62:  # a damaged row: the order of use is lost, nothing else
+        tick = 1
+    connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('tick', ?)", (tick + count - 1,))
+    return tick
+
+
+class Tally:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(Counter, 0)
+        self._touched: dict[tuple[str, bytes], None] = {}
+        self._flushed_s = time.monotonic()
+
+    def count(self, counter: Counter, amount: int = 1) -> None:
+        with self._lock:
+            self._counts[counter] += amount
+        self._maybe_flush()
+
+    def touch(self, table: str, names: Iterable[bytes]) -> None:
+        """These rows were used just now, in this order."""
+        with self._lock:
+            for name in names:
+                # Taken out first, so that the order is the order of the last use.
+                self._touched.pop((table, name), None)
+                self._touched[(table, name)] = None
+        self._maybe_flush()
+
+    def totals(self) -> dict[Counter, int]:
+        rows = self._database.rows("SELECT name, value FROM counters")
+        stored = {name.decode(errors="replace"): as_int(value) for name, value in rows if isinstance(name, bytes)}
+        with self._lock:
+            return {counter: stored.get(counter.value, 0) + self._counts[counter] for counter in Counter}
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Write what was gathered. Where another process is writing, or the disk is full, it is kept for later."""
+        if self._database.read_only:
+            return
+        with self._lock:
+            self._flushed_s = time.monotonic()
+            counts = {counter: count for counter, count in self._counts.items() if count}
+            counts.pop(Counter.DROPPED_PUTS, None)
+            for counter in counts:
+                self._counts[counter] = 0
+            touched, self._touched = self._touched, {}
+        if not counts and not touched:
+            return
+        try:
+            self._database.transact(lambda connection: _write(connection, counts, touched), wait=wait)
+        except StoreError:
+            with self._lock:
+                for counter, count in counts.items():
+                    self._counts[counter] += count
+                if len(touched) + len(self._touched) <= _MOST_TOUCHES:
+                    self._touched = touched | self._touched
+
+    def _maybe_flush(self) -> None:
+        if time.monotonic() - self._flushed_s >= FLUSH_S or len(self._touched) > _MOST_TOUCHES:
+            self.flush()
+
+
+def _write(connection: sqlite3.Connection, counts: dict[Counter, int], touched: dict[tuple[str, bytes], None]) -> None:
+    connection.executemany(
+        "INSERT INTO counters (name, value) VALUES (?, ?)"
+        " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        [(counter.value, count) for counter, count in counts.items()],
+    )
+    tick = next_tick(connection, max(1, len(touched)))
+    for offset, (table, name) in enumerate(touched):
+        connection.execute(f"UPDATE {table} SET used = ? WHERE {_COLUMN[table]} = ?", (tick + offset, name))

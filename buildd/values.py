@@ -1,0 +1,150 @@
+"""Values in the index that vouch for themselves: each is stored with a checksum over its name and its bytes.
+
+Knows nothing of what a value means. A flipped byte anywhere in a row makes it absent, never different.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import zstandard
+from blake3 import blake3
+
+from buildd.database import Database
+from protocol.messages import Digest
+
+MAX_VALUE_BYTES = 256 << 20
+_CHECK_BYTES = 16
+_COMPRESS_ABOVE_BYTES = 512
+_PLAIN, _ZSTD = b"\0", b"\1"
+
+_local = threading.local()
+
+
+def raw_digest(digest: str) -> bytes | None:
+    """The 32 bytes of a digest; None for what is not one."""
+    if len(digest) != 64:
+        return None
+    try:
+        return bytes.fromhex(digest)
+    except ValueError:
+        return None
+
+
+def digest_of(data: bytes | memoryview) -> Digest:
+    return Digest(blake3(data).hexdigest())
+
+
+def as_int(value: object) -> int:
+    """A column that should hold a number; 0 where damage made it something else."""
+    return value if isinstance(value, int) else 0
+
+
+def compress(data: bytes) -> bytes:
+    """One zstd frame, level 1, with its content size."""
+    # A compressor is not for several threads at once, and making one costs more than a small frame.
+    context: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if context is None:
+        context = _local.compressor = zstandard.ZstdCompressor(level=1)
+    return context.compress(data)
+
+
+def decompress(frame: bytes, limit_bytes: int) -> bytes | None:
+    """The content of one zstd frame; None where it is damaged or says that it is larger than `limit_bytes`."""
+    context: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
+    if context is None:
+        context = _local.decompressor = zstandard.ZstdDecompressor()
+    try:
+        # A frame that does not say its size is never ours; one that lies makes the decompressor fail.
+        if not 0 <= zstandard.frame_content_size(frame) <= limit_bytes:
+            return None
+        return context.decompress(frame)
+    except (zstandard.ZstdError, MemoryError):
+        return None
+
+
+def seal(name: bytes, body: bytes) -> bytes:
+    """`body` with a checksum in front that also covers `name`."""
+    return blake3(len(name).to_bytes(4, "little") + name + body).digest(_CHECK_BYTES) + body
+
+
+def unseal(name: bytes, sealed: object) -> bytes | None:
+    """What was sealed under `name`; None where a byte of either has changed."""
+    if not isinstance(sealed, bytes):
+        return None
+    body = sealed[_CHECK_BYTES:]
+    return body if seal(name, body) == sealed else None
+
+
+class Table(Enum):
+    """Where named values are kept, and how many at most."""
+
+    ACTIONS = "actions"
+    """The last components of each action, for explanations."""
+    PROBES = "probes"
+    RECORDS = "records"
+    """Up-to-date records of whole plans."""
+
+    @property
+    def most(self) -> int:
+        return {Table.ACTIONS: 50_000, Table.PROBES: 10_000, Table.RECORDS: 2_000}[self]
+
+
+class Values:
+    """Named values of any size: get and put.
+
+    Args:
+        next_tick: gives the next tick of the logical clock inside a transaction.
+        touched: is told which row was read, for the batched access times.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        next_tick: Callable[[sqlite3.Connection], int],
+        touched: Callable[[str, bytes], None],
+    ) -> None:
+        self._database = database
+        self._next_tick = next_tick
+        self._touched = touched
+
+    def get(self, table: Table, name: Digest) -> bytes | None:
+        raw = raw_digest(name)
+        if raw is None:
+            return None
+        rows = self._database.rows(f"SELECT value FROM {table.value} WHERE name = ?", (raw,))
+        body = unseal(raw, rows[0][0]) if rows else None
+        if body is None:
+            return None
+        self._touched(table.value, raw)
+        return decompress(body[1:], MAX_VALUE_BYTES) if body[:1] == _ZSTD else body[1:]
+
+    def put(self, table: Table, name: Digest, value: bytes) -> None:
+        raw = raw_digest(name)
+        if raw is None:
+            raise ValueError(f"not a digest: {name!r}")
+        packed = compress(value) if len(value) > _COMPRESS_ABOVE_BYTES else value
+        sealed = seal(raw, _ZSTD + packed) if len(packed) < len(value) else seal(raw, _PLAIN + value)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                f"INSERT OR REPLACE INTO {table.value} (name, used, value) VALUES (?, ?, ?)",
+                (raw, self._next_tick(connection), sealed),
+            )
+
+        self._database.transact(work)
+
+
+def trim(connection: sqlite3.Connection) -> None:
+    """Drop the values that were not used for longest, down to each table's bound."""
+    for table in Table:
+        keep: Any = (table.most,)
+        connection.execute(
+            f"DELETE FROM {table.value} WHERE rowid IN"
+            f" (SELECT rowid FROM {table.value} ORDER BY used DESC LIMIT -1 OFFSET ?)",
+            keep,
+        )
