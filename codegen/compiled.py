@@ -47,6 +47,10 @@ class Step(Frozen, frozen=True):
     options: tuple[Argument, ...]
     link: bool = True
     """It is an object that can be linked."""
+    only: tuple[str, ...] | None = None
+    """The sources that have this result; None means all."""
+    resources: Resources | None = None
+    """In place of the recipe's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +164,8 @@ def _compile(
     for step in recipe.steps:
         start = (recipe.compiler.program, *step.options)
         paths: list[str] = []
-        for source in sources:
-            stem = output_stem(source) + step.suffix
+        for source in sources if step.only is None else step.only:
+            stem = output_stem(source.removeprefix(folder + "/")) + step.suffix
             path = f"{folder}/{step.folder}/{stem}"
             own = recipe.per_source(source) if recipe.per_source else ()
             paths.append(path)
@@ -178,7 +182,7 @@ def _compile(
                     search=search,
                     path_sensitive=effects.path_sensitive,
                     uncacheable=effects.uncacheable,
-                    resources=recipe.resources,
+                    resources=step.resources or recipe.resources,
                     timeout_s=target.timeout_s,
                 )
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +17,7 @@ from codegen.aitemplate_flags import AITemplateFlags, aitemplate_flags
 from codegen.compiled import Recipe, Step, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.flags import FlagEffects, inspect, refuse_own
-from codegen.plan import Argument, Discovery, GeneratedFile, Place, Ref, RequestError, Resources
+from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources
 from codegen.sources import expand
 from codegen.target import CudaTarget, OutputKind, Target
 from codegen.toolchain import Compiler
@@ -33,6 +33,15 @@ OUTPUTS = (
     OutputKind.FATBIN,
 )
 _BINDIR = ("-ccbin", "--compiler-bindir")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A source that is compiled for some of the target's architectures only."""
+
+    source: str
+    archs: tuple[str, ...]
+    resources: Resources = RESOURCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +83,14 @@ def nvcc_recipe(
     target: Target,
     options: NvccOptions,
     *,
-    archs: tuple[str, ...] | None = None,
-    resources: Resources = RESOURCES,
     roots: tuple[tuple[str, str], ...] = (),
+    units: Sequence[Unit] = (),
 ) -> tuple[Recipe, tuple[str, ...]]:
     """How nvcc compiles and links a target, and what to tell the user.
 
     Args:
-        archs: in place of those asked for (`gemm` compiles each kernel for its own).
         roots: further named folders that `options` refer to.
+        units: sources with architectures of their own; without any all sources have all of the target's.
     """
     refuse_own(options.flags, target.name, target.where)
     flags, host = _without_bindir(options.flags, target)
@@ -94,7 +102,7 @@ def nvcc_recipe(
     host = host or variables.host_compiler
     compiler = context.toolchains.cuda(host)
     host = host or context.settings.host_compiler
-    asked = context.request.arch or target.arch if archs is None else archs
+    asked = context.request.arch or target.arch
     needs_arch(target, asked, "sm_80")
     found = nvcc.architectures(asked, compiler.archs, target.where)
     relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
@@ -120,10 +128,10 @@ def nvcc_recipe(
     recipe = Recipe(
         label="nvcc",
         compiler=compiler,
-        steps=_steps(options, found, base, variables),
+        steps=_all_steps(options, found, base, variables, units),
         discovery=Discovery.CLANG if compiler.clang else Discovery.GCC,
         compile_effects=effects,
-        resources=resources,
+        resources=RESOURCES,
         link_options=(
             *(("-ccbin", host) if host else ()),
             # Without relocatable device code there is nothing for nvlink to do; and its stub would be compiled with
@@ -146,18 +154,20 @@ def nvcc_recipe(
     return recipe, notices
 
 
-def plan_generated(
-    context: Context,
-    target: Target,
-    recipe: Recipe,
-    files: tuple[GeneratedFile, ...],
-    output: OutputKind,
-    output_name: str,
-    notices: tuple[str, ...] = (),
-) -> Part:
-    """Like `plan_cuda` for generated sources."""
-    sources = tuple(file.path for file in files)
-    return plan_compiled(context, target, recipe, sources, output, output_name, files=files, notices=notices)
+def _all_steps(
+    options: NvccOptions,
+    archs: tuple[str, ...],
+    base: tuple[Argument, ...],
+    variables: AITemplateFlags,
+    units: Sequence[Unit],
+) -> tuple[Step, ...]:
+    if not units:
+        return _steps(options, archs, base, variables)
+    return tuple(
+        msgspec.structs.replace(step, only=(unit.source,), resources=unit.resources)
+        for unit in units
+        for step in _steps(options, unit.archs, base, variables)
+    )
 
 
 def _steps(

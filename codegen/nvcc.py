@@ -67,18 +67,17 @@ def version(dryrun: Dryrun) -> str:
     return ".".join(macros[part] for part in ("MAJOR", "MINOR", "BUILD") if part in macros)
 
 
-def architectures(asked: Iterable[str], known: Iterable[str], where: str) -> tuple[str, ...]:
+def normalised(asked: Iterable[str], where: str, known: Iterable[str] = ()) -> tuple[str, ...]:
     """Asked architectures as sm_NN, sorted by number, each once. A "compute_NN" stays one: PTX only.
 
     Args:
         asked: "sm_80", "80", "9.0a", "compute_90".
-        known: what `nvcc --list-gpu-code` lists (without the a and f variants, which it accepts too).
         where: "buildd.toml:12", for errors.
+        known: for a guess at what was meant.
 
     Raises:
-        RequestError: not an architecture, or not one of this compiler's.
+        RequestError: not an architecture.
     """
-    codes = tuple(known)
     found: dict[str, tuple[int, str, bool]] = {}
     for name in asked:
         match = _ARCH.fullmatch(re.sub(r"^(\d+)\.(\d)", r"\1\2", name.strip()))
@@ -86,11 +85,26 @@ def architectures(asked: Iterable[str], known: Iterable[str], where: str) -> tup
             native = " (this machine's GPU is not part of a key)" if name.startswith(("native", "all")) else ""
             raise RequestError(
                 "bad-arch",
-                f'"{name}" is not a CUDA architecture{native}{nearest(name, codes)}',
+                f'"{name}" is not a CUDA architecture{native}{nearest(name, known)}',
                 file=where,
                 next_step='write them as in arch = ["sm_80", "sm_90a"]',
             )
-        number, variant = int(match[1]), match[2]
+        virtual = name.strip().startswith("compute_")
+        canonical = ("compute_" if virtual else "sm_") + match[1] + match[2]
+        found[canonical] = (int(match[1]), match[2], virtual)
+    return tuple(sorted(found, key=lambda name: found[name]))
+
+
+def architectures(asked: Iterable[str], known: Iterable[str], where: str) -> tuple[str, ...]:
+    """Like `normalised`, and each one is known to the compiler.
+
+    Args:
+        known: what `nvcc --list-gpu-code` lists (without the a and f variants, which it accepts too).
+    """
+    codes = tuple(known)
+    found = normalised(asked, where, codes)
+    for name in found:
+        number, variant = int(re.sub(r"\D", "", name)), name[-1] if name[-1] in "af" else ""
         if f"sm_{number}" not in codes or (variant == "a" and number < 90) or (variant == "f" and number < 100):
             raise RequestError(
                 "bad-arch",
@@ -98,9 +112,7 @@ def architectures(asked: Iterable[str], known: Iterable[str], where: str) -> tup
                 file=where,
                 next_step="it knows " + ", ".join(codes) + " (and the a variants from sm_90 on)",
             )
-        virtual = name.strip().startswith("compute_")
-        found[("compute_" if virtual else "sm_") + f"{number}{variant}"] = (number, variant, virtual)
-    return tuple(sorted(found, key=lambda name: found[name]))
+    return found
 
 
 def gencode(archs: tuple[str, ...], *, device_lto: bool = False) -> tuple[str, ...]:

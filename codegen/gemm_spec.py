@@ -1,0 +1,277 @@
+"""What a GEMM target means: its types, tiles and alignments, checked against what CUTLASS can do.
+
+Knows no template and no compiler. The rules are those of CUTLASS 4.2 (2.x kernels for sm_80 to sm_90, 3.x for sm_90a);
+each error says what would be allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.plan import RequestError
+from codegen.project import nearest
+from codegen.target import GemmTarget
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    element: str
+    size_bytes: int
+    outputs: tuple[str, ...]
+    accumulators: tuple[str, ...]
+    instruction: Triple
+    """Tensor core instruction on sm_80."""
+    tile_80: Triple
+    stages_80: int
+    k_bytes_80: int
+    """The tile's depth is a multiple of this."""
+    simt: bool = False
+    any_layout_90: bool = False
+
+
+_TYPES: dict[str, _Type] = {
+    "fp16": _Type(
+        "cutlass::half_t", 2, ("fp16", "fp32"), ("fp32", "fp16"), (16, 8, 16), (128, 128, 32), 4, 64, any_layout_90=True
+    ),
+    "bf16": _Type(
+        "cutlass::bfloat16_t", 2, ("bf16", "fp32"), ("fp32",), (16, 8, 16), (128, 128, 32), 4, 64, any_layout_90=True
+    ),
+    "tf32": _Type("cutlass::tfloat32_t", 4, ("fp32",), ("fp32",), (16, 8, 8), (128, 128, 16), 4, 64),
+    "fp32": _Type("float", 4, ("fp32",), ("fp32",), (1, 1, 1), (128, 128, 8), 4, 32, simt=True),
+    "int8": _Type("int8_t", 1, ("int32",), ("int32",), (16, 8, 32), (128, 128, 64), 3, 64),
+}
+_OUTPUTS = {
+    "fp16": ("cutlass::half_t", 2),
+    "bf16": ("cutlass::bfloat16_t", 2),
+    "fp32": ("float", 4),
+    "int32": ("int32_t", 4),
+}
+_ACCUMULATORS = {"fp32": "float", "fp16": "cutlass::half_t", "int32": "int32_t"}
+_ACTIVATIONS = {"": "", "relu": "ReLu", "gelu": "GELU", "silu": "SiLu", "sigmoid": "Sigmoid"}
+EPILOGUES = ("none", "bias", *(a for a in _ACTIVATIONS if a), *(f"bias_{a}" for a in _ACTIVATIONS if a))
+LAYOUTS = ("rcr", "rrr", "ccr")
+ARCHS_2X = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
+ARCH_3X = "sm_90a"
+_SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10}
+_SHARED_BYTES_90 = 227 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GemmKernel:
+    """One kernel for one architecture, ready for its template."""
+
+    arch: str
+    three: bool
+    """Of CUTLASS 3.x."""
+    element_a: str
+    element_d: str
+    element_accumulator: str
+    element_compute: str
+    a_row: bool
+    b_row: bool
+    bias: bool
+    activation: str
+    tile: Triple
+    warp: Triple
+    cluster: Triple
+    instruction: Triple
+    simt: bool
+    cooperative: bool
+    stages: int
+    align: int
+    align_d: int
+    fixed: tuple[tuple[str, int], ...]
+
+
+def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
+    """The kernel of a target for an architecture.
+
+    Raises:
+        RequestError: "bad-gemm", types, layout, tile, alignment or architecture do not go together.
+    """
+    if arch != ARCH_3X and arch not in ARCHS_2X:
+        raise _wrong(
+            target, f"there is no GEMM for {arch}", "architectures: " + ", ".join((*ARCHS_2X, ARCH_3X)), "bad-arch"
+        )
+    kind = _choice(target, "dtype", target.dtype, tuple(_TYPES))
+    typed = _TYPES[kind]
+    layout = _choice(target, "layout", target.layout, LAYOUTS)
+    epilogue = _choice(target, "epilogue", target.epilogue, EPILOGUES)
+    output = target.output_dtype or typed.outputs[0]
+    _choice(target, f"output_dtype for {kind}", output, typed.outputs)
+    accumulator = target.accumulator or typed.accumulators[0]
+    _choice(target, f"accumulator for {kind}", accumulator, typed.accumulators)
+    three = arch == ARCH_3X
+    if three and typed.simt:
+        raise _wrong(
+            target, "fp32 without tensor cores has no kernel for sm_90a", 'use dtype = "tf32", or arch = ["sm_90"]'
+        )
+    if layout != "rcr" and (kind == "int8" or (three and not typed.any_layout_90)):
+        raise _wrong(target, f'{kind} on {arch} cannot have the layout "{layout}"', 'use layout = "rcr"')
+    bias, activation = (
+        epilogue.startswith("bias"),
+        _ACTIVATIONS[epilogue.removeprefix("bias").strip("_").replace("none", "")],
+    )
+    if kind == "int8" and activation not in ("", "ReLu"):
+        raise _wrong(target, f'int8 cannot have the epilogue "{epilogue}"', "possible: none, bias, relu, bias_relu")
+    for name in ("m", "n", "k", "stages", "alignment"):
+        if getattr(target, name) < 0:
+            raise _wrong(target, f"{name} is negative", "0 stands for: known at run time, or chosen by buildd")
+    align, align_d = _alignments(target, typed, kind, output, layout, arch)
+    tile = target.tile or (_default_tile_90(typed) if three else typed.tile_80)
+    if min(tile) <= 0:
+        raise _wrong(target, f"tile {list(tile)} must be positive", f"for example tile = {list(typed.tile_80)}")
+    warps = target.warps or ((4, 2, 1) if typed.simt else (2, 2, 1))
+    warp = (1, 1, 1)
+    stages = target.stages
+    if three:
+        _check_tile_90(target, typed, tile)
+    else:
+        warp = _warp_tile(target, typed, tile, warps)
+        stages = stages or typed.stages_80
+        _check_shared(target, typed, tile, stages, arch)
+    return GemmKernel(
+        arch=arch,
+        three=three,
+        element_a=typed.element,
+        element_d=_OUTPUTS[output][0],
+        element_accumulator=_ACCUMULATORS[accumulator],
+        element_compute="int32_t" if kind == "int8" else "float",
+        a_row=layout[0] == "r",
+        b_row=layout[1] == "r",
+        bias=bias,
+        activation=activation,
+        tile=tile,
+        warp=warp,
+        cluster=_cluster(target) if three else (1, 1, 1),
+        instruction=typed.instruction,
+        simt=typed.simt,
+        cooperative=tile[0] >= 128,
+        stages=stages,
+        align=align,
+        align_d=align_d,
+        fixed=tuple((name, getattr(target, name)) for name in ("m", "n", "k") if getattr(target, name)),
+    )
+
+
+def formula(target: GemmTarget) -> str:
+    """What the kernel computes, for its header."""
+    bias, activation = target.epilogue.startswith("bias"), target.epilogue.removeprefix("bias").strip("_")
+    inner = "alpha * A @ B + c (a row of n)" if bias else "alpha * A @ B + beta * C (c may be null if beta is 0)"
+    return f"d = {inner}" if activation in ("", "none") else f"d = {activation}({inner})"
+
+
+def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:
+    return RequestError(code, f'target "{target.name}": {message}', file=target.where, next_step=next_step)
+
+
+def _choice(target: GemmTarget, key: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise _wrong(target, f'"{value}" is no {key}{nearest(value, allowed)}', "possible: " + ", ".join(allowed))
+    return value
+
+
+def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout: str, arch: str) -> tuple[int, int]:
+    """Elements by which A and B, and D, are aligned: 16 bytes, or what the fixed sizes allow."""
+    full = 1 if typed.simt else 16 // typed.size_bytes
+    contiguous = {"A": "k" if layout[0] == "r" else "m", "B": "n" if layout[1] == "r" else "k"}
+    sizes = {name: getattr(target, name) for name in dict.fromkeys(contiguous.values()) if getattr(target, name)}
+    align = target.alignment or full
+    if align > full or align & (align - 1):
+        raise _wrong(target, f"alignment {align} is not possible for {kind}", f"a power of two up to {full}")
+    for name, size in sizes.items():
+        while size % align:
+            if target.alignment:
+                raise _wrong(
+                    target,
+                    f"{name} = {size} is no multiple of alignment = {align}",
+                    "lower `alignment`, or leave it out",
+                )
+            align //= 2
+    # cp.async copies 4 bytes at least; TMA, and int8's tensor core operands, want whole 16.
+    least = full if kind == "int8" or arch == ARCH_3X else max(1, 4 // typed.size_bytes)
+    if align < least:
+        wanted = " and ".join(dict.fromkeys(contiguous.values()))
+        raise _wrong(
+            target,
+            f"{kind} on {arch} in the layout {layout} is too badly aligned ({align} elements)",
+            f"{wanted} must be a multiple of {least}",
+        )
+    full_d = 1 if typed.simt else 16 // _OUTPUTS[output][1]
+    align_d = full_d
+    while target.n and target.n % align_d:
+        align_d //= 2
+    if arch == ARCH_3X and align_d < full_d:
+        raise _wrong(target, f"n = {target.n} is too badly aligned for sm_90a", f"n must be a multiple of {full_d}")
+    return align, align_d
+
+
+def _warp_tile(target: GemmTarget, typed: _Type, tile: Triple, warps: Triple) -> Triple:
+    if min(warps) <= 0 or warps[2] != 1 or any(size % count for size, count in zip(tile, warps, strict=True)):
+        raise _wrong(
+            target,
+            f"warps {list(warps)} do not divide tile {list(tile)}",
+            "for example warps = [2, 2, 1] (the last is 1)",
+        )
+    count = warps[0] * warps[1]
+    if count > 16:
+        raise _wrong(target, f"{count} warps are too many", "at most 16")
+    warp = (tile[0] // warps[0], tile[1] // warps[1], tile[2])
+    if warp[0] % 32 or warp[1] % 32 or (tile[2] * typed.size_bytes) % typed.k_bytes_80:
+        depth = typed.k_bytes_80 // typed.size_bytes
+        raise _wrong(
+            target,
+            f"tile {list(tile)} with warps {list(warps)} gives warp tiles of {list(warp)}",
+            f"each warp needs multiples of 32 x 32, and a depth that is a multiple of {depth}",
+        )
+    if warp[0] * warp[1] > 128 * 64:
+        raise _wrong(target, f"a warp tile of {list(warp)} does not fit the registers", "at most 64 x 128: more warps")
+    return warp
+
+
+def _check_shared(target: GemmTarget, typed: _Type, tile: Triple, stages: int, arch: str) -> None:
+    if stages < 2:
+        raise _wrong(target, "stages = 1 is not possible", "2 or more")
+    needed = stages * (tile[0] + tile[1]) * tile[2] * typed.size_bytes
+    limit = _SHARED_BYTES.get(arch, _SHARED_BYTES_90)
+    if needed > limit:
+        raise _wrong(
+            target,
+            f"tile {list(tile)} with {stages} stages needs {needed >> 10} KiB of shared memory",
+            f"{arch} has {limit >> 10} KiB: fewer stages or a smaller tile",
+        )
+
+
+def _default_tile_90(typed: _Type) -> Triple:
+    return (128, 128, 128 // typed.size_bytes)
+
+
+def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
+    step = 32 // typed.size_bytes
+    if tile[0] not in (64, 128, 256) or tile[1] % 32 or tile[1] > 256 or tile[2] % step:
+        raise _wrong(
+            target,
+            f"tile {list(tile)} is not possible on sm_90a",
+            f"m: 64, 128 or 256; n: a multiple of 32 up to 256; k: a multiple of {step}",
+        )
+    if target.warps:
+        raise _wrong(target, "warps have no meaning on sm_90a", "leave `warps` out, or give sm_90a its own target")
+    stages = max(target.stages, 2)
+    needed = stages * (tile[0] + tile[1]) * tile[2] * typed.size_bytes
+    if target.stages == 1 or needed > _SHARED_BYTES_90:
+        raise _wrong(
+            target,
+            f"tile {list(tile)} with {target.stages or stages} stages needs {needed >> 10} KiB of shared memory",
+            f"between 2 stages and {_SHARED_BYTES_90 >> 10} KiB: a smaller tile, or leave `stages` out",
+        )
+
+
+def _cluster(target: GemmTarget) -> Triple:
+    cluster = target.cluster or (2, 1, 1)
+    if any(size not in (1, 2, 4, 8) for size in cluster) or cluster[2] != 1 or cluster[0] * cluster[1] > 8:
+        raise _wrong(
+            target, f"cluster {list(cluster)} is not possible", "for example [2, 1, 1]; at most 8 blocks, the last is 1"
+        )
+    return cluster
