@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 PACKAGES = ("msgspec", "pyzmq", "blake3", "zstandard", "psutil", "sqlite-utils", "jinja2", "rich")
 OPTIONAL_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cutlass", "triton", "torch", "jax")
-NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "fuse.sshfs")
 AITEMPLATE_CACHE_VARIABLES = (
     "AIT_BUILD_CACHE_DIR",
     "AIT_BUILD_CACHE_SKIP_PERCENTAGE",
@@ -119,16 +118,19 @@ def daemon(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def store(environ: Mapping[str, str]) -> Iterator[Finding]:
-    from buildd.commands.request import store_of
+    from buildd.location import NETWORK_FILE_SYSTEMS, file_system_of, locate
     from buildd.store import Store, default_limit
 
     try:
-        folder = Path(store_of(environ))
+        found = locate(environ)
     except (BuilddError, RequestError) as error:
         yield Finding(Level.FAIL, "store", error.message, error.next_step)
         return
+    folder = found.folder
+    if found.notice:
+        yield Finding(Level.WARN, "store", found.notice)
     place = nearest_existing(folder)
-    kind = file_system(place)
+    kind = file_system_of(folder)
     disk = os.statvfs(place)
     free_bytes = disk.f_bavail * disk.f_frsize
     yield Finding(Level.OK, "store", f"{folder} on {kind or 'an unknown file system'}, {size(free_bytes)} free")
@@ -253,19 +255,3 @@ def folder_bytes(folder: Path) -> int:
             except OSError:
                 pass
     return total
-
-
-def file_system(path: Path) -> str:
-    """The type of the file system that `path` is on, from /proc/self/mountinfo; empty where that is not known."""
-    try:
-        device = os.stat(path).st_dev
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return ""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        if fields.split()[2] == number:
-            return rest.split()[0]
-    return ""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from buildd.cli import DAEMON, FAILED, INTERRUPTED, OK, USAGE
-from buildd.commands.common import is_on
+from buildd.commands.common import is_on, print_note
 from codegen.plan import RequestError
 from protocol.messages import BuildId, Mode, OnDisconnect, Outcome, Priority, Request, RequestId
 
@@ -105,12 +105,16 @@ def selected_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def store_of(environ: Mapping[str, str]) -> str:
-    """The folder of this user's store."""
-    explicit = environ.get("BUILDD_DIR", "")
-    if explicit:
-        return os.path.abspath(explicit)
-    cache = environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "buildd")
+    """The folder of this user's store; says on stderr where it had to move.
+
+    Raises: StoreError where no folder can be had.
+    """
+    from buildd.location import locate
+
+    found = locate(environ)
+    if found.notice:
+        print_note(f"buildd: {found.notice}")
+    return str(found.folder)
 
 
 def _jobs(option: int | None, environ: Mapping[str, str]) -> int:

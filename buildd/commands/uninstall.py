@@ -5,6 +5,7 @@ Knows the names of what we make, and removes nothing else: BUILDD_DIR may be a f
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -15,8 +16,8 @@ from buildd.cli import DAEMON, OK, USAGE
 from buildd.commands.common import parser, print_problem
 from buildd.ui.text import clean, size
 
-STORE_NAMES = ("blobs", "tmp", "sessions", "lock", "index.lock", "CACHEDIR.TAG")
-STORE_PATTERNS = ("index.db*", "*.lock")
+STORE_NAMES = ("blobs", "tmp", "sessions", "lock", "said-where-the-store-is")
+STORE_PATTERNS = ("index.db*",)
 STORE_MARK = "index.db"
 
 
@@ -45,13 +46,16 @@ def run(arguments: list[str]) -> int:
     failed = 0
     for path in found:
         failed += not _remove(path)
+    _remove_empty(os.environ)
     print("pip uninstall buildd removes the program itself")
     return DAEMON if failed else OK
 
 
 def remains(environ: Mapping[str, str]) -> Iterator[Path]:
     """Everything of ours that exists: files and folders that can be removed whole."""
+    from buildd import claims
     from buildd.commands.request import store_of
+    from protocol.curve import key_folder
     from protocol.endpoint import choose_base
     from protocol.errors import ProtocolError
 
@@ -64,9 +68,24 @@ def remains(environ: Mapping[str, str]) -> Iterator[Path]:
         base = None
     if base is not None and base.is_dir() and not base.is_symlink() and base.stat().st_uid == os.geteuid():
         yield from _runtime_parts(base, whole=not environ.get("BUILDD_RUNTIME_DIR"))
-    config = Path(environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")) / "buildd"
-    if config.is_dir():
+    if (config := key_folder(environ)).is_dir():
         yield config
+    yield from (path for path in sorted(Path(claims.FOLDER).glob(f"{os.geteuid()}.*")) if _is_abandoned(path))
+
+
+def _is_abandoned(claim: Path) -> bool:
+    """Whether a memory claim's daemon is dead: the living hold a lock on theirs, and may belong to another container."""
+    try:
+        descriptor = os.open(claim, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _store_parts(store: Path) -> Iterator[Path]:
@@ -98,6 +117,24 @@ def _stop() -> int:
     except ProtocolError as error:
         print_problem(f"the daemon cannot be stopped: {error.message}", next_step="end it by its pid, then try again")
         return DAEMON
+
+
+def _remove_empty(environ: Mapping[str, str]) -> None:
+    """Folders that were made for what is gone now, where nothing else came into them."""
+    from buildd import claims
+    from protocol.endpoint import choose_base
+    from protocol.errors import ProtocolError
+
+    folders = [Path(claims.FOLDER)]
+    try:
+        folders.append(choose_base(environ))
+    except ProtocolError:
+        pass
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # not there, not empty, not ours
+            pass
 
 
 def _remove(path: Path) -> bool:
