@@ -114,8 +114,8 @@ def unsendable(environ: Mapping[str, str]) -> tuple[str, ...]:
 def is_pythons_own(name: str, environ: Mapping[str, str]) -> bool:
     """Whether Python itself, not the user, put the variable there.
 
-    In the C locale a starting interpreter sets LC_CTYPE for its children (PEP 538). Left in, a request from Python would
-    have other keys than the same one from a stand-in.
+    In the C locale a starting interpreter sets LC_CTYPE for its children (PEP 538). Left in, a request from Python
+    would have other keys than the same one from a stand-in.
     """
     return (
         name == "LC_CTYPE"

@@ -1,0 +1,458 @@
+"""Compiles one Triton kernel ahead of time, or says what the installed Triton is. Run by the client's own interpreter.
+
+Knows nothing of buildd: it imports the standard library and triton only, reads a JSON spec on stdin and writes the
+files named on its command line. No absolute path of the project, of Triton's folder or of a temporary folder reaches
+them.
+
+    python worker_triton.py --identify
+    python worker_triton.py DEPFILE NAME=PATH... < spec.json
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # The folder of this script comes first on the path and holds modules of buildd, which the kernel must not import.
+    del sys.path[0]
+
+import ast
+import importlib.machinery
+import importlib.util
+import json
+import linecache
+import os
+import re
+import traceback
+import types
+import warnings
+from typing import Any
+
+sys.dont_write_bytecode = True
+
+
+class Refused(Exception):
+    """One message for the user: `where` is "FILE:LINE" or "FILE", as far as it is known."""
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+
+
+# ---------------------------------------------------------------- paths that do not reach the result
+
+
+class _Folders:
+    """Absolute prefixes and what stands in place of them."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str]] = []
+
+    def add(self, folder: str, instead: str) -> None:
+        for spelled in {os.path.abspath(folder), os.path.realpath(folder)}:
+            self.shown.append((spelled.rstrip(os.sep) + os.sep, instead))
+        self.shown.sort(key=lambda pair: -len(pair[0]))
+
+    def hide(self, path: str) -> str:
+        for prefix, instead in self.shown:
+            if path.startswith(prefix):
+                return instead + path[len(prefix) :]
+        return path
+
+    def hide_all(self, value: Any) -> Any:
+        """Every string of a JSON value."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, list):
+            return [self.hide_all(item) for item in value]
+        if isinstance(value, dict):
+            return {name: self.hide_all(item) for name, item in value.items()}
+        return value
+
+
+FOLDERS = _Folders()
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Gives code its file name without the folder of the checkout or of the virtual environment.
+
+    Triton writes a function's file name into its intermediate languages and, as line information, into the binary.
+    """
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        path = self.get_filename(fullname)
+        shown = FOLDERS.hide(path)
+        if shown == path:
+            return super().get_code(fullname)
+        if shown.startswith("triton/"):
+            code = super().get_code(fullname)
+            if code is None:
+                return None
+            code = _renamed(code, shown)
+            text = self.get_source(fullname)
+        else:
+            # Not from __pycache__: a source written twice within a second has the stamp of its first version.
+            data = self.get_data(path)
+            code = compile(data, shown, "exec", dont_inherit=True)
+            text = importlib.util.decode_source(data)
+        text = text or ""
+        # For inspect.getsource, which Triton reads kernels with; without a stamp the entry is never thrown out.
+        linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
+        return code
+
+
+def _renamed(code: types.CodeType, name: str) -> types.CodeType:
+    constants = tuple(_renamed(item, name) if isinstance(item, types.CodeType) else item for item in code.co_consts)
+    return code.replace(co_filename=name, co_consts=constants)
+
+
+def _install_loader() -> None:
+    details = (
+        (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+        (_Loader, importlib.machinery.SOURCE_SUFFIXES),
+        (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
+    )
+    sys.path_hooks.insert(0, importlib.machinery.FileFinder.path_hook(*details))
+    sys.path_importer_cache.clear()
+
+
+# ---------------------------------------------------------------- what was read
+
+
+class _Reads:
+    """Files that were opened for reading, besides those of the standard library and of Triton."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, None] = {}
+        # What start-up files of the environment (*.pth) loaded is no input, nor is this script.
+        self.before = frozenset(sys.modules)
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not arguments:
+            return
+        path, mode = arguments[0], arguments[1] if len(arguments) > 1 else None
+        if isinstance(path, str) and path and (mode is None or not set(str(mode)) & set("wax+")):
+            self.paths[os.path.abspath(path)] = None
+
+    def inputs(self, ignored: list[str]) -> list[str]:
+        """Sorted; modules by their source, also where their bytecode was read."""
+        modules = [module for name, module in list(sys.modules.items()) if name not in self.before]
+        loaded = [getattr(module, "__file__", None) for module in modules]
+        found = {os.path.abspath(path) for path in loaded if path}
+        found.update(path for path in self.paths if not path.endswith(".pyc"))
+        return sorted(
+            path
+            for path in found
+            if not any(path.startswith(folder) for folder in ignored) and "\n" not in path and os.path.isfile(path)
+        )
+
+
+def _own_folders(triton_folder: str) -> list[str]:
+    """Folders whose files are part of the tool's identity, or of no interest."""
+    import sysconfig
+
+    site = [os.path.join(path, name) for path in sys.path for name in ("triton",) if path]
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    names = [triton_folder, *site, "/proc", "/sys", "/dev", os.environ["TRITON_CACHE_DIR"]]
+    for folder in standard:
+        # Packages that the user installed lie below the standard library and count.
+        names += [os.path.join(folder, name) for name in os.listdir(folder) if not name.endswith("-packages")]
+    return [name if os.path.isfile(name) else os.path.abspath(name) + os.sep for name in names]
+
+
+# ---------------------------------------------------------------- identity
+
+
+# Profilers, tests, headers and command line tools of Triton do not take part in a compile.
+_NO_COMPILER = ("__pycache__", "profiler", "tools", "cupti", "cupti-blackwell", "include")
+
+
+def identify() -> dict[str, Any]:
+    """What decides about results besides the kernel: versions, and every file of Triton that takes part."""
+    triton = _import_triton()
+    folder = os.path.dirname(os.path.abspath(triton.__file__))
+    files = {"python": os.path.realpath(sys.executable)}
+    for where, names, found in os.walk(folder):
+        names[:] = sorted(name for name in names if name not in _NO_COMPILER)
+        for name in sorted(found):
+            path = os.path.join(where, name)
+            role = "triton/" + os.path.relpath(path, folder)
+            if name.endswith((".py", ".so", ".bc")) or name.startswith(("ptxas", "ld.lld")):
+                files[role] = path
+    for name, value in os.environ.items():
+        if name.startswith("TRITON_") and name.endswith("_PATH") and os.path.isfile(value):
+            files[name] = os.path.abspath(value)
+    variables: dict[str, str] = {}
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        variables = {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
+    except ImportError:
+        pass
+    return {
+        "triton": str(triton.__version__),
+        "python": "{}.{}.{} {}".format(*sys.version_info[:3], sys.implementation.cache_tag),
+        "backends": sorted(triton.backends.backends),
+        "files": files,
+        "variables": variables,
+    }
+
+
+def _import_triton() -> Any:
+    try:
+        import triton
+        import triton.backends
+        import triton.compiler
+    except ImportError as error:
+        raise Refused(f"triton cannot be imported by {sys.executable}: {error}") from error
+    return triton
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) -> None:
+    """Compile the kernel of `spec` for one architecture.
+
+    Args:
+        spec: source, kernel, signature, constants, backend, arch, warp_size, num_warps, num_stages.
+        outputs: suffix of a stage ("cubin", "ttir") or "metadata" -> path.
+        depfile: where the files that were read are listed, one a line.
+    """
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    # Private and empty: a compile must not depend on what another one left, nor leave anything for one.
+    os.environ["TRITON_HOME"] = temporary
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(temporary, "triton")
+    reads = _Reads()
+    location = importlib.util.find_spec("triton")
+    if location is None or not location.submodule_search_locations:
+        raise Refused(f"triton is not installed for {sys.executable}; pip install triton there")
+    triton_folder = next(iter(location.submodule_search_locations))
+    FOLDERS.add(triton_folder, "triton/")
+    FOLDERS.add(os.getcwd(), "")
+    _install_loader()
+    # It says in every process that a default will change; nobody who compiles ahead can act on it.
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    triton = _import_triton()
+    sys.addaudithook(reads.hook)
+    kernel, function = _load(spec["source"], spec["kernel"])
+    signature, constants, hints = _arguments(function, spec)
+    compiled = _compile(triton, function, kernel, spec, signature, constants, hints)
+    inputs = reads.inputs(_own_folders(triton_folder))
+    for name, path in outputs.items():
+        content = _stage(compiled, name, spec)
+        with open(path, "wb") as stream:
+            stream.write(content)
+    with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        stream.writelines(path + "\n" for path in inputs)
+
+
+def _load(source: str, name: str) -> tuple[Any, Any]:
+    """The kernel as the module has it, and the JIT function inside autotuners and heuristics."""
+    from triton.runtime.jit import JITFunction
+
+    folder = os.path.dirname(os.path.abspath(source))
+    sys.path[:0] = list(dict.fromkeys((folder, os.getcwd())))
+    parts = os.path.splitext(source)[0].split(os.sep)
+    in_package = os.path.isfile(os.path.join(folder, "__init__.py")) and all(part.isidentifier() for part in parts)
+    module_name = ".".join(parts) if in_package else parts[-1]
+    if not in_package and (module_name in sys.modules or not module_name.isidentifier()):
+        module_name = "_kernel_" + re.sub(r"\W", "_", module_name)
+    path = os.path.abspath(source)
+    found = importlib.util.spec_from_file_location(module_name, path, loader=_Loader(module_name, path))
+    if found is None or found.loader is None:
+        raise Refused("not a Python file", source)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise Refused(f"{error.msg}", f"{FOLDERS.hide(error.filename or source)}:{error.lineno or 1}") from error
+    except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
+        raise Refused(_said(error), _where_raised(error, source)) from error
+    value = getattr(module, name, None)
+    if value is None:
+        there = sorted(key for key, item in vars(module).items() if _unwrapped(item, JITFunction) is not None)
+        hint = f"; it has {', '.join(there)}" if there else "; it has no @triton.jit function"
+        raise Refused(f"there is no kernel {name}{hint}", source)
+    function = _unwrapped(value, JITFunction)
+    if function is None:
+        line = getattr(getattr(value, "__code__", None), "co_firstlineno", 0)
+        raise Refused(f"{name} is not a @triton.jit function", f"{source}:{line}" if line else source)
+    return value, function
+
+
+def _unwrapped(value: Any, kind: type) -> Any:
+    for _ in range(8):
+        if isinstance(value, kind):
+            return value
+        # Only Triton's own wrappers: asking just any object for an attribute may run code (ctypes loads a library).
+        if not type(value).__module__.startswith("triton."):
+            return None
+        value = getattr(value, "fn", None)
+    return None
+
+
+def _arguments(function: Any, spec: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+    """Signature, constants and alignment hints as Triton wants them, checked against the kernel's parameters."""
+    where = _def_line(function, spec["source"])
+    names = list(function.arg_names)
+    types_of: dict[str, str] = dict(spec["signature"])
+    constants: dict[str, Any] = dict(spec["constants"])
+    label = f"{spec['kernel']}({', '.join(names)})"
+    for table, given in (("signature", types_of), ("constants", constants)):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise Refused(f"{table} names {', '.join(unknown)}, which is no argument of {label}", where)
+    both = [name for name in types_of if name in constants]
+    if both:
+        raise Refused(f"{', '.join(both)} is in signature and in constants", where)
+    signature: dict[str, str] = {}
+    hints: dict[tuple[int], Any] = {}
+    missing = []
+    for index, parameter in enumerate(function.params):
+        name = parameter.name
+        if name in types_of:
+            if parameter.is_constexpr:
+                raise Refused(f"{name} is a tl.constexpr: it needs a value in constants, not a type", where)
+            kind, _, hint = types_of[name].partition(":")
+            if hint not in ("", "1", "16"):
+                raise Refused(f'{name}: "{types_of[name]}" has a hint other than 1 and 16', where)
+            _check_type(name, kind, where)
+            if hint == "16":
+                hints[(index,)] = [["tt.divisibility", 16]]
+            if hint == "1":
+                constants[name] = 1
+                kind = "constexpr"
+            signature[name] = kind
+        elif name in constants:
+            signature[name] = "constexpr"
+        elif parameter.is_constexpr and parameter.has_default:
+            constants[name] = parameter.default
+            signature[name] = "constexpr"
+        else:
+            missing.append(f"{name} ({'constants' if parameter.is_constexpr else 'signature'})")
+    if missing:
+        raise Refused(f"{label}: nothing is said about {', '.join(missing)}", where)
+    return signature, constants, hints
+
+
+def _check_type(name: str, kind: str, where: str) -> None:
+    if not re.fullmatch(
+        r"\*?k?(i(1|8|16|32|64)|u(1|8|16|32|64)|fp(8\w*|16|32|64)|bf16)|\*k?\*\w+|tensordesc<.*>", kind
+    ):
+        raise Refused(f'{name}: "{kind}" is no type; examples: "*fp32", "fp32", "i32", "*bf16:16"', where)
+
+
+def _compile(
+    triton: Any,
+    function: Any,
+    kernel: Any,
+    spec: dict[str, Any],
+    signature: dict[str, str],
+    constants: dict[str, Any],
+    hints: dict[tuple[int], Any],
+) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.errors import CompilationError
+
+    where = _def_line(function, spec["source"])
+    source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs=constants, attrs=hints)
+    target = GPUTarget(spec["backend"], spec["arch"], spec["warp_size"])
+    options = {"num_warps": spec["num_warps"], "num_stages": spec["num_stages"]}
+    try:
+        return triton.compile(source, target=target, options=options)
+    except CompilationError as error:
+        raise _refused(error, function, spec["source"]) from error
+    except Exception as error:  # Triton's passes, LLVM and ptxas have errors of many kinds.
+        raise Refused(f"cannot be compiled for {spec['arch']}: {_said(error)}", where) from error
+
+
+def _refused(error: Any, function: Any, source: str) -> Refused:
+    """The innermost of Triton's errors: the outer ones repeat it for each caller."""
+    inner = error
+    seen = set()
+    while id(inner) not in seen:
+        seen.add(id(inner))
+        cause = inner.__cause__
+        if cause is not None and type(cause) is type(error) and getattr(cause, "node", None) is not None:
+            inner = cause
+    owner = _owner(inner.src, function)
+    file, line = _def_line(owner, source).rsplit(":", 1)
+    offset = getattr(inner.node, "lineno", 1) if isinstance(inner.node, ast.AST) else 1
+    reason = inner.error_message or ""
+    if not reason and inner.__cause__ is not None:
+        reason = _said(inner.__cause__)
+    return Refused(reason or _said(inner), f"{file}:{int(line) + offset - 1}")
+
+
+def _owner(text: str | None, function: Any) -> Any:
+    """The JIT function whose source an error shows: a callee, perhaps of another module."""
+    for module in list(sys.modules.values()):
+        for value in list(vars(module).values()) if isinstance(module, types.ModuleType) else ():
+            inner = _unwrapped(value, type(function))
+            if inner is not None and inner.src == text:
+                return inner
+    return function
+
+
+def _def_line(function: Any, source: str) -> str:
+    """ "kernels/add.py:12", the line of `def`, which Triton counts lines of errors from."""
+    lines = list(getattr(function, "raw_src", ()))
+    above = next((index for index, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    code = getattr(getattr(function, "fn", None), "__code__", None)
+    file = FOLDERS.hide(code.co_filename) if code is not None else source
+    return f"{file}:{getattr(function, 'starting_line_number', 1) + above}"
+
+
+def _stage(compiled: Any, name: str, spec: dict[str, Any]) -> bytes:
+    if name == "metadata":
+        # Triton's own hash is of absolute paths too (3.7 on AMD) and names an entry of its private cache.
+        values = {key: value for key, value in compiled.metadata._asdict().items() if key != "hash"}
+        plain = json.loads(json.dumps(values, default=_plain, sort_keys=True))
+        return (json.dumps(FOLDERS.hide_all(plain), indent=1, sort_keys=True) + "\n").encode()
+    try:
+        content = compiled.asm[name]
+    except KeyError:
+        raise Refused(f"this triton makes no {name} for {spec['arch']}", spec["source"]) from None
+    return content if isinstance(content, bytes) else str(content).encode()
+
+
+def _plain(value: Any) -> Any:
+    return vars(value) if hasattr(value, "__dict__") else str(value)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _said(error: BaseException) -> str:
+    """The first lines of what an error says, without the paths of temporary files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = "; ".join(lines[:3]) or "no message"
+    return f"{type(error).__name__}: {text}"
+
+
+def _where_raised(error: BaseException, source: str) -> str:
+    """The last line of the user's own code in a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not os.path.isabs(frame.filename) and not frame.filename.startswith("triton/")]
+    own = [frame for frame in own if not frame.filename.startswith("<")]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else source
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if arguments == ["--identify"]:
+            print(json.dumps(identify()))
+        else:
+            outputs = dict(argument.split("=", 1) for argument in arguments[1:])
+            compile_kernel(json.load(sys.stdin), outputs, arguments[0])
+    except Refused as error:
+        where = f"{error.where}: " if error.where else ""
+        print(f"{where}error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

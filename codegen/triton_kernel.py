@@ -1,0 +1,256 @@
+"""The `triton` kind: a kernel compiled ahead of time by the client's own Triton, one action an architecture.
+
+Knows no daemon: the action runs a worker script with the client's interpreter; the spec travels on its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from codegen.compiled import needs_arch
+from codegen.context import Context, Part
+from codegen.environment import Family, tool_environment
+from codegen.plan import (
+    Action,
+    Argument,
+    Discovery,
+    Frozen,
+    NamedArtifact,
+    Output,
+    Place,
+    Probe,
+    Ref,
+    RequestError,
+    Resources,
+    Tool,
+    ToolFile,
+)
+from codegen.target import TritonTarget
+
+WORKER = Path(__file__).parent.parent / "buildd" / "worker_triton.py"
+"""Self-contained: it runs under interpreters that have no buildd."""
+
+RESOURCES = Resources(memory_bytes=700 << 20, wall_s=1.5)
+_STAGES = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
+_COMMON_STAGES = ("ttir", "ttgir", "llir")
+_INSTALL = "install it there with `pip install triton` (or buildd[triton])"
+
+
+class Goal(Frozen, frozen=True):
+    """An architecture as Triton names it."""
+
+    name: str
+    backend: str
+    arch: int | str
+    warp_size: int
+
+
+class Spec(Frozen, frozen=True):
+    """What the worker reads on its standard input."""
+
+    source: str
+    kernel: str
+    signature: dict[str, str]
+    constants: dict[str, int | float | bool | str]
+    backend: str
+    arch: int | str
+    warp_size: int
+    num_warps: int
+    num_stages: int
+
+
+class Identity(Frozen, frozen=True):
+    """What the worker says about the installed Triton."""
+
+    triton: str
+    python: str
+    backends: tuple[str, ...]
+    files: dict[str, str]
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def goal_of(name: str, where: str = "") -> Goal:
+    """An architecture by its usual name.
+
+    Args:
+        name: "sm_90", "sm_100a" or "gfx942".
+        where: for the message.
+
+    Raises:
+        RequestError: "bad-arch".
+    """
+    if cuda := re.fullmatch(r"sm_(\d{2,3})[af]?", name):
+        return Goal(name=name, backend="cuda", arch=int(cuda[1]), warp_size=32)
+    if re.fullmatch(r"gfx[0-9a-f]{3,4}", name):
+        # Wavefronts: 64 lanes on GCN and CDNA (gfx9), 32 on RDNA.
+        return Goal(name=name, backend="hip", arch=name, warp_size=64 if name.startswith("gfx9") else 32)
+    raise RequestError(
+        "bad-arch",
+        f'"{name}" is no architecture that Triton compiles for',
+        file=where,
+        next_step="name architectures such as sm_90 or gfx942",
+    )
+
+
+def plan_triton(context: Context, target: TritonTarget) -> Part:
+    """One action an architecture; each makes the binary, every stage before it, and a description.
+
+    Raises:
+        ProbesNeeded: the interpreter has to say what its Triton is.
+        RequestError: bad-arch, missing-source, bad-project, compiler-not-found.
+    """
+    names = context.request.arch or target.arch
+    needs_arch(target, names, "sm_90")
+    goals = tuple(dict.fromkeys(goal_of(name, target.where) for name in names))
+    _check(context, target)
+    tool, program, environment = _tool(context, goals)
+    actions = tuple(_action(context, target, goal, tool, program, environment) for goal in goals)
+    return Part(
+        actions=actions,
+        tools=(tool,),
+        artifacts=tuple(
+            NamedArtifact(target=target.name, name=os.path.basename(output.path), path=output.path)
+            for action in actions
+            for output in action.outputs
+        ),
+    )
+
+
+def _check(context: Context, target: TritonTarget) -> None:
+    if os.path.isabs(target.source) or ".." in target.source.split("/") or not target.source.endswith(".py"):
+        raise RequestError(
+            "bad-project",
+            f'target "{target.name}": source must be a .py file inside the project, not "{target.source}"',
+            file=target.where,
+        )
+    if not os.path.isfile(os.path.join(context.folder, target.source)):
+        raise RequestError(
+            "missing-source",
+            f'target "{target.name}": there is no {target.source}',
+            file=target.where,
+            next_step="paths are relative to the project",
+        )
+    warps = target.num_warps
+    if not 1 <= warps <= 32 or warps & (warps - 1):
+        raise RequestError(
+            "bad-project",
+            f'target "{target.name}": num_warps must be a power of two up to 32, not {warps}',
+            file=target.where,
+        )
+    if target.num_stages < 1:
+        raise RequestError("bad-project", f'target "{target.name}": num_stages must be at least 1', file=target.where)
+
+
+def _tool(context: Context, goals: tuple[Goal, ...]) -> tuple[Tool, Ref, tuple[tuple[str, str], ...]]:
+    """The installed Triton as a closure, how to call its interpreter, and the environment that it sees."""
+    interpreter = os.path.abspath(context.request.interpreter or sys.executable)
+    if not os.access(interpreter, os.X_OK):
+        raise RequestError("compiler-not-found", f"there is no Python at {interpreter}", next_step=_INSTALL)
+    environment = tool_environment(context.environment, Family.TRITON)
+    probe = Probe(
+        argv=(interpreter, str(WORKER), "--identify"),
+        environment=environment,
+        files=_installed(context, interpreter),
+    )
+    (answer,) = context.knowledge.ask(probe)
+    try:
+        identity = msgspec.json.decode(answer.stdout.encode(errors="surrogateescape"), type=Identity)
+    except msgspec.MsgspecError as error:
+        said = [line for line in answer.stderr.splitlines() if line.strip()]
+        reason = said[-1].removeprefix("error: ") if said else f"it ended with status {answer.status}"
+        raise RequestError(
+            "compiler-not-found", f"no Triton: {reason}", file=interpreter, next_step=_INSTALL
+        ) from error
+    wanted = {"cuda": "nvidia", "hip": "amd"}
+    for goal in goals:
+        if wanted[goal.backend] not in identity.backends:
+            raise RequestError(
+                "bad-arch",
+                f"the Triton of {interpreter} has no backend for {goal.name} (it has {', '.join(identity.backends)})",
+                next_step=_INSTALL,
+            )
+    folder = os.path.dirname(interpreter)
+    tool = Tool(
+        name="triton",
+        files=(
+            ToolFile(role="worker", path=str(WORKER)),
+            *(ToolFile(role=role, path=path) for role, path in identity.files.items()),
+        ),
+        facts=(
+            ("triton", identity.triton),
+            ("python", identity.python),
+            *((f"variable {name}", value) for name, value in sorted(identity.variables.items())),
+        ),
+        roots=(("python", folder), ("worker", str(WORKER.parent))),
+    )
+    program = Ref(place=Place.ROOT, name="python", suffix="/" + os.path.basename(interpreter))
+    return tool, program, environment
+
+
+def _installed(context: Context, interpreter: str) -> tuple[str, ...]:
+    """Files whose change means that another Triton may be installed: the answer is asked for again."""
+    files = [interpreter, os.path.realpath(interpreter), str(WORKER)]
+    files.append(os.path.join(os.path.dirname(os.path.dirname(interpreter)), "pyvenv.cfg"))
+    folders = (*context.environment.get("PYTHONPATH", "").split(":"), *context.toolchains.site_packages())
+    for folder in filter(None, folders):
+        files.append(os.path.join(folder, "triton", "__init__.py"))
+        files += sorted(str(path) for path in Path(folder).glob("triton-*.dist-info/RECORD"))
+    return tuple(dict.fromkeys(path for path in files if os.path.isfile(path)))
+
+
+def _python_path(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    return tuple(folder for folder in dict(environment).get("PYTHONPATH", "").split(":") if os.path.isabs(folder))
+
+
+def _action(
+    context: Context,
+    target: TritonTarget,
+    goal: Goal,
+    tool: Tool,
+    program: Ref,
+    environment: tuple[tuple[str, str], ...],
+) -> Action:
+    stem = f"{context.build}/{target.name}/{target.output_name or target.kernel}.{goal.name}"
+    stages = (*_STAGES[goal.backend], *_COMMON_STAGES)
+    outputs = (
+        *(Output(name=stage, path=f"{stem}.{stage}") for stage in stages),
+        Output(name="metadata", path=f"{stem}.json"),
+    )
+    spec = Spec(
+        source=os.path.normpath(target.source),
+        kernel=target.kernel,
+        signature=target.signature,
+        constants=target.constants,
+        backend=goal.backend,
+        arch=goal.arch,
+        warp_size=goal.warp_size,
+        num_warps=target.num_warps,
+        num_stages=target.num_stages,
+    )
+    argv: tuple[Argument, ...] = (
+        program,
+        Ref(place=Place.ROOT, name="worker", suffix="/" + WORKER.name),
+        Ref(place=Place.DEPFILE),
+        *(Ref(place=Place.OUTPUT, name=output.name, prefix=output.name + "=") for output in outputs),
+    )
+    folder = os.path.dirname(spec.source) or "."
+    return Action(
+        name=f"{target.name}/{target.output_name or target.kernel}.{goal.name}",
+        kind="triton",
+        tool=tool.name,
+        argv=argv,
+        environment=environment,
+        # Sorted by name: a table in another order is the same request.
+        payload=msgspec.json.encode(spec, order="sorted"),
+        inputs=(spec.source,),
+        outputs=outputs,
+        discovery=Discovery.REPORTED,
+        search=tuple(dict.fromkeys((folder, ".", *_python_path(environment)))),
+        resources=RESOURCES,
+        timeout_s=target.timeout_s,
+    )
