@@ -97,7 +97,8 @@ def _glob(folder: str, pattern: str, exclude: str, listed: dict[str, None]) -> l
                 absolute = os.path.join(folder, path)
                 if os.path.isfile(absolute) if last else os.path.isdir(absolute):
                     following[path] = None
-                listed[os.path.join(folder, base).rstrip(os.sep) or os.sep] = None
+                else:
+                    listed[os.path.join(folder, base).rstrip(os.sep) or os.sep] = None
         level = list(following)
     return level
 
