@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serving import wait_until
 
 from buildd.cli import COMMANDS
 from buildd.commands.request import project_of
@@ -271,3 +275,105 @@ def test_the_report_holds_no_names_and_no_secrets(environ: dict[str, str], tmp_p
 )
 def test_redaction(text: str, expected: str) -> None:
     assert Redactor(homes=["/home/ann", "/"], users=["ann", ""], hosts=["gpubox7"])(text) == expected
+
+
+# ---------------------------------------------------------------- with a daemon that only answers
+
+
+@pytest.fixture
+def daemon(environ: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon with no work, alive and answering."""
+    program = Path(__file__).parent / "fakes" / "fake-daemon"
+    with open(tmp_path / "daemon.log", "wb") as log:
+        process = subprocess.Popen([sys.executable, str(program)], env=environ, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: any((tmp_path / "run").glob("*/endpoint.json")), "the daemon's endpoint file")
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "buildd.toml").touch()
+    return folder
+
+
+@pytest.mark.usefixtures("daemon")
+def test_status_of_a_daemon(environ: dict[str, str], tmp_path: Path) -> None:
+    done = buildd("status", environ=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert " is serving, pid " in done.stdout
+    as_json = buildd("status", "--json", environ=environ, cwd=tmp_path)
+    assert json.loads(as_json.stdout)["state"] == "serving"
+    code = "from buildd.cli import main\nassert main(['status']) == 0"
+    assert imported(code, environ, tmp_path).isdisjoint(HEAVY + FRAMEWORKS)
+
+
+def test_down_ends_the_daemon(daemon: subprocess.Popen[bytes], environ: dict[str, str], tmp_path: Path) -> None:
+    # Our child stays a zombie until it is waited for; is_alive must not count that as alive.
+    done = buildd("down", environ=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the daemon has ended" in done.stdout
+    assert daemon.wait(20) == 0
+    assert buildd("status", environ=environ, cwd=tmp_path).returncode == 3
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_build_through_a_daemon(environ: dict[str, str], project: Path) -> None:
+    done = buildd("build", environ=environ, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("built ")
+    assert done.stderr == ""
+
+
+@pytest.mark.usefixtures("daemon")
+def test_json_lines_on_stdout_and_words_on_stderr(environ: dict[str, str], project: Path) -> None:
+    done = buildd("build", "--json", "--trace", "trace.json", environ=environ, cwd=project)
+    assert done.returncode == 0
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["body"]["type"] == "done"
+    assert "built " in done.stderr
+    assert isinstance(json.loads((project / "trace.json").read_bytes()), list)
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_cancels_the_build(number: int, status: int, environ: dict[str, str], project: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "buildd", "build", "--json", "hang"],
+        env=environ,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_until(lambda: _requests(environ) == 1, "the request at the daemon")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == status
+    assert b"Traceback" not in errors
+    wait_until(lambda: _requests(environ) == 0, "the end of the request")
+
+
+def _requests(environ: dict[str, str]) -> int:
+    from protocol.client import Client
+
+    with Client.connect(environ=environ) as client:
+        return client.status().requests
+
+
+def test_a_folder_whose_name_is_not_utf8_is_built_without_the_daemon(environ: dict[str, str], tmp_path: Path) -> None:
+    from buildd.commands.perform import unsendable
+    from protocol.messages import BuildId, Request, RequestId
+
+    name = os.fsdecode(b"/p/caf\xe9")
+    request = Request(request_id=RequestId("r"), build_id=BuildId("b"), project=name)
+    assert "'/p/caf\\xe9' is not UTF-8" in unsendable(request).replace("\\\\", "\\")
+    assert unsendable(Request(request_id=RequestId("r"), build_id=BuildId("b"), project="/p/\u6838")) == ""

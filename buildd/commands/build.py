@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def run(arguments: list[str]) -> int:
-    command = parser("build", "Build targets of buildd.toml; all of its default ones when none is named.")
+    command = parser(
+        "build",
+        "Build targets of buildd.toml; all of its default ones when none is named.",
+        details="--json prints the fields of protocol.messages.Event; protocol/SPEC.md describes each.",
+    )
     command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
     add_request_arguments(command)
     command.add_argument("-k", "--keep-going", action="store_true", help="after a failure build what does not need it")

@@ -74,7 +74,7 @@ def remains(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_abandoned(claim: Path) -> bool:
-    """Whether a memory claim's daemon is dead: the living hold a lock on theirs, and may belong to another container."""
+    """Whether a memory claim's daemon is dead: the living hold a lock on theirs, and may be in another container."""
     try:
         descriptor = os.open(claim, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
