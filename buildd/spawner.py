@@ -185,9 +185,9 @@ class Spawner:
 
     def _receive(self) -> None:
         try:
-            data, control, _, _ = self.channel.recvmsg(64, 256, socket.MSG_CMSG_CLOEXEC)
+            data, control, flags, _ = self.channel.recvmsg(64, 256, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
-            data, control = b"", []
+            data, control, flags = b"", [], 0
         if not data:
             self._hang_up()
             return
@@ -196,7 +196,9 @@ class Spawner:
         ]
         kind, number, grace_s, umask, with_input = REQUEST.unpack(data)
         try:
-            if kind == LAUNCH:
+            if flags & socket.MSG_CTRUNC:  # our limit of open files; what did arrive is closed below
+                self._send(FAILED, number, 0, errno.EMFILE)
+            elif kind == LAUNCH:
                 self._launch(number, umask, descriptors, bool(with_input))
             elif kind == KILL and number in self.jobs:
                 self._terminate(self.jobs[number], grace_s)
