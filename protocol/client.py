@@ -388,12 +388,15 @@ def submit_through(connect: Callable[[], Client], request: Request, *, restarts:
     while True:
         try:
             with connect() as client:
-                same = bool(instance) and client.instance == instance
-                if instance and not same:
+                before, instance = instance, client.instance
+                if last and before == instance:
+                    events = client.follow(request.request_id, last)
+                else:
+                    events = client.submit(request)
+                if before and before != instance:
                     yield _restarted(request.request_id, last)
                     last = 0
-                instance = client.instance
-                for event in client.follow(request.request_id, last) if same and last else client.submit(request):
+                for event in events:
                     last, left = event.sequence, restarts
                     yield event
                 return

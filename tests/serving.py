@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -141,6 +142,13 @@ class Serving:
 
     def client(self, timeout_s: float = DEADLINE_S) -> Client:
         return Client(Route.local(self.server.endpoint()), timeout_s=timeout_s, name="test/1")
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for sockets, which pytest's `tmp_path` does not everywhere."""
+    with tempfile.TemporaryDirectory(prefix="bd", dir="/tmp") as made:
+        yield Path(made)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import FakeHandler, Serving, a_request, serving, wait_until
+from serving import FakeHandler, Serving, a_request, serving, short_folder, wait_until
 
 from buildd.control import TcpOptions
 from buildd.server import Limits
@@ -52,8 +52,14 @@ TIMEOUT_MS = 20_000
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path / "run") as made:
+def place() -> Iterator[Path]:
+    with short_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def served(place: Path) -> Iterator[Serving]:
+    with serving(place / "run") as made:
         yield made
 
 
@@ -284,8 +290,8 @@ def test_malformed_frames_get_an_error_and_are_counted(served: Serving, frames: 
     assert served.server.counters["malformed_frames"] == 1
 
 
-def test_random_bytes_never_end_the_server(tmp_path: Path) -> None:
-    with serving(tmp_path / "run") as served, Raw(served) as raw, Raw(served) as control:
+def test_random_bytes_never_end_the_server(place: Path) -> None:
+    with serving(place / "run") as served, Raw(served) as raw, Raw(served) as control:
         control.socket.connect(served.server.addresses.control)
         control.socket.disconnect(served.server.addresses.work)
         raw.shake()
@@ -346,8 +352,8 @@ def test_a_client_that_never_reads_slows_nobody(served: Serving) -> None:
                 assert event.sequence == heard
 
 
-def test_a_slow_client_is_told_what_it_missed(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", limits=Limits(log_bytes=200_000)) as served:
+def test_a_slow_client_is_told_what_it_missed(place: Path) -> None:
+    with serving(place / "run", limits=Limits(log_bytes=200_000)) as served:
         served.handler.manual = True
         with Raw(served, receive_queue=1) as slow:
             slow.shake()
@@ -415,9 +421,9 @@ def test_a_request_lives_while_anybody_follows(served: Serving) -> None:
     wait_until(lambda: served.handler.cancelled == [RequestId("r1")])
 
 
-def test_a_reused_pid_is_not_taken_for_the_client(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_taken_for_the_client(place: Path) -> None:
     limits = Limits(beat_s=0.05, expiry_s=0.3)
-    with serving(tmp_path / "run", limits=limits) as served, Raw(served) as wrong, Raw(served) as right:
+    with serving(place / "run", limits=limits) as served, Raw(served) as wrong, Raw(served) as right:
         # A live pid with another process's start ticks: its life says nothing, so silence counts.
         wrong.shake(pid=os.getpid(), start_ticks=start_ticks(os.getpid()) + 1)
         right.shake(pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
@@ -430,15 +436,15 @@ def test_a_reused_pid_is_not_taken_for_the_client(tmp_path: Path) -> None:
         assert isinstance(reply, Error) and reply.code == "handshake"
 
 
-def test_a_closed_socket_of_a_living_process_is_noticed(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", limits=Limits(beat_s=0.05)) as served:
+def test_a_closed_socket_of_a_living_process_is_noticed(place: Path) -> None:
+    with serving(place / "run", limits=Limits(beat_s=0.05)) as served:
         with Raw(served) as raw:
             raw.shake(pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
         wait_until(lambda: served.server.counters["clients_gone"] == 1)
 
 
-def test_finished_requests_are_forgotten_oldest_first(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", limits=Limits(keep_finished=3)) as served, served.client() as client:
+def test_finished_requests_are_forgotten_oldest_first(place: Path) -> None:
+    with serving(place / "run", limits=Limits(keep_finished=3)) as served, served.client() as client:
         for number in range(5):
             list(client.submit(a_request(f"r{number}")))
         assert len(list(client.follow(RequestId("r2")))) == 5
@@ -524,10 +530,10 @@ class Tcp:
         )
 
 
-def test_tcp_scopes_are_enforced(tmp_path: Path) -> None:
-    tcp = Tcp(tmp_path, {"ci": "submit,follow,fetch", "viewer": "follow", "admin": "control"})
+def test_tcp_scopes_are_enforced(place: Path) -> None:
+    tcp = Tcp(place, {"ci": "submit,follow,fetch", "viewer": "follow", "admin": "control"})
     digest = Digest("ab" * 32)
-    with serving(tmp_path / "run", tcp=tcp.options) as served:
+    with serving(place / "run", tcp=tcp.options) as served:
         served.handler.blobs[digest] = b"bytes"
         with (
             tcp.client(served, tcp.keys["ci"]) as ci,
@@ -553,9 +559,9 @@ def test_tcp_scopes_are_enforced(tmp_path: Path) -> None:
         assert any('from="tcp:viewer"' in text and text.startswith("forbidden") for text in served.handler.audit_lines)
 
 
-def test_an_unknown_key_and_a_wrong_server_key_get_nothing(tmp_path: Path) -> None:
-    tcp = Tcp(tmp_path, {"ci": "submit"})
-    with serving(tmp_path / "run", tcp=tcp.options) as served:
+def test_an_unknown_key_and_a_wrong_server_key_get_nothing(place: Path) -> None:
+    tcp = Tcp(place, {"ci": "submit"})
+    with serving(place / "run", tcp=tcp.options) as served:
         with tcp.client(served, new_key_pair(), timeout_s=0.4) as stranger:
             with pytest.raises(TimedOut):
                 stranger.submit(a_request())
@@ -569,18 +575,18 @@ def test_an_unknown_key_and_a_wrong_server_key_get_nothing(tmp_path: Path) -> No
         assert any(text.startswith("refused") for text in served.handler.audit_lines)
 
 
-def test_a_plain_client_gets_nothing_over_tcp(tmp_path: Path) -> None:
-    tcp = Tcp(tmp_path, {"ci": "submit"})
-    with serving(tmp_path / "run", tcp=tcp.options) as served:
+def test_a_plain_client_gets_nothing_over_tcp(place: Path) -> None:
+    tcp = Tcp(place, {"ci": "submit"})
+    with serving(place / "run", tcp=tcp.options) as served:
         endpoint = served.server.endpoint()
         plain = Client(Route(work=endpoint.tcp_work, control=endpoint.tcp_control), timeout_s=0.4)
         with plain, pytest.raises(TimedOut):
             plain.submit(a_request())
 
 
-def test_a_key_that_is_taken_off_the_list_is_out_at_once(tmp_path: Path) -> None:
-    tcp = Tcp(tmp_path, {"ci": "submit"})
-    with serving(tmp_path / "run", tcp=tcp.options) as served, tcp.client(served, tcp.keys["ci"]) as client:
+def test_a_key_that_is_taken_off_the_list_is_out_at_once(place: Path) -> None:
+    tcp = Tcp(place, {"ci": "submit"})
+    with serving(place / "run", tcp=tcp.options) as served, tcp.client(served, tcp.keys["ci"]) as client:
         list(client.submit(a_request()))
         tcp.list.write_text("# nobody\n")
         with pytest.raises(RemoteError) as caught:
@@ -588,9 +594,9 @@ def test_a_key_that_is_taken_off_the_list_is_out_at_once(tmp_path: Path) -> None
         assert caught.value.code == "forbidden"
 
 
-def test_a_tcp_client_is_never_watched_by_a_pid_of_this_host(tmp_path: Path) -> None:
-    tcp = Tcp(tmp_path, {"ci": "submit"})
-    with serving(tmp_path / "run", tcp=tcp.options, limits=Limits(beat_s=0.05, expiry_s=0.3)) as served:
+def test_a_tcp_client_is_never_watched_by_a_pid_of_this_host(place: Path) -> None:
+    tcp = Tcp(place, {"ci": "submit"})
+    with serving(place / "run", tcp=tcp.options, limits=Limits(beat_s=0.05, expiry_s=0.3)) as served:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             endpoint = served.server.endpoint()
@@ -606,10 +612,10 @@ def test_a_tcp_client_is_never_watched_by_a_pid_of_this_host(tmp_path: Path) -> 
 # ---------------------------------------------------------------- life
 
 
-def test_close_lets_followers_read_the_end(tmp_path: Path) -> None:
+def test_close_lets_followers_read_the_end(place: Path) -> None:
     handler = FakeHandler()
     handler.lines = 2000
-    with serving(tmp_path / "run", handler=handler) as served:
+    with serving(place / "run", handler=handler) as served:
         client = served.client()
         events = client.submit(a_request())
         wait_until(lambda: RequestId("r1") in handler.logs)
