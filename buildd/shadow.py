@@ -45,6 +45,20 @@ def asks_computed(text: bytes) -> bool:
     return len(_COMPUTED.findall(text)) > len(_DEFINED.findall(text))
 
 
+def python_rivals(path: str) -> tuple[str, ...]:
+    """What Python would import in place of, or before, a module file: the package of its name, and the `__init__.py` of
+    each folder above it. A package comes before a module of one folder; between folders the first one wins."""
+    if not path.endswith(".py"):
+        return ()
+    stem = path[: -len(".py")]
+    folder, _, name = stem.rpartition("/")
+    rivals = [f"{folder}.py"] if name == "__init__" else [f"{stem}/__init__.py"]
+    while folder:
+        rivals.append(f"{folder}/__init__.py")
+        folder = folder.rpartition("/")[0]
+    return tuple(rivals)
+
+
 def survey(
     snapshot: Snapshot,
     used: Sequence[str],
@@ -87,6 +101,9 @@ def survey(
             rest = path[len(folder) + 1 :] if folder != "." else path
             for earlier in order[:position]:
                 candidate(earlier, rest)
+            for rival in python_rivals(rest):
+                for earlier in order[: position + 1]:
+                    candidate(earlier, rival)
             if rest.endswith((".a", ".so")):
                 # -lx takes the first folder that has either, and there the shared one.
                 stem = rest.rpartition(".")[0]

@@ -107,12 +107,17 @@ def _renamed(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def _install_loader() -> None:
-    details = (
-        (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
-        (_Loader, importlib.machinery.SOURCE_SUFFIXES),
-        (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
-    )
-    sys.path_hooks.insert(0, importlib.machinery.FileFinder.path_hook(*details))
+    extensions = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
+    sources = (_Loader, importlib.machinery.SOURCE_SUFFIXES)
+    bytecode = (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES)
+    usual = importlib.machinery.FileFinder.path_hook(extensions, sources, bytecode)
+    # In the project a source comes first: an extension module that turns up beside it would not be noticed on a hit.
+    own = importlib.machinery.FileFinder.path_hook(sources, extensions, bytecode)
+
+    def hook(path: str) -> Any:
+        return (own if FOLDERS.hide(os.path.join(path, "")) != os.path.join(path, "") else usual)(path)
+
+    sys.path_hooks.insert(0, hook)
     sys.path_importer_cache.clear()
 
 
@@ -215,7 +220,7 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     """Compile the kernel of `spec` for one architecture.
 
     Args:
-        spec: source, kernel, signature, constants, backend, arch, warp_size, num_warps, num_stages.
+        spec: source, module, kernel, signature, constants, backend, arch, warp_size, num_warps, num_stages.
         outputs: suffix of a stage ("cubin", "ttir") or "metadata" -> path.
         depfile: where the files that were read are listed, one a line.
     """
@@ -235,7 +240,7 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     triton = _import_triton()
     sys.addaudithook(reads.hook)
-    kernel, function = _load(spec["source"], spec["kernel"])
+    kernel, function = _load(spec["source"], spec["module"], spec["kernel"])
     signature, constants, hints = _arguments(function, spec)
     compiled = _compile(triton, function, kernel, spec, signature, constants, hints)
     inputs = reads.inputs(_own_folders(triton_folder))
@@ -247,16 +252,13 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
         stream.writelines(path + "\n" for path in inputs)
 
 
-def _load(source: str, name: str) -> tuple[Any, Any]:
+def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:
     """The kernel as the module has it, and the JIT function inside autotuners and heuristics."""
     from triton.runtime.jit import JITFunction
 
     folder = os.path.dirname(os.path.abspath(source))
     sys.path[:0] = list(dict.fromkeys((folder, os.getcwd())))
-    parts = os.path.splitext(source)[0].split(os.sep)
-    in_package = os.path.isfile(os.path.join(folder, "__init__.py")) and all(part.isidentifier() for part in parts)
-    module_name = ".".join(parts) if in_package else parts[-1]
-    if not in_package and (module_name in sys.modules or not module_name.isidentifier()):
+    if "." not in module_name and (module_name in sys.modules or not module_name.isidentifier()):
         module_name = "_kernel_" + re.sub(r"\W", "_", module_name)
     path = os.path.abspath(source)
     found = importlib.util.spec_from_file_location(module_name, path, loader=_Loader(module_name, path))

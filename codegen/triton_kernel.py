@@ -54,6 +54,8 @@ class Spec(Frozen, frozen=True):
     """What the worker reads on its standard input."""
 
     source: str
+    module: str
+    """Name that the source is imported under; with its package where it is in one, so that relative imports work."""
     kernel: str
     signature: dict[str, str]
     constants: dict[str, int | float | bool | str]
@@ -84,7 +86,9 @@ def goal_of(name: str, where: str = "") -> Goal:
     Raises:
         RequestError: "bad-arch".
     """
-    if cuda := re.fullmatch(r"sm_(\d{2,3})[af]?", name):
+    cuda = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
+    # LLVM aborts on what lacks the instructions that Triton takes for granted.
+    if cuda and int(cuda[1]) >= 70:
         return Goal(name=name, backend="cuda", arch=int(cuda[1]), warp_size=32)
     if re.fullmatch(r"gfx[0-9a-f]{3,4}", name):
         # Wavefronts: 64 lanes on GCN and CDNA (gfx9), 32 on RDNA.
@@ -113,6 +117,8 @@ def plan_triton(context: Context, target: TritonTarget) -> Part:
     return Part(
         actions=actions,
         tools=(tool,),
+        # An __init__.py that comes or goes beside the source changes the name it is imported under.
+        read=(os.path.dirname(os.path.join(context.folder, target.source)),),
         artifacts=tuple(
             NamedArtifact(target=target.name, name=os.path.basename(output.path), path=output.path)
             for action in actions
@@ -122,10 +128,10 @@ def plan_triton(context: Context, target: TritonTarget) -> Part:
 
 
 def _check(context: Context, target: TritonTarget) -> None:
-    if os.path.isabs(target.source) or ".." in target.source.split("/") or not target.source.endswith(".py"):
+    if not target.source.endswith(".py"):
         raise RequestError(
             "bad-project",
-            f'target "{target.name}": source must be a .py file inside the project, not "{target.source}"',
+            f'target "{target.name}": source must be a .py file, not "{target.source}"',
             file=target.where,
         )
     if not os.path.isfile(os.path.join(context.folder, target.source)):
@@ -203,6 +209,13 @@ def _installed(context: Context, interpreter: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in files if os.path.isfile(path)))
 
 
+def _module_name(project: str, source: str) -> str:
+    """ "pkg.add" for pkg/add.py where pkg has an `__init__.py`, "add" where it has none."""
+    parts = source.removesuffix(".py").split("/")
+    in_package = os.path.isfile(os.path.join(project, os.path.dirname(source), "__init__.py"))
+    return ".".join(parts) if in_package and all(part.isidentifier() for part in parts) else parts[-1]
+
+
 def _python_path(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     return tuple(folder for folder in dict(environment).get("PYTHONPATH", "").split(":") if os.path.isabs(folder))
 
@@ -221,8 +234,10 @@ def _action(
         *(Output(name=stage, path=f"{stem}.{stage}") for stage in stages),
         Output(name="metadata", path=f"{stem}.json"),
     )
+    source = os.path.normpath(target.source)
     spec = Spec(
-        source=os.path.normpath(target.source),
+        source=source,
+        module=_module_name(context.folder, source),
         kernel=target.kernel,
         signature=target.signature,
         constants=target.constants,
@@ -238,7 +253,7 @@ def _action(
         Ref(place=Place.DEPFILE),
         *(Ref(place=Place.OUTPUT, name=output.name, prefix=output.name + "=") for output in outputs),
     )
-    folder = os.path.dirname(spec.source) or "."
+    folder = os.path.dirname(source) or "."
     return Action(
         name=f"{target.name}/{target.output_name or target.kernel}.{goal.name}",
         kind="triton",
@@ -247,7 +262,7 @@ def _action(
         environment=environment,
         # Sorted by name: a table in another order is the same request.
         payload=msgspec.json.encode(spec, order="sorted"),
-        inputs=(spec.source,),
+        inputs=(source,),
         outputs=outputs,
         discovery=Discovery.REPORTED,
         search=tuple(dict.fromkeys((folder, ".", *_python_path(environment)))),

@@ -15,6 +15,8 @@ import msgspec
 import pytest
 
 from buildd.command import launch_of
+from buildd.files import Files, Snapshot
+from buildd.shadow import survey
 from codegen.generate import make_plan
 from codegen.plan import Action, Answer, Discovery, Knowledge, Plan, Probe, ProbesNeeded, RequestError
 from codegen.triton_kernel import WORKER, goal_of
@@ -144,9 +146,10 @@ def test_only_tritons_code_choices_reach_the_worker(tmp_path: Path) -> None:
     [
         ({"arch": []}, "bad-arch", "names no architecture"),
         ({"arch": ["sm_9"]}, "bad-arch", "sm_9"),
+        ({"arch": ["sm_20"]}, "bad-arch", "sm_20"),
         ({"arch": ["native"]}, "bad-arch", "native"),
         ({"source": "kernels/no.py"}, "missing-source", "kernels/no.py"),
-        ({"source": "../kernels/add.py"}, "bad-project", "leaves the project"),
+        ({"source": "../kernels/add.py"}, "path-outside", "leaves the project"),
         ({"num_warps": 3}, "bad-project", "power of two"),
         ({"num_stages": 0}, "bad-project", "num_stages"),
     ],
@@ -185,6 +188,37 @@ def test_the_worker_imports_nothing_of_ours() -> None:
     assert not [
         line for line in text.splitlines() if line.strip().startswith(("from buildd", "from codegen", "import msgspec"))
     ]
+
+
+def test_what_python_would_import_instead_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/helper.py").write_text("")
+    (tmp_path / "shared/deep").mkdir(parents=True)
+    (tmp_path / "shared/deep/more.py").write_text("")
+
+    def present() -> tuple[str, ...]:
+        with_search = ["kernels", "."]
+        used = ["kernels/helper.py", "shared/deep/more.py"]
+        return survey(Snapshot(Files(), str(tmp_path)), used, ["kernels/add.py"], with_search, []).present
+
+    assert present() == ()
+    for rival in (
+        "kernels/helper/__init__.py",
+        "kernels/__init__.py",
+        "shared/__init__.py",
+        "kernels/shared/deep/more.py",
+    ):
+        path = tmp_path / rival
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+        assert rival in present(), rival
+
+
+def test_a_source_in_a_package_is_imported_with_it(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    assert json.loads(plan(request(folder), pretended).actions[0].payload)["module"] == "add"
+    (folder / "kernels/__init__.py").write_text("")
+    assert json.loads(plan(request(folder), pretended).actions[0].payload)["module"] == "kernels.add"
 
 
 # ---------------------------------------------------------------- real compiles
@@ -288,6 +322,19 @@ def test_an_edit_of_a_helper_within_a_second_is_compiled(tmp_path: Path, identit
     assert b"arith.addf" in before["ttir"]
     assert before["ttir"] != after["ttir"]
     assert b"arith.subf" in after["ttir"]
+
+
+@pytest.mark.triton
+@pytest.mark.usefixtures("triton")
+def test_relative_imports_work_in_a_package(tmp_path: Path, identity: Callable[[Probe], Answer]) -> None:
+    folder = project(tmp_path / "p")
+    (folder / "kernels/__init__.py").write_text("")
+    text = (folder / "kernels/add.py").read_text()
+    (folder / "kernels/add.py").write_text(text.replace("from helper import", "from .helper import"))
+    made = plan(request(folder, arch=["sm_90"]), identity)
+    done, _ = run(made.actions[0], made, folder, tmp_path / "job")
+    assert done.returncode == 0, done.stderr.decode()
+    assert str(folder / "kernels/__init__.py") in (tmp_path / "job/inputs.d").read_text().splitlines()
 
 
 @pytest.mark.triton
