@@ -377,3 +377,25 @@ def test_a_folder_whose_name_is_not_utf8_is_built_without_the_daemon(environ: di
     request = Request(request_id=RequestId("r"), build_id=BuildId("b"), project=name)
     assert "'/p/caf\\xe9' is not UTF-8" in unsendable(request).replace("\\\\", "\\")
     assert unsendable(Request(request_id=RequestId("r"), build_id=BuildId("b"), project="/p/\u6838")) == ""
+
+
+def test_a_daemon_that_cannot_be_had_costs_one_line_and_no_build(environ: dict[str, str], project: Path) -> None:
+    Path(environ["BUILDD_RUNTIME_DIR"]).chmod(0o777)
+    done = buildd("build", environ=environ, cwd=project)
+    lines = done.stderr.splitlines()
+    assert "is open to others" in lines[0]
+    assert lines[0].endswith("; building without the daemon")
+    assert lines[1:] == ["error: there is no target", "  file: buildd.toml", _NO_TARGET]
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("how", ["--no-daemon", "BUILDD_DISABLE"])
+def test_no_daemon_is_started_where_none_is_wanted(how: str, environ: dict[str, str], project: Path) -> None:
+    arguments = [how] if how.startswith("-") else []
+    done = buildd("build", *arguments, environ=environ | ({} if arguments else {how: "1"}), cwd=project)
+    assert done.stderr.splitlines() == ["error: there is no target", "  file: buildd.toml", _NO_TARGET]
+    assert done.returncode == 2
+    assert list(Path(environ["BUILDD_RUNTIME_DIR"]).iterdir()) == []
+
+
+_NO_TARGET = "  next: add a [target.NAME] table with kind and sources"

@@ -77,7 +77,7 @@ def build_lines(builds: Iterable[Build]) -> list[Line]:
     for build in builds:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(build.started_ns / 1e9))
         figures = build.summary
-        what = f"{figures.hits} hits, {max(0, figures.misses - figures.failures)} compiled"
+        what = f"{text.count(figures.hits, 'hit')}, {max(0, figures.misses - figures.failures)} compiled"
         if figures.failures:
             what += f", {figures.failures} failed"
         targets = text.clean(" ".join(build.targets)) or "-"

@@ -50,7 +50,6 @@ class BuildModel:
     progress: messages.Progress | None = None
     progress_ns: int = 0
     first_ns: int = 0
-    last_ns: int = 0
     result: messages.Done | None = None
     announced_total: int = 0
 
@@ -91,7 +90,6 @@ class BuildModel:
         if event.sequence == 1 and self.first_ns:
             self._restart()
         self.first_ns = self.first_ns or event.time_ns
-        self.last_ns = max(self.last_ns, event.time_ns)
         match event.body:
             case messages.Planned() as body:
                 self.targets, self.planned, self.expected_s = body.targets, body.actions, body.expected_s
@@ -108,8 +106,7 @@ class BuildModel:
                 self.progress, self.progress_ns = body, event.time_ns
                 self.announced_total = body.total
             case messages.CacheHit():
-                self.hits += 1
-                self.done += 1
+                self.hit(event)
             case messages.Finished(job_id=job_id):
                 self.compiled += 1
                 self.done += 1
@@ -126,6 +123,12 @@ class BuildModel:
             case _:
                 pass
         return None
+
+    def hit(self, event: Event) -> None:
+        """`apply` for a `CacheHit` alone."""
+        self.first_ns = self.first_ns or event.time_ns
+        self.hits += 1
+        self.done += 1
 
     def _restart(self) -> None:
         """The request begins anew: another daemon took it over, or this process did. Only its start stays."""

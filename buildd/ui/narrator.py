@@ -95,11 +95,12 @@ class Narrator:
         body = event.body
         if isinstance(body, messages.LogLine):  # First: of 10 MB of output, every line comes by here.
             return self._output(body)
-        ended = self.model.apply(event)
         level = self.telling.verbosity
+        if isinstance(body, messages.CacheHit):  # Second: a no-op build is ten thousand of them.
+            self.model.hit(event)
+            return self._hit(body) if level <= Verbosity.INFO else []
+        ended = self.model.apply(event)
         match body:
-            case messages.CacheHit():
-                return self._hit(body) if level <= Verbosity.INFO else []
             case messages.Started() if level <= Verbosity.DEBUG:
                 return [Line(f"start {clean(body.action)}: {clean(body.command)}", Style.FAINT)]
             case messages.Queued() if self.telling.reasons:
@@ -185,7 +186,7 @@ class Narrator:
         self._speaker = body.job_id
         if not (self.telling.listing or self.telling.reasons):
             return []
-        saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.05 else ""
+        saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.005 else ""
         why = f": {clean(body.reason)}" if self.telling.reasons and body.reason else ""
         return [Line(f"{self._number()}hit {clean(body.action)}{saved}{why}")]
 
@@ -207,7 +208,7 @@ class Narrator:
     def _failed(self, body: messages.Failed, job: RunningJob | None) -> list[Line]:
         output, said = self._ended_speech(body.job_id)
         label = job.label if job is not None else clean(body.action)
-        took = f" after {duration(body.timing.wall_s)}" if body.timing.wall_s >= 0.05 else ""
+        took = f" after {duration(body.timing.wall_s)}" if body.timing.wall_s >= 0.005 else ""
         lines = [Line(f"{self._number()}FAILED {label}{took}: {clean(body.message)}", Style.ERROR)]
         lines += output
         for diagnostic in body.diagnostics:
@@ -249,7 +250,9 @@ class Narrator:
             style = Style.ERROR if self.telling.mode is Mode.PROVE else Style.HEADING
             return _reasons(f"would run {clean(body.action)}", body.reasons, style)
         self._told_hits += 1
-        return [] if self.telling.mode is Mode.PROVE else _reasons(f"hit {clean(body.action)}", body.reasons)
+        if self.telling.mode is Mode.PROVE:
+            return []
+        return _reasons(f"hit {clean(body.action)}", tuple(reason.removeprefix("hit: ") for reason in body.reasons))
 
     def _notice(self, body: messages.Notice) -> list[Line]:
         levels = {Severity.NOTE: Verbosity.INFO, Severity.WARNING: Verbosity.WARNING, Severity.ERROR: Verbosity.ERROR}
@@ -277,7 +280,7 @@ class Narrator:
                 if self.telling.verbosity > Verbosity.WARNING:
                     return []
                 what = text.count(len(self.model.targets), "target")
-                saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.05 else ""
+                saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.005 else ""
                 verb = "warmed" if self.telling.mode is Mode.WARM else "built"
                 tally = f"{verb} {what}: {self._tally(body)}, {duration(body.wall_s)}{saved}"
                 return [*self._artifact_lines(), Line(tally, Style.GOOD)]
@@ -305,7 +308,7 @@ class Narrator:
         if self.telling.mode is Mode.PROVE and self._told_runs:
             return [Line(f"not warm: {self._told_runs} of {text.count(told, 'action')} would still run", Style.ERROR)]
         if self.telling.mode is Mode.PROVE:
-            return [Line(f"warm: nothing would run, {text.count(told, 'hit')}", Style.GOOD)]
+            return [Line(f"warm: nothing would run, {text.count(max(self._told_hits, body.hits), 'hit')}", Style.GOOD)]
         if self.telling.only and not told:
             return [Line(f"no action names {clean(self.telling.only)}", Style.WARNING)]
         return [Line(f"{text.count(told, 'action')}: {self._told_hits} would hit, {self._told_runs} would run")]

@@ -74,7 +74,7 @@ def compiler_line(text: str) -> Line:
 def duration(seconds: float) -> str:
     """ "0.04 s", "3.2 s", "92 s", "2 min 30 s", "1 h 05 min"."""
     seconds = max(0.0, seconds)
-    if seconds < 0.0995:
+    if seconds < 0.095:
         return f"{seconds:.2f} s"
     if seconds < 19.95:
         return f"{seconds:.1f} s"
