@@ -1,7 +1,7 @@
 """One request while it is being built: its plan, its view of the files, its counts and its log.
 
-Knows what is said to the followers, and how results reach the project's folder. Does not decide what runs when (`state`)
-and starts no process (`execution`).
+Knows what is said to the followers, and how results reach the project's folder. Does not decide what runs when
+(`state`) and starts no process (`execution`).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Building:
     misses: dict[int, Missing] = field(default_factory=dict)
     snapshot: Snapshot = field(init=False)
     lookup: Lookup = field(init=False)
-    failure: str = ""
-    """What ended the request before its plan did (a full disk); for the last event."""
+    started: set[int] = field(default_factory=set)
+    """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
     _scratch: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -134,7 +134,7 @@ class Building:
         answer = self.lookup.look(action, self.tool(action))
         if isinstance(answer, Found) and not self.take(action, answer.result):
             # A blob of it is gone or damaged: it was dropped from the store, so this is a miss like any other.
-            answer = Missing(answer.first, b"", ("a stored output was missing or damaged",))
+            answer = self.lookup.missing(action, self.tool(action), "a stored output was missing or damaged")
         if isinstance(answer, Missing):
             self.misses[index] = answer
         return answer

@@ -198,9 +198,9 @@ class Execution:
                 )
                 return Ending.FAILED
             files.append((output, path))
-        first = building.misses[self.index].first
+        missing = building.misses[self.index]
         depfile = _read(f"{self._private}/{DEPFILE}")
-        filing = building.lookup.file_run(action, tool, first, depfile, self._private, began_ns)
+        filing = building.lookup.file_run(action, tool, missing, depfile, self._private, began_ns)
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
             if not self._final:
@@ -220,7 +220,7 @@ class Execution:
             stored.append(StoredOutput(output.name, digest, size, output.executable))
             self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
         if publishable and filing.input_set is not None:
-            self._publish(first, filing.input_set, tuple(stored), exit)
+            self._publish(missing.first, filing.input_set, tuple(stored), exit)
         self._learn(exit, history.Ended.BUILT)
         return Ending.SUCCESS
 

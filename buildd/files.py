@@ -147,7 +147,7 @@ class Files:
     ) -> None:
         self._memory = memory
         self._stat = stat
-        self._now_ns = now_ns
+        self.now_ns = now_ns
         self._known: dict[tuple[int, int], Fact] = {}
         self._unsaved: dict[tuple[int, int], Fact] = {}
         self._lock = threading.Lock()
@@ -189,7 +189,7 @@ class Files:
         # The stamp is taken from the open file before and after reading: a writer in between is seen, and the content
         # belongs to that inode even if the name was replaced meanwhile.
         for _ in range(3):
-            before = self._now_ns()
+            before = self.now_ns()
             try:
                 with open(path, "rb") as file:
                     status = os.fstat(file.fileno())
@@ -247,7 +247,8 @@ class Snapshot:
     def __init__(self, files: Files, project: str) -> None:
         self.files = files
         self.project = project
-        self._facts: dict[str, Fact | None] = {}
+        self._facts: dict[str, tuple[Fact | None, int]] = {}
+        """What was seen, and when."""
         self._produced: dict[str, Digest] = {}
         self._listings: dict[str, frozenset[str] | None] = {}
         self._folders: dict[str, int] = {}
@@ -257,15 +258,14 @@ class Snapshot:
 
     def produced(self, path: str, digest: Digest) -> None:
         """An action of this request made `path` (relative to the project). Where it was put there as a file, its stamp
-        of now is what `changed` compares with."""
+        of now is what `steady` compares with."""
         self._produced[path] = digest
         stamp = self.files.stamp(self.absolute(path))
         if stamp is not None:
-            self._facts[path] = Fact(digest, Traits.NONE, stamp)
+            self._facts[path] = (Fact(digest, Traits.NONE, stamp), self.files.now_ns())
 
-    def has_seen(self, path: str) -> bool:
-        """Whether the snapshot has looked at a path already."""
-        return path in self._facts
+    def is_produced(self, path: str) -> bool:
+        return path in self._produced
 
     def digest(self, path: str) -> Digest | None:
         """Content digest of a file or of a produced one; None when there is no such file."""
@@ -275,33 +275,34 @@ class Snapshot:
         fact = self.fact(path)
         return None if fact is None else fact.digest
 
-    def is_produced(self, path: str) -> bool:
-        return path in self._produced
-
     def fact(self, path: str) -> Fact | None:
         try:
-            return self._facts[path]
+            return self._facts[path][0]
         except KeyError:
-            fact = self._facts[path] = self.files.fact(self.absolute(path))
+            looked_ns = self.files.now_ns()
+            fact = self.files.fact(self.absolute(path))
+            self._facts[path] = (fact, looked_ns)
             return fact
 
-    def forget(self, paths: Iterable[str]) -> None:
-        """These are to be looked at again: they changed while the request ran."""
-        for path in paths:
-            self._facts.pop(path, None)
-        self._listings.clear()
-        self._folders.clear()
+    def steady(self, path: str, since_ns: int) -> bool:
+        """Whether a file held what this snapshot says of it from `since_ns` until now. When in doubt: no.
 
-    def changed(self, path: str) -> bool:
-        """Whether a file that this snapshot looked at has another content now."""
-        seen = self._facts.get(path)
-        now = self.files.stamp(self.absolute(path))
-        if seen is None or now is None:
-            return (seen is None) != (now is None)
-        if seen.stamp == now and trustworthy(now, self.files._now_ns()):
+        A file that was changed and changed back has a new stamp, and whoever read it may have read what was in between.
+        """
+        if path in self._produced and path not in self._facts:
+            return True  # made, but not put into the project: nobody can have changed it
+        fact = self.fact(path)
+        if fact is None:
             return False
-        fresh = self.files.fact(self.absolute(path))
-        return fresh is None or fresh.digest != seen.digest
+        looked_ns = self._facts[path][1]
+        if self.files.stamp(self.absolute(path)) != fact.stamp:
+            return False
+        if not trustworthy(fact.stamp, looked_ns):
+            # So young when it was looked at that a write since then may not show: compare the content.
+            again = self.files.fact(self.absolute(path))
+            if again is None or again.digest != fact.digest:
+                return False
+        return looked_ns <= since_ns or trustworthy(fact.stamp, since_ns)
 
     def listing(self, folder: str) -> frozenset[str] | None:
         """Names in a folder; None when it is not one."""
@@ -321,7 +322,7 @@ class Snapshot:
         try:
             return self._folders[folder]
         except KeyError:
-            now = self.files._now_ns()
+            now = self.files.now_ns()
             try:
                 status = os.stat(self.absolute(folder) or "/")
             except OSError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from blake3 import blake3
 
 from buildd import depfiles, keys, shadow
-from buildd.files import Fact, Snapshot, Traits, trustworthy
+from buildd.files import Fact, Snapshot, Traits
 from buildd.store import InputSet, Result, Store
 from codegen.plan import Action, Tool
 from protocol.messages import Digest
@@ -39,6 +39,8 @@ class Missing:
     first: Digest
     components: bytes
     reasons: tuple[str, ...]
+    inputs: tuple[tuple[str, Digest | None], ...] = ()
+    """The declared inputs as they were: a run must have read just these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,28 @@ class Lookup:
     def look(self, action: Action, tool: Tool) -> Found | Missing:
         """Look one action up. Its declared inputs must be there (or produced) by now."""
         first, components = self.first_level(action, tool)
-        encoded = keys.encode(components)
+        why = self._search(first, components, action, tool)
+        if isinstance(why, Found):
+            return why
+        return self._missing(first, components, action, why)
+
+    def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
+        """A miss for a reason that the caller found out."""
+        return self._missing(*self.first_level(action, tool), action, (reason,))
+
+    def _missing(
+        self, first: Digest, components: list[keys.Component], action: Action, why: tuple[str, ...]
+    ) -> Missing:
+        inputs = tuple((path, self.snapshot.digest(path)) for path in action.inputs)
+        return Missing(first, keys.encode(components), why, inputs)
+
+    def _search(
+        self, first: Digest, components: list[keys.Component], action: Action, tool: Tool
+    ) -> Found | tuple[str, ...]:
         if action.uncacheable:
-            return Missing(first, encoded, (f"never stored: {action.uncacheable}",))
+            return (f"never stored: {action.uncacheable}",)
         if self._recache:
-            return Missing(first, encoded, ("asked to run again",))
+            return ("asked to run again",)
         why: list[str] = []
         roots = self.real_roots(tool)
         for known in self.store.input_sets(first):
@@ -115,7 +134,7 @@ class Lookup:
                     return Found(first, result)
                 reason = "its result was evicted"
             why.append(reason)
-        return Missing(first, encoded, tuple(why[:1]) or self._why_unknown(action, components))
+        return tuple(why[:1]) or self._why_unknown(action, components)
 
     def _differs(
         self, first: Digest, known: InputSet, action: Action, tool: Tool, roots: tuple[tuple[str, str], ...]
@@ -168,14 +187,14 @@ class Lookup:
     # -- after
 
     def file_run(
-        self, action: Action, tool: Tool, first: Digest, depfile: bytes | None, private: str, started_ns: int
+        self, action: Action, tool: Tool, missing: Missing, depfile: bytes | None, private: str, started_ns: int
     ) -> Filing:
         """What a run that just ended is filed under.
 
         Args:
             action: what ran.
             tool: its tool.
-            first: the first-level key from before the run.
+            missing: what the look-up before the run said.
             depfile: what the tool wrote about the files it read; None where it wrote nothing.
             private: the job's own folder; what lies below is no input.
             started_ns: when the run began, by the file system's clock.
@@ -183,7 +202,11 @@ class Lookup:
         if action.uncacheable:
             return Filing(None, action.uncacheable)
         snapshot = self.snapshot
-        stale = [path for path in action.inputs if not snapshot.is_produced(path) and snapshot.changed(path)]
+        stale = [
+            path
+            for path, digest in missing.inputs
+            if snapshot.digest(path) != digest or not snapshot.steady(path, started_ns)
+        ]
         if stale:
             return Filing(None, stale=tuple(stale))
         if depfile is None and action.discovery.value != "none":
@@ -212,7 +235,7 @@ class Lookup:
                 files=tuple(files),
                 folders=self._folders_of(survey, roots),
                 roots=bound,
-                key=keys.result_digest(first, files, bound),
+                key=keys.result_digest(missing.first, files, bound),
             )
         )
 
@@ -226,15 +249,10 @@ class Lookup:
             path = self._normal(spelled)
             if path in declared or path in used or path.startswith(f"{private}/"):
                 continue
-            if snapshot.is_produced(path):
-                used[path] = None
-                continue
-            seen_before = snapshot.has_seen(path)
-            fact = snapshot.fact(path)
-            if fact is None:
+            if snapshot.fact(path) is None:
                 continue  # a temporary of the tool's own
             used[path] = None
-            if snapshot.changed(path) if seen_before else not trustworthy(fact.stamp, started_ns):
+            if not snapshot.steady(path, started_ns):
                 stale.append(path)
         return list(used), stale
 
@@ -293,11 +311,11 @@ class Lookup:
             self.snapshot,
             sorted(used),
             action.inputs,
-            [self._search(folder) for folder in action.search],
-            [self._search(folder) for folder in tool.search],
+            [self._searched(folder) for folder in action.search],
+            [self._searched(folder) for folder in tool.search],
         )
 
-    def _search(self, folder: str) -> str:
+    def _searched(self, folder: str) -> str:
         return self._normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."
 
     def _folders_of(

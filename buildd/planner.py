@@ -7,6 +7,7 @@ actions takes a while, and the loop has others to answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from blake3 import blake3
@@ -17,6 +18,7 @@ from buildd.store import Store
 from codegen.plan import Answer, Knowledge, Plan, Probe, ProbesNeeded, RequestError
 from protocol.messages import Digest, Request
 
+Make = Callable[[Request, Knowledge], Plan]
 MOST_ROUNDS = 30
 """A plan that still asks after so many rounds asks in a circle."""
 MOST_PROBES_AT_ONCE = 4
@@ -29,9 +31,11 @@ class Planner:
         runner: runs the probes.
         store: remembers their answers.
         files: digests of the files that an answer depends on.
+        make: `codegen.generate.make_plan`, unless a test brings its own.
     """
 
-    def __init__(self, runner: Runner, store: Store, files: Files) -> None:
+    def __init__(self, runner: Runner, store: Store, files: Files, make: Make | None = None) -> None:
+        self._make = make
         self._runner = runner
         self._store = store
         self._files = files
@@ -44,12 +48,14 @@ class Planner:
             RequestError: the request cannot become a plan.
             RunnerError: a probe's program could not be started.
         """
-        from codegen.generate import make_plan  # on first use: jinja2 and the generators are not needed to be idle
+        if self._make is None:
+            from codegen.generate import make_plan  # on first use: an idle daemon needs no generators
 
+            self._make = make_plan
         knowledge = Knowledge()
         for _ in range(MOST_ROUNDS):
             try:
-                return await asyncio.to_thread(make_plan, request, knowledge)
+                return await asyncio.to_thread(self._make, request, knowledge)
             except ProbesNeeded as needed:
                 answers = await asyncio.gather(*(self._answer(probe) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):

@@ -28,7 +28,7 @@ from buildd.files import Files
 from buildd.gate import Gate
 from buildd.launch import KillReason as RunnerKill
 from buildd.lookup import Found
-from buildd.planner import Planner
+from buildd.planner import Make, Planner
 from buildd.runner import Runner
 from buildd.state import State
 from buildd.steps import (
@@ -72,10 +72,10 @@ PROGRESS_S = 0.5
 class OpenStore:
     """A store with what is kept beside it while the daemon lives."""
 
-    def __init__(self, store: Store, runner: Runner) -> None:
+    def __init__(self, store: Store, runner: Runner, make: Make | None) -> None:
         self.store = store
         self.files = Files(store)
-        self.planner = Planner(runner, store, self.files)
+        self.planner = Planner(runner, store, self.files, make)
 
 
 class Scheduler:
@@ -85,9 +85,13 @@ class Scheduler:
         cpus: CPU tokens; by default those that this process may use.
         memory_cap_bytes: never admit beyond this, whatever the host has; 0 means no cap.
         default_store: store of requests that name none.
+        make: makes plans, see `Planner`.
     """
 
-    def __init__(self, *, default_store: Path, cpus: int = 0, memory_cap_bytes: int = 0) -> None:
+    def __init__(
+        self, *, default_store: Path, cpus: int = 0, memory_cap_bytes: int = 0, make: Make | None = None
+    ) -> None:
+        self._make = make
         self.runner = Runner()
         self.claims = Claims()
         self.cpus = cpus or len(os.sched_getaffinity(0))
@@ -198,7 +202,7 @@ class Scheduler:
         opened = self.stores.get(path)
         if opened is None:
             store = await self._in_pool(Store.open, Path(path))
-            opened = self.stores.setdefault(path, OpenStore(store, self.runner))
+            opened = self.stores.setdefault(path, OpenStore(store, self.runner, self._make))
         return opened
 
     # ---------------------------------------------------------------- instructions
@@ -285,8 +289,10 @@ class Scheduler:
             tell=lambda body: self._tell(start.job, body),
         )
         self.executions[start.job] = execution
-        building.counts.misses += 1
-        self.counters["misses"] += 1
+        if start.node not in building.started:
+            building.started.add(start.node)
+            building.counts.misses += 1
+            self.counters["misses"] += 1
         self._spawn(self._run(execution))
 
     async def _run(self, execution: Execution) -> None:

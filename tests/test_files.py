@@ -119,26 +119,39 @@ def test_traits(text: bytes, traits: Traits) -> None:
     assert traits_of(text) == traits
 
 
-def test_a_snapshot_sees_a_change_since_it_looked(tmp_path: Path) -> None:
+def test_a_snapshot_knows_what_held_still(tmp_path: Path) -> None:
     source = tmp_path / "a.cu"
     source.write_text("one")
     snapshot = Snapshot(Files(), str(tmp_path))
     before = snapshot.digest("a.cu")
-    assert not snapshot.changed("a.cu")
+    assert snapshot.steady("a.cu", time.time_ns())
     source.write_text("two")
     assert snapshot.digest("a.cu") == before, "one view for the whole request"
-    assert snapshot.changed("a.cu")
+    assert not snapshot.steady("a.cu", time.time_ns())
+    source.write_text("one")
+    assert not snapshot.steady("a.cu", time.time_ns()), "changed and changed back: who knows what was read in between"
     source.unlink()
-    assert snapshot.changed("a.cu")
+    assert not snapshot.steady("a.cu", time.time_ns())
 
 
-def test_a_touch_is_no_change(tmp_path: Path) -> None:
+def test_what_was_seen_only_after_the_run_began_must_be_older_than_it(tmp_path: Path) -> None:
     source = tmp_path / "a.cu"
     source.write_text("one")
+    began_ns = time.time_ns()
     snapshot = Snapshot(Files(), str(tmp_path))
-    snapshot.digest("a.cu")
-    os.utime(source)
-    assert not snapshot.changed("a.cu")
+    snapshot.fact("a.cu")
+    assert not snapshot.steady("a.cu", began_ns)
+    assert snapshot.steady("a.cu", began_ns + SECOND)
+
+
+def test_a_write_in_the_same_tick_as_the_look_is_seen(tmp_path: Path) -> None:
+    source = tmp_path / "a.cu"
+    source.write_text("one")
+    frozen = stamp_of(str(source))
+    snapshot = Snapshot(Files(stat=lambda path: frozen), str(tmp_path))
+    snapshot.fact("a.cu")
+    source.write_text("two")
+    assert not snapshot.steady("a.cu", time.time_ns())
 
 
 def test_a_folder_that_just_changed_has_no_trusted_stamp(tmp_path: Path) -> None:
