@@ -251,6 +251,18 @@ class Settings(msgspec.Struct, frozen=True):
         default = variable.read(variable.default) if variable.default else _nothing(variable.kind)
         return Resolved(name, default, Source.DEFAULT, variable.default)
 
+    def check(self) -> None:
+        """Read every variable that is set and that buildd acts on, so that a bad one is said before anything runs.
+
+        Raises:
+            RequestError: "bad-variable", as `value`.
+        """
+        for _, values in self._sources():
+            for name in values:
+                variable = find(name)
+                if variable is not None and variable.acts and not variable.is_pattern:
+                    self.value(name)
+
     def is_on(self, name: str) -> bool:
         return self.value(name).value is True
 

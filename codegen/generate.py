@@ -46,6 +46,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         project_values=project.environment,
         user_values=user_values(request.environment),
     )
+    variables.check()
     merged = {**variables.user_values, **project.environment, **request.environment}
     request = msgspec.structs.replace(request, environment=merged)
     toolchains = Toolchains(request, project.settings, knowledge)

@@ -39,7 +39,7 @@ VARIABLES = rows(
     V("XDG_RUNTIME_DIR", Kind.PATH, "", (LAYOUT,), _FOLDER, "sockets and lock are below it", acts=True),
     V("HOME", Kind.PATH, "", (LAYOUT,), _FOLDER, "what ~ stands for; tools of our own targets do not see it",
       acts=True),
-    V("VIRTUAL_ENV", Kind.PATH, "", (LAYOUT,), "the active virtual environment", "its wheels are a place for compilers",
-      acts=True),
+    V("VIRTUAL_ENV", Kind.PATH, "", (LAYOUT,), "the active virtual environment",
+      "forwarded; a request names its interpreter", acts=True),
     V("SSH_AUTH_SOCK", Kind.PATH, "", (SECRET, STRIP), "socket of a key agent", "never sent"),
 )

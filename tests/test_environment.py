@@ -278,6 +278,14 @@ def test_a_switch_that_looks_meant_otherwise_is_said() -> None:
     assert settings.notices == ['AIT_USE_FAST_MATH="true" counts as off: only "1" is on']
 
 
+def test_check_reads_what_acts_and_nothing_else() -> None:
+    Settings({"NUM_BUILDERS": "3", "EJKERNEL_RDA_MAX_CANDIDATES": "not read by us", "EDITOR": "vi"}).check()
+    with pytest.raises(RequestError, match="NUM_BUILDERS"):
+        Settings({"NUM_BUILDERS": "x"}).check()
+    with pytest.raises(RequestError, match=r"SLURM_CPUS_ON_NODE.*buildd.toml"):
+        Settings(project_values={"SLURM_CPUS_ON_NODE": "x"}).check()
+
+
 def test_an_empty_number_or_path_counts_as_not_set() -> None:
     settings = Settings({"NUM_BUILDERS": "", "CACHE_DIR": ""})
     assert settings.value("NUM_BUILDERS").source is Source.DEFAULT
