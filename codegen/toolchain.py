@@ -328,11 +328,11 @@ class Toolchains:
             )
         clang = passes[0][0]
         files = closure.Files()
-        for index, file in enumerate(inputs):
-            files.add("hipcc" if index == 0 else f"hipcc {os.path.basename(file)}", file)
         for command in (*commands[0], *commands[1]):
             if program := which(command[0], self.path):
                 files.add(os.path.basename(program), program)
+        for index, file in enumerate(inputs):
+            files.add("hipcc" if index == 0 else f"hipcc {os.path.basename(file)}", file)
         files.extend(closure.libraries(self.knowledge, files.paths(), environment))
         for file in (*_bitcode(passes), *_hip_versions(os.path.dirname(os.path.dirname(path)))):
             files.add(os.path.basename(file), file)
