@@ -1,0 +1,153 @@
+"""A client in another language, written from SPEC.md alone, builds and follows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import FakeHandler, Serving, serving, short_folder, wait_until
+
+from protocol.messages import (
+    CacheHit,
+    Diagnostic,
+    Done,
+    Failed,
+    FailureKind,
+    JobId,
+    Outcome,
+    Planned,
+    RequestId,
+    Severity,
+)
+
+pytestmark = [
+    pytest.mark.node,
+    pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason="needs node and npm"),
+]
+SOURCE = Path(__file__).parent / "node"
+INSTALL_S = 150
+
+
+@pytest.fixture(scope="session")
+def client_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client beside its packages, which are installed once for each version of them."""
+    package = (SOURCE / "package.json").read_bytes()
+    node = subprocess.run(["node", "--version"], capture_output=True, check=True).stdout
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "buildd-tests"
+    folder = cache / f"node-{hashlib.sha256(package + node).hexdigest()[:16]}"
+    if not folder.exists():
+        scratch = cache / f"{folder.name}.{os.getpid()}"
+        scratch.mkdir(parents=True)
+        for name in ("package.json", ".npmrc"):
+            shutil.copy(SOURCE / name, scratch)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        try:
+            scratch.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(scratch)
+    made = tmp_path_factory.mktemp("node")
+    (made / "node_modules").symlink_to(folder / "node_modules")
+    shutil.copy(SOURCE / "client.mjs", made)
+    shutil.copy(SOURCE / "package.json", made)
+    return made
+
+
+@pytest.fixture
+def served() -> Iterator[Serving]:
+    with short_folder() as base, serving(base / "run") as made:
+        yield made
+
+
+def command_of(client_folder: Path, *words: str) -> list[str]:
+    return ["node", str(client_folder / "client.mjs"), *words]
+
+
+def run(client_folder: Path, *words: str, **environ: str) -> tuple[int, list[dict[str, Any]], str]:
+    command = command_of(client_folder, *words)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+    )
+    return done.returncode, [json.loads(text) for text in done.stdout.splitlines()], done.stderr
+
+
+def bodies(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entry["body"] for entry in lines if entry["type"] == "event"]
+
+
+def test_it_builds_a_target_and_follows_its_log(served: Serving, client_folder: Path) -> None:
+    status, lines, errors = run(client_folder, str(served.folder.path), "/some/project", "kernels")
+    assert (status, errors) == (0, "")
+    assert lines[0]["type"] == "welcome" and lines[0]["instance"] == served.server.instance
+    assert [body["type"] for body in bodies(lines)] == ["planned", *["log_line"] * 3, "done"]
+    assert bodies(lines)[0] == {"type": "planned", "targets": ["kernels"], "actions": 3}
+    assert [entry["sequence"] for entry in lines[1:]] == [1, 2, 3, 4, 5]
+    (request,) = served.handler.requests.values()
+    assert request.project == "/some/project" and request.targets == ("kernels",) and "PATH" in request.environment
+    (line,) = served.handler.audit_lines
+    assert 'client="node-spec-client/1.0.0"' in line
+
+
+def test_it_finds_the_runtime_folder_by_the_rules(served: Serving, client_folder: Path) -> None:
+    status, lines, errors = run(client_folder, "-", "/p", "t", BUILDD_RUNTIME_DIR=str(served.folder.path.parent))
+    assert (status, errors) == (0, "") and lines
+
+
+class Failing(FakeHandler):
+    def submit(self, client: Any, request: Any, log: Any) -> None:
+        finding = Diagnostic(severity=Severity.ERROR, message="expected ';'", file="a.cu", line=3, column=7)
+        log.append(Planned(targets=(), actions=2))
+        log.append(CacheHit(job_id=JobId(1), action="a", reason="same inputs", saved_s=1.5))
+        log.append(
+            Failed(job_id=JobId(2), action="b", kind=FailureKind.COMPILE_ERROR, message="no", diagnostics=(finding,))
+        )
+        log.append(Done(outcome=Outcome.FAILED, failures=1, hits=1, misses=1))
+
+
+def test_a_failed_build_shows_its_diagnostics_and_exits_with_one(client_folder: Path) -> None:
+    with short_folder() as base, serving(base / "run", handler=Failing()) as served:
+        status, lines, _ = run(client_folder, str(served.folder.endpoint_file), "/p", "t")
+    assert status == 1
+    assert bodies(lines)[2]["diagnostics"] == [
+        {"severity": "error", "message": "expected ';'", "file": "a.cu", "line": 3, "column": 7}
+    ]
+
+
+def test_it_cancels_through_the_control_socket(served: Serving, client_folder: Path) -> None:
+    served.handler.manual = True
+    command = command_of(client_folder, str(served.folder.path), "/p", "t", "--cancel-after", "1")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        wait_until(lambda: bool(served.handler.logs))
+        (log,) = served.handler.logs.values()
+        log.append(Planned(targets=(), actions=1))
+        out, _ = child.communicate(timeout=60)
+    lines = [json.loads(text) for text in out.splitlines()]
+    assert child.returncode == 1 and served.handler.cancelled == [RequestId(lines[1]["request_id"])]
+    assert bodies(lines)[-1]["outcome"] == "cancelled"
+    assert any(entry["type"] == "ok" for entry in lines)
+
+
+def test_its_death_cancels_what_only_it_wanted(served: Serving, client_folder: Path) -> None:
+    served.handler.manual = True
+    with subprocess.Popen(
+        command_of(client_folder, str(served.folder.path), "/p", "t"), stdout=subprocess.PIPE
+    ) as child:
+        wait_until(lambda: bool(served.handler.logs))
+        child.kill()
+    wait_until(lambda: len(served.handler.cancelled) == 1)
+
+
+def test_it_reads_the_status_and_says_when_nobody_is_there(served: Serving, client_folder: Path) -> None:
+    status, (reply,), _ = run(client_folder, str(served.folder.path), "--status")
+    assert status == 0 and reply["type"] == "status" and reply["daemon"] == "buildd/test"
+    with short_folder() as base:
+        status, _, errors = run(client_folder, str(base), "/p", "t")
+    assert status == 3 and "no daemon" in errors
