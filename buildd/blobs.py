@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, cast
 
 import zstandard
 from blake3 import blake3
@@ -54,6 +54,12 @@ class Encoding(IntEnum):
 
     RAW = 0
     ZSTD = 1
+
+
+class Readable(Protocol):
+    """What can be unpacked."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class BadBlob(Exception):
@@ -441,10 +447,12 @@ class Blobs:
             raise _write_error(error, path) from error
 
 
-def unpacked(source: BinaryIO, encoding: int) -> Iterator[bytes]:
+def unpacked(source: Readable, encoding: int) -> Iterator[bytes]:
     """Pieces of at most 1 MiB of what `source` holds, however well it was packed. Raises `ZstdError`."""
     if encoding == Encoding.ZSTD:
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 24).stream_reader(source, closefd=False)
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 24).stream_reader(
+            cast(BinaryIO, source), closefd=False
+        )
         while chunk := reader.read(_CHUNK_BYTES):
             yield chunk
     elif encoding == Encoding.RAW:

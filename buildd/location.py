@@ -17,9 +17,26 @@ from pathlib import Path
 from buildd.errors import StoreError
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    "9p afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs"
-    " virtiofs fuse.ceph fuse.davfs2 fuse.gcsfuse fuse.glusterfs fuse.gvfsd-fuse fuse.juicefs fuse.mergerfs fuse.rclone"
-    " fuse.s3fs fuse.smbnetfs fuse.sshfs fuse.weka wekafs".split()
+    {
+        *(
+            "9p",
+            "afs",
+            "beegfs",
+            "ceph",
+            "cifs",
+            "coda",
+            "davfs",
+            "gfs2",
+            "glusterfs",
+            "gpfs",
+            "lustre",
+            "ncpfs",
+            "nfs",
+        ),
+        *("nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"),
+        *("fuse.ceph", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.gvfsd-fuse", "fuse.juicefs"),
+        *("fuse.mergerfs", "fuse.rclone", "fuse.s3fs", "fuse.smbnetfs", "fuse.sshfs", "fuse.weka"),
+    }
 )
 _SAID = "said-where-the-store-is"
 

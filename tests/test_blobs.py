@@ -255,7 +255,7 @@ def test_a_full_disk_is_an_error_and_the_store_stays_sound(tmp_path: Path) -> No
             assert [path.name for path in disk.iterdir()] == ["store"]
         # With room again it works again, and everything is still there.
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        with Store.open(disk / "store") as store:
+        with Store.open(disk / "store", limit_bytes=1 << 30) as store:
             assert store.take_notices() == ()
             assert store.get(store.put_bytes(LARGE)) == LARGE
             assert store.get(digest_of(b"good")) == b"good"

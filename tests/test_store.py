@@ -316,7 +316,7 @@ def test_flipped_bytes_never_give_wrong_bytes_or_an_exception(tmp_path: Path) ->
         for stale in folder.glob("index.db?*"):
             stale.unlink()
         for other, data in sound.items():
-            if other == index or not other.exists() or other == path:
+            if other in (index, path) or not other.exists():
                 other.parent.mkdir(parents=True, exist_ok=True)
                 other.write_bytes(data)
         damaged = bytearray(sound[path])

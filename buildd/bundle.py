@@ -1,0 +1,476 @@
+"""Bundles: one verified file that holds results, the input sets that lead to them, and every blob they need.
+
+Knows no key and no path of this machine. The same content gives the same bytes on every machine. Nothing in a bundle is
+believed before it was checked: the import reads it twice, first only to verify.
+
+Format, version 1; numbers are little-endian:
+
+    magic     8 bytes   "buildd\\0B"
+    version   u16       1
+    reserved  u16       0
+    packed    u64       bytes of the packed manifest
+    plain     u64       bytes of the manifest unpacked, at most 256 MiB
+    manifest  packed    one zstd frame of MessagePack: [results, lists, blobs]
+    blobs               in the manifest's order: u8 encoding (0 raw, 1 one zstd frame), u64 stored bytes, the bytes
+    check     32 bytes  BLAKE3 of everything before it
+
+    results   [[key, action, [[name, digest, size, executable]...], stdout | nil, stderr | nil,
+              [wall_s, user_s, system_s, peak_rss_bytes],
+              [[first, list of files, list of folders, [[name, path]...]]...]]...]
+              sorted by key
+    lists     [[[name, digest]...]...] of files; a result names its lists by their number
+    blobs     [[digest, size]...] sorted by digest
+
+Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
+something about one machine only, and an import sets them to 0, which never matches. Nor is the time of creation.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import zstandard
+from blake3 import blake3
+
+from buildd.blobs import BadBlob, Encoding, unpacked
+from buildd.database import full
+from buildd.errors import StoreError
+from buildd.results import InputSet, Result, StoredOutput
+from buildd.store import Store
+from buildd.values import raw_digest
+from protocol.messages import Digest, Timing
+
+MAX_MANIFEST_BYTES = 256 << 20
+MAX_NAME_BYTES = 4096
+_HEAD = struct.Struct("<8sHHQQ")
+_BLOB = struct.Struct("<BQ")
+_MAGIC = b"buildd\0B"
+_VERSION = 1
+_CHUNK_BYTES = 1 << 20
+_CHECK_BYTES = 32
+_IN_MEMORY_BYTES = 8 << 20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class BundleError(StoreError):
+    """A file is no sound bundle; nothing was imported."""
+
+    code = "bad-bundle"
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bundle holds."""
+
+    results: int
+    blobs: int
+    blob_bytes: int
+    """Of the blobs' contents."""
+
+
+class _Set(msgspec.Struct, frozen=True, array_like=True):
+    first: bytes
+    files: int
+    folders: list[bytes]
+    roots: list[tuple[bytes, bytes]]
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    key: bytes
+    action: bytes
+    outputs: list[tuple[bytes, bytes, int, bool]]
+    stdout: bytes | None
+    stderr: bytes | None
+    timing: tuple[float, float, float, int]
+    sets: list[_Set]
+
+
+class _Manifest(msgspec.Struct, frozen=True, array_like=True):
+    results: list[_Entry]
+    lists: list[list[tuple[bytes, bytes]]]
+    blobs: list[tuple[bytes, int]]
+
+
+_decoder = msgspec.msgpack.Decoder(_Manifest)
+
+
+def export(store: Store, keys: Iterable[Digest] | None, file: Path) -> Contents:
+    """Write the results under `keys` (all when None) and what they need to `file`, by rename.
+
+    Raises `StoreError` where a result or one of its blobs is not there, `StoreFull`.
+    """
+    wanted = sorted({_raw(key) for key in keys} if keys is not None else _all_keys(store))
+    with store.lease([Digest(raw.hex()) for raw in wanted]):
+        manifest = _gather(store, wanted, everything=keys is None)
+        plain = msgspec.msgpack.encode(manifest)
+        packed = _pack(plain)
+        temporary = file.parent / f".buildd-{os.getpid()}-{os.urandom(6).hex()}.tmp"
+        try:
+            with open(temporary, "xb") as target:
+                writer = _HashingWriter(target)
+                writer.write(_HEAD.pack(_MAGIC, _VERSION, 0, len(packed), len(plain)))
+                writer.write(packed)
+                for raw, _ in manifest.blobs:
+                    _write_blob(store, raw, writer, file)
+                target.write(writer.hasher.digest())
+            os.replace(temporary, file)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _cannot_write(error, file) from error
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return _contents(manifest)
+
+
+def import_(store: Store, file: Path) -> Contents:
+    """Verify a bundle and take everything in it into the store.
+
+    Raises `BundleError` where a byte of it is not as it should be (then the store is unchanged), `StoreFull`,
+    `StoreError`.
+    """
+    try:
+        source = open(file, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error.strerror}", file=str(file)) from error
+    with source:
+        if store.read_only:
+            raise StoreError("the store may not be written", file=str(store.folder))
+        manifest = _verified(source, file)
+        # Checked to the last byte; from here on only a full disk or a file changed under us can stop it, and what was
+        # put by then is unreferenced: results become visible after all their blobs.
+        source.seek(0)
+        _read_manifest(source, file)
+        for digest, size in manifest.blobs:
+            content = b"".join(_blob(source, digest, size, file)) if size <= _IN_MEMORY_BYTES else None
+            if content is not None:
+                store.put_bytes(content)
+            else:
+                _put_large(store, source, digest, size, file)
+        now_ns = time.time_ns()
+        for entry in manifest.results:
+            result = _result(entry, now_ns)
+            for one in entry.sets:
+                store.publish(Digest(one.first.hex()), _input_set(entry, one, manifest), result)
+    return _contents(manifest)
+
+
+# ---------------------------------------------------------------- writing
+
+
+class _HashingWriter:
+    def __init__(self, target: BinaryIO) -> None:
+        self._target = target
+        self.hasher = blake3()
+
+    def write(self, data: bytes) -> None:
+        self.hasher.update(data)
+        self._target.write(data)
+
+
+def _all_keys(store: Store) -> set[bytes]:
+    return {row[0] for row in store.database.rows("SELECT key FROM results") if isinstance(row[0], bytes)}
+
+
+def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
+    """The manifest of these results. With `everything`, results that lost a blob are left out instead of refused."""
+    entries: list[_Entry] = []
+    lists: dict[tuple[tuple[bytes, bytes], ...], int] = {}
+    sizes: dict[bytes, int] = {}
+    for key in keys:
+        result = store.result(Digest(key.hex()))
+        if result is None:
+            if everything:
+                continue
+            raise StoreError(
+                f"no result {key.hex()[:16]} in the store", file=str(store.folder), next_step="build the targets first"
+            )
+        sets = []
+        for first, known in _sets_of(store, key):
+            files = tuple((_bytes(name), _raw(digest)) for name, digest in known.files)
+            number = lists.setdefault(files, len(lists))
+            folders = [_bytes(path) for path, _ in known.folders]
+            sets.append(_Set(first, number, folders, [(_bytes(name), _bytes(path)) for name, path in known.roots]))
+        if not sets:
+            continue  # nothing leads to it: nobody could find it
+        for digest in result.digests():
+            size = store.blobs.size_bytes(digest)
+            sizes[_raw(digest)] = 0 if size is None else size
+        timing = result.timing
+        entries.append(
+            _Entry(
+                key,
+                _bytes(result.action),
+                [(_bytes(out.name), _raw(out.digest), out.size_bytes, out.executable) for out in result.outputs],
+                None if result.stdout is None else _raw(result.stdout),
+                None if result.stderr is None else _raw(result.stderr),
+                (timing.wall_s, timing.user_s, timing.system_s, timing.peak_rss_bytes),
+                sorted(sets, key=lambda one: (one.first, one.files)),
+            )
+        )
+    return _Manifest(entries, [list(files) for files in lists], sorted(sizes.items()))
+
+
+def _sets_of(store: Store, key: bytes) -> Iterator[tuple[bytes, InputSet]]:
+    rows = store.database.rows("SELECT DISTINCT first FROM input_sets WHERE key = ? ORDER BY first", (key,))
+    for (first,) in rows:
+        for known in store.input_sets(Digest(first.hex())):
+            if known.key == key.hex():
+                yield first, known
+
+
+def _write_blob(store: Store, raw: bytes, writer: _HashingWriter, file: Path) -> None:
+    """Packed anew from its content, so that the bytes do not depend on how the store keeps it."""
+    packer = zstandard.ZstdCompressor(level=3).compressobj()
+    size = 0
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as spool:
+        try:
+            for chunk in store.blobs.chunks(Digest(raw.hex())):
+                size += len(chunk)
+                spool.write(packer.compress(chunk))
+            spool.write(packer.flush())
+            stored = spool.tell()
+            if stored < size:
+                writer.write(_BLOB.pack(Encoding.ZSTD, stored))
+                spool.seek(0)
+                while chunk := spool.read(_CHUNK_BYTES):
+                    writer.write(chunk)
+                return
+            writer.write(_BLOB.pack(Encoding.RAW, size))
+            for chunk in store.blobs.chunks(Digest(raw.hex())):
+                writer.write(chunk)
+        except BadBlob as error:
+            store.blobs.drop_bad(raw)
+            raise StoreError(
+                "a blob of the bundle is damaged in the store",
+                file=str(file),
+                next_step="run `buildd cache verify`, build again, then export",
+            ) from error
+
+
+def _pack(plain: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=3).compress(plain)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _verified(source: BinaryIO, file: Path) -> _Manifest:
+    """Read a whole bundle, believing nothing; its manifest."""
+    size = os.fstat(source.fileno()).st_size
+    if size < _HEAD.size + _CHECK_BYTES:
+        raise _bad(file, "it is too short")
+    if source.read(len(_MAGIC)) != _MAGIC:
+        raise _bad(file, "it does not begin like one")
+    source.seek(0)
+    hasher, left = blake3(), size - _CHECK_BYTES
+    while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
+        hasher.update(chunk)
+        left -= len(chunk)
+    if left or source.read(_CHECK_BYTES) != hasher.digest():
+        raise _bad(file, "its checksum is wrong (cut short, or damaged on the way)")
+    source.seek(0)
+    manifest = _read_manifest(source, file)
+    _check(manifest, file)
+    for digest, blob_bytes in manifest.blobs:
+        for _ in _blob(source, digest, blob_bytes, file):
+            pass
+    if source.tell() != size - _CHECK_BYTES:
+        raise _bad(file, "there is something behind its last blob")
+    return manifest
+
+
+def _read_manifest(source: BinaryIO, file: Path) -> _Manifest:
+    head = source.read(_HEAD.size)
+    if len(head) != _HEAD.size:
+        raise _bad(file, "it is too short")
+    magic, version, reserved, packed_bytes, plain_bytes = _HEAD.unpack(head)
+    if magic != _MAGIC or reserved != 0:
+        raise _bad(file, "it does not begin like one")
+    if version != _VERSION:
+        raise _bad(file, f"it has version {version}, this buildd reads {_VERSION}")
+    left = os.fstat(source.fileno()).st_size - source.tell()
+    if packed_bytes > left or plain_bytes > MAX_MANIFEST_BYTES:
+        raise _bad(file, "its manifest is larger than allowed")
+    try:
+        plain = _bounded(source.read(packed_bytes), plain_bytes)
+        if len(plain) != plain_bytes:
+            raise _bad(file, "its manifest has another size than it says")
+        return _decoder.decode(plain)
+    except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError) as error:
+        raise _bad(file, f"its manifest cannot be read: {error}") from error
+
+
+def _bounded(packed: bytes, limit_bytes: int) -> bytes:
+    """Unpack, but never more than one chunk beyond `limit_bytes`."""
+    pieces, count = [], 0
+    for chunk in unpacked(io.BytesIO(packed), Encoding.ZSTD):
+        pieces.append(chunk)
+        count += len(chunk)
+        if count > limit_bytes:
+            break
+    return b"".join(pieces)
+
+
+def _check(manifest: _Manifest, file: Path) -> None:
+    """Everything in a manifest that a type does not say."""
+    digests = [digest for digest, _ in manifest.blobs]
+    if digests != sorted(set(digests)) or not all(_is_digest(d) and size >= 0 for d, size in manifest.blobs):
+        raise _bad(file, "its list of blobs is not in order")
+    sizes = dict(manifest.blobs)
+    keys = [entry.key for entry in manifest.results]
+    if keys != sorted(set(keys)) or not all(map(_is_digest, keys)):
+        raise _bad(file, "its list of results is not in order")
+    for names in manifest.lists:
+        if not all(_is_text(name) and _is_digest(digest) for name, digest in names):
+            raise _bad(file, "a list of files holds what is no name or no digest")
+    for entry in manifest.results:
+        if not _is_text(entry.action) or not all(_is_name(name) for name, *_ in entry.outputs):
+            raise _bad(file, "a result has an impossible name")
+        if len({name for name, *_ in entry.outputs}) != len(entry.outputs):
+            raise _bad(file, "a result has two outputs of one name")
+        for _, digest, size, _ in entry.outputs:
+            if sizes.get(digest) != size:
+                raise _bad(file, "an output is not among the blobs, or has another size")
+        if not {entry.stdout, entry.stderr} - {None} <= sizes.keys():
+            raise _bad(file, "a log is not among the blobs")
+        if not entry.sets:
+            raise _bad(file, "nothing leads to a result")
+        if not all(0 <= figure < 1 << 62 for figure in entry.timing):
+            raise _bad(file, "a result has an impossible time")
+        for one in entry.sets:
+            paths = [*one.folders, *(part for pair in one.roots for part in pair)]
+            if not (_is_digest(one.first) and 0 <= one.files < len(manifest.lists) and all(map(_is_text, paths))):
+                raise _bad(file, "an input set is not sound")
+
+
+def _blob(source: BinaryIO, digest: bytes, size: int, file: Path) -> Iterator[bytes]:
+    """The next blob's content in pieces; `BundleError` at the latest after the last one."""
+    head = source.read(_BLOB.size)
+    if len(head) != _BLOB.size:
+        raise _bad(file, "it ends before its last blob")
+    encoding, stored = _BLOB.unpack(head)
+    start = source.tell()
+    end = start + stored
+    if encoding not in tuple(Encoding) or end > os.fstat(source.fileno()).st_size - _CHECK_BYTES:
+        raise _bad(file, "a blob reaches beyond its end")
+    hasher, count = blake3(), 0
+    try:
+        for chunk in unpacked(_Window(source, stored), encoding):
+            count += len(chunk)
+            if count > size:
+                raise _bad(file, "a blob is larger than it says")
+            hasher.update(chunk)
+            yield chunk
+    except zstandard.ZstdError as error:
+        raise _bad(file, f"a blob cannot be unpacked: {error}") from error
+    if count != size or hasher.digest() != digest:
+        raise _bad(file, "a blob is not what its digest says")
+    source.seek(end)
+
+
+class _Window:
+    """The next bytes of a file as a file of their own."""
+
+    def __init__(self, source: BinaryIO, size: int) -> None:
+        self._source = source
+        self._left = size
+
+    def read(self, size: int, /) -> bytes:
+        data = self._source.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def _put_large(store: Store, source: BinaryIO, digest: bytes, size: int, file: Path) -> None:
+    place = store.scratch_folder() / f"import-{digest.hex()[:16]}"
+    try:
+        with open(place, "wb") as target:
+            for chunk in _blob(source, digest, size, file):
+                target.write(chunk)
+        store.put_file(place, expect=Digest(digest.hex()))
+    except OSError as error:
+        raise _cannot_write(error, place) from error
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def _result(entry: _Entry, created_ns: int) -> Result:
+    wall_s, user_s, system_s, peak = entry.timing
+    return Result(
+        key=Digest(entry.key.hex()),
+        action=_str(entry.action),
+        outputs=tuple(
+            StoredOutput(_str(name), Digest(digest.hex()), size, executable)
+            for name, digest, size, executable in entry.outputs
+        ),
+        stdout=None if entry.stdout is None else Digest(entry.stdout.hex()),
+        stderr=None if entry.stderr is None else Digest(entry.stderr.hex()),
+        timing=Timing(wall_s=wall_s, user_s=user_s, system_s=system_s, peak_rss_bytes=peak),
+        created_ns=created_ns,
+    )
+
+
+def _input_set(entry: _Entry, one: _Set, manifest: _Manifest) -> InputSet:
+    return InputSet(
+        files=tuple((_str(name), Digest(digest.hex())) for name, digest in manifest.lists[one.files]),
+        folders=tuple((_str(path), 0) for path in one.folders),
+        roots=tuple((_str(name), _str(path)) for name, path in one.roots),
+        key=Digest(entry.key.hex()),
+    )
+
+
+def _contents(manifest: _Manifest) -> Contents:
+    return Contents(
+        results=len(manifest.results),
+        blobs=len(manifest.blobs),
+        blob_bytes=sum(size for _, size in manifest.blobs),
+    )
+
+
+def _is_digest(value: bytes) -> bool:
+    return len(value) == 32
+
+
+def _is_text(value: bytes) -> bool:
+    return 0 < len(value) <= MAX_NAME_BYTES and b"\0" not in value
+
+
+def _is_name(value: bytes) -> bool:
+    """Of an output: no path of it may leave a folder, whoever joins it to one."""
+    return _is_text(value) and not value.startswith(b"/") and b".." not in value.split(b"/")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _str(stored: bytes) -> str:
+    return stored.decode(errors="surrogateescape")
+
+
+def _raw(digest: str) -> bytes:
+    raw = raw_digest(digest)
+    if raw is None:
+        raise ValueError(f"not a digest: {digest!r}")
+    return raw
+
+
+def _bad(file: Path, why: str) -> BundleError:
+    return BundleError(
+        f"this is no sound bundle: {why}; nothing was imported", file=str(file), next_step="export or fetch it again"
+    )
+
+
+def _cannot_write(error: OSError, file: Path) -> StoreError:
+    if error.errno in _NO_SPACE:
+        return full(file, error)
+    return StoreError(f"cannot be written: {error.strerror}", file=str(file))

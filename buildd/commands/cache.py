@@ -1,0 +1,210 @@
+"""`buildd cache`: figures of the store, collection, verification, flushing, bundles.
+
+Works on the store itself, with or without a daemon: the store takes several writers. Knows no target: which results
+some targets need is told by who calls `run`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buildd.commands.common import parser, print_note, print_problem
+
+if TYPE_CHECKING:
+    from buildd.store import Store
+    from protocol.messages import Digest
+
+KeysOf = Callable[["Store", list[str]], Iterable["Digest"]]
+"""The result keys that targets need, by their names."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_OK, _USAGE, _FAILED = 0, 2, 3
+
+
+def run(arguments: list[str], *, keys_of: KeysOf | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Carry out `buildd cache ...`; the exit status: 0 done, 2 wrong usage, 3 the store failed.
+
+    Args:
+        keys_of: for `export FILE TARGET...`; without it only `--all` can be exported.
+        environ: os.environ when None.
+    """
+    environ = os.environ if environ is None else environ
+    options = _parser().parse_args(arguments)
+    if options.action == "export" and bool(options.targets) == options.all:
+        print_problem("export needs targets or --all, and not both", command="buildd cache export FILE --all")
+        return _USAGE
+    if options.action == "export" and options.targets and keys_of is None:
+        print_problem("targets cannot be exported here", next_step="export everything with --all")
+        return _USAGE
+    from buildd import location
+    from buildd.errors import BuilddError
+    from buildd.store import Store
+
+    try:
+        limit_bytes = _limit(environ)
+        place = location.locate(environ, option=options.store)
+        if place.notice:
+            print_note(place.notice)
+        with Store.open(place.folder, limit_bytes=limit_bytes) as store:
+            for notice in store.take_notices():
+                print_note(notice)
+            return _ACTIONS[options.action](store, options, keys_of)
+    except BuilddError as error:
+        print_problem(error.message, file=error.file, command=error.command, next_step=error.next_step)
+        return _FAILED
+    except ArgumentTypeError as error:
+        print_problem(str(error), next_step="set it to a size such as 20G, or unset it")
+        return _USAGE
+
+
+def size_of(text: str) -> int:
+    """Bytes of "512M", "20G", "1.5T", "1000" (units are powers of 1024; iB and B may follow)."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is not a size")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _limit(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("BUILDD_CACHE_SIZE", "").strip()
+    try:
+        return size_of(text) if text else None
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"BUILDD_CACHE_SIZE: {error}") from error
+
+
+def _parser() -> Any:
+    command = parser("cache", "The store of results: what is in it, how large it may be, taking it elsewhere.")
+    command.add_argument("--store", default="", metavar="DIR", help="the store's folder (default: BUILDD_DIR)")
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, summary: str) -> Any:
+        added = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        added.add_argument("--json", action="store_true", help="figures for programs")
+        return added
+
+    add("stats", "hits, misses, sizes")
+    add("gc", "remove what was not used for longest, down to the bound").add_argument(
+        "--limit", type=size_of, metavar="SIZE", help="this bound instead of the store's own, for once"
+    )
+    add("verify", "read everything, check it, remove what is bad")
+    add("flush", "remove results").add_argument(
+        "pattern", nargs="?", help="of the actions whose names match, such as 'saxpy/*'; everything without one"
+    )
+    export = add("export", "write what targets need into one file")
+    export.add_argument("file", type=Path)
+    export.add_argument("targets", nargs="*", metavar="TARGET")
+    export.add_argument("--all", action="store_true", help="every result")
+    add("import", "take in a file that `export` wrote").add_argument("file", type=Path)
+    return command
+
+
+def _stats(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+    from buildd import collect
+
+    found = collect.stats(store)
+    counts = found.counters
+    asked = counts["hits"] + counts["misses"]
+    lines = [
+        f"store       {found.folder}",
+        f"size        {_bytes(found.held_bytes)} of {_bytes(found.limit_bytes)}",
+        f"results     {found.results} of {found.actions} actions",
+        f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
+        f"index       {_bytes(found.index_bytes)}",
+        f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
+        f"time saved  {counts['saved_ms'] / 1000:.1f} s",
+        f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
+        f"bad blobs   {counts['bad_blobs']}",
+        f"in use by   {found.sessions} processes, {found.leased} results leased",
+    ]
+    return _say(options, found, lines)
+
+
+def _gc(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+    from buildd import collect
+
+    found = collect.gc(store, limit_bytes=options.limit)
+    line = f"removed {found.results} results and {found.blobs} blobs, freed {_bytes(found.freed_bytes)}"
+    lines = [f"{line}; the store holds {_bytes(found.held_bytes)}"]
+    limit = store.limit_bytes if options.limit is None else options.limit
+    if found.held_bytes > limit:
+        lines.append(f"over the bound of {_bytes(limit)}: {found.in_use} results are in use by running builds")
+    return _say(options, found, lines)
+
+
+def _verify(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+    from buildd import collect
+
+    found = collect.verify(store)
+    lines = [f"{found.blobs} blobs and {found.results} results checked"]
+    if found.is_sound:
+        lines.append("everything is sound")
+    else:
+        bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {found.bad_values} other entries"
+        lines.append(f"removed because they were bad: {bad}; they will be built again")
+    lines += [f"index: {problem}" for problem in found.index_problems]
+    if found.orphans:
+        lines.append(f"removed {found.orphans} files that nothing knew of")
+    lines += [f"not ours, left alone: {path}" for path in found.foreign]
+    return _say(options, found, lines)
+
+
+def _flush(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+    from buildd import collect
+
+    found = collect.flush(store, options.pattern)
+    lines = [f"removed {found.results} results and {found.blobs} blobs, freed {_bytes(found.freed_bytes)}"]
+    if found.in_use:
+        lines.append(f"{found.in_use} results are in use by running builds and stay")
+    return _say(options, found, lines)
+
+
+def _export(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+    from buildd import bundle
+
+    keys = None if options.all or keys_of is None else list(keys_of(store, options.targets))
+    found = bundle.export(store, keys, options.file)
+    size = _bytes(options.file.stat().st_size)
+    return _say(options, found, [f"{options.file}: {found.results} results, {found.blobs} blobs, {size}"])
+
+
+def _import(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+    from buildd import bundle
+
+    found = bundle.import_(store, options.file)
+    return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported"])
+
+
+_ACTIONS: dict[str, Callable[[Store, Namespace, KeysOf | None], int]] = {
+    "stats": _stats,
+    "gc": _gc,
+    "verify": _verify,
+    "flush": _flush,
+    "export": _export,
+    "import": _import,
+}
+
+
+def _say(options: Namespace, figures: object, lines: list[str]) -> int:
+    if options.json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+    else:
+        sys.stdout.write("\n".join(lines) + "\n")
+    return _OK
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
