@@ -82,6 +82,11 @@ class Job:
 
     # ---------------------------------------------------------------- called by the runner
 
+    async def _end(self) -> None:
+        """Kill it and wait until it is gone, started or not."""
+        self.kill()
+        await asyncio.wait([self._done])
+
     def _attach(self, name: str, descriptor: int) -> None:
         capture = self._captures[name] = Capture()
         self._streams[descriptor] = (name, Lines(), capture)
@@ -354,13 +359,14 @@ class Runner:
     async def launch(self, launch: Launch, on_line: OnLine) -> Job:
         """Start a tool and return while it runs.
 
-        Raises `RunnerError` when it cannot be started: no such program or folder, not executable, too long.
+        Raises `RunnerError` when it cannot be started: no such program or folder, not executable, too long. Its first
+        lines may be heard before this returns. Cancelling this ends it.
         """
         job = self._send(launch, on_line)
         try:
             await asyncio.shield(job._started)
         except asyncio.CancelledError:
-            job.kill()
+            await job._end()
             raise
         return job
 
@@ -370,8 +376,7 @@ class Runner:
         try:
             return await job.wait()
         except asyncio.CancelledError:
-            job.kill()
-            await job.wait()
+            await job._end()
             raise
 
     def memory_of(self, job: Job) -> int:

@@ -142,10 +142,15 @@ class Spawner:
         self.pid = os.getpid()
         self.parent = os.getppid()
         self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self.libc = ctypes.CDLL(None, use_errno=True)
-        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            self.oom_file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            self.oom_score = os.read(self.oom_file, 16)
+        except OSError:
+            self.oom_file, self.oom_score = -1, b"0"
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # EOF is the usual sign of the daemon's death; this covers a socket end that leaked into a fork of it.
-        self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         self.poll = select.poll()
         self.open = True
         wake, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -220,6 +225,7 @@ class Spawner:
             os.umask(umask)
             os.chdir(cwd)
             stage = 2
+            self._set_oom_score(OOM_SCORE_ADJ)  # inherited as well; set afterwards, a quick tool's children miss it
             pid = os.posix_spawn(
                 _find(argv[0], variables),
                 argv,
@@ -240,10 +246,16 @@ class Spawner:
             self._send(FAILED, number, 0, errno.EINVAL)
             return
         finally:
+            self._set_oom_score(self.oom_score)
             os.chdir("/")  # holds no file system busy
-        _prefer_for_oom(pid)
         self.jobs[number] = self.by_pid[pid] = _Job(number, pid)
         self._send(STARTED, number, pid)
+
+    def _set_oom_score(self, score: bytes) -> None:
+        try:
+            os.pwrite(self.oom_file, score, 0)
+        except OSError:  # not there, or not allowed
+            pass
 
     def _send(
         self,
@@ -368,19 +380,6 @@ class Spawner:
 
 def _wake(number: int, frame: object) -> None:
     """The handler does nothing; the wake-up descriptor ends the poll."""
-
-
-def _prefer_for_oom(pid: int) -> None:
-    try:
-        descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:  # it ended already
-        return
-    try:
-        os.write(descriptor, OOM_SCORE_ADJ)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def _find(program: bytes, variables: dict[bytes, bytes]) -> bytes:

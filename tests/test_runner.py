@@ -225,7 +225,7 @@ def test_timeout_ends_the_tool(tmp_path: Path) -> None:
 def test_cancelling_the_task_ends_the_tool_and_all_below_it(tmp_path: Path) -> None:
     async def body(runner: Runner) -> None:
         task = asyncio.create_task(runner.run(shell("sleep 61 & echo $!; sleep 62"), heard := Heard()))
-        await until(lambda: len(heard.lines) == 1)
+        await until(lambda: len(heard.lines) == 1 and len(runner.processes()) == 2)
         grandchild, tool = int(heard.lines[0][1]), runner.processes()[1]
         assert alive(grandchild)
         task.cancel()
@@ -233,6 +233,24 @@ def test_cancelling_the_task_ends_the_tool_and_all_below_it(tmp_path: Path) -> N
             await task
         assert not alive(grandchild) and not alive(tool)
         assert runner.jobs() == ()
+
+    with_runner(body)
+
+
+def test_cancelling_at_any_moment_leaves_nothing() -> None:
+    async def body(runner: Runner) -> None:
+        for turns in range(60):
+            task = asyncio.create_task(runner.run(shell("sleep 59 & echo $!; sleep 58"), Heard()))
+            for _ in range(turns // 4):
+                await asyncio.sleep(0)
+            if turns % 4 == 0:
+                await asyncio.sleep(turns / 10_000)
+            helper, *tools = runner.processes() or (0,)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not any(map(in_session, tools))
+            assert helper == 0 or [pid for pid in _children(helper) if alive(pid)] == []
 
     with_runner(body)
 

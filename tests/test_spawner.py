@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,8 +100,12 @@ def test_the_environment_is_not_the_helpers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", "/nowhere")
     with helper() as peer:
         pid = peer.launch(1, "sleep", "84")
-        assert Path(f"/proc/{pid}/environ").read_bytes() == b"PATH=/usr/bin:/bin\0"
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        # A vfork returns within exec, a moment before the environment is in place.
+        deadline = time.monotonic() + 30
+        while not (environment := Path(f"/proc/{pid}/environ").read_bytes()):
+            assert time.monotonic() < deadline
+        assert environment == b"PATH=/usr/bin:/bin\0"
 
 
 def test_it_is_small_and_needs_the_standard_library_only() -> None:
