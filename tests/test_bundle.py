@@ -1,0 +1,210 @@
+"""Bundles: what was exported is what is imported; anything else is refused and changes nothing."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from blake3 import blake3
+
+from buildd import bundle, collect
+from buildd.errors import StoreError
+from buildd.store import Result, Store, StoredOutput
+from tests.crash_store_writer import content_of, is_served, key_of, publish
+
+Manifest = list[list[Any]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store", limit_bytes=1 << 30) as opened:
+        for seed in range(12):
+            publish(opened, seed)
+        yield opened
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "other", limit_bytes=1 << 30) as opened:
+        yield opened
+
+
+def counts(store: Store) -> list[tuple[Any, ...]]:
+    return [
+        store.database.rows(f"SELECT count(*) FROM {table}")[0]
+        for table in ("blobs", "results", "refs", "lists", "input_sets")
+    ]
+
+
+def test_everything_arrives_in_another_store(store: Store, other: Store, tmp_path: Path) -> None:
+    exported = bundle.export(store, None, tmp_path / "b")
+    assert bundle.import_(other, tmp_path / "b") == exported
+    assert (exported.results, exported.blobs) == (12, 24)
+    assert all(is_served(other, seed) for seed in range(12))
+    before, after = store.result(key_of("result", 7)), other.result(key_of("result", 7))
+    assert before is not None and after is not None
+    assert replace(after, created_ns=0) == replace(before, created_ns=0)
+    assert counts(other) == counts(store)
+
+
+def test_the_same_content_gives_the_same_bytes(store: Store, other: Store, tmp_path: Path) -> None:
+    for seed in random.Random(1).sample(range(12), 12):
+        publish(other, seed)
+    bundle.export(store, None, tmp_path / "one")
+    bundle.export(other, [key_of("result", seed) for seed in range(12)], tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_only_what_was_asked_for_is_exported(store: Store, other: Store, tmp_path: Path) -> None:
+    assert bundle.export(store, [key_of("result", 3)], tmp_path / "b").results == 1
+    bundle.import_(other, tmp_path / "b")
+    assert [seed for seed in range(12) if is_served(other, seed)] == [3]
+
+
+def test_folder_stamps_do_not_travel(store: Store, other: Store, tmp_path: Path) -> None:
+    (known,) = store.input_sets(key_of("first", 3))
+    store.update_folders(key_of("first", 3), replace(known, folders=(("/usr/include", 42),)))
+    bundle.export(store, [key_of("result", 3)], tmp_path / "b")
+    bundle.import_(other, tmp_path / "b")
+    (arrived,) = other.input_sets(key_of("first", 3))
+    assert arrived.folders == (("/usr/include", 0),)
+    assert arrived.files == known.files
+
+
+def test_large_blobs_and_odd_names(store: Store, other: Store, tmp_path: Path) -> None:
+    content = random.Random(9).randbytes(1 << 20) * 12
+    (known,) = store.input_sets(key_of("first", 3))
+    digest = store.put_bytes(content)
+    result = Result(key=known.key, action="caf\udce9", outputs=(StoredOutput("\udcff.so", digest, len(content), True),))
+    store.publish(key_of("first", 3), replace(known, files=(("../\udce9.h", key_of("h", 1)),)), result)
+    bundle.export(store, [known.key], tmp_path / "b")
+    bundle.import_(other, tmp_path / "b")
+    found = other.result(known.key)
+    assert found is not None and found.outputs == result.outputs and found.action == result.action
+    assert other.get(digest) == content
+    assert other.input_sets(key_of("first", 3))[0].files == (("../\udce9.h", key_of("h", 1)),)
+
+
+def test_a_missing_result_and_a_damaged_blob_stop_an_export(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"an older export")
+    with pytest.raises(StoreError, match="no result"):
+        bundle.export(store, [key_of("result", 99)], tmp_path / "b")
+    result = store.result(key_of("result", 7))
+    assert result is not None
+    store.blobs.path_of(result.outputs[0].digest).write_bytes(b"damaged")
+    with pytest.raises(StoreError, match="damaged"):
+        bundle.export(store, [key_of("result", 7)], tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"an older export"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "store"]
+    assert bundle.export(store, None, tmp_path / "b").results == 11, "everything means everything that is sound"
+
+
+def test_a_bundle_that_is_cut_or_flipped_anywhere_is_refused(store: Store, other: Store, tmp_path: Path) -> None:
+    file = tmp_path / "b"
+    bundle.export(store, [key_of("result", seed) for seed in (1, 2, 5)], file)
+    sound, chance = file.read_bytes(), random.Random(2)
+    damaged = [sound[:cut] for cut in (0, 5, 20, 60, len(sound) // 2, len(sound) - 1)]
+    damaged += [sound + b"x", b"", b"\0" * 4096]
+    for offset in [*range(30), *(chance.randrange(len(sound)) for _ in range(60))]:
+        flipped = bytearray(sound)
+        flipped[offset] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(flipped))
+    for data in damaged:
+        file.write_bytes(data)
+        with pytest.raises(bundle.BundleError) as caught:
+            bundle.import_(other, file)
+        assert caught.value.file == str(file)
+    assert counts(other) == [(0,)] * 5
+    file.write_bytes(sound)
+    assert bundle.import_(other, file).results == 3
+
+
+def forged(manifest: Manifest, blobs: bytes, *, plain_bytes: int | None = None, packed: bytes | None = None) -> bytes:
+    """A bundle with a right checksum: what a hostile sender can make."""
+    plain = msgspec.msgpack.encode(manifest)
+    packed = zstandard.ZstdCompressor().compress(plain) if packed is None else packed
+    size = len(plain) if plain_bytes is None else plain_bytes
+    body = struct.pack("<8sHHQQ", b"buildd\0B", 1, 0, len(packed), size) + packed + blobs
+    return body + blake3(body).digest()
+
+
+CONTENT = b"object"
+DIGEST = blake3(CONTENT).digest()
+RAW = struct.pack("<BQ", 0, len(CONTENT)) + CONTENT
+
+
+def manifest() -> Manifest:
+    sets = [[b"f" * 32, 0, [], []]]
+    entry = [b"k" * 32, b"a", [[b"o", DIGEST, len(CONTENT), False]], None, None, [0.0, 0.0, 0.0, 0], sets]
+    return [[entry], [[[b"x.h", b"h" * 32]]], [[DIGEST, len(CONTENT)]]]
+
+
+def edited(edit: Callable[[Manifest], object]) -> bytes:
+    made = manifest()
+    edit(made)
+    return forged(made, RAW)
+
+
+BOMB = zstandard.ZstdCompressor(level=19).compress(b"\0" * (300 << 20))
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "an output that leaves its folder": lambda: edited(lambda m: m[0][0][2][0].__setitem__(0, b"../../etc/passwd")),
+    "an absolute output": lambda: edited(lambda m: m[0][0][2][0].__setitem__(0, b"/etc/passwd")),
+    "an empty output name": lambda: edited(lambda m: m[0][0][2][0].__setitem__(0, b"")),
+    "a name with NUL": lambda: edited(lambda m: m[0][0].__setitem__(1, b"a\0b")),
+    "a very long name": lambda: edited(lambda m: m[1][0][0].__setitem__(0, b"x" * 5000)),
+    "a short digest": lambda: edited(lambda m: m[1][0][0].__setitem__(1, b"short")),
+    "a short key": lambda: edited(lambda m: m[0][0].__setitem__(0, b"short")),
+    "a missing blob": lambda: edited(lambda m: m[0][0].__setitem__(3, b"z" * 32)),
+    "a wrong size": lambda: edited(lambda m: m[0][0][2][0].__setitem__(2, 7)),
+    "a list that is not there": lambda: edited(lambda m: m[0][0][6][0].__setitem__(1, 1)),
+    "a negative list": lambda: edited(lambda m: m[0][0][6][0].__setitem__(1, -1)),
+    "nothing leads to it": lambda: edited(lambda m: m[0][0].__setitem__(6, [])),
+    "no time at all": lambda: edited(lambda m: m[0][0][5].__setitem__(0, float("nan"))),
+    "twice the same result": lambda: edited(lambda m: m[0].append(m[0][0])),
+    "twice the same output": lambda: edited(lambda m: m[0][0][2].append(m[0][0][2][0])),
+    "no list at all": lambda: forged([[1], [2], [3]], RAW),
+    "other content": lambda: forged(manifest(), struct.pack("<BQ", 0, 6) + b"obJect"),
+    "an unknown packing": lambda: forged(manifest(), struct.pack("<BQ", 9, 6) + CONTENT),
+    "a blob beyond the end": lambda: forged(manifest(), struct.pack("<BQ", 0, 1 << 60) + CONTENT),
+    "no blob": lambda: forged(manifest(), b""),
+    "something behind": lambda: forged(manifest(), RAW + b"more"),
+    "a blob that is a bomb": lambda: forged(manifest(), struct.pack("<BQ", 1, len(BOMB)) + BOMB),
+    "a manifest that is a bomb": lambda: forged(manifest(), RAW, plain_bytes=1000, packed=BOMB),
+    "a manifest too large": lambda: forged(manifest(), RAW, plain_bytes=1 << 40),
+    "a manifest that is deep": lambda: forged(
+        manifest(), RAW, plain_bytes=1 << 20, packed=zstandard.ZstdCompressor().compress(b"\x91" * (1 << 20))
+    ),
+}
+
+
+def test_a_bundle_made_by_hand_after_the_documented_format_is_read(other: Store, tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(forged(manifest(), RAW))
+    assert bundle.import_(other, tmp_path / "b") == bundle.Contents(results=1, blobs=1, blob_bytes=6)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_bundle_is_refused_and_changes_nothing(other: Store, tmp_path: Path, case: str) -> None:
+    (tmp_path / "b").write_bytes(HOSTILE[case]())
+    with pytest.raises(bundle.BundleError) as caught:
+        bundle.import_(other, tmp_path / "b")
+    assert "nothing was imported" in caught.value.message
+    assert counts(other) == [(0,)] * 5
+    assert collect.verify(other).is_sound
+
+
+def test_a_bundle_that_is_not_there(other: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        bundle.import_(other, tmp_path / "none")
+    assert caught.value.file == str(tmp_path / "none")
+
+
+def test_contents_are_large_enough_to_mean_something() -> None:
+    assert {len(content_of(seed)) > 64 << 10 for seed in range(12)} == {True, False}

@@ -1,0 +1,118 @@
+"""`buildd cache` as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildd.commands import cache
+from buildd.store import Counter, Store
+from protocol.messages import Digest
+from tests.crash_store_writer import is_served, key_of, publish
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
+    with Store.open(tmp_path / "store") as store:
+        for seed in range(12):
+            publish(store, seed)
+        store.count(Counter.HITS, 3)
+        store.count(Counter.MISSES, 1)
+    yield {"BUILDD_DIR": str(tmp_path / "store"), "HOME": str(tmp_path)}
+
+
+def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["stats"], environ=environ) == 0
+    text = capsys.readouterr().out
+    assert "results     12 of 0 actions" in text
+    assert "hits        3 of 4 (75 %)" in text
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["results"], figures["blobs"], figures["counters"]["hits"]) == (12, 24, 3)
+    assert figures["folder"] == environ["BUILDD_DIR"]
+
+
+def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["verify"], environ=environ) == 0
+    assert capsys.readouterr().out == "24 blobs and 12 results checked\neverything is sound\n"
+    assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
+    assert cache.run(["flush", "a11"], environ=environ) == 0
+    assert capsys.readouterr().out.startswith("removed 1 results and ")
+    assert cache.run(["flush"], environ=environ) == 0
+    capsys.readouterr()
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["blobs"] == 0
+
+
+def test_export_and_import(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "bundle")
+    assert cache.run(["export", file, "--all"], environ=environ) == 0
+    assert "12 results, 24 blobs" in capsys.readouterr().out
+    assert cache.run(["--store", str(tmp_path / "two"), "import", file, "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["results"] == 12
+    with Store.open(tmp_path / "two") as store:
+        assert is_served(store, 7)
+
+
+def test_targets_are_exported_by_who_knows_their_keys(environ: dict[str, str], tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def keys_of(store: Store, targets: list[str]) -> list[Digest]:
+        asked.append(targets)
+        return [key_of("result", 3)]
+
+    file = str(tmp_path / "bundle")
+    assert cache.run(["export", file, "saxpy", "gemm"], keys_of=keys_of, environ=environ) == 0
+    assert asked == [["saxpy", "gemm"]]
+    assert cache.run(["--store", str(tmp_path / "two"), "import", file], environ=environ) == 0
+    with Store.open(tmp_path / "two") as store:
+        assert [seed for seed in range(12) if is_served(store, seed)] == [3]
+
+
+def test_wrong_usage_is_2_and_a_bad_store_3(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cache.run(["export", "f"], environ=environ) == 2
+    assert cache.run(["export", "f", "saxpy"], environ=environ) == 2
+    assert cache.run(["export", "f", "saxpy", "--all"], environ=environ) == 2
+    assert cache.run(["stats"], environ={**environ, "BUILDD_CACHE_SIZE": "much"}) == 2
+    assert "BUILDD_CACHE_SIZE" in capsys.readouterr().err
+    for arguments in ([], ["nonsense"], ["gc", "--limit", "much"]):
+        with pytest.raises(SystemExit) as caught:
+            cache.run(arguments, environ=environ)
+        assert caught.value.code == 2
+    (tmp_path / "bad").write_bytes(b"no bundle" * 100)
+    assert cache.run(["import", str(tmp_path / "bad")], environ=environ) == 3
+    assert "nothing was imported" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert cache.run(["stats"], environ={**environ, "BUILDD_DIR": str(tmp_path / "file")}) == 3
+
+
+def test_what_happened_to_the_store_is_said(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path(environ["BUILDD_DIR"], "index.db").write_bytes(b"damaged" * 1000)
+    assert cache.run(["stats"], environ=environ) == 0
+    assert "index.db.corrupt-" in capsys.readouterr().err
+
+
+def test_sizes() -> None:
+    assert [cache.size_of(text) for text in ("0", "1000", "2k", "20G", "1.5 GiB", "1TB")] == [
+        0, 1000, 2048, 20 << 30, 3 << 29, 1 << 40,
+    ]  # fmt: skip
+    for text in ("", "much", "-1", "1P", "1 G B"):
+        with pytest.raises(ArgumentTypeError):
+            cache.size_of(text)
+
+
+def test_it_runs_as_a_command(environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "buildd", "cache", "stats"], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hits        3 of 4" in done.stdout
