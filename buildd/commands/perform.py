@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -17,8 +18,8 @@ from types import FrameType
 from buildd.cli import INTERRUPTED, Interrupted
 from buildd.commands.common import is_on, print_note
 from buildd.ui.view import View
-from protocol.errors import ProtocolError
-from protocol.messages import Done, Outcome, Request
+from protocol.errors import ProtocolError, RemoteError
+from protocol.messages import Done, Event, Outcome, Request
 
 CANCEL_WAIT_S = 5.0
 """How long the first Ctrl-C waits for the daemon to end the jobs."""
@@ -51,10 +52,12 @@ def carry_out(request: Request, view: View, *, no_daemon: bool, environ: Mapping
 
 
 def _one_line(message: str) -> str:
-    """A message without the log that it may quote, but with that log's last line: that one says why."""
+    """A message without the log that it may quote, but with the line of that log that says why."""
     first, _, quoted = message.partition("\n")
-    last = quoted.strip().rpartition("\n")[2].strip()
-    return f"{first.removesuffix('; its log ends:')}: {last}" if last else first
+    lines = [line.strip() for line in quoted.splitlines() if line.strip()]
+    why = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+    first = first.removesuffix("; its log ends:")
+    return f"{first}: {why.removeprefix('error: ')}" if why else first
 
 
 def unsendable(request: Request) -> str:
@@ -102,14 +105,20 @@ def _cancelled(request: Request, sequence: int, view: View, environ: Mapping[str
     with _deadline(CANCEL_WAIT_S):
         try:
             with connect(environ, start=False, timeout_s=CANCEL_WAIT_S) as client:
-                client.cancel(request.request_id)
+                try:
+                    client.cancel(request.request_id)
+                except RemoteError:
+                    pass  # It ended when our first connection did.
                 for event in client.follow(request.request_id, sequence):
+                    sequence = event.sequence
                     view.event(event)
                     if isinstance(event.body, Done):
                         return event.body
         except (ProtocolError, TimeoutError):
             pass
-    return Done(outcome=Outcome.CANCELLED, message="the daemon is still ending the jobs")
+    done = Done(outcome=Outcome.CANCELLED, message="the daemon has not said how it ended")
+    view.event(Event(request_id=request.request_id, sequence=sequence + 1, time_ns=time.time_ns(), body=done))
+    return done
 
 
 def _here(request: Request, view: View) -> Done:

@@ -62,7 +62,9 @@ def _status(model: BuildModel, now_ns: int, columns: int) -> str:
     if model.failures:
         counters += f", {model.failures} failed"
     remaining_s = model.remaining_s(now_ns)
-    when = f"~{text.duration(remaining_s)} left" if remaining_s >= 1 else text.duration(model.elapsed_s(now_ns))
+    when = text.duration(model.elapsed_s(now_ns))
+    if remaining_s >= 1:
+        when += f", ~{text.duration(remaining_s)} left"
     bar_columns = min(_BAR_COLUMNS, columns - len(counters) - len(when) - 6)
     if bar_columns < 5:
         return f"{counters}  {when}"

@@ -52,6 +52,7 @@ class BuildModel:
     first_ns: int = 0
     result: messages.Done | None = None
     announced_total: int = 0
+    _reached: float = 0.0
 
     @property
     def total(self) -> int:
@@ -76,14 +77,20 @@ class BuildModel:
         return max(0, now_ns - self.first_ns) / 1e9 if self.first_ns else 0.0
 
     def fraction(self, now_ns: int) -> float:
-        """How far the build is, 0 to 1: by learned time where there is an estimate, else by actions."""
+        """How far the build is, 0 to 1: by learned time where there is an estimate, else by actions.
+
+        Never less than it was: a bar that goes back, because a job takes longer than it did, is not believed.
+        """
         if self.result is not None:
             return 1.0
         remaining_s = self.remaining_s(now_ns)
         if remaining_s > 0:
             elapsed_s = self.elapsed_s(now_ns)
-            return min(0.99, elapsed_s / (elapsed_s + remaining_s))
-        return min(0.99, self.done / self.total) if self.total else 0.0
+            known = elapsed_s / (elapsed_s + remaining_s)
+        else:
+            known = self.done / self.total if self.total else 0.0
+        self._reached = max(self._reached, min(0.99, known))
+        return self._reached
 
     def apply(self, event: Event) -> RunningJob | None:
         """Fold one event in. Returns the job that it ended, where it ended one."""
@@ -134,5 +141,6 @@ class BuildModel:
         """The request begins anew: another daemon took it over, or this process did. Only its start stays."""
         self.planned = self.done = self.hits = self.compiled = self.failures = self.would_run = 0
         self.announced_total = 0
+        self._reached = 0.0
         self.progress = self.result = None
         self.running.clear()

@@ -99,6 +99,9 @@ class Narrator:
         if isinstance(body, messages.CacheHit):  # Second: a no-op build is ten thousand of them.
             self.model.hit(event)
             return self._hit(body) if level <= Verbosity.INFO else []
+        if event.sequence == 1:  # Also where another daemon begins the request anew: the numbers of jobs start again.
+            self._speeches.clear()
+            self._artifacts.clear()
         ended = self.model.apply(event)
         match body:
             case messages.Started() if level <= Verbosity.DEBUG:
@@ -314,7 +317,9 @@ class Narrator:
         return [Line(f"{text.count(told, 'action')}: {self._told_hits} would hit, {self._told_runs} would run")]
 
     def _tally(self, body: messages.Done) -> str:
-        hits, compiled = body.hits or self.model.hits, self.model.compiled or max(0, body.misses - body.failures)
+        hits, compiled = body.hits or self.model.hits, self.model.compiled
+        if body.outcome is Outcome.BUILT and not compiled:  # Events were dropped on the way; the sum was not.
+            compiled = max(0, body.misses - body.failures)
         return f"{text.count(hits, 'hit')}, {compiled} compiled"
 
     def _artifact_lines(self) -> list[Line]:
