@@ -172,7 +172,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     jobs=JOBS,
     cpus=st.integers(1, 8),
@@ -211,7 +211,7 @@ def test_never_promises_more_than_there_is_and_never_stops(
         active.pop(ends[steps % len(ends)] % len(active) if ends else 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     turns=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 8 * GIB), st.booleans(), st.floats(0, 1)), max_size=60)
 )
@@ -238,7 +238,7 @@ def test_two_budgets_that_share_claims_do_not_add_up_to_more(turns: list[tuple[i
             assert not first
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     jobs=st.lists(st.tuples(st.integers(0, 8 * GIB), st.sampled_from(Priority)), max_size=8),
     available=st.integers(0, 16 * GIB),
