@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from buildd.eventlog import RequestLog
+from buildd.handler import ClientInfo as ClientInfo
 from buildd.sockets import Sent
 from protocol import wire
-from protocol.curve import ALL_SCOPES, Scope
-from protocol.messages import BlobChunk, Digest, Message, Namespaces, RequestId
+from protocol.messages import BlobChunk, Digest, Message, RequestId
 
 MAX_FOLLOWED = 1024
 MAX_REPLIES = 1000
@@ -26,22 +26,6 @@ _PUMP_MESSAGES = 64
 """Sent to one client before the next has its turn."""
 
 Send = Callable[[list[bytes]], Sent]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientInfo:
-    """Who asks: told by the handshake, checked as far as it can be."""
-
-    name: str
-    user: str
-    pid: int
-    origin: str
-    """ "local", or "tcp:" with the name of its key."""
-    namespaces: Namespaces
-    capabilities: tuple[str, ...] = ()
-    scopes: frozenset[Scope] = ALL_SCOPES
-    key: str = ""
-    """Public CURVE key of a TCP client, Z85."""
 
 
 class Pumped(Enum):

@@ -16,22 +16,25 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
 
+from buildd.clients import Clients, Timers
+from buildd.clients import Limits as Limits
 from buildd.control import ControlActions, ControlThread, TcpOptions
-from buildd.deathwatch import DeathWatch
-from buildd.eventlog import DEFAULT_LIMIT_BYTES, RequestLog
-from buildd.followers import MAX_FOLLOWED, MAX_TRANSFERS, ClientInfo, Peer, Pumped, Transfer, has_read_all
+from buildd.eventlog import RequestLog
+from buildd.followers import MAX_FOLLOWED, MAX_TRANSFERS, Peer, Transfer
+from buildd.handler import ClientInfo as ClientInfo
+from buildd.handler import Handler as Handler
+from buildd.handshake import answer
 from buildd.sockets import LoopSocket, Sent, bind_router, key_of
 from protocol import wire
 from protocol.curve import ALL_SCOPES, Scope
 from protocol.endpoint import Addresses, Endpoint, boot_id, start_ticks
 from protocol.errors import WireError
 from protocol.messages import (
-    PROTOCOL_VERSION,
     Bye,
     Digest,
     Done,
@@ -55,54 +58,14 @@ from protocol.messages import (
     Welcome,
 )
 
-OLDEST_VERSION = 1
-CAPABILITIES = ("resume", "fetch", "broadcast")
 MAX_REQUEST_ID_CHARACTERS = 200
 
 _SUBSCRIPTION_BYTES = 4 << 10
-_SLOWEST_RETRY_S = 0.25
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_DEFAULT_LIMITS = Limits()
 _NO_REQUEST = RequestId("")
 _NO_DIGEST = Digest("")
 _log = logging.getLogger(__name__)
-
-
-class Handler(Protocol):
-    """What carries requests out."""
-
-    def submit(self, client: ClientInfo, request: Request, log: RequestLog) -> None:
-        """Begin; append what happens to `log`, at last a `Done`. On the loop; returns at once."""
-
-    def cancel(self, request_id: RequestId) -> bool:
-        """End a request; its log gets a `Done`. False where it is not known. On the loop."""
-
-    def status(self) -> Status:
-        """Called on the control thread, also while the loop is busy. The server fills in what it knows better."""
-
-    async def blob(self, store: str, digest: Digest) -> bytes | None:
-        """A blob's verified bytes, of a store that is open already; None where it has none."""
-
-    async def drain(self, now: bool) -> None:
-        """Finish what runs (`now`: end it), then let the daemon exit."""
-
-    def audit(self, line: str) -> None:
-        """One line for each request: who, what, from where. From any thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Times in seconds, sizes in bytes; smaller ones are for tests."""
-
-    beat_s: float = 10.0
-    """A client to whom nothing was said for so long gets a `Pong`: both sides notice when the other has gone."""
-    expiry_s: float = 30.0
-    """A client whose process cannot be watched is dropped after so much silence."""
-    retry_s: float = 0.01
-    """First pause before a full client is tried again; doubles up to a quarter second."""
-    keep_finished_s: float = 600.0
-    keep_finished: int = 100
-    max_clients: int = 10_000
-    log_bytes: int = DEFAULT_LIMIT_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +97,7 @@ class Server:
         instance: str,
         daemon: str = "buildd",
         tcp: TcpOptions | None = None,
-        limits: Limits = Limits(),
+        limits: Limits = _DEFAULT_LIMITS,
     ) -> None:
         self.addresses = addresses
         self.instance = instance
@@ -146,14 +109,8 @@ class Server:
         self._daemon = daemon
         self._tcp = tcp
         self._limits = limits
-        self._peers: dict[bytes, Peer] = {}
         self._requests: dict[RequestId, _Entry] = {}
         self._finished: OrderedDict[RequestId, _Entry] = OrderedDict()
-        self._dirty: set[Peer] = set()
-        self._full: set[Peer] = set()
-        self._retry_s = limits.retry_s
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._pumping = False
         self._subscriptions: set[bytes] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._routers: list[LoopSocket] = []
@@ -189,7 +146,8 @@ class Server:
             self._context.destroy(linger=0)
             raise
         self.tcp_control = self._control.tcp_address
-        self._deaths = DeathWatch(self._died)
+        self._timers = Timers()
+        self._clients = Clients(self._limits, self.counters, self._timers, self._leave)
         for number, socket in enumerate(bound[:-1]):
             self._routers.append(
                 LoopSocket(socket, lambda frames, number=number: self._receive(number, frames))  # type: ignore[misc]
@@ -218,10 +176,9 @@ class Server:
     async def close(self, linger_s: float = 1.0) -> None:
         """Let followers read what there is, for `linger_s` at most, then close everything."""
         deadline = self._loop.time() + linger_s
-        while self._loop.time() < deadline and not all(has_read_all(peer) for peer in self._peers.values()):
+        while self._loop.time() < deadline and not self._clients.all_have_read:
             await asyncio.sleep(self._limits.retry_s)
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -229,8 +186,7 @@ class Server:
         for socket in self._routers:
             socket.close(int(linger_s * 1000))
         self._events.close()
-        self._deaths.close()
-        self._peers.clear()
+        self._clients.close()
         await self._loop.run_in_executor(None, self._context.term)
 
     @property
@@ -246,30 +202,14 @@ class Server:
             instance=self.instance,
             state="draining" if self.draining else "serving",
             requests=self.open_requests,
-            clients=len(self._peers),
+            clients=len(self._clients),
             counters={**status.counters, **self._control.counters, **self.counters},
         )
 
     # ------------------------------------------------------------ control, on its thread
 
-    def _welcome(self, hello: Hello, scopes: frozenset[Scope]) -> Message:
-        version = min(hello.version, PROTOCOL_VERSION)
-        if version < OLDEST_VERSION:
-            return Refused(
-                code="version",
-                message=f"this daemon speaks versions {OLDEST_VERSION} to {PROTOCOL_VERSION}, not {hello.version}",
-                next_step="use a client of this daemon's version",
-                versions=tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1)),
-            )
-        return Welcome(
-            version=version,
-            daemon=self._daemon,
-            pid=os.getpid(),
-            instance=self.instance,
-            scopes=tuple(sorted(scope.value for scope in scopes)),
-            max_message_bytes=wire.MAX_MESSAGE_BYTES,
-            capabilities=CAPABILITIES,
-        )
+    def _welcome(self, hello: Hello, scopes: frozenset[Scope]) -> Welcome | Refused:
+        return answer(hello, scopes, daemon=self._daemon, instance=self.instance)
 
     def _cancel_from_control(self, request_id: RequestId) -> bool:
         entry = self._requests.get(request_id)
@@ -297,7 +237,7 @@ class Server:
 
     def _receive(self, number: int, raw: Sequence[zmq.Frame]) -> None:
         key = b"%d:%b" % (number, raw[0].bytes)
-        peer = self._peers.get(key)
+        peer = self._clients.get(key)
         try:
             message = wire.decode_from_client([frame.bytes for frame in raw[1:]])
         except WireError as error:
@@ -317,14 +257,9 @@ class Server:
     def _say(self, number: int, identity: bytes, peer: Peer | None, message: Message) -> None:
         """Answer a peer of the handshake through its queue, a stranger once and without a queue."""
         if peer is not None:
-            self._reply(peer, message)
+            self._clients.reply(peer, message)
         elif self._routers[number].send([identity, *wire.encode(message)]) is not Sent.SENT:
             self.counters["dropped_replies"] += 1
-
-    def _reply(self, peer: Peer, message: Message) -> None:
-        if not peer.reply(message):
-            self.counters["dropped_replies"] += 1
-        self._pump_soon(peer)
 
     def _shake_hands(self, number: int, identity: zmq.Frame, key: bytes, hello: Hello) -> None:
         scopes, origin, public = ALL_SCOPES, "local", ""
@@ -335,10 +270,11 @@ class Server:
             scopes = client.scopes if client else frozenset()
             origin = f"tcp:{client.name or public}" if client else "tcp:unknown"
         reply = self._welcome(hello, scopes)
-        if key in self._peers:
-            self._drop(self._peers[key], "")
-        if isinstance(reply, Welcome) and len(self._peers) >= self._limits.max_clients:
-            reply = Refused(code="too-many", message=f"{len(self._peers)} clients are connected already")
+        before = self._clients.get(key)
+        if before is not None:
+            self._clients.drop(before)
+        if isinstance(reply, Welcome) and len(self._clients) >= self._limits.max_clients:
+            reply = Refused(code="too-many", message=f"{len(self._clients)} clients are connected already")
         if not isinstance(reply, Welcome):
             self.counters["refused"] += 1
             self._say(number, identity.bytes, None, reply)
@@ -359,16 +295,16 @@ class Server:
             transmit=self._routers[number].send,
             heard_s=self._loop.time(),
         )
-        self._peers[key] = peer
         if number == 0:
-            peer.watched = self._deaths.watch(key, hello.pid, hello.start_ticks)
-        self._reply(peer, reply)
-        self._arm("beat", self._limits.beat_s, self._beat)
+            self._clients.add(peer, hello.pid, hello.start_ticks)
+        else:
+            self._clients.add(peer)  # a pid from another host names nobody here
+        self._clients.reply(peer, reply)
 
     def _dispatch(self, peer: Peer, message: FromClient) -> None:
         match message:
             case Ping():
-                self._reply(peer, Pong())
+                self._clients.reply(peer, Pong())
             case Submit(request=request):
                 if self._allowed(peer, Scope.SUBMIT, request.request_id):
                     self._submit(peer, request)
@@ -381,7 +317,7 @@ class Server:
                 if self._allowed(peer, Scope.FETCH, digest=message.digest):
                     self._fetch(peer, message)
             case Bye():
-                self._drop(peer, "")
+                self._clients.drop(peer)
             case Hello():
                 pass
 
@@ -398,7 +334,7 @@ class Server:
         self.counters["forbidden"] += 1
         self._audit("forbidden", peer, scope=scope.value, request=request_id)
         text = f"this key does not have the scope {scope.value!r}"
-        self._reply(
+        self._clients.reply(
             peer,
             Error(
                 code="forbidden",
@@ -414,7 +350,7 @@ class Server:
         request_id = request.request_id
         if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
             text = f"a request id has 1 to {MAX_REQUEST_ID_CHARACTERS} characters"
-            self._reply(peer, Error(code="bad-message", message=text, request_id=request_id))
+            self._clients.reply(peer, Error(code="bad-message", message=text, request_id=request_id))
             return
         if request_id in self._requests:
             # A retry after a lost connection: the work goes on, nothing runs twice.
@@ -422,7 +358,9 @@ class Server:
             return
         if self.draining:
             text = "this daemon is about to end and takes nothing new"
-            self._reply(peer, Error(code="draining", message=text, request_id=request_id, next_step="try again"))
+            self._clients.reply(
+                peer, Error(code="draining", message=text, request_id=request_id, next_step="try again")
+            )
             return
         self._audit(
             "submit",
@@ -450,24 +388,26 @@ class Server:
         if entry is None:
             text = f"no request {request_id!r} is known"
             step = "submit it again; what was built is in the store"
-            self._reply(peer, Error(code="unknown-request", message=text, request_id=request_id, next_step=step))
+            self._clients.reply(
+                peer, Error(code="unknown-request", message=text, request_id=request_id, next_step=step)
+            )
             return
         if len(peer.cursors) >= MAX_FOLLOWED and request_id not in peer.cursors:
             text = f"a client follows at most {MAX_FOLLOWED} requests at once"
-            self._reply(peer, Error(code="too-many", message=text, request_id=request_id))
+            self._clients.reply(peer, Error(code="too-many", message=text, request_id=request_id))
             return
         peer.follow(entry.log, after_sequence)
         if entry.log.done is None:
             entry.followers.add(peer)
-        self._pump_soon(peer)
+        self._clients.pump_soon(peer)
 
     def _fetch(self, peer: Peer, message: Fetch) -> None:
         if not _DIGEST.match(message.digest):
             text = "a digest has 64 hexadecimal characters"
-            self._reply(peer, Error(code="bad-message", message=text, digest=message.digest))
+            self._clients.reply(peer, Error(code="bad-message", message=text, digest=message.digest))
         elif peer.fetching + len(peer.transfers) >= MAX_TRANSFERS:
             text = f"a client fetches at most {MAX_TRANSFERS} blobs at once"
-            self._reply(peer, Error(code="too-many", message=text, digest=message.digest))
+            self._clients.reply(peer, Error(code="too-many", message=text, digest=message.digest))
         else:
             peer.fetching += 1
             self._spawn(self._read_blob(peer, message))
@@ -483,13 +423,13 @@ class Server:
             error = msgspec.structs.replace(error, code="internal", message=f"{type(problem).__name__}: {problem}")
         finally:
             peer.fetching -= 1
-        if self._peers.get(peer.key) is not peer:
+        if peer not in self._clients:
             return
         if data is None:
-            self._reply(peer, error)
+            self._clients.reply(peer, error)
         else:
             peer.transfers.append(Transfer(message.digest, data))
-            self._pump_soon(peer)
+            self._clients.pump_soon(peer)
 
     # ------------------------------------------------------------ what goes out
 
@@ -501,7 +441,7 @@ class Server:
 
     def _publish(self, entry: _Entry, event: Event) -> None:
         for peer in entry.followers:
-            self._pump_soon(peer)
+            self._clients.pump_soon(peer)
         if self._subscriptions:
             for encoded in entry.log.encoded_after(event.sequence - 1, 1):
                 self._events.send([event.request_id.encode("utf-8", "replace"), *encoded.frames])
@@ -516,7 +456,7 @@ class Server:
         while self._finished:
             request_id, entry = next(iter(self._finished.items()))
             if len(self._finished) <= self._limits.keep_finished and entry.finished_s > oldest_s:
-                self._arm("forget", self._limits.keep_finished_s, self._forget_old)
+                self._timers.arm("forget", self._limits.keep_finished_s, self._forget_old)
                 return
             del self._finished[request_id], self._requests[request_id]
 
@@ -527,76 +467,7 @@ class Server:
         elif wish[:1] == b"\x00":
             self._subscriptions.discard(wish[1:])
 
-    def _pump_soon(self, peer: Peer) -> None:
-        if peer in self._full:
-            return  # the retry timer has it
-        self._dirty.add(peer)
-        if not self._pumping:
-            self._pumping = True
-            self._loop.call_soon(self._pump_dirty)
-
-    def _pump_dirty(self) -> None:
-        self._pumping = False
-        dirty, self._dirty = self._dirty, set()
-        for peer in dirty:
-            if self._peers.get(peer.key) is peer:
-                self._pump(peer)
-
-    def _pump(self, peer: Peer) -> Pumped:
-        result = peer.pump()
-        match result:
-            case Pumped.MORE:
-                self._pump_soon(peer)
-            case Pumped.FULL:
-                if not peer.full:
-                    peer.full = True
-                    self.counters["slow_clients"] += 1
-                self._full.add(peer)
-                self._arm("retry", self._retry_s, self._retry)
-            case Pumped.GONE:
-                self._drop(peer, "gone")
-            case Pumped.IDLE:
-                pass
-        return result
-
-    def _retry(self) -> None:
-        waiting, self._full = self._full, set()
-        moved = False
-        for peer in waiting:
-            peer.spoken = False
-            self._pump(peer)
-            moved = moved or peer.spoken
-        self._retry_s = self._limits.retry_s if moved else min(2 * self._retry_s, _SLOWEST_RETRY_S)
-
     # ------------------------------------------------------------ who leaves
-
-    def _beat(self) -> None:
-        now_s = self._loop.time()
-        for peer in list(self._peers.values()):
-            if not peer.watched and now_s - peer.heard_s > self._limits.expiry_s:
-                self._drop(peer, "expired")
-            elif not peer.spoken and peer not in self._full:
-                self._reply(peer, Pong())
-            peer.spoken = False
-        if self._peers:
-            self._arm("beat", self._limits.beat_s, self._beat)
-
-    def _died(self, key: bytes) -> None:
-        if key in self._peers:
-            self._drop(self._peers[key], "died")
-
-    def _drop(self, peer: Peer, why: str) -> None:
-        """Forget a client; `why` is counted unless it said goodbye."""
-        if self._peers.pop(peer.key, None) is None:
-            return
-        if why:
-            self.counters[f"clients_{why}"] += 1
-        self._deaths.forget(peer.key)
-        self._dirty.discard(peer)
-        self._full.discard(peer)
-        peer.transfers.clear()
-        for request_id in list(peer.cursors):
-            self._leave(peer, request_id)
 
     def _leave(self, peer: Peer, request_id: RequestId) -> None:
         if peer.cursors.pop(request_id, None) is None:
@@ -610,15 +481,6 @@ class Server:
             self._cancel(request_id)
 
     # ------------------------------------------------------------ small things
-
-    def _arm(self, name: str, delay_s: float, call: Any) -> None:
-        """Call once after a while, unless that is planned already. No timer runs while nobody is here."""
-        if name not in self._timers:
-            self._timers[name] = self._loop.call_later(delay_s, self._ring, name, call)
-
-    def _ring(self, name: str, call: Any) -> None:
-        del self._timers[name]
-        call()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from protocol.errors import EndpointError
 
@@ -64,6 +63,8 @@ def allow_list_file(environ: Mapping[str, str]) -> Path:
 
 
 def new_key_pair() -> KeyPair:
+    import zmq  # here: those who only need scopes need no sockets
+
     public, secret = zmq.curve_keypair()
     return KeyPair(public=public.decode("ascii"), secret=secret.decode("ascii"))
 

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from buildd.clients import Limits
 from buildd.control import TcpOptions
 from buildd.eventlog import RequestLog
-from buildd.followers import ClientInfo
-from buildd.server import Limits, Server
+from buildd.handler import ClientInfo
+from buildd.server import Server
 from protocol.client import Client
 from protocol.endpoint import Folder, new_instance, runtime_folder, write_endpoint
 from protocol.messages import (

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import protocol
-from buildd import eventlog, followers, server
+from buildd import clients, eventlog, followers, handshake, server
 from protocol import messages, wire
 from protocol.curve import Scope
 from protocol.endpoint import SOCKET_PATH_BYTES, Endpoint, Folder
@@ -94,7 +94,7 @@ def test_the_spec_describes_no_message_that_does_not_exist() -> None:
 
 
 def test_codes_that_are_sent_are_in_the_spec() -> None:
-    sources = [inspect.getsource(module) for module in (server, wire)]
+    sources = [inspect.getsource(module) for module in (server, handshake, wire)]
     sources.append((Path(server.__file__).parent / "control.py").read_text(encoding="utf-8"))
     codes = {code for text in sources for code in re.findall(r'\bcode="([a-z0-9-]+)"', text)}
     listed = set(re.findall(r"^\| `([a-z-]+)` \| (?:error|refused)", SECTIONS["11."], flags=re.MULTILINE))
@@ -117,7 +117,7 @@ def test_numbers_of_the_spec_are_those_of_the_code() -> None:
     ):
         assert f"| {number}" in limits, number
     assert f"| {eventlog.DEFAULT_LIMIT_BYTES >> 20} MiB |" in limits
-    assert server.Limits() == server.Limits(beat_s=10.0, expiry_s=30.0, keep_finished_s=600.0, keep_finished=100)
+    assert clients.Limits() == clients.Limits(beat_s=10.0, expiry_s=30.0, keep_finished_s=600.0, keep_finished=100)
     overhead = len(Folder(Path("")).addresses("0" * 16).control.removeprefix("ipc://.")) + len("/" + "0" * 12)
     assert f"at most {SOCKET_PATH_BYTES - overhead} bytes" in SPEC
     assert f"at most {SOCKET_PATH_BYTES - overhead - len('/buildd')} bytes" in SPEC
@@ -129,7 +129,7 @@ def test_numbers_of_the_spec_are_those_of_the_code() -> None:
 def test_scopes_and_capabilities_are_in_the_spec() -> None:
     for scope in Scope:
         assert f"| `{scope.value}` |" in SECTIONS["15."]
-    for capability in server.CAPABILITIES:
+    for capability in handshake.CAPABILITIES:
         assert f"`{capability}`" in SECTIONS["welcome"]
 
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import FakeHandler, Serving, a_request, serving, short_folder, wait_until
 
+from buildd.clients import Limits
 from buildd.control import TcpOptions
-from buildd.server import Limits
 from protocol import wire
 from protocol.client import Client, open_socket
 from protocol.curve import AllowList, KeyPair, new_key_pair
@@ -627,7 +627,9 @@ def test_close_lets_followers_read_the_end(place: Path) -> None:
     assert len(served.events) == 2002  # type: ignore[attr-defined]
 
 
-def test_an_idle_server_has_no_timer(served: Serving) -> None:
-    with served.client() as client:
-        client.status()
-    assert served.server._timers == {}
+def test_an_idle_server_has_no_timer(place: Path) -> None:
+    with serving(place / "run", limits=Limits(beat_s=0.02, keep_finished=0)) as served:
+        with served.client() as client:
+            list(client.submit(a_request()))
+            assert served.on_loop(lambda: served.server._timers.armed) == {"beat"}
+        wait_until(lambda: served.on_loop(lambda: not served.server._timers.armed))
