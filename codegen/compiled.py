@@ -68,6 +68,8 @@ class Recipe:
     link_tail: tuple[Argument, ...] = ()
     """After the objects: libraries."""
     link_effects: FlagEffects = field(default_factory=FlagEffects)
+    linker: Compiler | None = None
+    """In place of `compiler`, where another tool identity links."""
     whole_archive: tuple[tuple[Argument, ...], tuple[Argument, ...]] = ((), ())
     """Around an archive of which everything is wanted."""
     soname: Callable[[str], tuple[Argument, ...]] = lambda name: ()
@@ -132,6 +134,8 @@ def plan_compiled(
             before, after = recipe.whole_archive
             linked = [*before, Ref(place=Place.INPUT, name=archive), *after]
             inputs = [archive]
+        if recipe.linker is not None:
+            tools.append(recipe.linker.tool)
         actions.append(_link(context, target, recipe, output, path, name, linked, inputs, links))
     return Part(
         actions=tuple(actions),
@@ -229,12 +233,13 @@ def _link(
     shared = [item for item in links if item.endswith(".so")]
     folders = dict.fromkeys(item.rpartition("/")[0].rpartition("/")[2] for item in shared)
     effects = recipe.link_effects
+    linker = recipe.linker or recipe.compiler
     return Action(
         name=f"{target.name}/{name}",
         kind="link",
-        tool=recipe.compiler.tool.name,
+        tool=linker.tool.name,
         argv=(
-            recipe.compiler.program,
+            linker.program,
             *(("-shared",) if output is OutputKind.SHARED else ()),
             *recipe.link_options,
             *(recipe.soname(name) if output is OutputKind.SHARED else ()),
@@ -245,7 +250,7 @@ def _link(
             *(Ref(place=Place.INPUT, name=item) for item in links),
             *recipe.link_tail,
         ),
-        environment=recipe.compiler.environment,
+        environment=linker.environment,
         inputs=(*inputs, *links, *effects.inputs),
         outputs=(Output(name="linked", path=path, executable=True),),
         discovery=Discovery.LINKER,
@@ -264,6 +269,11 @@ def _dependencies(context: Context, target: Target) -> tuple[str, ...]:
 
 def _default_name(output: OutputKind, name: str) -> str:
     return {OutputKind.SHARED: f"lib{name}.so", OutputKind.STATIC: f"lib{name}.a"}.get(output, name)
+
+
+def asked_archs(context: Context, target: Target, *, amd: bool) -> tuple[str, ...]:
+    """The request's architectures of this vendor, else the target's: --arch sm_90 leaves HIP targets as they are."""
+    return tuple(arch for arch in context.request.arch if arch.startswith("gfx") == amd) or target.arch
 
 
 def needs_arch(target: Target, archs: tuple[str, ...], example: str) -> None:

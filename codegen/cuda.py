@@ -14,7 +14,7 @@ import msgspec
 
 from codegen import nvcc
 from codegen.aitemplate_flags import AITemplateFlags, aitemplate_flags
-from codegen.compiled import Recipe, Step, needs_arch, needs_output, plan_compiled
+from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.flags import FlagEffects, inspect, refuse_own
 from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources
@@ -99,10 +99,9 @@ def nvcc_recipe(
         flags = tuple(flag for flag in flags if not flag.startswith("-O") and not flag.startswith("--optimize"))
         flags = (*flags, *variables.optimization)
     flags = (*flags, *variables.flags)
-    host = host or variables.host_compiler
+    host = host or variables.host_compiler or context.settings.host_compiler
     compiler = context.toolchains.cuda(host)
-    host = host or context.settings.host_compiler
-    asked = context.request.arch or target.arch
+    asked = asked_archs(context, target, amd=False)
     needs_arch(target, asked, "sm_80")
     found = nvcc.architectures(asked, compiler.archs, target.where)
     relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
@@ -144,6 +143,7 @@ def nvcc_recipe(
         ),
         link_tail=tuple(f"-l{name}" for name in options.libraries),
         link_effects=link_effects,
+        linker=context.toolchains.device_linker(host) if relocatable else None,
         whole_archive=(("-Xlinker=--whole-archive",), ("-Xlinker=--no-whole-archive",)),
         soname=lambda name: (f"-Xlinker=-soname={name}",),
         runpath=lambda folder: ("-Xlinker=-rpath", f"-Xlinker={folder}"),

@@ -13,7 +13,7 @@ from functools import cache
 import jinja2
 
 from codegen import nvcc
-from codegen.compiled import needs_arch, needs_output, plan_compiled
+from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import NvccOptions, Unit, nvcc_recipe
 from codegen.gemm_spec import GemmKernel, formula, kernel_for
@@ -30,7 +30,7 @@ _TEMPLATES = os.path.join(os.path.dirname(__file__), "templates")
 def plan_gemm(context: Context, target: GemmTarget) -> Part:
     """The share of the plan of a target of kind "gemm". Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
-    asked = context.request.arch or target.arch
+    asked = asked_archs(context, target, amd=False)
     needs_arch(target, asked, "sm_80")
     archs = nvcc.normalised(asked, target.where)
     kernels = [kernel_for(target, arch) for arch in archs]

@@ -41,6 +41,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
             "bad-project", f"there is no folder {request.project or '(none named)'}", next_step="name it with -C DIR"
         )
     project = load_project(request)
+    _check_archs(request, project.targets)
     variables = Variables(
         request_env=request.environment,
         project_values=project.environment,
@@ -104,6 +105,19 @@ def _generate(context: Context, target: Target) -> Part:
 
 def _gathered(groups: Iterable[tuple[ItemT, ...]]) -> tuple[ItemT, ...]:
     return tuple(item for group in groups for item in group)
+
+
+def _check_archs(request: Request, targets: Iterable[Target]) -> None:
+    """An architecture of the request that no target takes would be passed over in silence."""
+    kinds = tuple(targets)
+    for arch in request.arch:
+        users = (HipTarget, TritonTarget) if arch.startswith("gfx") else (CudaTarget, GemmTarget, TritonTarget)
+        if not any(isinstance(target, users) for target in kinds):
+            raise RequestError(
+                "bad-arch",
+                f'no target of this request can be made for "{arch}"',
+                next_step="leave it out, or name targets of the other vendor",
+            )
 
 
 def _check_outputs(parts: dict[str, Part]) -> None:

@@ -13,7 +13,7 @@ import shlex
 import msgspec
 
 from codegen.aitemplate_flags import aitemplate_flags
-from codegen.compiled import Recipe, Step, needs_arch, needs_output, plan_compiled
+from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import search_folders
 from codegen.flags import inspect, refuse_own
@@ -40,7 +40,7 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
     refuse_own(target.flags, target.name, target.where)
     sources, listed = expand(context.folder, target.sources, context.build, target.where)
     compiler = context.toolchains.hip()
-    asked = context.request.arch or target.arch
+    asked = asked_archs(context, target, amd=True)
     needs_arch(target, asked, "gfx90a")
     archs = architectures(asked, compiler.archs, target.where)
     variables = aitemplate_flags(context.variables, "hip", aitemplate_shaped=False)

@@ -76,6 +76,7 @@ class Toolchains:
     knowledge: Knowledge
     notices: list[str] = field(default_factory=list)
     _cuda: dict[str, Compiler] = field(default_factory=dict)
+    _stubs: dict[str, Probe] = field(default_factory=dict)
     _hip: Compiler | None = None
     _sites: tuple[str, ...] | None = None
 
@@ -93,6 +94,22 @@ class Toolchains:
         if host not in self._cuda:
             self._cuda[host] = self._describe_nvcc(host)
         return self._cuda[host]
+
+    def device_linker(self, host: str = "") -> Compiler:
+        """nvcc for linking relocatable device code: its stub is compiled with toolkit headers, which are then part of
+        the tool, because the linker's dependency file does not list them."""
+        compiler = self.cuda(host)
+        stub = self._stubs.get(host or self.settings.host_compiler)
+        if stub is None:
+            return compiler
+        (answer,) = self.knowledge.ask(stub)
+        files = closure.Files(compiler.tool.files)
+        for path in re.findall(r"(/(?:[^\s\\]|\\ )+)", answer.stdout):
+            path = os.path.normpath(path.replace("\\ ", " "))
+            if os.path.isfile(path):
+                files.add(f"device link {os.path.basename(path)}", path)
+        tool = msgspec.structs.replace(compiler.tool, name=compiler.tool.name + " device link", files=files.all())
+        return msgspec.structs.replace(compiler, tool=tool)
 
     def hip(self) -> Compiler:
         """hipcc for AMD."""
@@ -271,6 +288,8 @@ class Toolchains:
         if not names:
             raise RequestError("compiler-not-found", f"nvcc names no host compiler ({found.path})", next_step=_NO_NVCC)
         compiler = closure.host_compiler(self.knowledge, tuple(names), environment, path)
+        if command := _stub_command(link, path):
+            self._stubs[host] = Probe(argv=command, environment=environment, files=(*inputs, command[0], command[-1]))
         label = f"nvcc -ccbin {host}" if host else "nvcc"
         version = nvcc.version(dryrun)
         tool = Tool(
@@ -391,6 +410,19 @@ def _toolkit_files(here: str, dryrun: nvcc.Dryrun, commands: tuple[tuple[str, ..
         if name.startswith("libnvvm.so"):
             found.setdefault(os.path.join(root, "lib", name), name)
     return [ToolFile(role=role, path=file) for file, role in found.items() if os.path.isfile(file)]
+
+
+def _stub_command(link: nvcc.Dryrun, path: str) -> tuple[str, ...]:
+    """The command that lists what nvcc's link stub includes, from the one that compiles it."""
+    for command in link.commands:
+        stub = next((argument for argument in command if argument.endswith("link.stub")), "")
+        if stub and "-c" in command and "-o" in command:
+            output = command.index("-o")
+            kept = [item for index, item in enumerate(command[1:], 1) if index not in (output, output + 1)]
+            # -MG: the files that nvlink and fatbinary write do not exist.
+            options = [item for item in kept if item not in ("-c", stub)]
+            return (which(command[0], path), "-M", "-MG", *options, stub)
+    return ()
 
 
 def _library_flags(root: str, dryrun: nvcc.Dryrun) -> tuple[Ref, ...]:

@@ -128,6 +128,14 @@ def test_architectures_of_the_request_win(tmp_path: Path, toolkit: Path) -> None
     assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in plan.actions[0].argv
 
 
+def test_an_architecture_that_no_target_takes_is_refused(tmp_path: Path, toolkit: Path) -> None:
+    folder = tmp_path / "project"
+    sources(folder, "src/a.cu", "main.cu")
+    with pytest.raises(RequestError) as caught:
+        make(folder, toolkit, LIBRARY, arch=("gfx90a",))
+    assert caught.value.code == "bad-arch" and "gfx90a" in caught.value.message
+
+
 def test_the_project_can_set_variables_and_the_client_wins(tmp_path: Path, toolkit: Path) -> None:
     folder = tmp_path / "project"
     sources(folder, "src/a.cu", "main.cu")

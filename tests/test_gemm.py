@@ -1,0 +1,128 @@
+"""GEMM targets: what is refused, that the text is deterministic, and that it compiles."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from carry_out import carry_out_all, plan_for, request_for
+
+from codegen.gemm import generated
+from codegen.gemm_spec import EPILOGUES, LAYOUTS, kernel_for
+from codegen.plan import RequestError
+from codegen.target import GemmTarget
+
+
+def spec(**keys: Any) -> GemmTarget:
+    return msgspec.convert({"name": "g", "where": "buildd.toml:2", **keys}, GemmTarget)
+
+
+def test_equal_specs_give_equal_text() -> None:
+    target = spec(m=128, epilogue="bias_relu")
+    texts = [generated(target, [kernel_for(target, arch) for arch in ("sm_80", "sm_90a")], "gen") for _ in range(2)]
+    assert texts[0] == texts[1]
+    entry, sm80, sm90 = texts[0]
+    assert [file.path for file in texts[0]] == ["gen/g.cu", "gen/g_sm80.cu", "gen/g_sm90a.cu"]
+    assert b"if (m != 128)" in sm80.content and b"if (n" not in sm80.content
+    assert entry.content.index(b"found == 90") < entry.content.index(b"found >= 80 && found / 10 == 8")
+    assert b"LinCombPerColBiasEltAct" in sm90.content
+    assert all(b"{{" not in file.content.replace(b"{{}", b"") for file in texts[0])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_every_combination_of_half_precision_has_a_text(arch: str, layout: str, epilogue: str, dtype: str) -> None:
+    target = spec(layout=layout, epilogue=epilogue, dtype=dtype)
+    assert len(generated(target, [kernel_for(target, arch)], "gen")) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "arch", "allowed"),
+    [
+        ({"dtype": "fp8"}, "sm_80", "fp16, bf16"),
+        ({"layout": "rcc"}, "sm_80", "rcr, rrr, ccr"),
+        ({"epilogue": "bias_rleu"}, "sm_80", "bias_relu"),
+        ({"output_dtype": "bf16"}, "sm_80", "fp16, fp32"),
+        ({"dtype": "bf16", "accumulator": "fp16"}, "sm_80", "fp32"),
+        ({"dtype": "int8", "layout": "rrr"}, "sm_80", "rcr"),
+        ({"dtype": "int8", "epilogue": "gelu"}, "sm_80", "bias_relu"),
+        ({"dtype": "tf32", "layout": "rrr"}, "sm_90a", "rcr"),
+        ({"dtype": "fp32"}, "sm_90a", "tf32"),
+        ({}, "sm_70", "sm_80"),
+        ({}, "sm_100", "sm_90a"),
+        ({"k": 33}, "sm_80", "multiple of 2"),
+        ({"k": 36}, "sm_90a", "multiple of 8"),
+        ({"n": 12}, "sm_90a", "multiple of 8"),
+        ({"dtype": "int8", "k": 24}, "sm_80", "multiple of 16"),
+        ({"k": 36, "alignment": 8}, "sm_80", "alignment"),
+        ({"alignment": 3}, "sm_80", "power of two"),
+        ({"tile": [128, 100, 32]}, "sm_80", "multiples of 32"),
+        ({"tile": [128, 128, 20]}, "sm_80", "multiple of 32"),
+        ({"tile": [0, 128, 32]}, "sm_80", "tile"),
+        ({"tile": [256, 256, 32], "warps": [2, 2, 1]}, "sm_80", "more warps"),
+        ({"tile": [128, 128, 32], "warps": [3, 1, 1]}, "sm_80", "warps"),
+        ({"tile": [128, 256, 64], "warps": [2, 4, 1], "stages": 5}, "sm_80", "163 KiB"),
+        ({"tile": [128, 256, 64], "warps": [2, 4, 1], "stages": 3}, "sm_86", "99 KiB"),
+        ({"stages": 1}, "sm_80", "2 or more"),
+        ({"stages": -1}, "sm_80", "0 stands for"),
+        ({"tile": [96, 128, 64]}, "sm_90a", "64, 128 or 256"),
+        ({"warps": [2, 2, 1]}, "sm_90a", "leave"),
+        ({"cluster": [3, 1, 1]}, "sm_90a", "for example"),
+        ({"stages": 9}, "sm_90a", "227 KiB"),
+        ({"m": -1}, "sm_80", "0 stands for"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(keys: dict[str, Any], arch: str, allowed: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        kernel_for(spec(**keys), arch)
+    assert caught.value.code in ("bad-gemm", "bad-arch")
+    assert allowed in caught.value.next_step and caught.value.file == "buildd.toml:2"
+
+
+@pytest.mark.parametrize(
+    ("keys", "arch", "align", "align_d"),
+    [
+        ({}, "sm_80", 8, 8),
+        ({"k": 36}, "sm_80", 4, 8),
+        ({"k": 34, "n": 31}, "sm_80", 2, 1),
+        ({"dtype": "tf32", "k": 33}, "sm_80", 1, 4),
+        ({"layout": "ccr", "m": 20, "k": 12}, "sm_80", 4, 8),
+        ({"output_dtype": "fp32", "n": 4}, "sm_90a", 8, 4),
+    ],
+)
+def test_alignment_is_what_the_sizes_allow(keys: dict[str, Any], arch: str, align: int, align_d: int) -> None:
+    kernel = kernel_for(spec(**keys), arch)
+    assert (kernel.align, kernel.align_d) == (align, align_d)
+
+
+def build(tmp_path: Path, keys: str) -> ctypes.CDLL:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "buildd.toml").write_text('[target.my-gemm]\nkind = "gemm"\n' + keys)
+    plan = plan_for(request_for(folder))
+    assert [artifact.path for artifact in plan.artifacts] == ["build/my-gemm/libmy-gemm.so"]
+    carry_out_all(plan, folder, tmp_path / "scratch")
+    return ctypes.CDLL(str(folder / "build/my-gemm/libmy-gemm.so"))
+
+
+@pytest.mark.cuda
+def test_a_gemm_for_sm_80_compiles_and_loads(tmp_path: Path) -> None:
+    library = build(tmp_path, 'epilogue = "bias_relu"\nk = 64\narch = ["sm_80"]\n')
+    assert library.my_gemm_sm80_run and library.my_gemm_workspace_bytes
+    library.my_gemm_sm80_workspace_bytes.restype = ctypes.c_size_t
+    assert library.my_gemm_sm80_workspace_bytes(256, 256, 64) == 0
+    assert (
+        library.my_gemm_sm80_run(None, None, None, None, 8, 8, 65, ctypes.c_float(1), ctypes.c_float(0), None, None) < 0
+    )
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_gemm_for_sm_90a_compiles_and_loads(tmp_path: Path) -> None:
+    library = build(tmp_path, 'epilogue = "gelu"\narch = ["sm_80", "sm_90a"]\n')
+    assert library.my_gemm_sm90a_run and library.my_gemm_sm80_run and library.my_gemm_run
