@@ -24,6 +24,8 @@ FOLDER = "/dev/shm/buildd-reservations"
 LINE_BYTES = 128
 MOST_FILES = 512
 SECTION_WAIT_S = 0.02
+FRESH_S = 10.0
+"""A claim that was not written anew for this long belongs to a daemon that builds nothing, or hangs."""
 _NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})")
 _LINE = re.compile(rb"buildd 1 pid=([0-9]{1,10}) start=([0-9]{1,20}) boot=([0-9a-f-]{0,36}) bytes=([0-9]{1,18}) *\n")
 
@@ -70,11 +72,10 @@ class Claims:
                 fcntl.flock(self._folder, fcntl.LOCK_UN)
 
     def publish(self, size_bytes: int) -> None:
-        """Replace our claim. 0 says that we are here and hold nothing."""
+        """Replace our claim, also by the same: it counts for `FRESH_S`. 0 says that we build and hold nothing."""
         self._open()
-        if self._file < 0 or size_bytes == self._published:
-            return
-        self._write(size_bytes)
+        if self._file >= 0:
+            self._write(size_bytes)
 
     def others(self, total_bytes: int) -> Others:
         """The claims of all other living daemons; each user's count for at most `total_bytes`, and after a while for
@@ -145,7 +146,7 @@ class Claims:
     # ---------------------------------------------------------------- theirs
 
     def _read_all(self) -> Iterator[tuple[int, int]]:
-        """(uid, bytes) of every living claim but ours."""
+        """(uid, bytes) of every living and fresh claim but ours."""
         if self._folder < 0:
             return
         with os.scandir(self._folder) as entries:
@@ -169,12 +170,13 @@ class Claims:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
                 return None
+            stale = time.time() - status.st_mtime > FRESH_S
             line = _LINE.fullmatch(os.read(descriptor, LINE_BYTES + 1))
             if _lock(descriptor, 0.0, fcntl.LOCK_SH):
                 if uid == self._uid:  # its owner is dead, and it was one of ours
                     os.unlink(name, dir_fd=self._folder)
                 return None
-            if line is None or self._is_reused(int(line[1]), int(line[2]), line[3].decode()):
+            if stale or line is None or self._is_reused(int(line[1]), int(line[2]), line[3].decode()):
                 return None
             return int(line[4])
         except OSError:

@@ -144,6 +144,17 @@ def _made(folder: str, claims: Claims) -> str:
     return folder
 
 
+def test_a_claim_that_is_not_renewed_expires(folder: str, ours: Claims, theirs: Claims) -> None:
+    theirs.publish(GIB)
+    assert ours.others(16 * GIB).bytes == GIB
+    file = f"{folder}/{UID}.{os.getppid()}"
+    os.utime(file, (time.time() - 60, time.time() - 60))
+    assert ours.others(16 * GIB).bytes == 0
+    assert os.path.exists(file)
+    theirs.publish(GIB)
+    assert ours.others(16 * GIB).bytes == GIB
+
+
 @pytest.mark.skipif(UID != 0, reason="needs root to make another user's file")
 def test_a_greedy_user_is_believed_for_a_while_then_gets_a_fair_share(folder: str) -> None:
     patient, impatient = Claims(folder, patience_s=3600), Claims(folder, pid=os.getppid(), patience_s=0)
@@ -233,3 +244,5 @@ def test_a_refusal_promises_nothing(ours: Claims, theirs: Claims) -> None:
     running = [Running(JobId(1), 1, 3 * GIB, 2 * GIB)]
     assert gate.refusal(Ask(1, 60 * GIB), running) != ""
     assert theirs.others(16 * GIB).bytes == GIB
+    gate.rest()
+    assert theirs.others(16 * GIB).bytes == 0
