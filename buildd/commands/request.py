@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ def request_from(options: Namespace, targets: tuple[str, ...], mode: Mode, envir
     """
     project, file = project_of(options.directory, options.file)
     # One name for both where this command opens the build: what `buildd log` lists can be followed.
-    request_id = RequestId(secrets.token_hex(6))
+    request_id = RequestId(os.urandom(6).hex())  # Not `secrets`: it costs 6 ms to import.
     return Request(
         request_id=request_id,
         build_id=BuildId(environ.get("BUILDD_BUILD_ID") or request_id),
