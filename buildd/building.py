@@ -70,6 +70,8 @@ class Building:
     misses: dict[int, Missing] = field(default_factory=dict)
     snapshot: Snapshot = field(init=False)
     lookup: Lookup = field(init=False)
+    said_something: bool = False
+    """A tool wrote something that a hit has to say again, or a result could not be stored."""
     started: set[int] = field(default_factory=set)
     """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
     _scratch: str = ""
@@ -242,6 +244,7 @@ class Building:
 
     def replay(self, job: m.JobId, result: Result) -> None:
         """Say again what the tool said when it ran: warnings are part of a result."""
+        self.said_something = self.said_something or bool(result.stdout or result.stderr)
         for stream, digest in (("stdout", result.stdout), ("stderr", result.stderr)):
             text = self.store.get(digest) if digest else None
             for line in (text or b"").decode(errors="replace").splitlines():
@@ -290,19 +293,19 @@ class Building:
             )
         )
 
-    def tell_artifacts(self) -> None:
-        for artifact in self.plan.artifacts:
-            product = self.products.get(artifact.path)
-            if product is not None:
-                self.log.append(
-                    m.Artifact(
-                        target=artifact.target,
-                        name=artifact.name,
-                        path=artifact.path,
-                        digest=product.digest,
-                        size_bytes=product.size_bytes,
-                    )
-                )
+    def artifacts(self) -> list[m.Artifact]:
+        """The named outputs that were made."""
+        return [
+            m.Artifact(
+                target=artifact.target,
+                name=artifact.name,
+                path=artifact.path,
+                digest=product.digest,
+                size_bytes=product.size_bytes,
+            )
+            for artifact in self.plan.artifacts
+            if (product := self.products.get(artifact.path)) is not None
+        ]
 
     def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
         counts = self.counts

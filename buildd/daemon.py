@@ -20,7 +20,7 @@ from buildd import __version__
 from buildd.control import TcpOptions
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
-from buildd.followers import ClientInfo
+from buildd.handler import ClientInfo
 from buildd.identity import package_digest
 from buildd.location import store_folder
 from buildd.scheduler import Scheduler

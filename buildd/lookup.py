@@ -68,7 +68,14 @@ class Lookup:
         self._recache = recache
         self._tools: dict[int, tuple[Tool, Digest]] = {}
         self._roots: dict[int, tuple[tuple[str, str], ...]] = {}
-        self._folders: dict[str, str] = {}
+        self._real: dict[str, str] = {}
+        self.folders: dict[str, int] = {}
+        """Stamps of all folders that an answer stood on."""
+        self._discovered: dict[str, tuple[str, ...]] = {}
+
+    def used_by(self, action: Action) -> tuple[str, ...]:
+        """The discovered inputs of an action that was found or filed."""
+        return self._discovered.get(action.name, ())
 
     # -- before
 
@@ -145,16 +152,18 @@ class Lookup:
             if folders.get(name) != folder:
                 return f"folder of {name}: {folder} -> {folders.get(name)} (a used file mentions __FILE__)"
         snapshot = self.snapshot
-        for name, digest in known.files:
-            path = expand(name, roots)
+        paths = tuple(expand(name, roots) for name, _ in known.files)
+        for path, (_, digest) in zip(paths, known.files, strict=True):
             now = snapshot.digest(path)
             if now != digest:
                 return f"input {path}: {'no longer there' if now is None else 'content changed'}"
         watched = [(expand(n, roots), stamp) for n, stamp in known.folders if stamp != PRESENT]
+        self._discovered[action.name] = paths
         if shadow.unchanged(snapshot, watched):
+            self.folders.update(watched)
             return ""
         present = tuple(sorted(n for n, stamp in known.folders if stamp == PRESENT))
-        survey = self._survey([expand(name, roots) for name, _ in known.files], action, tool)
+        survey = self._survey(paths, action, tool)
         new = [n for n in (self.canonical(p, roots) for p in survey.present) if n not in present]
         gone = [n for n in present if n not in {self.canonical(p, roots) for p in survey.present}]
         if new:
@@ -162,6 +171,7 @@ class Lookup:
         if gone:
             return f"input {expand(gone[0], roots)}: no longer there"
         # Nothing that matters changed in those folders: remember their new stamps.
+        self.folders.update(survey.folders)
         self.store.update_folders(first, replace(known, folders=self._folders_of(survey, roots)))
         return ""
 
@@ -228,6 +238,8 @@ class Lookup:
                 if name.startswith("{") and not name.startswith(BYTES):
                     sensitive.add(name[1 : name.index("}")])
         survey = self._survey(used, action, tool)
+        self._discovered[action.name] = tuple(used)
+        self.folders.update(survey.folders)
         files = sorted((self.canonical(path, roots), snapshot.digest(path) or Digest(keys.MISSING)) for path in used)
         bound = tuple((name, folder) for name, folder in tool.roots if name in sensitive)
         return Filing(
@@ -299,9 +311,9 @@ class Lookup:
         if not spelled.startswith("/"):
             return os.path.normpath(spelled) if ".." not in spelled and "/." not in spelled[:-1] else spelled
         folder, name = os.path.split(spelled)
-        real = self._folders.get(folder)
+        real = self._real.get(folder)
         if real is None:
-            real = self._folders[folder] = os.path.realpath(folder)
+            real = self._real[folder] = os.path.realpath(folder)
         path = f"{real}/{name}" if real != "/" else f"/{name}"
         prefix = self.snapshot.project + "/"
         return path[len(prefix) :] if path.startswith(prefix) else path

@@ -53,10 +53,13 @@ class Planner:
 
             self._make = make_plan
         knowledge = Knowledge()
+        asked: dict[str, None] = {}
         for _ in range(MOST_ROUNDS):
             try:
-                return await asyncio.to_thread(self._make, request, knowledge)
+                plan = await asyncio.to_thread(self._make, request, knowledge)
+                return msgspec.structs.replace(plan, read=(*plan.read, *asked))
             except ProbesNeeded as needed:
+                asked.update(dict.fromkeys(path for probe in needed.probes for path in probe.files))
                 answers = await asyncio.gather(*(self._answer(probe) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)

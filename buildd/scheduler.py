@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from buildd import history, prove
+from buildd import history, prove, uptodate
 from buildd.admission import Ask, Budget, Running
 from buildd.building import Building
 from buildd.claims import Claims
@@ -146,7 +146,7 @@ class Scheduler:
         """Nothing is being built: write down what is known and give memory back."""
         for opened in self.stores.values():
             opened.files.drop()
-            opened.store.usage.flush()
+            opened.store.tally.flush()
 
     # ---------------------------------------------------------------- a request's way
 
@@ -159,6 +159,13 @@ class Scheduler:
         for notice in opened.store.take_notices():
             log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
         building = Building(request, log, opened.store, opened.files)
+        if uptodate.may_use(request):
+            record = await self._in_pool(uptodate.still_true, opened.store, opened.files, request)
+            if record is not None:
+                uptodate.tell(record, building)
+                self.counters["hits"] += record.actions
+                await self._in_pool(self._log_build, building)
+                return
         try:
             plan = await opened.planner.plan(request)
             await self._adopt(building, plan)
@@ -303,6 +310,9 @@ class Scheduler:
             ending = Ending.FAILED
         exit = execution.exit
         if ending is Ending.SUCCESS and exit is not None:
+            if execution.note or exit.stdout or exit.stderr:
+                for request, _ in self.state.jobs[execution.number].followers:
+                    self.buildings[request].said_something = True
             self._tell(
                 execution.number,
                 m.Finished(
@@ -385,11 +395,14 @@ class Scheduler:
     async def _complete(self, complete: Complete) -> None:
         building = self.buildings.pop(complete.request)
         if complete.outcome is m.Outcome.BUILT:
-            building.tell_artifacts()
+            for artifact in building.artifacts():
+                building.log.append(artifact)
         building.tell_progress(0, "", 0.0)
 
         def work() -> None:
             building.close()
+            if complete.outcome is m.Outcome.BUILT:
+                uptodate.keep(building)
             building.files.save()
 
         await self._in_pool(work)

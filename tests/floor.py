@@ -74,6 +74,7 @@ def fake_plan(request: m.Request, knowledge: Knowledge) -> Plan:
         actions=tuple(actions),
         tools=(Tool(name="fake", files=(ToolFile(role="compiler", path=str(FAKE)),)),),
         artifacts=(NamedArtifact(target="all", name="all.so", path="build/all.so"),),
+        read=(str(project / "src"),),
     )
 
 

@@ -325,3 +325,30 @@ def test_the_build_is_kept_in_the_log(floor: Floor) -> None:
         (build,) = store.builds()
         assert build.outcome is m.Outcome.BUILT and build.summary.misses == 3
         assert store.build_events(build.request_id)
+
+
+def test_nothing_to_do_is_known_from_stamps_alone(floor: Floor) -> None:
+    floor.build()
+    floor.build()
+    third = floor.build()
+    while third.done.message != "nothing to do":  # folders and outputs must be older than a clock step
+        third = floor.build()
+    assert_built(third, 3, 0)
+    assert not third.of(m.CacheHit) and third.of(m.Artifact)
+    changes = {
+        "input include/x.h": lambda: floor.write("include/x.h", "y\n"),
+        "a new source": lambda: floor.write("src/c.cu", "c\n"),
+        "a shadowing header": lambda: floor.write("first/x.h", "z\n"),
+        "an output gone": (floor.project / "build/a.cu.o").unlink,
+        "an output altered": lambda: floor.write("build/all.so", "tampered"),
+        "other variables": None,
+    }
+    for what, change in changes.items():
+        library = floor.library if what != "other variables" else b""
+        if change is not None:
+            change()
+        story = floor.build() if change else floor.build(environment={"PATH": "/usr/bin:/bin", "LANG": "C"})
+        assert story.done.outcome is m.Outcome.BUILT, what
+        assert story.done.message != "nothing to do", what
+        if "output" in what:
+            assert floor.library == library, what

@@ -1,0 +1,210 @@
+"""Nothing to do? One record for a whole request: every file and folder that its answer stood on, with their stamps.
+
+A no-op build of thousands of actions then costs one stat a file, instead of a plan and a look-up for each action.
+Knows stamps, not keys: whatever does not match sends the request the long way, which decides by content.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+
+import msgspec
+from blake3 import blake3
+
+from buildd.building import Building
+from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
+from buildd.identity import package_digest
+from buildd.store import Store
+from protocol import messages as m
+
+_FIELDS = 5
+"""Numbers in a stamp."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What was true when the request ended."""
+
+    paths: list[bytes]
+    """Files: inputs, tools and outputs, absolute."""
+    stamps: bytes
+    """Five signed 64-bit numbers a file, see `files.Stamp`."""
+    folders: list[tuple[bytes, int]]
+    """Folders whose listing mattered, with `Snapshot.folder_stamp`."""
+    young: list[tuple[bytes, str]]
+    """Files too young for their stamp to be trusted, with their digest: read once more by the next request."""
+    targets: tuple[str, ...]
+    actions: int
+    saved_s: float
+    notices: tuple[str, ...]
+    artifacts: list[m.Artifact]
+
+
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def name_of(request: m.Request) -> m.Digest:
+    """What a request's record is kept under: everything in it that can change the answer, and our own code."""
+    fields = (
+        os.path.realpath(request.project),
+        request.file,
+        request.targets,
+        {name: bytes(raw) for name, raw in request.specs.items()},
+        request.arch,
+        sorted(request.environment.items()),
+        request.interpreter,
+        package_digest(),
+    )
+    return m.Digest(blake3(repr(fields).encode()).hexdigest())
+
+
+def may_use(request: m.Request) -> bool:
+    """Whether a request can be answered from a record at all."""
+    return request.mode is m.Mode.BUILD and not request.recache
+
+
+def still_true(store: Store, files: Files, request: m.Request) -> Record | None:
+    """The record of a request if every stamp in it still holds. In a worker thread."""
+    encoded = store.record(name_of(request))
+    if encoded is None:
+        return None
+    try:
+        record = _decoder.decode(encoded)
+        stamps = array.array("q", record.stamps)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    if len(stamps) != _FIELDS * len(record.paths):
+        return None
+    numbers = iter(stamps)
+    stat = os.stat
+    try:
+        for path, *stamp in zip(record.paths, *[numbers] * _FIELDS, strict=True):
+            status = stat(path)
+            if stamp != [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]:
+                return None
+    except OSError:
+        return None
+    snapshot = Snapshot(files, "/")
+    for folder, seen in record.folders:
+        if snapshot.folder_stamp(os.fsdecode(folder)) != seen:
+            return None
+    if record.young:
+        for path, digest in record.young:
+            fact = files.fact(os.fsdecode(path))
+            if fact is None or fact.digest != digest:
+                return None
+        now_ns = files.now_ns()
+        still = [(p, d) for p, d in record.young if not _trusted(os.fsdecode(p), now_ns)]
+        if len(still) < len(record.young):
+            store.save_record(name_of(request), msgspec.msgpack.encode(msgspec.structs.replace(record, young=still)))
+    return record
+
+
+def _trusted(path: str, now_ns: int) -> bool:
+    stamp = stamp_of(path)
+    return stamp is not None and trustworthy(stamp, now_ns)
+
+
+def keep(building: Building) -> None:
+    """Write the record of a request that was just built, if all of it can be told from stamps. In a worker thread.
+
+    Not kept: results that could not be stored, output of tools that a hit has to say again, a folder that changed just
+    now (the next request keeps it then).
+    """
+    lookup, snapshot = building.lookup, building.snapshot
+    if building.said_something or not building.writes_outputs:
+        return
+    now_ns = building.files.now_ns()
+    paths: list[bytes] = []
+    stamps = array.array("q")
+    young: list[tuple[bytes, str]] = []
+    used = dict.fromkeys(path for action in building.plan.actions for path in (*action.inputs, *lookup.used_by(action)))
+    for path in (*used, *(file.path for tool in building.plan.tools for file in tool.files)):
+        if path in building.products:
+            continue
+        fact = snapshot.fact(path)
+        if fact is None:
+            return
+        _add(snapshot.absolute(path), fact.stamp, fact.digest, now_ns, paths, stamps, young)
+    for path, product in building.products.items():
+        stamp = stamp_of(snapshot.absolute(path))
+        if stamp is None or stamp.size != product.size_bytes:
+            return
+        _add(snapshot.absolute(path), stamp, product.digest, now_ns, paths, stamps, young)
+    folders = dict(lookup.folders)
+    for path in (*building.plan.read, *_searched(building.request)):
+        stamp = stamp_of(path)
+        if stamp is not None:
+            fact = snapshot.fact(path)
+            if fact is None:
+                return
+            _add(path, fact.stamp, fact.digest, now_ns, paths, stamps, young)
+        else:
+            folders[path] = snapshot.folder_stamp(path)
+    if -1 in folders.values():
+        return
+    record = Record(
+        paths,
+        stamps.tobytes(),
+        [(os.fsencode(snapshot.absolute(folder)), stamp) for folder, stamp in folders.items()],
+        young,
+        building.plan.targets,
+        len(building.plan.actions),
+        building.counts.saved_s,
+        building.plan.notices,
+        building.artifacts(),
+    )
+    building.store.save_record(name_of(building.request), msgspec.msgpack.encode(record))
+
+
+def _add(
+    path: str,
+    stamp: Stamp,
+    digest: str,
+    now_ns: int,
+    paths: list[bytes],
+    stamps: array.array[int],
+    young: list[tuple[bytes, str]],
+) -> None:
+    paths.append(os.fsencode(path))
+    stamps.extend(stamp)
+    if not trustworthy(stamp, now_ns):
+        young.append((os.fsencode(path), digest))
+
+
+def _searched(request: m.Request) -> tuple[str, ...]:
+    """Places where another compiler or setting would be found first."""
+    environment = request.environment
+    folders = [folder for folder in environment.get("PATH", "").split(os.pathsep) if folder.startswith("/")]
+    for name in ("CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "HIP_PATH"):
+        if environment.get(name, "").startswith("/"):
+            folders += [environment[name], f"{environment[name]}/bin"]
+    config = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    folders += [f"{config}/buildd", f"{config}/buildd/config.toml"]
+    if request.interpreter:
+        prefix = os.path.dirname(os.path.dirname(request.interpreter))
+        for version in sorted(_names(f"{prefix}/lib")):
+            if version.startswith("python3"):
+                folders.append(f"{prefix}/lib/{version}/site-packages")
+    return tuple(dict.fromkeys(folders))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def tell(record: Record, building: Building) -> None:
+    """Answer a request whose record still holds."""
+    log, counts = building.log, building.counts
+    for notice in record.notices:
+        log.append(m.Notice(text=notice))
+    log.append(m.Planned(targets=record.targets, actions=record.actions))
+    counts.done = counts.hits = record.actions
+    counts.saved_s = record.saved_s
+    log.append(m.Progress(done=record.actions, total=record.actions, hits=record.actions))
+    for artifact in record.artifacts:
+        log.append(artifact)
+    building.tell_done(m.Outcome.BUILT, message="nothing to do")
