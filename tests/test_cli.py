@@ -370,13 +370,16 @@ def _requests(environ: dict[str, str]) -> int:
 
 
 def test_a_folder_whose_name_is_not_utf8_is_built_without_the_daemon(environ: dict[str, str], tmp_path: Path) -> None:
-    from buildd.commands.perform import unsendable
-    from protocol.messages import BuildId, Request, RequestId
-
-    name = os.fsdecode(b"/p/caf\xe9")
-    request = Request(request_id=RequestId("r"), build_id=BuildId("b"), project=name)
-    assert "'/p/caf\\xe9' is not UTF-8" in unsendable(request).replace("\\\\", "\\")
-    assert unsendable(Request(request_id=RequestId("r"), build_id=BuildId("b"), project="/p/\u6838")) == ""
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    with open(folder + b"/buildd.toml", "wb"):
+        pass
+    done = buildd("build", "-C", folder, environ=environ, cwd=tmp_path)
+    first = done.stderr.splitlines()[0]
+    assert first == (
+        f"buildd: {tmp_path}/caf\\xe9 is not UTF-8, which the daemon's protocol cannot carry; building without the daemon"
+    )
+    assert done.returncode == 2, "there is no target in it"
 
 
 def test_a_daemon_that_cannot_be_had_costs_one_line_and_no_build(environ: dict[str, str], project: Path) -> None:

@@ -6,7 +6,6 @@ dying never costs the user a build, only one line that says why.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from types import FrameType
 
 from buildd.cli import INTERRUPTED, Interrupted
 from buildd.commands.common import is_on, print_note
+from buildd.ui.text import clean
 from buildd.ui.view import View
 from protocol.errors import ProtocolError, RemoteError
 from protocol.messages import Done, Event, Outcome, Request
@@ -70,8 +70,7 @@ def unsendable(request: Request) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            shown = os.fsencode(text).decode(errors="backslashreplace")
-            return f"{shown!r} is not UTF-8, which the daemon's protocol cannot carry"
+            return f"{clean(text)} is not UTF-8, which the daemon's protocol cannot carry"
     return ""
 
 
