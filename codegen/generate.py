@@ -66,10 +66,16 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         parts[target.name] = _generate(context, target)
     _check_outputs(parts)
     asked = project.asked
+    tools = _tools(parts)
+    read = (
+        *project.read,
+        *(path for part in parts.values() for path in part.read),
+        *(file.path for tool in tools for file in tool.files),
+    )
     return Plan(
         targets=asked,
         actions=_gathered([part.actions for part in parts.values()]),
-        tools=_tools(parts),
+        tools=tools,
         files=_gathered([part.files for part in parts.values()]),
         artifacts=_gathered([parts[name].artifacts for name in asked]),
         notices=tuple(
@@ -77,7 +83,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
                 (*toolchains.notices, *(line for part in parts.values() for line in part.notices), *variables.notices)
             )
         ),
-        read=tuple(dict.fromkeys((*project.read, *(path for part in parts.values() for path in part.read)))),
+        read=tuple(dict.fromkeys(read)),
     )
 
 
