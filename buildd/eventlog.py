@@ -25,8 +25,8 @@ MAX_LINE_CHARACTERS = 16 << 10
 
 _CUTS = ((64 << 10, 1000), (4 << 10, 100), (200, 20))
 """Characters of a text and items of a list, for an event that is too large as a whole: until it fits."""
-_ENTRY_OVERHEAD_BYTES = 600
-"""About what the structs around an event's bytes take in CPython."""
+_ENTRY_OVERHEAD_BYTES = 200
+"""About what an event takes in CPython besides its bytes: their header, a number, a slot of a dict that grows."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +38,6 @@ class Encoded(NamedTuple):
 
     sequence: int
     frames: wire.Frames
-
-
-class _Entry(NamedTuple):
-    event: Event
-    frames: wire.Frames
-    size_bytes: int
 
 
 class RequestLog:
@@ -74,7 +68,8 @@ class RequestLog:
         self.dropped = 0
         self._limit_bytes = limit_bytes
         self._clock_ns = clock_ns
-        self._entries: dict[int, _Entry] = {}
+        # Only the bytes: the structs would take several times as much, and readers in this process are rare.
+        self._entries: dict[int, bytes] = {}
         self._lines: deque[int] = deque()
         self._progress: deque[int] = deque()
         self._size_bytes = 0
@@ -91,7 +86,7 @@ class RequestLog:
                 request_id=self.request_id, sequence=self.last + 1, time_ns=self._clock_ns(), body=_bounded(body)
             )
             event, frames = _encode(event)
-            self._keep(event, frames)
+            self._keep(event, frames[1])
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener(event)
@@ -112,19 +107,20 @@ class RequestLog:
     def after(self, sequence: int, limit: int = 1000) -> list[Event]:
         """At most `limit` events that follow `sequence`; a hole appears as one `Lagged` numbered as its end."""
         with self._lock:
-            return [entry.event for entry in self._walk(sequence, limit)]
+            found = self._walk(sequence, limit)
+        return [_decode(payload) for _, payload in found]
 
     def encoded_after(self, sequence: int, limit: int = 64) -> list[Encoded]:
         """As `after`, in frames that all followers share."""
         with self._lock:
-            return [Encoded(entry.event.sequence, entry.frames) for entry in self._walk(sequence, limit)]
+            return [Encoded(number, [wire.MAGIC, payload]) for number, payload in self._walk(sequence, limit)]
 
     @property
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def _walk(self, sequence: int, limit: int) -> list[_Entry]:
-        found: list[_Entry] = []
+    def _walk(self, sequence: int, limit: int) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
         hole = 0
         for number in range(max(0, sequence) + 1, self.last + 1):
             entry = self._entries.get(number)
@@ -134,25 +130,24 @@ class RequestLog:
             if hole:
                 found.append(self._lagged(hole, number - 1))
                 hole = 0
-            found.append(entry)
+            found.append((number, entry))
             if len(found) >= limit:
                 break
         return found
 
-    def _lagged(self, first: int, last: int) -> _Entry:
+    def _lagged(self, first: int, last: int) -> tuple[int, bytes]:
         event = Event(
             request_id=self.request_id,
             sequence=last,
             time_ns=self._clock_ns(),
             body=Lagged(first=first, last=last),
         )
-        return _Entry(event, wire.encode(event), 0)
+        return last, wire.encode(event)[1]
 
-    def _keep(self, event: Event, frames: wire.Frames) -> None:
-        size_bytes = 2 * len(frames[1]) + _ENTRY_OVERHEAD_BYTES
+    def _keep(self, event: Event, payload: bytes) -> None:
         self.last = event.sequence
-        self._entries[event.sequence] = _Entry(event, frames, size_bytes)
-        self._size_bytes += size_bytes
+        self._entries[event.sequence] = payload
+        self._size_bytes += len(payload) + _ENTRY_OVERHEAD_BYTES
         match event.body:
             case LogLine():
                 self._lines.append(event.sequence)
@@ -173,9 +168,15 @@ class RequestLog:
             victim = next(iter(self._entries))
             if victim == self.last:
                 return False
-        self._size_bytes -= self._entries.pop(victim).size_bytes
+        self._size_bytes -= len(self._entries.pop(victim)) + _ENTRY_OVERHEAD_BYTES
         self.dropped += 1
         return True
+
+
+def _decode(payload: bytes) -> Event:
+    event = wire.decode_from_daemon([wire.MAGIC, payload])
+    assert isinstance(event, Event)
+    return event
 
 
 def _bounded(body: EventBody) -> EventBody:

@@ -175,6 +175,7 @@ class Server:
 
     async def close(self, linger_s: float = 1.0) -> None:
         """Let followers read what there is, for `linger_s` at most, then close everything."""
+        self.draining = True
         deadline = self._loop.time() + linger_s
         while self._loop.time() < deadline and not self._clients.all_have_read:
             await asyncio.sleep(self._limits.retry_s)

@@ -51,6 +51,8 @@ SILENCE_S = 30.0
 """After this long without a word a daemon on another host counts as gone."""
 
 _POLL_S = 0.01
+_DRAIN_S = 2.0
+"""How long a client waits for a daemon that takes nothing new; one that finishes a long build is not waited for."""
 _CLOSE_LINGER_MS = 200
 _Socket = zmq.Socket[bytes]
 
@@ -403,7 +405,18 @@ def submit_through(connect: Callable[[], Client], request: Request, *, restarts:
         except ConnectionLost:
             if left == 0:
                 raise
-            left -= 1
+        except RemoteError as error:
+            # Found in the moment between its decision to end and its end: wait for that, then start another.
+            if error.code != "draining" or left == 0 or not _ends_soon(client.route.endpoint):
+                raise
+        left -= 1
+
+
+def _ends_soon(endpoint: Endpoint | None) -> bool:
+    deadline = time.monotonic() + _DRAIN_S
+    while endpoint is not None and is_alive(endpoint) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return endpoint is not None and not is_alive(endpoint)
 
 
 def _restarted(request_id: RequestId, last: int) -> Event:

@@ -255,6 +255,26 @@ def _busy(place: Place) -> bool:
         return False
 
 
+def test_a_daemon_that_is_about_to_end_is_waited_for(place: Place) -> None:
+    place.start(FAKE_DAEMON_DRAIN_S="0.3")
+    with place.connect() as client:
+        client.drain()
+        wait_until(lambda: client.status().state == "draining")
+    events = list(submit_through(place.connect, a_request()))
+    assert [event.sequence for event in events][-5:] == [1, 2, 3, 4, 5]
+    assert len(place.starts()) == 2
+
+
+def test_a_daemon_that_drains_for_long_is_not_waited_for(place: Place) -> None:
+    place.start(FAKE_DAEMON_DRAIN_S="60")
+    with place.connect() as client:
+        client.drain()
+        wait_until(lambda: client.status().state == "draining")
+    with pytest.raises(RemoteError) as caught:
+        list(submit_through(place.connect, a_request()))
+    assert caught.value.code == "draining" and len(place.starts()) == 1
+
+
 def test_giving_up_after_too_many_restarts(place: Place) -> None:
     def connect() -> Client:
         client = place.connect()

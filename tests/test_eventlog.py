@@ -49,7 +49,7 @@ def test_all_readers_share_the_encoded_bytes() -> None:
     log = a_log()
     event = log.append(Notice(text="a"))
     (one,), (two,) = log.encoded_after(0), log.encoded_after(0)
-    assert one.frames is two.frames
+    assert one.frames[1] is two.frames[1]
     assert wire.decode_from_daemon(one.frames) == event and one.sequence == 1
 
 
@@ -83,13 +83,13 @@ def test_old_lines_go_first_and_a_late_reader_is_told() -> None:
     assert events[0].body == Notice(text="kept")
     gap = events[1].body
     assert isinstance(gap, Lagged)
-    assert gap.first == 2 and gap.last == events[1].sequence == events[2].sequence - 1 and gap.last > 100
+    assert gap.first == 2 and gap.last == events[1].sequence == events[2].sequence - 1 and gap.last > 50
     assert isinstance(events[2].body, LogLine) and events[2].body.text == str(gap.last - 1)
     assert isinstance(events[-1].body, Done)
     assert log.dropped == gap.last - gap.first + 1
     # A reader in the middle of the hole is told of its rest only.
-    (middle, *_) = log.after(50)
-    assert middle.body == Lagged(first=51, last=gap.last)
+    (middle, *_) = log.after(20)
+    assert middle.body == Lagged(first=21, last=gap.last)
 
 
 def test_progress_goes_before_what_matters() -> None:

@@ -517,7 +517,7 @@ class Tcp:
         self.server = new_key_pair()
         self.list = folder / "clients"
         self.list.write_text("".join(f"{self.keys[name].public} {words} {name}\n" for name, words in scopes.items()))
-        self.options = TcpOptions("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", self.server, AllowList(self.list))
+        self.options = TcpOptions("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", self.server, AllowList(self.list))
 
     def client(self, served: Serving, keys: KeyPair, timeout_s: float = 20.0, server_key: str = "") -> Client:
         endpoint = served.server.endpoint()
