@@ -375,10 +375,8 @@ def test_a_folder_whose_name_is_not_utf8_is_built_without_the_daemon(environ: di
     with open(folder + b"/buildd.toml", "wb"):
         pass
     done = buildd("build", "-C", folder, environ=environ, cwd=tmp_path)
-    first = done.stderr.splitlines()[0]
-    assert first == (
-        f"buildd: {tmp_path}/caf\\xe9 is not UTF-8, which the daemon's protocol cannot carry; building without the daemon"
-    )
+    why = "is not UTF-8, which the daemon's protocol cannot carry; building without the daemon"
+    assert done.stderr.splitlines()[0] == f"buildd: {tmp_path}/caf\\xe9 {why}"
     assert done.returncode == 2, "there is no target in it"
 
 
