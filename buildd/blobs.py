@@ -8,7 +8,6 @@ collection in one process and a put of the same blob in another cannot cross.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import io
 import itertools
@@ -19,15 +18,24 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
 
 import zstandard
 from blake3 import blake3
 
-from buildd.database import Database, full
+from buildd.database import Database
 from buildd.errors import StoreError
+from buildd.packing import (
+    CHUNK_BYTES,
+    PAYS,
+    SAMPLE_BYTES,
+    Encoding,
+    read_up_to,
+    sample_pays,
+    unpacked,
+    write_all,
+    write_error,
+)
 from buildd.sessions import FolderLock, Session, boottime_s
 from buildd.tally import Counter, Tally
 from buildd.values import as_int, compress, decompress, digest_of, raw_digest
@@ -40,26 +48,9 @@ MEMORY_BYTES = 8 << 20
 ROW_BYTES = 256
 """What a row costs in the index, for the size bound."""
 
-_CHUNK_BYTES = 1 << 20
-_SAMPLE_BYTES = 256 << 10
-_PAYS = 0.85
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SELECT_ROW = "SELECT size, stored, encoding, data FROM blobs WHERE digest = ?"
 _FICLONE = 0x40049409
 _temporaries = itertools.count(1)
-
-
-class Encoding(IntEnum):
-    """How a blob's bytes are kept."""
-
-    RAW = 0
-    ZSTD = 1
-
-
-class Readable(Protocol):
-    """What can be unpacked."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 class BadBlob(Exception):
@@ -95,8 +86,8 @@ class Blobs:
         if self._pin_existing(raw, len(data)):
             return digest
         encoding, stored = Encoding.RAW, data
-        packed = compress(data) if len(data) <= MEMORY_BYTES or _sample_pays(data[:_SAMPLE_BYTES]) else data
-        if len(packed) < len(data) * _PAYS:
+        packed = compress(data) if len(data) <= MEMORY_BYTES or sample_pays(data[:SAMPLE_BYTES]) else data
+        if len(packed) < len(data) * PAYS:
             encoding, stored = Encoding.ZSTD, packed
         if len(stored) <= INLINE_BYTES and len(data) <= MEMORY_BYTES:
             self._adopt(raw, len(data), len(stored), encoding, stored, None)
@@ -116,7 +107,7 @@ class Blobs:
             with open(fd, "rb", buffering=0) as source:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise StoreError("only regular files can be stored", file=str(path))
-                head = _read_up_to(source, MEMORY_BYTES + 1)
+                head = read_up_to(source, MEMORY_BYTES + 1)
                 if len(head) > MEMORY_BYTES:
                     return self._put_stream(head, source, path, expect)
         except OSError as error:
@@ -128,11 +119,11 @@ class Blobs:
     def _put_stream(self, head: bytes, source: io.FileIO, path: Path, expect: Digest | None) -> tuple[Digest, int]:
         if self._database.read_only:
             hasher = blake3(head)
-            while chunk := source.read(_CHUNK_BYTES):
+            while chunk := source.read(CHUNK_BYTES):
                 hasher.update(chunk)
             self._tally.count(Counter.DROPPED_PUTS)
             return Digest(hasher.hexdigest()), os.fstat(source.fileno()).st_size
-        encoding = Encoding.ZSTD if _sample_pays(head[:_SAMPLE_BYTES]) else Encoding.RAW
+        encoding = Encoding.ZSTD if sample_pays(head[:SAMPLE_BYTES]) else Encoding.RAW
         packer = zstandard.ZstdCompressor(level=1).compressobj() if encoding is Encoding.ZSTD else None
         hasher, size, stored = blake3(), 0, 0
         with self._temporary() as (file, temporary):
@@ -143,7 +134,7 @@ class Blobs:
                 packed = packer.compress(chunk) if packer else chunk
                 stored += len(packed)
                 self._fill(file, temporary, packed)
-                chunk = source.read(_CHUNK_BYTES) or b""
+                chunk = source.read(CHUNK_BYTES) or b""
             if packer:
                 packed = packer.flush()
                 stored += len(packed)
@@ -205,7 +196,7 @@ class Blobs:
         try:
             total = self._database.transact(work)
         except OSError as error:
-            raise _write_error(error, target) from error
+            raise write_error(error, target) from error
         self._tally.count(Counter.STORED_BLOBS)
         self._tally.count(Counter.STORED_BYTES, size)
         self._limit_reached(total)
@@ -246,7 +237,7 @@ class Blobs:
                 with open(fd, "w+b", buffering=0) as file:
                     if not self._clone(raw, row, file):
                         for chunk in self._chunks(raw, row):
-                            _write_all(file, chunk)
+                            write_all(file, chunk)
                 os.rename(temporary, destination)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -255,7 +246,7 @@ class Blobs:
             self.drop_bad(raw)
             return False
         except OSError as error:
-            raise _write_error(error, destination) from error
+            raise write_error(error, destination) from error
         return True
 
     def chunks(self, digest: Digest) -> Iterator[bytes]:
@@ -335,13 +326,17 @@ class Blobs:
                     with FolderLock(self._folder):
                         session = Session(self._folder)
                 except OSError as error:
-                    raise _write_error(error, self._folder / "sessions") from error
-                self._database.transact(
-                    lambda connection: connection.execute(
-                        "INSERT OR REPLACE INTO sessions (name, pid, start_ticks, boot_id) VALUES (?, ?, ?, ?)",
-                        (session.name, session.pid, session.start_ticks, session.boot_id),
+                    raise write_error(error, self._folder / "sessions") from error
+                try:
+                    self._database.transact(
+                        lambda connection: connection.execute(
+                            "INSERT OR REPLACE INTO sessions (name, pid, start_ticks, boot_id) VALUES (?, ?, ?, ?)",
+                            (session.name, session.pid, session.start_ticks, session.boot_id),
+                        )
                     )
-                )
+                except BaseException:
+                    session.close()
+                    raise
                 self._session = session
             return self._session
 
@@ -355,7 +350,7 @@ class Blobs:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise _write_error(error, folder) from error
+            raise write_error(error, folder) from error
         return folder
 
     def close(self) -> None:
@@ -413,7 +408,7 @@ class Blobs:
         except OSError:
             return False
         hasher = blake3()
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := file.read(CHUNK_BYTES):
             hasher.update(chunk)
         if hasher.digest() != raw:
             raise BadBlob(raw.hex())
@@ -432,7 +427,7 @@ class Blobs:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 fd = os.open(path, flags, 0o600)
         except OSError as error:
-            raise _write_error(error, path) from error
+            raise write_error(error, path) from error
         try:
             with open(fd, "wb", buffering=0) as file:
                 yield file, path
@@ -442,22 +437,9 @@ class Blobs:
     @staticmethod
     def _fill(file: io.FileIO, path: Path, data: bytes) -> None:
         try:
-            _write_all(file, data)
+            write_all(file, data)
         except OSError as error:
-            raise _write_error(error, path) from error
-
-
-def unpacked(source: Readable, encoding: int) -> Iterator[bytes]:
-    """Pieces of at most 1 MiB of what `source` holds, however well it was packed. Raises `ZstdError`."""
-    if encoding == Encoding.ZSTD:
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 24).stream_reader(
-            cast(BinaryIO, source), closefd=False
-        )
-        while chunk := reader.read(_CHUNK_BYTES):
-            yield chunk
-    elif encoding == Encoding.RAW:
-        while chunk := source.read(_CHUNK_BYTES):
-            yield chunk
+            raise write_error(error, path) from error
 
 
 def add_bytes(connection: sqlite3.Connection, delta: int) -> int:
@@ -489,24 +471,6 @@ def _inline(raw: bytes, row: tuple[int, int, int, bytes | None]) -> bytes:
     return content
 
 
-def _sample_pays(sample: bytes) -> bool:
-    return len(compress(sample)) < len(sample) * _PAYS
-
-
-def _read_up_to(source: io.FileIO, count: int) -> bytes:
-    pieces = []
-    while count > 0 and (piece := source.read(min(count, _CHUNK_BYTES))):
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
-
-
-def _write_all(file: io.FileIO, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
 def _size_of(path: Path) -> int | None:
     try:
         return os.stat(path).st_size
@@ -516,13 +480,3 @@ def _size_of(path: Path) -> int | None:
 
 def _changed(path: Path) -> StoreError:
     return StoreError("changed while it was being stored", file=str(path), next_step="build it again")
-
-
-def _write_error(error: OSError, path: Path) -> StoreError:
-    if error.errno in _NO_SPACE:
-        return full(path, error)
-    return StoreError(
-        f"cannot be written: {error.strerror}",
-        file=str(path),
-        next_step="check its permissions and its folder's",
-    )

@@ -27,7 +27,6 @@ something about one machine only, and an import sets them to 0, which never matc
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import struct
@@ -41,9 +40,9 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from buildd.blobs import BadBlob, Encoding, unpacked
-from buildd.database import full
+from buildd.blobs import BadBlob
 from buildd.errors import StoreError
+from buildd.packing import Encoding, unpacked, write_error
 from buildd.results import InputSet, Result, StoredOutput
 from buildd.store import Store
 from buildd.values import raw_digest
@@ -58,7 +57,6 @@ _VERSION = 1
 _CHUNK_BYTES = 1 << 20
 _CHECK_BYTES = 32
 _IN_MEMORY_BYTES = 8 << 20
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BundleError(StoreError):
@@ -124,7 +122,7 @@ def export(store: Store, keys: Iterable[Digest] | None, file: Path) -> Contents:
             os.replace(temporary, file)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise _cannot_write(error, file) from error
+            raise write_error(error, file) from error
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -398,7 +396,7 @@ def _put_large(store: Store, source: BinaryIO, digest: bytes, size: int, file: P
                 target.write(chunk)
         store.put_file(place, expect=Digest(digest.hex()))
     except OSError as error:
-        raise _cannot_write(error, place) from error
+        raise write_error(error, place) from error
     finally:
         place.unlink(missing_ok=True)
 
@@ -468,9 +466,3 @@ def _bad(file: Path, why: str) -> BundleError:
     return BundleError(
         f"this is no sound bundle: {why}; nothing was imported", file=str(file), next_step="export or fetch it again"
     )
-
-
-def _cannot_write(error: OSError, file: Path) -> StoreError:
-    if error.errno in _NO_SPACE:
-        return full(file, error)
-    return StoreError(f"cannot be written: {error.strerror}", file=str(file))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from buildd import digests, sessions, values
+from buildd import digests, history, sessions, values
 from buildd.blobs import ROW_BYTES
 from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
@@ -116,7 +116,7 @@ def gc(store: Store, *, limit_bytes: int | None = None) -> Collected:
         sessions.sweep(store.folder)
     _drop_dead(store)
     before = _recount(store.database)
-    orphans, _ = _drop_orphans(store)
+    orphans, _ = drop_orphans(store)
     blobs, results = _drop_unreferenced(store), 0
     _drop_lists(store.database)
     while (excess := held_bytes(store.database) - limit) > 0:
@@ -164,7 +164,7 @@ def verify(store: Store) -> Verified:
     doomed = [key for key, body, gone in rows if gone or not _is_whole(database, key, body)]
     _delete_results(store, doomed, leased_too=True)
     bad_values = _drop_bad_values(database)
-    orphans, foreign = _drop_orphans(store)
+    orphans, foreign = drop_orphans(store)
     _drop_lists(database)
     _recount(database)
     return Verified(
@@ -318,7 +318,7 @@ def _drop_lists(database: Database) -> None:
         database.transact(lambda connection: [drop_list(connection, row[0]) for row in rows])
 
 
-def _drop_orphans(store: Store) -> tuple[int, tuple[str, ...]]:
+def drop_orphans(store: Store) -> tuple[int, tuple[str, ...]]:
     """Blob files without a row (a crash between rename and commit, a lost index); how many went, and foreign files."""
     known = {
         row[0].hex() for row in store.database.rows("SELECT digest FROM blobs WHERE data IS NULL") if row[0] is not None
@@ -391,6 +391,7 @@ def _finish(store: Store, before_bytes: int, results: int, blobs: int, orphans: 
     def work(connection: sqlite3.Connection) -> None:
         values.trim(connection)
         digests.trim(connection)
+        history.trim(connection)
 
     store.database.transact(work)
     store.database.shrink()

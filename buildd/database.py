@@ -194,7 +194,7 @@ class Database:
                 if condition in (Condition.EMPTY, Condition.OLDER):
                     schema.upgrade(writer, version)
                 writer.execute("PRAGMA journal_mode = WAL")
-                # A flipped format number in the header shows only here: the file may be written, SQLite says it may not.
+                # A flipped format number in the header shows only here: SQLite says that the file may not be written.
                 writer.execute("UPDATE meta SET value = value WHERE 0")
                 self._reader = self._connection()
                 stat = os.stat(self._name)

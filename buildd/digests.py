@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from buildd.database import Database
 
 MOST_ROWS = 300_000
+_TRIM_EVERY_TICKS = 64
+_MANY_ROWS = 10_000
 _ROW = struct.Struct("<qqq32sQ")
 _CHECK = struct.Struct("<I")
 _KEY = struct.Struct("<qq")
@@ -61,6 +63,8 @@ class Digests:
                 "INSERT OR REPLACE INTO digests (device, inode, used, value) VALUES (?, ?, ?, ?)",
                 [(device, inode, tick, value) for device, inode, value in packed],
             )
+            if tick % _TRIM_EVERY_TICKS == 0 or len(packed) >= _MANY_ROWS:
+                trim(connection)
 
         self._database.transact(work)
 

@@ -16,7 +16,7 @@ import msgspec
 from buildd.errors import StoreError
 from buildd.store import Store
 from buildd.tally import next_tick
-from buildd.values import as_int
+from buildd.values import TRIM_EVERY_TICKS, as_int
 from codegen.plan import Resources
 from protocol.messages import Timing
 
@@ -82,6 +82,9 @@ def record(store: Store, identity: str, kind: str, timing: Timing, ended: Ended 
     def work(connection: sqlite3.Connection) -> None:
         row = connection.execute("SELECT samples FROM history WHERE identity = ?", (identity,)).fetchone()
         samples = [*(_samples(row[0]) if row else []), sample][-MOST_SAMPLES:]
+        tick = next_tick(connection)
+        if tick % TRIM_EVERY_TICKS == 0:
+            trim(connection)
         whole = [one for one in samples if one.ended is Ended.BUILT] or samples
         connection.execute(
             "INSERT OR REPLACE INTO history"
@@ -89,7 +92,7 @@ def record(store: Store, identity: str, kind: str, timing: Timing, ended: Ended 
             (
                 identity,
                 kind,
-                next_tick(connection),
+                tick,
                 median(one.wall_s for one in whole),
                 median(one.user_s for one in whole),
                 median(one.system_s for one in whole),

@@ -358,11 +358,13 @@ def _pack(entries: Sequence[tuple[bytes, bytes | int]]) -> tuple[bytes, bytes]:
 
 
 def _put_list(connection: sqlite3.Connection, digest: bytes, data: bytes) -> int:
-    """Bytes that were added."""
-    row = connection.execute("SELECT length(data) FROM lists WHERE digest = ?", (digest,)).fetchone()
-    # Written again even if it is there: the row may be damaged, and nobody would ever repair it.
+    """Keep a list, inside a transaction; the bytes that were added."""
+    row = connection.execute("SELECT data FROM lists WHERE digest = ?", (digest,)).fetchone()
+    if row is not None and row[0] == data:
+        return 0
+    # Also replaces a damaged one, which nobody else would ever repair.
     connection.execute("INSERT OR REPLACE INTO lists (digest, data) VALUES (?, ?)", (digest, data))
-    return len(data) - as_int(row[0]) if row else len(data) + ROW_BYTES
+    return len(data) - (len(row[0]) if isinstance(row[0], bytes) else 0) if row else len(data) + ROW_BYTES
 
 
 def _decode_files(plain: bytes) -> tuple[tuple[str, Digest], ...] | None:

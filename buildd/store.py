@@ -19,7 +19,7 @@ from buildd.blobs import Blobs
 from buildd.buildlog import Build, BuildLog
 from buildd.database import Database
 from buildd.digests import DigestRow, Digests
-from buildd.errors import StoreError
+from buildd.errors import StoreError, StoreFull
 from buildd.results import InputSet, Result, Results, StoredOutput
 from buildd.sessions import FolderLock
 from buildd.tally import Counter, Tally, next_tick
@@ -68,9 +68,11 @@ class Store:
         self._digests = Digests(self.database, next_tick)
         self._builds = BuildLog(self.database)
         self._lock = threading.Lock()
+        self._lease_lock = threading.Lock()
         self._leased: dict[Digest, int] = {}
         self._collecting = threading.Lock()
         self._next_collection_s = 0.0
+        self._orphans_dropped = False
 
     @classmethod
     def open(cls, folder: Path, *, limit_bytes: int | None = None, read_only: bool = False) -> Store:
@@ -100,7 +102,14 @@ class Store:
                     ) from error
                 read_only = True
                 notices.append(f"the store in {folder} may not be written ({error.strerror}); it is only read")
-        return cls(folder, default_limit(folder) if limit_bytes is None else limit_bytes, read_only, notices)
+        limit = default_limit(folder) if limit_bytes is None else limit_bytes
+        try:
+            return cls(folder, limit, read_only, notices)
+        except StoreFull as error:
+            if not (folder / "index.db").exists():
+                raise
+            notices.append(f"the disk of {folder} is full; the store is only read ({error.next_step})")
+            return cls(folder, limit, True, notices)
 
     @property
     def read_only(self) -> bool:
@@ -184,35 +193,36 @@ class Store:
         leased = tuple(dict.fromkeys(keys))
         if self.read_only:
             return Lease(self, ())
-        with self._lock:
+        # Held over the transaction: nobody may believe in a lease that is not written yet.
+        with self._lease_lock:
             fresh = [key for key in leased if key not in self._leased]
+            if fresh:
+                name = self.blobs.session().name
+                self.database.transact(
+                    lambda connection: connection.executemany(
+                        "INSERT OR REPLACE INTO leases (key, session) VALUES (?, ?)",
+                        [(raw_digest(key), name) for key in fresh],
+                    )
+                )
             for key in leased:
                 self._leased[key] = self._leased.get(key, 0) + 1
-        if fresh:
-            name = self.blobs.session().name
-            self.database.transact(
-                lambda connection: connection.executemany(
-                    "INSERT OR REPLACE INTO leases (key, session) VALUES (?, ?)",
-                    [(raw_digest(key), name) for key in fresh],
-                )
-            )
         return Lease(self, leased)
 
     def _unlease(self, keys: tuple[Digest, ...]) -> None:
-        with self._lock:
+        with self._lease_lock:
             ended = []
             for key in keys:
                 self._leased[key] -= 1
                 if self._leased[key] == 0:
                     del self._leased[key]
                     ended.append(key)
-        if ended:
-            name = self.blobs.session().name
-            self.database.transact(
-                lambda connection: connection.executemany(
-                    "DELETE FROM leases WHERE key = ? AND session = ?", [(raw_digest(key), name) for key in ended]
+            if ended:
+                name = self.blobs.session().name
+                self.database.transact(
+                    lambda connection: connection.executemany(
+                        "DELETE FROM leases WHERE key = ? AND session = ?", [(raw_digest(key), name) for key in ended]
+                    )
                 )
-            )
 
     # ------------------------------------------------------------ named values
 
@@ -284,6 +294,10 @@ class Store:
                 from buildd import collect
 
                 self.tally.flush()
+                if not self._orphans_dropped:
+                    # Once a process: what a crash or a lost index left behind is not in the total.
+                    self._orphans_dropped = True
+                    collect.drop_orphans(self)
                 if not collect.step(self, total_bytes):
                     # Everything left is in use: looking again at every put would only cost.
                     self._next_collection_s = time.monotonic() + _COLLECT_EVERY_S

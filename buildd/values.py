@@ -18,6 +18,8 @@ from buildd.database import Database
 from protocol.messages import Digest
 
 MAX_VALUE_BYTES = 256 << 20
+TRIM_EVERY_TICKS = 256
+"""Tables that have a bound of their own are trimmed by about every so many-th write."""
 _CHECK_BYTES = 16
 _COMPRESS_ABOVE_BYTES = 512
 _PLAIN, _ZSTD = b"\0", b"\1"
@@ -131,10 +133,12 @@ class Values:
         sealed = seal(raw, _ZSTD + packed) if len(packed) < len(value) else seal(raw, _PLAIN + value)
 
         def work(connection: sqlite3.Connection) -> None:
+            tick = self._next_tick(connection)
             connection.execute(
-                f"INSERT OR REPLACE INTO {table.value} (name, used, value) VALUES (?, ?, ?)",
-                (raw, self._next_tick(connection), sealed),
+                f"INSERT OR REPLACE INTO {table.value} (name, used, value) VALUES (?, ?, ?)", (raw, tick, sealed)
             )
+            if tick % TRIM_EVERY_TICKS == 0:
+                trim(connection)
 
         self._database.transact(work)
 

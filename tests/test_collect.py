@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,6 @@ def test_a_blob_shared_by_two_results_stays_for_the_second(store: Store) -> None
     assert shared is not None
     other = store.result(key_of("result", 11))
     assert other is not None
-    from dataclasses import replace
-
     store.publish(key_of("first", 11), store.input_sets(key_of("first", 11))[0], replace(other, outputs=shared.outputs))
     store.forget(key_of("result", 7))
     collect.gc(store)
@@ -177,7 +176,7 @@ def test_every_acknowledged_result_survives_kill(tmp_path: Path) -> None:
     """Writers are killed at random moments, some of them two at once; the next opening serves all they acknowledged."""
     folder, chance = tmp_path / "store", random.Random(5)
     acknowledged: list[int] = []
-    end = time.monotonic() + 10
+    end = time.monotonic() + 7
     for loop in range(14):
         if time.monotonic() > end:
             break
