@@ -23,6 +23,7 @@ from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
 from buildd.lookup import Found, Lookup, Missing
 from buildd.store import Result, Store
+from codegen.environment import Settings
 from codegen.plan import Action, Plan, Resources, Tool
 from protocol import messages as m
 
@@ -88,6 +89,11 @@ class Building:
     @property
     def project(self) -> str:
         return self.snapshot.project
+
+    @property
+    def times_jobs(self) -> bool:
+        """AIT_TIME_COMPILATION: a line for every job that ran."""
+        return Settings(request_env=self.request.environment, strict=False).is_on("AIT_TIME_COMPILATION")
 
     @property
     def writes_outputs(self) -> bool:

@@ -242,6 +242,7 @@ def serve() -> int:
         # Not the folder that the client happened to start us in: that one may be unmounted or removed.
         os.chdir("/")
         restart = asyncio.run(_live(folder, settings, location))
+        lock.wipe()  # libzmq leaves the paths of its sockets
         lock.release()
     except RequestError as error:
         _log.error("%s (%s)", error.message, error.next_step)

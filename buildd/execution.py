@@ -26,6 +26,7 @@ from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
+from codegen.aitemplate_flags import time_line
 from codegen.plan import Action
 from protocol import messages as m
 
@@ -89,6 +90,20 @@ class Execution:
     def memory_bytes(self) -> int:
         """Resident memory of its processes now."""
         return self._job.memory_bytes if self._job is not None else 0
+
+    def time_line(self) -> str:
+        """What AIT_TIME_COMPILATION asks for: the line of GNU time, from our own measurement."""
+        if self.exit is None or self._job is None:
+            return ""
+        timing = self.exit.timing
+        return time_line(
+            [os.fsdecode(argument) for argument in self._job.launch.argv],
+            exit_status=self.exit.status,
+            wall_s=timing.wall_s,
+            user_s=timing.user_s,
+            system_s=timing.system_s,
+            peak_rss_bytes=timing.peak_rss_bytes,
+        )
 
     def kill(self, reason: KillReason) -> None:
         """End it; its ending comes as ever."""

@@ -56,6 +56,8 @@ from buildd.steps import (
     Undeliverable,
 )
 from buildd.store import Store
+from codegen.aitemplate_flags import job_cap
+from codegen.environment import Settings
 from codegen.plan import Plan, RequestError, Resources
 from protocol import messages as m
 
@@ -144,6 +146,7 @@ class Scheduler:
 
     def rest(self) -> None:
         """Nothing is being built: write down what is known and give memory back."""
+        self.gate.rest()
         for opened in self.stores.values():
             opened.files.drop()
             opened.store.tally.flush()
@@ -186,7 +189,7 @@ class Scheduler:
                 request.request_id,
                 _graph(plan, building.resources),
                 request.priority,
-                request.jobs,
+                request.jobs or job_cap(Settings(request_env=request.environment, strict=False)) or 0,
                 request.keep_going,
             )
         )
@@ -309,6 +312,10 @@ class Scheduler:
             _log.exception("job %s failed inside; what led here:\n%s", execution.number, self.state.story)
             ending = Ending.FAILED
         exit = execution.exit
+        if exit is not None and execution.building.times_jobs:
+            self._tell(
+                execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=execution.time_line())
+            )
         if ending is Ending.SUCCESS and exit is not None:
             if execution.note or exit.stdout or exit.stderr:
                 for request, _ in self.state.jobs[execution.number].followers:

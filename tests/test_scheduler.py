@@ -352,3 +352,19 @@ def test_nothing_to_do_is_known_from_stamps_alone(floor: Floor) -> None:
         assert story.done.message != "nothing to do", what
         if "output" in what:
             assert floor.library == library, what
+
+
+def test_num_builders_caps_a_request_and_a_time_line_is_told_for_every_job(floor: Floor) -> None:
+    for n in range(3):
+        floor.write(f"src/n{n}.cu", f"//! sleep 0.05\n{n}\n")
+    environment = {"PATH": "/usr/bin:/bin", "NUM_BUILDERS": "1", "AIT_TIME_COMPILATION": "1"}
+    story = floor.build(environment=environment)
+    running = most = 0
+    for body in story:
+        running += isinstance(body, m.Started) - isinstance(body, m.Finished)
+        most = max(most, running)
+    assert most == 1
+    lines = [line.text for line in story.of(m.LogLine) if line.text.startswith("exit_status=0 elapsed_sec=")]
+    assert len(lines) == len(story.ran()) == 6
+    untimed = floor.build(environment={"PATH": "/usr/bin:/bin", "AIT_TIME_COMPILATION": "yes"}, recache=True)
+    assert not untimed.of(m.LogLine), "only exactly 1 is on"

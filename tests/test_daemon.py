@@ -1,0 +1,198 @@
+"""The life of a real daemon process: start, answer, drain, end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protocol import endpoint as ep
+from protocol import messages as m
+from protocol.client import Client
+
+DEADLINE_S = 30.0
+
+
+class Daemon:
+    """`buildd serve` with a runtime folder, a store and a configuration of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # A socket's path has 107 bytes at most, and pytest's folders are long.
+        self.runtime = Path("/tmp") / f"buildd-test-{uuid.uuid4().hex[:12]}"
+        self.environ = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "BUILDD_RUNTIME_DIR": str(self.runtime),
+            "BUILDD_DIR": str(folder / "store"),
+        }
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, **environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "buildd", "serve"],
+            env={**self.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def ready(self) -> ep.Endpoint:
+        folder = ep.runtime_folder(self.environ)
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            endpoint = ep.read_endpoint(folder)
+            if endpoint is not None and ep.is_alive(endpoint):
+                return endpoint
+            assert self.processes[-1].poll() is None or len(self.processes) > 1, self.processes[-1].communicate()[0]
+            os.sched_yield()
+        raise TimeoutError
+
+    def client(self) -> Client:
+        return Client.connect(start=None, environ=self.environ, timeout_s=DEADLINE_S)
+
+    def request(self, project: Path, **fields: object) -> m.Request:
+        name = uuid.uuid4().hex
+        return m.Request(request_id=name, build_id=name, project=str(project), store="", **fields)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        subprocess.run(["rm", "-rf", str(self.runtime)], check=True)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    yield daemon
+    daemon.close()
+
+
+def test_it_answers_drains_and_leaves_nothing(daemon: Daemon) -> None:
+    process = daemon.start()
+    endpoint = daemon.ready()
+    assert endpoint.pid == process.pid
+    children = psutil.Process(process.pid).children()
+    with daemon.client() as client:
+        status = client.status()
+        assert status.pid == process.pid and status.state == "serving"
+        client.drain()
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
+    assert ep.read_endpoint(ep.runtime_folder(daemon.environ)) is None
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not list(ep.runtime_folder(daemon.environ).path.glob("work-*"))
+
+
+def test_a_second_one_leaves_at_once(daemon: Daemon) -> None:
+    daemon.start()
+    first = daemon.ready()
+    second = daemon.start()
+    output, _ = second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 0 and "another daemon has the lock" in output
+    assert daemon.ready() == first
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_it(daemon: Daemon, number: signal.Signals) -> None:
+    process = daemon.start()
+    daemon.ready()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
+
+
+def test_a_hangup_does_not_end_it(daemon: Daemon) -> None:
+    process = daemon.start()
+    daemon.ready()
+    process.send_signal(signal.SIGHUP)
+    with daemon.client() as client:
+        assert client.status().state == "serving"
+
+
+def test_killed_and_started_again(daemon: Daemon) -> None:
+    process = daemon.start()
+    daemon.ready()
+    helpers = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(helpers, timeout=DEADLINE_S)
+    again = daemon.start()
+    deadline = time.monotonic() + DEADLINE_S
+    while daemon.ready().pid != again.pid:
+        assert time.monotonic() < deadline
+    with daemon.client() as client:
+        assert client.status().pid == again.pid
+
+
+def test_idle_for_long_enough_it_ends(daemon: Daemon) -> None:
+    process = daemon.start(BUILDD_IDLE_TIMEOUT_S="1")
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and "idle for" in output
+
+
+def test_a_wrong_setting_is_named(daemon: Daemon) -> None:
+    process = daemon.start(BUILDD_MEMORY="plenty")
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2 and 'BUILDD_MEMORY="plenty" cannot be read' in output
+
+
+def test_a_wrong_request_is_refused_with_the_next_step(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.start()
+    daemon.ready()
+    (tmp_path / "buildd.toml").write_text('[target.saxpy]\nkind = "cuda"\nsources = ["a.cu"]\n')
+    with daemon.client() as client:
+        done = list(client.submit(daemon.request(tmp_path, targets=("saxpi",))))[-1].body
+    assert isinstance(done, m.Done)
+    assert done.outcome is m.Outcome.REFUSED and done.code == "unknown-target"
+    assert 'did you mean "saxpy"' in done.message + done.next_step
+
+
+def test_every_request_leaves_an_audit_line(daemon: Daemon, tmp_path: Path) -> None:
+    process = daemon.start()
+    daemon.ready()
+    with daemon.client() as client:
+        request = daemon.request(tmp_path)
+        list(client.submit(request))
+        client.drain()
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    (line,) = [line for line in output.splitlines() if "audit" in line and request.request_id in line]
+    assert str(os.getpid()) in line
+
+
+def test_an_unusable_store_is_an_answer_not_the_end(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.start()
+    daemon.ready()
+    file = tmp_path / "file"
+    file.touch()
+    with daemon.client() as client:
+        request = m.Request(request_id="a", build_id="a", project=str(tmp_path), store=str(file / "store"))
+        done = list(client.submit(request))[-1].body
+        assert isinstance(done, m.Done) and done.outcome is m.Outcome.DAEMON_ERROR and done.code == "store"
+        assert client.status().state == "serving"
+
+
+def test_it_imports_nothing_heavy(daemon: Daemon) -> None:
+    """Torch, triton and jax live in workers; what is slow to import comes with its first use."""
+    code = (
+        "import sys, buildd.daemon, codegen.generate\n"
+        "print([n for n in ('torch', 'triton', 'jax', 'ray', 'jinja2', 'rich', 'sqlite_utils') if n in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
