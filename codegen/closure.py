@@ -6,10 +6,8 @@ it cannot run either.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -177,23 +175,6 @@ def search_folders(verbose: str) -> tuple[str, ...]:
     quoted = re.search(r'#include "\.\.\." search starts here:\n(.*?)^#include <', verbose, re.MULTILINE | re.DOTALL)
     before = [line.strip() for line in quoted[1].splitlines()] if quoted else []
     return tuple(dict.fromkeys(os.path.normpath(folder) for folder in (*missing, *before, *found) if folder))
-
-
-def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
-    """The steps that `clang -###` printed."""
-    return tuple(
-        tuple(shlex.split(line)) for line in text.splitlines() if line.startswith(' "') and line.rstrip().endswith('"')
-    )
-
-
-def clang_search(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Include folders of one clang -cc1 command, in the order in which clang searches them."""
-    order = {"-I": 0, "-isystem": 1, "-internal-isystem": 2, "-internal-externc-isystem": 2, "-idirafter": 3}
-    found: list[tuple[int, str]] = []
-    for option, value in itertools.pairwise(command):
-        if option in order:
-            found.append((order[option], os.path.normpath(value)))
-    return tuple(dict.fromkeys(folder for _, folder in sorted(found, key=lambda pair: pair[0])))
 
 
 def _checked(answer: Answer, program: str, what: str) -> Answer:

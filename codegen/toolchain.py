@@ -6,8 +6,6 @@ request's interpreter and of the running one. Knows no target. Runs nothing: wha
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import re
 import sysconfig
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from codegen import closure, nvcc
+from codegen import closure, hipcc, interpreters, nvcc
 from codegen.closure import Environment, script_files, which
 from codegen.environment import TOOL_PATH, tool_environment
 from codegen.plan import Frozen, Knowledge, Place, Probe, Ref, RequestError, Tool, ToolFile
@@ -159,49 +157,13 @@ class Toolchains:
     def site_packages(self) -> tuple[str, ...]:
         """Folders of installed packages: of the request's interpreter, then of the running one."""
         if self._sites is None:
-            found = dict.fromkeys(self._sites_of(self.request.interpreter)) if self.request.interpreter else {}
+            asked: tuple[str, ...] = ()
+            if theirs := self.request.interpreter:
+                asked = interpreters.site_packages(theirs, self.knowledge, self.request.environment, self.path)
+            found = dict.fromkeys(asked)
             found.update(dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
             self._sites = tuple(found)
         return self._sites
-
-    def _sites_of(self, interpreter: str) -> tuple[str, ...]:
-        """From the layout of a virtual environment where it is one, else by asking the interpreter."""
-        prefix = os.path.dirname(os.path.dirname(os.path.abspath(interpreter)))
-        library = os.path.join(prefix, "lib")
-        if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")) and os.path.isdir(library):
-            sites = [os.path.join(library, name, "site-packages") for name in sorted(os.listdir(library))]
-            sites = [site for site in sites if os.path.isdir(site)]
-            try:
-                with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8") as stream:
-                    alone = not re.search(r"(?im)^include-system-site-packages\s*=\s*true", stream.read())
-            except (OSError, UnicodeDecodeError):
-                alone = False
-            if len(sites) == 1 and alone:
-                return tuple(sites)
-        code = "import json,site,sysconfig as s;print(json.dumps([s.get_path('purelib'),s.get_path('platlib')]"
-        code += "+site.getsitepackages()+[site.getusersitepackages()]))"
-        path = which(interpreter, self.path)
-        if not path:
-            raise RequestError(
-                "bad-interpreter", f"there is no Python at {interpreter}", next_step="give the path of a Python 3"
-            )
-        (answer,) = self.knowledge.ask(
-            Probe(argv=(path, "-c", code), environment=self._python_environment(), files=(path,))
-        )
-        try:
-            return tuple(dict.fromkeys(msgspec.convert(json.loads(answer.stdout), list[str])))
-        except (ValueError, msgspec.ValidationError) as error:
-            said = answer.stderr.strip().splitlines()
-            raise RequestError(
-                "bad-interpreter",
-                f"{interpreter} does not work as a Python: {said[-1] if said else f'status {answer.status}'}",
-                next_step="give the path of a Python 3",
-            ) from error
-
-    def _python_environment(self) -> Environment:
-        names = ("HOME", "PYTHONUSERBASE")
-        known = {name: value for name in names if (value := self.request.environment.get(name))}
-        return tuple(sorted({**known, "PATH": TOOL_PATH, "LC_ALL": "C.UTF-8"}.items()))
 
     # ------------------------------------------------------------ CUDA
 
@@ -324,7 +286,7 @@ class Toolchains:
 
     def _describe_hipcc(self) -> Compiler:
         found = self._first(self._hipcc_candidates(), "hipcc", _NO_HIPCC)
-        environment = _for_amd(tool_environment(self.request.environment, Family.HIP))
+        environment = hipcc.for_amd(tool_environment(self.request.environment, Family.HIP))
         path = os.path.abspath(found.path)
         inputs = script_files(path, dict(environment))
         compiling, linking = (
@@ -335,7 +297,7 @@ class Toolchains:
             )
         )
         answers = self.knowledge.ask(compiling, linking)
-        commands = [closure.clang_commands(answer.stderr + answer.stdout) for answer in answers]
+        commands = [hipcc.clang_commands(answer.stderr + answer.stdout) for answer in answers]
         passes = [command for command in commands[0] if "-cc1" in command]
         if not passes:
             said = (answers[0].stderr or answers[0].stdout).strip().splitlines()
@@ -353,7 +315,7 @@ class Toolchains:
         for index, file in enumerate(inputs):
             files.add("hipcc" if index == 0 else f"hipcc {os.path.basename(file)}", file)
         files.extend(closure.libraries(self.knowledge, files.paths(), environment))
-        for file in (*_bitcode(passes), *_hip_versions(os.path.dirname(os.path.dirname(path)))):
+        for file in (*hipcc.bitcode(passes), *hipcc.version_files(os.path.dirname(os.path.dirname(path)))):
             files.add(os.path.basename(file), file)
         cpus = Probe(
             argv=(clang, "--target=amdgcn", "--print-supported-cpus"),
@@ -364,7 +326,7 @@ class Toolchains:
         root = os.path.dirname(os.path.dirname(path))
         heading = (answers[0].stderr + answers[0].stdout).splitlines()
         version = next((line.strip() for line in heading if "clang version" in line), "")
-        search = dict.fromkeys(folder for command in passes for folder in closure.clang_search(command))
+        search = dict.fromkeys(folder for command in passes for folder in hipcc.clang_search(command))
         return Compiler(
             tool=Tool(
                 name="hipcc",
@@ -431,25 +393,3 @@ def _library_flags(root: str, dryrun: nvcc.Dryrun) -> tuple[Ref, ...]:
     if any(os.path.isdir(folder) for folder in named) or not os.path.isdir(os.path.join(root, "lib")):
         return ()
     return (Ref(place=Place.ROOT, name="cuda", prefix="-L", suffix="/lib"),)
-
-
-def _for_amd(environment: Environment) -> Environment:
-    """hipcc would look for an NVIDIA toolkit where no clang answers; here it is always AMD's."""
-    return tuple(sorted({**dict(environment), "HIP_PLATFORM": "amd"}.items()))
-
-
-def _bitcode(passes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """All device libraries beside those named: which ones are linked depends on architecture and flags."""
-    folders: dict[str, None] = {}
-    for command in passes:
-        for option, value in itertools.pairwise(command):
-            if option == "-mlink-builtin-bitcode":
-                folders[os.path.dirname(value)] = None
-    return tuple(
-        os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name.endswith(".bc")
-    )
-
-
-def _hip_versions(root: str) -> tuple[str, ...]:
-    names = ("bin/.hipVersion", "lib/.hipInfo", "share/hip/version", "bin/hipvars.pm")
-    return tuple(path for name in names if os.path.isfile(path := os.path.join(root, name)))
