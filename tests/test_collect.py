@@ -77,10 +77,14 @@ def test_a_blob_shared_by_two_results_stays_for_the_second(store: Store) -> None
     other = store.result(key_of("result", 11))
     assert other is not None
     store.publish(key_of("first", 11), store.input_sets(key_of("first", 11))[0], replace(other, outputs=shared.outputs))
-    store.forget(key_of("result", 7))
-    collect.gc(store)
-    assert store.get(shared.outputs[0].digest) == content_of(7)
+    held = collect.gc(store).held_bytes
     assert store.get(digest_of(content_of(11))) is None
+    assert collect.gc(store, limit_bytes=held - 1).results == 1, "the older one goes"
+    assert store.result(key_of("result", 7)) is None
+    assert store.get(shared.outputs[0].digest) == content_of(7)
+    store.forget(key_of("result", 11))
+    collect.gc(store)
+    assert store.get(shared.outputs[0].digest) is None
 
 
 def test_what_was_put_and_not_yet_published_stays(store: Store) -> None:
