@@ -11,7 +11,6 @@ import hashlib
 import os
 import pwd
 import signal as signals
-import socket
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -385,6 +384,8 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _listens(path: str) -> bool:
+    import socket  # here: only daemons ask, and clients pay for every import
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)

@@ -5,8 +5,8 @@ Knows no socket and no clock. The sync and the async client are thin shells arou
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,8 +55,8 @@ def user_name(environ: Mapping[str, str]) -> str:
         if environ.get(name):
             return environ[name]
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         return str(os.getuid())
 
 

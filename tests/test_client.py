@@ -34,6 +34,13 @@ from protocol.session import Inbox, Route
 FAKE_DAEMON = [sys.executable, str(Path(__file__).parent / "fakes" / "fake-daemon")]
 
 
+def _environ(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 class Place:
     """A runtime folder of its own and an environment that points there."""
 
@@ -58,6 +65,17 @@ class Place:
     def starts(self) -> list[int]:
         return [int(text) for text in (self.base / "starts").read_text().split()]
 
+    def sweep(self) -> None:
+        """End every daemon of this place: one that lost the race may still be starting, and would win now."""
+        mark = f"BUILDD_RUNTIME_DIR={self.base}/run".encode()
+        while found := [process for process in Path("/proc").glob("[0-9]*") if mark in _environ(process)]:
+            for process in found:
+                try:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    os.waitpid(int(process.name), 0)
+                except (ProcessLookupError, ChildProcessError):
+                    pass
+
     def end(self) -> None:
         """End the daemons that were started here, and wait until they are gone."""
         endpoint = find(self.folder)
@@ -71,7 +89,7 @@ def place() -> Iterator[Place]:
     with short_folder() as base:
         made = Place(base)
         yield made
-        made.end()
+        made.sweep()
 
 
 @pytest.fixture
@@ -393,7 +411,7 @@ def test_the_async_client_does_the_same(served: Serving) -> None:
             async def read(events: object) -> list[int]:
                 return [event.sequence async for event in events]  # type: ignore[attr-defined]
 
-            assert await asyncio.gather(read(one), read(two)) == [[1, 2, 3, 4, 5]] * 2
+            assert list(await asyncio.gather(read(one), read(two))) == [[1, 2, 3, 4, 5]] * 2
             assert await client.fetch(digest) == served.handler.blobs[digest]
             assert [event.sequence async for event in await client.follow(RequestId("r1"), 3)] == [4, 5]
             assert (await client.status()).clients == 1
