@@ -218,20 +218,27 @@ class Database:
             cached_statements=256,
             uri=bool(uri),
         )
-        connection.execute("PRAGMA cell_size_check = ON")
-        if not uri:
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA journal_size_limit = 16777216")
+        try:
+            connection.execute("PRAGMA cell_size_check = ON")
+            if not uri:
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("PRAGMA journal_size_limit = 16777216")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _open_read_only(self) -> None:
         # A WAL database on a read-only disk opens only as "immutable", unless its -shm file happens to be there.
         for option in ("mode=ro", "mode=ro&immutable=1"):
+            reader = None
             try:
                 reader = self._connection(f"file:{quote(os.fsencode(self._name))}?{option}")
                 condition, version = schema.condition(reader)
             except sqlite3.Error as error:
                 failure = error
+                if reader is not None:
+                    reader.close()
                 continue
             if condition is Condition.CURRENT:
                 reader.text_factory = bytes
