@@ -22,7 +22,7 @@ from buildd.diagnostics import diagnose
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
 from buildd.lookup import Found, Lookup, Missing
-from buildd.store import Result, Store
+from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
 from codegen.plan import Action, Plan, Resources, Tool
 from protocol import messages as m
@@ -315,6 +315,10 @@ class Building:
 
     def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
         counts = self.counts
+        if self.request.mode in (m.Mode.BUILD, m.Mode.WARM):
+            self.store.count(Counter.HITS, counts.hits)
+            self.store.count(Counter.MISSES, counts.misses)
+            self.store.count(Counter.SAVED_MS, int(counts.saved_s * 1000))
         self.log.append(
             m.Done(
                 outcome=outcome,

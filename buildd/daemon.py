@@ -11,6 +11,7 @@ import ctypes.util
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -40,6 +41,8 @@ MEMORY_CAP_BYTES = 1 << 30
 IDLE_CAP_BYTES = 56 << 20
 """What a resting daemon may hold; memory that a large build left fragmented is given back by starting anew."""
 
+FILE_LIMIT = 65_536
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,15 +52,20 @@ class Daemon:
     Args:
         settings: the daemon's own variables and the user's configuration file.
         default_store: store of requests that name none.
+        folder: where the endpoint file is.
+        lock: held while this is the user's daemon; let go as soon as it takes nothing new.
     """
 
-    def __init__(self, settings: Settings, default_store: Path) -> None:
+    def __init__(self, settings: Settings, default_store: Path, folder: Folder, lock: DaemonLock) -> None:
         self.scheduler = Scheduler(
             default_store=default_store,
             cpus=settings.number("BUILDD_JOBS") or 0,
             memory_cap_bytes=settings.number("BUILDD_MEMORY") or 0,
+            store_limit_bytes=settings.number("BUILDD_CACHE_SIZE"),
         )
         self.server: Server | None = None
+        self._folder = folder
+        self._lock: DaemonLock | None = lock
         self.restart = False
         self._idle_timeout_s = float(settings.text("BUILDD_IDLE_TIMEOUT_S") or 0) or _idle_timeout(settings)
         self._started_s = time.monotonic()
@@ -111,6 +119,7 @@ class Daemon:
         return None if opened is None else await asyncio.to_thread(opened.store.get, digest)
 
     async def drain(self, now: bool) -> None:
+        self._make_room()
         if now:
             for request_id in list(self.scheduler.buildings):
                 self.scheduler.cancel(request_id)
@@ -122,15 +131,26 @@ class Daemon:
     def audit(self, line: str) -> None:
         _log.info("audit %s", line)
 
+    def _make_room(self) -> None:
+        """From now on another daemon may start beside this one, which only finishes what it has."""
+        if self._lock is not None and self.server is not None:
+            self.server.draining = True
+            remove_endpoint(self._folder, self.server.instance)
+            self._lock.release()
+            self._lock = None
+
     # ---------------------------------------------------------------- life
 
-    async def live(self, folder: Folder, settings: Settings) -> None:
+    async def live(self, settings: Settings) -> None:
         """Serve until drained or idle for too long."""
+        folder = self._folder
         instance = new_instance()
         self.server = Server(
             self, folder.addresses(instance), instance=instance, daemon=f"buildd/{__version__}", tcp=_tcp(settings)
         )
         await self.scheduler.runner.start()
+        # After the helper that starts tools, so that they keep the user's own limit.
+        _raise_file_limit()
         await self.server.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -141,9 +161,17 @@ class Daemon:
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.default_store, os.getpid())
         self._watch_idle()
         await self._ended.wait()
-        remove_endpoint(folder, instance)
+        self._make_room()
         await self.server.close()
         await self.scheduler.close()
+        for kind in ("work", "control", "events"):  # libzmq leaves the paths of its sockets
+            Path(getattr(self.server.addresses, kind).removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        # In one step with the decision: a request that comes now must not be taken and then forgotten.
+        assert self.server is not None
+        self.server.draining = True
+        self._ended.set()
 
     def _asked_to_end(self) -> None:
         assert self.server is not None
@@ -170,14 +198,22 @@ class Daemon:
                 if own_memory_bytes() > IDLE_CAP_BYTES and not self.server.status().clients and not self.restart:
                     _log.info("starting anew: %d MiB held while idle", own_memory_bytes() >> 20)
                     self.restart = True
-                    self._ended.set()
+                    self._end()
                     return
             if quiet_s >= self._idle_timeout_s and not self.server.status().clients:
                 _log.info("idle for %.0f s: ending", quiet_s)
-                self._ended.set()
+                self._end()
                 return
             until_s = (self._idle_timeout_s if self._rested else REST_AFTER_S) - quiet_s
             await asyncio.sleep(max(0.05, until_s))
+
+
+def _raise_file_limit() -> None:
+    """A client costs a socket, and a local one a pidfd; the default of 1,024 files would be its limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, FILE_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def own_memory_bytes() -> int:
@@ -209,6 +245,12 @@ def _tcp(settings: Settings) -> TcpOptions | None:
     if not address:
         return None
     host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_534:
+        raise RequestError(
+            "bad-variable",
+            f"BUILDD_TCP={address!r} cannot be read; accepted: HOST:PORT, such as 127.0.0.1:7777 (port 0 takes any)",
+            next_step="unset BUILDD_TCP or give it another value",
+        )
     control_port = "0" if port == "0" else str(int(port) + 1)
     return TcpOptions(
         work=f"tcp://{host}:{port}",
@@ -241,9 +283,7 @@ def serve() -> int:
         location = store_folder(os.environ)
         # Not the folder that the client happened to start us in: that one may be unmounted or removed.
         os.chdir("/")
-        restart = asyncio.run(_live(folder, settings, location))
-        lock.wipe()  # libzmq leaves the paths of its sockets
-        lock.release()
+        restart = asyncio.run(_live(folder, lock, settings, location))
     except RequestError as error:
         _log.error("%s (%s)", error.message, error.next_step)
         return 2
@@ -255,7 +295,7 @@ def serve() -> int:
     return 0
 
 
-async def _live(folder: Folder, settings: Settings, store: Path) -> bool:
-    daemon = Daemon(settings, store)
-    await daemon.live(folder, settings)
+async def _live(folder: Folder, lock: DaemonLock, settings: Settings, store: Path) -> bool:
+    daemon = Daemon(settings, store, folder, lock)
+    await daemon.live(settings)
     return daemon.restart

@@ -120,6 +120,7 @@ class Execution:
                 m.Started(
                     job_id=self.number,
                     action=self.action.name,
+                    kind=self.action.kind,
                     command=building.command(self.action),
                     expected_s=self.expected_s,
                 )

@@ -87,12 +87,21 @@ class Scheduler:
         cpus: CPU tokens; by default those that this process may use.
         memory_cap_bytes: never admit beyond this, whatever the host has; 0 means no cap.
         default_store: store of requests that name none.
+        store_limit_bytes: size bound of every store; None means the store's own default.
         make: makes plans, see `Planner`.
     """
 
     def __init__(
-        self, *, default_store: Path, cpus: int = 0, memory_cap_bytes: int = 0, make: Make | None = None
+        self,
+        *,
+        default_store: Path,
+        cpus: int = 0,
+        memory_cap_bytes: int = 0,
+        store_limit_bytes: int | None = None,
+        make: Make | None = None,
     ) -> None:
+        self._store_limit_bytes = store_limit_bytes
+        self._opening = asyncio.Lock()
         self._make = make
         self.runner = Runner()
         self.claims = Claims()
@@ -209,11 +218,12 @@ class Scheduler:
 
     async def _open(self, folder: str) -> OpenStore:
         path = folder or self.default_store
-        opened = self.stores.get(path)
-        if opened is None:
-            store = await self._in_pool(Store.open, Path(path))
-            opened = self.stores.setdefault(path, OpenStore(store, self.runner, self._make))
-        return opened
+        async with self._opening:
+            opened = self.stores.get(path)
+            if opened is None:
+                store = await self._in_pool(lambda: Store.open(Path(path), limit_bytes=self._store_limit_bytes))
+                opened = self.stores[path] = OpenStore(store, self.runner, self._make)
+            return opened
 
     # ---------------------------------------------------------------- instructions
 
@@ -557,7 +567,14 @@ def build_here(request: m.Request, on_event: Callable[[m.Event], None]) -> m.Don
                 done.set()
 
         log.listen(tell)
-        loop.add_signal_handler(signal.SIGINT, lambda: scheduler.cancel(request.request_id))
+
+        def interrupt() -> None:
+            # The first one ends the request in good order, the next one is Python's own again.
+            loop.remove_signal_handler(signal.SIGINT)
+            if not scheduler.cancel(request.request_id):
+                raise KeyboardInterrupt
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
             scheduler.submit(request, log)
             await done.wait()

@@ -203,6 +203,7 @@ class Server:
             instance=self.instance,
             state="draining" if self.draining else "serving",
             requests=self.open_requests,
+            active=tuple(name for name, entry in list(self._requests.items()) if entry.log.done is None),
             clients=len(self._clients),
             counters={**status.counters, **self._control.counters, **self.counters},
         )

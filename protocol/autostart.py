@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from protocol.client import Client, differs, find, mismatch
-from protocol.endpoint import Endpoint, Folder, is_alive, runtime_folder
+from protocol.endpoint import Endpoint, Folder, runtime_folder
 from protocol.errors import ConnectionLost, StartFailed, TimedOut
 from protocol.session import Route
 
@@ -29,6 +29,7 @@ def find_or_start(
     environ: Mapping[str, str] = os.environ,
     timeout_s: float = 10.0,
     package_digest: str = "",
+    say: Callable[[str], None] = lambda line: None,
 ) -> Endpoint:
     """The endpoint of a daemon that answers.
 
@@ -37,10 +38,12 @@ def find_or_start(
             then writes the endpoint file. argv[0] is a path or a name on PATH.
         environ: the environment of the daemon, also says which runtime folder.
         timeout_s: for the whole, in seconds.
-        package_digest: of the daemon's code as the caller has it; an idle daemon of another one is replaced.
+        package_digest: of the daemon's code as the caller has it; a daemon of another one is replaced. Where it is
+            busy it finishes what it has, and the new one starts beside it.
+        say: is told, in one line for people, when that happens.
 
     Raises:
-        VersionMismatch: a busy daemon of another version lives.
+        VersionMismatch: a daemon of another version lives and does not give way.
         StartFailed: with the end of the daemon's log.
         EndpointError: the runtime folder cannot be used.
     """
@@ -48,7 +51,7 @@ def find_or_start(
     deadline = time.monotonic() + timeout_s
     living = find(folder)
     if living is not None and differs(living, package_digest):
-        _replace(living, deadline)
+        _replace(living, folder, deadline, say)
         living = None
     if living is not None and _answers(living, deadline):
         return living
@@ -151,18 +154,26 @@ def _answers(endpoint: Endpoint, deadline: float) -> bool:
     return True
 
 
-def _replace(living: Endpoint, deadline: float) -> None:
-    """Ask an idle daemon of another version to go and wait until it has. Raises VersionMismatch where it is busy."""
+def _replace(living: Endpoint, folder: Folder, deadline: float, say: Callable[[str], None]) -> None:
+    """Ask a daemon of another version to finish what it has and to take nothing new; wait until its place is free.
+
+    Raises VersionMismatch where it stays.
+    """
     try:
         with Client(Route.local(living), timeout_s=max(0.1, deadline - time.monotonic())) as client:
-            if client.status().requests > 0:
-                raise mismatch(living)
+            requests = client.status().requests
+            if requests:
+                say(
+                    f"the daemon (pid {living.pid}, {living.daemon}) is of another version: it finishes its "
+                    f"{requests} running request{'s' if requests > 1 else ''}, a new one starts beside it"
+                )
             client.drain()
     except ConnectionLost:
         return
     except TimedOut as error:
         raise mismatch(living) from error
-    while is_alive(living):
+    # A draining daemon lets go of its lock and its endpoint file at once; one of long ago only when it ends.
+    while (now := find(folder)) is not None and now.instance == living.instance:
         if time.monotonic() >= deadline:
             raise mismatch(living)
         time.sleep(_POLL_S)

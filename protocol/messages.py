@@ -280,6 +280,8 @@ class Started(Body, frozen=True, tag="started"):
     command: str
     """One line that repeats the command by hand (for people, shell-quoted)."""
     expected_s: float = 0.0
+    kind: str = ""
+    """Short name of what runs: "nvcc", "link", "ar", "triton"."""
 
 
 class LogLine(Body, frozen=True, tag="log_line"):
@@ -442,6 +444,8 @@ class Status(Message, frozen=True, tag="status"):
     clients: int = 0
     counters: dict[str, int] = {}
     """Monotonic counts: malformed frames, dropped messages, lagged followers, bad blobs, hits, misses ..."""
+    active: tuple[RequestId, ...] = ()
+    """Requests that have not ended, in the order in which they came."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):

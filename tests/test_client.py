@@ -201,19 +201,31 @@ def test_an_idle_daemon_of_another_version_is_replaced(place: Place) -> None:
     assert find_or_start(FAKE_DAEMON, environ=place.environ, package_digest="new") == endpoint
 
 
-def test_a_busy_daemon_of_another_version_is_left_alone(place: Place) -> None:
-    place.start(FAKE_DAEMON_DIGEST="old")
+def test_a_busy_daemon_of_another_version_finishes_beside_the_new_one(place: Place) -> None:
+    place.start(FAKE_DAEMON_DIGEST="old", FAKE_DAEMON_BESIDE="1")
     with Client.connect(environ=place.environ) as client:
         client.submit(hanging())
         wait_until(lambda: client.status().requests == 1)
-        with pytest.raises(VersionMismatch) as caught:
-            Client.connect(
-                start=lambda: find_or_start(FAKE_DAEMON, environ=place.environ, package_digest="new"),
-                environ=place.environ,
-                package_digest="new",
-            )
-        assert "\n" not in caught.value.message and "busy" in caught.value.message
+        said: list[str] = []
+        new = find_or_start(
+            FAKE_DAEMON,
+            environ={**place.environ, "FAKE_DAEMON_DIGEST": "new"},
+            package_digest="new",
+            timeout_s=20,
+            say=said.append,
+        )
+        assert new.package_digest == "new"
+        (line,) = said
+        assert "finishes its 1 running request, a new one starts beside it" in line
         client.ping()
+        assert client.status().pid != new.pid, "the old one still serves who is with it"
+
+
+def test_a_daemon_of_another_version_that_stays_is_one_clear_line(place: Place) -> None:
+    place.start(FAKE_DAEMON_DIGEST="old", FAKE_DAEMON_STAYS="1")
+    with pytest.raises(VersionMismatch) as caught:
+        find_or_start(FAKE_DAEMON, environ=place.environ, package_digest="new", timeout_s=1)
+    assert "\n" not in caught.value.message and "another version" in caught.value.message
     with pytest.raises(VersionMismatch):
         Client.connect(environ=place.environ, package_digest="new")
 

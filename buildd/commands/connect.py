@@ -35,6 +35,12 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0)
     def begin() -> None:
         from protocol.autostart import find_or_start
 
-        find_or_start((sys.executable, *SERVE_ARGUMENTS), environ=environ, timeout_s=timeout_s, package_digest=digest)
+        find_or_start(
+            (sys.executable, *SERVE_ARGUMENTS),
+            environ=environ,
+            timeout_s=timeout_s,
+            package_digest=digest,
+            say=lambda line: print(f"buildd: {line}", file=sys.stderr),
+        )
 
     return Client.connect(start=begin, environ=environ, timeout_s=timeout_s, name=name, package_digest=digest)
