@@ -1,0 +1,152 @@
+"""A user of their own for tests, campaigns and benchmarks: home, store, runtime folder and daemon in one folder.
+
+Knows the command line and /proc, nothing of what is built. Whatever happens, `end` leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    start_ticks: int
+    command: str
+
+    @property
+    def lives(self) -> bool:
+        return start_ticks(self.pid) == self.start_ticks
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Signal it, unless its pid is somebody else's by now."""
+        if self.lives:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+class Household:
+    """One user.
+
+    Args:
+        folder: must exist; its path has to be short, sockets are below it.
+        environment: variables of theirs.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.run_folder, self.store = folder / "run", folder / "store"
+        for sub in (self.run_folder, folder / "home"):
+            sub.mkdir(mode=0o700, exist_ok=True)
+        self.environ = {
+            "HOME": str(folder / "home"),
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "BUILDD_RUNTIME_DIR": str(self.run_folder),
+            "BUILDD_DIR": str(self.store),
+            # Ends by itself even where nobody is left to say so.
+            "BUILDD_IDLE_TIMEOUT_S": "300",
+            # The code beside this file, whatever is installed.
+            "PYTHONPATH": str(ROOT),
+            **(environment or {}),
+        }
+
+    def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """`buildd ARGUMENT...`, running."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "buildd", *arguments],
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def buildd(self, *arguments: str, timeout_s: float = 120.0) -> tuple[int, str]:
+        """Exit status and output of `buildd ARGUMENT...`. Raises subprocess.TimeoutExpired."""
+        process = self.start(*arguments)
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        return process.returncode, output
+
+    def daemon(self) -> Process | None:
+        """The daemon that the endpoint file names, if it lives."""
+        try:
+            (file,) = self.run_folder.rglob("endpoint.json")
+            endpoint = json.loads(file.read_text())
+        except (OSError, ValueError):
+            return None
+        found = Process(endpoint["pid"], endpoint["start_ticks"], "daemon")
+        return found if found.lives else None
+
+    def processes(self) -> list[Process]:
+        """Every living process that is ours: that has our folder in its arguments, environment, program or working
+        folder, and the helpers of those."""
+        ours: dict[int, Process] = {}
+        parents: dict[int, tuple[int, Process]] = {}
+        needle = os.fsencode(self.folder)
+        for name in os.listdir("/proc"):
+            pid = int(name) if name.isdecimal() else 0
+            ticks = start_ticks(pid) if pid else None
+            if ticks is None or pid == os.getpid():
+                continue
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                text = command + Path(f"/proc/{pid}/environ").read_bytes()
+                links = b"".join(os.fsencode(os.readlink(f"/proc/{pid}/{link}")) + b"\0" for link in ("exe", "cwd"))
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            process = Process(pid, ticks, command.replace(b"\0", b" ").decode(errors="replace").strip()[:200])
+            parents[pid] = (parent, process)
+            if needle in text or needle in links:
+                ours[pid] = process
+        for pid, (parent, process) in parents.items():
+            if parent in ours:
+                ours.setdefault(pid, process)
+        return list(ours.values())
+
+    def leftovers(self, *, within_s: float) -> list[Process]:
+        """Processes that are still there after a while; empty as soon as there is none."""
+        deadline = time.monotonic() + within_s
+        while (found := self.processes()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return found
+
+    def end(self) -> list[Process]:
+        """Stop the daemon; kills what it leaves behind, and returns that."""
+        try:
+            self.buildd("down", "--now", timeout_s=40)
+        except subprocess.TimeoutExpired:
+            pass
+        found = self.leftovers(within_s=5)
+        for process in found:
+            process.kill()
+        return found
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; None where it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
