@@ -6,6 +6,7 @@ Knows what is said to the followers, and how results reach the project's folder.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ import msgspec
 from buildd.buildlog import Build, BuildSummary
 from buildd.command import shown
 from buildd.diagnostics import diagnose
+from buildd.errors import StoreError
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
 from buildd.lookup import Found, Lookup, Missing
@@ -27,6 +29,7 @@ from codegen.environment import Settings
 from codegen.plan import Action, Plan, Resources, Tool
 from protocol import messages as m
 
+_log = logging.getLogger(__name__)
 HIT = m.JobId(0)
 """Job id in events about actions that did not run."""
 DELIVER_MODES = frozenset({m.Mode.BUILD})
@@ -212,10 +215,15 @@ class Building:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def keep_log(self) -> None:
-        """Keep the events of a finished request for `buildd log`. Raises StoreError."""
-        done = self.log.done
-        if done is None or self.store.read_only:
+        """Keep the events of a finished request for `buildd log`; without them the build is as good as with them."""
+        if self.log.done is None or self.store.read_only:
             return
+        try:
+            self._save_log(self.log.done)
+        except StoreError as error:
+            _log.warning("the log of build %s was not kept: %s", self.request.build_id, error)
+
+    def _save_log(self, done: m.Done) -> None:
         request = self.request
         events = msgspec.msgpack.encode(self.log.after(0, 1 << 30))
         self.store.save_build(

@@ -110,12 +110,12 @@ class Daemon:
             running=tuple(running),
             queued=scheduler.state.queued,
             waiting_for=scheduler.state.waiting_for,
-            stores=tuple(list(scheduler.stores)),
+            stores=tuple(list(scheduler.intake.stores)),
             counters=dict(scheduler.counters),
         )
 
     async def blob(self, store: str, digest: m.Digest) -> bytes | None:
-        opened = self.scheduler.stores.get(store or self.scheduler.default_store)
+        opened = self.scheduler.intake.stores.get(store or self.scheduler.intake.default_store)
         return None if opened is None else await asyncio.to_thread(opened.store.get, digest)
 
     async def drain(self, now: bool) -> None:
@@ -158,7 +158,7 @@ class Daemon:
             handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
             loop.add_signal_handler(number, handler)
         write_endpoint(folder, self.server.endpoint(package_digest()))
-        _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.default_store, os.getpid())
+        _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.intake.default_store, os.getpid())
         self._watch_idle()
         await self._ended.wait()
         self._make_room()

@@ -47,3 +47,12 @@ class DaemonError(BuilddError):
     """The daemon could not be reached, started or understood."""
 
     code = "daemon"
+
+
+def in_words(error: BaseException) -> str:
+    """One line for people: what went wrong, where, and what to do about it."""
+    if isinstance(error, BuilddError):
+        return f"{error.message} ({error.next_step})" if error.next_step else error.message
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__

@@ -216,7 +216,7 @@ class Execution:
             files.append((output, path))
         missing = building.misses[self.index]
         depfile = _read(f"{self._private}/{DEPFILE}")
-        filing = building.lookup.file_run(action, tool, missing, depfile, self._private, began_ns)
+        filing = building.lookup.file_run(action, tool, missing, depfile, str(store.scratch_folder()), began_ns)
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
             if not self._final:

@@ -206,7 +206,7 @@ class Lookup:
             tool: its tool.
             missing: what the look-up before the run said.
             depfile: what the tool wrote about the files it read; None where it wrote nothing.
-            private: the job's own folder; what lies below is no input.
+            private: folder of the jobs' own files; what lies below is no input.
             started_ns: when the run began, by the file system's clock.
         """
         if action.uncacheable:
@@ -257,9 +257,10 @@ class Lookup:
         declared = set(action.inputs)
         used: dict[str, None] = {}
         stale = []
+        mine = os.path.realpath(private) + "/"
         for spelled in depfiles.parse(action.discovery, depfile):
             path = self._normal(spelled)
-            if path in declared or path in used or path.startswith(f"{private}/"):
+            if path in declared or path in used or path.startswith(mine):
                 continue
             if snapshot.fact(path) is None:
                 continue  # a temporary of the tool's own

@@ -8,13 +8,18 @@ from __future__ import annotations
 from graphlib import TopologicalSorter
 
 from buildd.building import Building
-from buildd.lookup import Missing
+from buildd.lookup import Found, Missing
 from codegen.plan import Plan
 from protocol import messages as m
 
 
-def answer(building: Building) -> None:
-    """Say for each action whether it would run, then the last event. PROVE fails where one would. In a worker thread."""
+def answer(building: Building, found: list[m.Digest]) -> None:
+    """Say for each action whether it would run, then `Done`; PROVE fails where one would. In a worker thread.
+
+    Args:
+        building: the request, with its plan.
+        found: gets the keys of the results that are there.
+    """
     plan = building.plan
     everything = building.request.mode is m.Mode.EXPLAIN
     blocked: dict[str, str] = {}
@@ -25,8 +30,10 @@ def answer(building: Building) -> None:
         if waits_for:
             reasons: tuple[str, ...] = (f"an input is made by {waits_for}, which would run",)
         else:
-            found = building.look(index, fresh=False)
-            reasons = found.reasons if isinstance(found, Missing) else ()
+            known = building.look(index, fresh=False)
+            reasons = known.reasons if isinstance(known, Missing) else ()
+            if isinstance(known, Found):
+                found.append(known.result.key)
         if reasons:
             would_run += 1
             blocked.update({output.path: action.name for output in action.outputs})

@@ -1,7 +1,7 @@
 """The shell around `state`: carries its instructions out and feeds back what came of them.
 
 Knows how a request becomes a plan, jobs and a last event; knows no socket. All of it runs on one event loop; what
-touches files runs in a few threads. `build_here` is the whole thing inside the calling process.
+touches files runs in a few threads. What happens before anything runs is `intake`'s.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from buildd import history, prove, uptodate
+from buildd import uptodate
 from buildd.admission import Ask, Budget, Running
 from buildd.building import Building
 from buildd.claims import Claims
-from buildd.errors import BuilddError
+from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
 from buildd.execution import Execution
-from buildd.files import Files
 from buildd.gate import Gate
+from buildd.intake import Intake
 from buildd.launch import KillReason as RunnerKill
 from buildd.lookup import Found
-from buildd.planner import Make, Planner
+from buildd.planner import Make
 from buildd.runner import Runner
 from buildd.state import State
 from buildd.steps import (
@@ -55,10 +53,9 @@ from buildd.steps import (
     Tick,
     Undeliverable,
 )
-from buildd.store import Store
 from codegen.aitemplate_flags import job_cap
 from codegen.environment import Settings
-from codegen.plan import Plan, RequestError, Resources
+from codegen.plan import Plan, Resources
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
@@ -69,15 +66,6 @@ LOOK_BATCH = 32
 SAMPLE_S = 0.25
 BUILD = m.Priority.BUILD
 PROGRESS_S = 0.5
-
-
-class OpenStore:
-    """A store with what is kept beside it while the daemon lives."""
-
-    def __init__(self, store: Store, runner: Runner, make: Make | None) -> None:
-        self.store = store
-        self.files = Files(store)
-        self.planner = Planner(runner, store, self.files, make)
 
 
 class Scheduler:
@@ -100,9 +88,6 @@ class Scheduler:
         store_limit_bytes: int | None = None,
         make: Make | None = None,
     ) -> None:
-        self._store_limit_bytes = store_limit_bytes
-        self._opening = asyncio.Lock()
-        self._make = make
         self.runner = Runner()
         self.claims = Claims()
         self.cpus = cpus or len(os.sched_getaffinity(0))
@@ -110,14 +95,19 @@ class Scheduler:
         self.state = State(self._admit)
         self.buildings: dict[m.RequestId, Building] = {}
         self.executions: dict[m.JobId, Execution] = {}
-        self.stores: dict[str, OpenStore] = {}
         self.counters: dict[str, int] = {"requests": 0, "hits": 0, "misses": 0, "failures": 0}
-        self.default_store = str(default_store)
         self._delivering: dict[m.JobId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
         self._ticker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self.intake = Intake(
+            self.runner,
+            self._in_pool,
+            default_store=default_store,
+            store_limit_bytes=store_limit_bytes,
+            make=make,
+        )
 
     # ---------------------------------------------------------------- the outside
 
@@ -148,82 +138,32 @@ class Scheduler:
         await self.runner.close()
         self._pool.shutdown()
         self.claims.close()
-        for opened in self.stores.values():
-            opened.files.save()
-            opened.store.close()
-        self.stores.clear()
+        self.intake.close()
 
     def rest(self) -> None:
         """Nothing is being built: write down what is known and give memory back."""
         self.gate.rest()
-        for opened in self.stores.values():
-            opened.files.drop()
-            opened.store.tally.flush()
+        self.intake.rest()
 
     # ---------------------------------------------------------------- a request's way
 
     async def _serve(self, request: m.Request, log: RequestLog) -> None:
-        try:
-            opened = await self._open(request.store)
-        except (BuilddError, OSError, sqlite3.Error) as error:
-            _refuse(log, m.Outcome.DAEMON_ERROR, error)
-            return
-        for notice in opened.store.take_notices():
-            log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
-        building = Building(request, log, opened.store, opened.files)
-        if uptodate.may_use(request):
-            record = await self._in_pool(uptodate.still_true, opened.store, opened.files, request)
-            if record is not None:
-                uptodate.tell(record, building)
-                self.counters["hits"] += record.actions
-                await self._in_pool(self._log_build, building)
-                return
-        try:
-            plan = await opened.planner.plan(request)
-            await self._adopt(building, plan)
-        except (RequestError, BuilddError, OSError) as error:
-            _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
-            return
-        except Exception as error:  # the edge: a fault of ours must not leave the client waiting
-            _log.exception("planning %s failed", request.request_id)
-            _refuse(log, m.Outcome.DAEMON_ERROR, error)
-            return
-        if request.mode in (m.Mode.PROVE, m.Mode.EXPLAIN):
-            await self._in_pool(prove.answer, building)
+        building = await self.intake.receive(request, log)
+        if building is None:
+            if log.done is not None:
+                self.counters["hits"] += log.done.hits
             return
         self.buildings[request.request_id] = building
-        plan = building.plan
         self._feed(
             Submitted(
                 request.request_id,
-                _graph(plan, building.resources),
+                _graph(building.plan, building.resources),
                 request.priority,
                 request.jobs or job_cap(Settings(request_env=request.environment, strict=False)) or 0,
                 request.keep_going,
             )
         )
         self._tick_on()
-
-    async def _adopt(self, building: Building, plan: Plan) -> None:
-        def work() -> None:
-            identities = [(building.lookup.name_key(a), a.kind, a.resources) for a in plan.actions]
-            building.adopt(plan, [e.resources for e in history.estimates(building.store, identities)])
-            building.write_generated()
-
-        await self._in_pool(work)
-        for notice in plan.notices:
-            building.log.append(m.Notice(text=notice))
-        expected_s = sum(r.wall_s for r in building.resources)
-        building.log.append(m.Planned(targets=plan.targets, actions=len(plan.actions), expected_s=expected_s))
-
-    async def _open(self, folder: str) -> OpenStore:
-        path = folder or self.default_store
-        async with self._opening:
-            opened = self.stores.get(path)
-            if opened is None:
-                store = await self._in_pool(lambda: Store.open(Path(path), limit_bytes=self._store_limit_bytes))
-                opened = self.stores[path] = OpenStore(store, self.runner, self._make)
-            return opened
 
     # ---------------------------------------------------------------- instructions
 
@@ -263,7 +203,7 @@ class Scheduler:
                 try:
                     answer = building.look(instruction.node, fresh=instruction.fresh)
                 except (OSError, BuilddError) as error:
-                    answers.append((instruction.node, None, _words(error)))
+                    answers.append((instruction.node, None, in_words(error)))
                 else:
                     answers.append((instruction.node, answer if isinstance(answer, Found) else None, ""))
             return answers
@@ -367,7 +307,7 @@ class Scheduler:
         try:
             await self._in_pool(work)
         except (OSError, BuilddError) as error:
-            problem = _words(error)
+            problem = in_words(error)
         if building.request.request_id in self.state.requests:
             if problem:
                 building.tell_failed(deliver.job, action, m.FailureKind.STORE, problem)
@@ -427,13 +367,7 @@ class Scheduler:
         if complete.outcome is m.Outcome.FAILED:
             message = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
         building.tell_done(complete.outcome, message=message)
-        await self._in_pool(self._log_build, building)
-
-    def _log_build(self, building: Building) -> None:
-        try:
-            building.keep_log()
-        except (BuilddError, OSError) as error:
-            _log.warning("the log of build %s was not kept: %s", building.request.build_id, error)
+        await self._in_pool(building.keep_log)
 
     # ---------------------------------------------------------------- admission, samples, progress
 
@@ -519,69 +453,3 @@ def _graph(plan: Plan, resources: list[Resources]) -> tuple[NodeSpec, ...]:
         NodeSpec(tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)), resources[i].wall_s)
         for i, action in enumerate(plan.actions)
     )
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, BuilddError):
-        return f"{error.message} ({error.next_step})" if error.next_step else error.message
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
-
-
-def _refuse(log: RequestLog, outcome: m.Outcome, error: BaseException) -> None:
-    log.append(
-        m.Done(
-            outcome=outcome,
-            message=_words(error) if not isinstance(error, RequestError) else error.message,
-            code=getattr(error, "code", "internal"),
-            file=str(getattr(error, "file", "") or ""),
-            next_step=str(getattr(error, "next_step", "") or ""),
-        )
-    )
-
-
-def build_here(request: m.Request, on_event: Callable[[m.Event], None]) -> m.Done:
-    """Build a request inside this process, with the same store and the same results as through the daemon.
-
-    Args:
-        request: what is asked; `request.store` must be set.
-        on_event: told each event, on this thread.
-
-    Returns:
-        The last event's body. SIGINT cancels the request; a second one interrupts.
-    """
-
-    async def run() -> m.Done:
-        scheduler = Scheduler(default_store=Path(request.store))
-        log = RequestLog(request.request_id)
-        done = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def tell(event: m.Event) -> None:
-            loop.call_soon_threadsafe(heard, event)
-
-        def heard(event: m.Event) -> None:
-            on_event(event)
-            if isinstance(event.body, m.Done):
-                done.set()
-
-        log.listen(tell)
-
-        def interrupt() -> None:
-            # The first one ends the request in good order, the next one is Python's own again.
-            loop.remove_signal_handler(signal.SIGINT)
-            if not scheduler.cancel(request.request_id):
-                raise KeyboardInterrupt
-
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            scheduler.submit(request, log)
-            await done.wait()
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            await scheduler.close()
-        assert log.done is not None
-        return log.done
-
-    return asyncio.run(run())

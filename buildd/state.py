@@ -10,10 +10,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
+from buildd.graph import ENDED, Asked, Job, JobState, Node, NodeState, last_first
 from buildd.steps import (
     Attach,
     Cancelled,
@@ -29,7 +28,6 @@ from buildd.steps import (
     LookUp,
     Missed,
     NodeFailed,
-    NodeSpec,
     Relieve,
     Retry,
     Start,
@@ -52,81 +50,10 @@ MOST_OVERTAKES = 16
 _RANK = {Priority.EDITOR: 0, Priority.BUILD: 1, Priority.WARM: 2}
 
 
-class NodeState(Enum):
-    WAITING = "waiting"
-    LOOKING = "looking"
-    ATTACHED = "attached"
-    DELIVERING = "delivering"
-    DONE = "done"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-ENDED = frozenset({NodeState.DONE, NodeState.FAILED, NodeState.SKIPPED})
-
-
-class JobState(Enum):
-    READY = "ready"
-    RUNNING = "running"
-    ENDING = "ending"
-    """Told to die; its ending is still to come."""
-
-
 class Gate(Protocol):
     """Admission: may this job start beside those that run? Empty means yes, else the reason in words."""
 
     def __call__(self, cpus: int, memory_bytes: int, alone: bool, running: int) -> str: ...
-
-
-# ---- state
-
-
-@dataclass(slots=True)
-class Node:
-    request: RequestId
-    index: int
-    spec: NodeSpec
-    state: NodeState = NodeState.WAITING
-    pending: int = 0
-    """How many of `spec.depends` are not done."""
-    dependents: list[int] = field(default_factory=list)
-    remaining_s: float = 0.0
-    """Longest expected path from here to the end of the request, this node included."""
-    job: JobId | None = None
-    looks: int = 0
-
-
-@dataclass(slots=True)
-class Job:
-    id: JobId
-    flight: str
-    cpus: int
-    memory_bytes: int
-    state: JobState = JobState.READY
-    followers: list[tuple[RequestId, int]] = field(default_factory=list)
-    """Never empty unless ENDING."""
-    lead: tuple[RequestId, int] | None = None
-    alone: bool = False
-    evictions: int = 0
-    overtaken: int = 0
-    kill_reason: KillReason | None = None
-
-
-@dataclass(slots=True)
-class Asked:
-    id: RequestId
-    nodes: list[Node]
-    priority: Priority
-    most_jobs: int
-    keep_going: bool
-    open: int
-    """Nodes that have not ended."""
-    running: int = 0
-    """Jobs that run with a node of this request as lead."""
-    failed: bool = False
-    cancelled: bool = False
-    ready: list[tuple[float, JobId]] = field(default_factory=list)
-    """Heap of (-remaining_s, job); entries of jobs that are no longer READY are dropped when met."""
 
 
 class State:
@@ -197,7 +124,7 @@ class State:
         for node in nodes:
             for dependency in node.spec.depends:
                 nodes[dependency].dependents.append(node.index)
-        for node in _last_first(nodes):
+        for node in last_first(nodes):
             node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
         asked = Asked(event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes))
         self.requests[event.request] = asked
@@ -510,17 +437,3 @@ class State:
                 assert node.state is NodeState.ATTACHED and node.job == job.id, told
             if job.state is not JobState.ENDING:
                 assert self.flights[job.flight] == job.id, told
-
-
-def _last_first(nodes: list[Node]) -> list[Node]:
-    """Nodes so that each comes after all that depend on it. Raises ValueError on a cycle."""
-    left = [len(n.dependents) for n in nodes]
-    order = [n for n in nodes if not n.dependents]
-    for node in order:
-        for dependency in node.spec.depends:
-            left[dependency] -= 1
-            if left[dependency] == 0:
-                order.append(nodes[dependency])
-    if len(order) != len(nodes):
-        raise ValueError("the plan has a cycle")
-    return order

@@ -13,8 +13,7 @@ import pytest
 
 from buildd.commands import cache
 from buildd.store import Counter, Store
-from protocol.messages import Digest
-from tests.crash_store_writer import is_served, key_of, publish
+from tests.crash_store_writer import is_served, publish
 
 
 @pytest.fixture
@@ -59,21 +58,6 @@ def test_export_and_import(environ: dict[str, str], tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["results"] == 12
     with Store.open(tmp_path / "two") as store:
         assert is_served(store, 7)
-
-
-def test_targets_are_exported_by_who_knows_their_keys(environ: dict[str, str], tmp_path: Path) -> None:
-    asked: list[list[str]] = []
-
-    def keys_of(store: Store, targets: list[str]) -> list[Digest]:
-        asked.append(targets)
-        return [key_of("result", 3)]
-
-    file = str(tmp_path / "bundle")
-    assert cache.run(["export", file, "saxpy", "gemm"], keys_of=keys_of, environ=environ) == 0
-    assert asked == [["saxpy", "gemm"]]
-    assert cache.run(["--store", str(tmp_path / "two"), "import", file], environ=environ) == 0
-    with Store.open(tmp_path / "two") as store:
-        assert [seed for seed in range(12) if is_served(store, seed)] == [3]
 
 
 def test_wrong_usage_is_2_and_a_bad_store_3(

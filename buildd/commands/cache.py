@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
     from buildd.store import Store
     from protocol.messages import Digest
 
-KeysOf = Callable[["Store", list[str]], Iterable["Digest"]]
 """The result keys that targets need, by their names."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _OK, _USAGE, _FAILED = 0, 2, 3
 
 
-def run(arguments: list[str], *, keys_of: KeysOf | None = None, environ: Mapping[str, str] | None = None) -> int:
+def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> int:
     """Carry out `buildd cache ...`; the exit status: 0 done, 2 wrong usage, 3 the store failed.
 
     Args:
-        keys_of: for `export FILE TARGET...`; without it only `--all` can be exported.
         environ: os.environ when None.
     """
     environ = os.environ if environ is None else environ
@@ -39,12 +37,10 @@ def run(arguments: list[str], *, keys_of: KeysOf | None = None, environ: Mapping
     if options.action == "export" and bool(options.targets) == options.all:
         print_problem("export needs targets or --all, and not both", command="buildd cache export FILE --all")
         return _USAGE
-    if options.action == "export" and options.targets and keys_of is None:
-        print_problem("targets cannot be exported here", next_step="export everything with --all")
-        return _USAGE
     from buildd import location
     from buildd.errors import BuilddError
     from buildd.store import Store
+    from codegen.plan import RequestError
 
     try:
         limit_bytes = _limit(environ)
@@ -54,10 +50,13 @@ def run(arguments: list[str], *, keys_of: KeysOf | None = None, environ: Mapping
         with Store.open(place.folder, limit_bytes=limit_bytes) as store:
             for notice in store.take_notices():
                 print_note(notice)
-            return _ACTIONS[options.action](store, options, keys_of)
+            return _ACTIONS[options.action](store, options)
     except BuilddError as error:
         print_problem(error.message, file=error.file, command=error.command, next_step=error.next_step)
         return _FAILED
+    except RequestError as error:
+        print_problem(error.message, file=error.file, next_step=error.next_step)
+        return _USAGE
     except ArgumentTypeError as error:
         print_problem(str(error), next_step="set it to a size such as 20G, or unset it")
         return _USAGE
@@ -101,11 +100,14 @@ def _parser() -> Any:
     export.add_argument("file", type=Path)
     export.add_argument("targets", nargs="*", metavar="TARGET")
     export.add_argument("--all", action="store_true", help="every result")
+    export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
+    export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
+    export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
     add("import", "take in a file that `export` wrote").add_argument("file", type=Path)
     return command
 
 
-def _stats(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+def _stats(store: Store, options: Namespace) -> int:
     from buildd import collect
 
     found = collect.stats(store)
@@ -126,7 +128,7 @@ def _stats(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
     return _say(options, found, lines)
 
 
-def _gc(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+def _gc(store: Store, options: Namespace) -> int:
     from buildd import collect
 
     found = collect.gc(store, limit_bytes=options.limit)
@@ -138,7 +140,7 @@ def _gc(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
     return _say(options, found, lines)
 
 
-def _verify(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+def _verify(store: Store, options: Namespace) -> int:
     from buildd import collect
 
     found = collect.verify(store)
@@ -155,7 +157,7 @@ def _verify(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
     return _say(options, found, lines)
 
 
-def _flush(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+def _flush(store: Store, options: Namespace) -> int:
     from buildd import collect
 
     found = collect.flush(store, options.pattern)
@@ -165,23 +167,34 @@ def _flush(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
     return _say(options, found, lines)
 
 
-def _export(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+def _export(store: Store, options: Namespace) -> int:
     from buildd import bundle
 
-    keys = None if options.all or keys_of is None else list(keys_of(store, options.targets))
+    keys = None if options.all else _keys_of(options, store)
     found = bundle.export(store, keys, options.file)
     size = _bytes(options.file.stat().st_size)
     return _say(options, found, [f"{options.file}: {found.results} results, {found.blobs} blobs, {size}"])
 
 
-def _import(store: Store, options: Namespace, keys_of: KeysOf | None) -> int:
+def _keys_of(options: Namespace, store: Store) -> list[Digest]:
+    """Of all results that the targets need. They must be there: warm them first."""
+    from buildd.commands.request import request_from
+    from buildd.here import keys_here
+    from protocol.messages import Mode
+
+    wanted = Namespace(directory=options.directory, file=options.project_file, arch=options.arch, jobs=None)
+    environ = {**os.environ, "BUILDD_DIR": str(store.folder)}
+    return list(keys_here(request_from(wanted, tuple(options.targets), Mode.EXPLAIN, environ)))
+
+
+def _import(store: Store, options: Namespace) -> int:
     from buildd import bundle
 
     found = bundle.import_(store, options.file)
     return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported"])
 
 
-_ACTIONS: dict[str, Callable[[Store, Namespace, KeysOf | None], int]] = {
+_ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {
     "stats": _stats,
     "gc": _gc,
     "verify": _verify,

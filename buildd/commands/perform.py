@@ -121,7 +121,7 @@ def _cancelled(request: Request, sequence: int, view: View, environ: Mapping[str
 
 
 def _here(request: Request, view: View) -> Done:
-    from buildd.scheduler import build_here
+    from buildd.here import build_here
 
     return build_here(request, view.event)
 

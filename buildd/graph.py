@@ -1,0 +1,94 @@
+"""What the state machine holds: nodes, jobs and requests, each with its invariants beside it.
+
+Data only; every change of it is made by `state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from buildd.steps import KillReason, NodeSpec
+from protocol.messages import JobId, Priority, RequestId
+
+
+class NodeState(Enum):
+    WAITING = "waiting"
+    LOOKING = "looking"
+    ATTACHED = "attached"
+    DELIVERING = "delivering"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+ENDED = frozenset({NodeState.DONE, NodeState.FAILED, NodeState.SKIPPED})
+
+
+class JobState(Enum):
+    READY = "ready"
+    RUNNING = "running"
+    ENDING = "ending"
+    """Told to die; its ending is still to come."""
+
+
+@dataclass(slots=True)
+class Node:
+    request: RequestId
+    index: int
+    spec: NodeSpec
+    state: NodeState = NodeState.WAITING
+    pending: int = 0
+    """How many of `spec.depends` are not done."""
+    dependents: list[int] = field(default_factory=list)
+    remaining_s: float = 0.0
+    """Longest expected path from here to the end of the request, this node included."""
+    job: JobId | None = None
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    id: JobId
+    flight: str
+    cpus: int
+    memory_bytes: int
+    state: JobState = JobState.READY
+    followers: list[tuple[RequestId, int]] = field(default_factory=list)
+    """Never empty unless ENDING."""
+    lead: tuple[RequestId, int] | None = None
+    alone: bool = False
+    evictions: int = 0
+    overtaken: int = 0
+    kill_reason: KillReason | None = None
+
+
+@dataclass(slots=True)
+class Asked:
+    id: RequestId
+    nodes: list[Node]
+    priority: Priority
+    most_jobs: int
+    keep_going: bool
+    open: int
+    """Nodes that have not ended."""
+    running: int = 0
+    """Jobs that run with a node of this request as lead."""
+    failed: bool = False
+    cancelled: bool = False
+    ready: list[tuple[float, JobId]] = field(default_factory=list)
+    """Heap of (-remaining_s, job); entries of jobs that are no longer READY are dropped when met."""
+
+
+def last_first(nodes: list[Node]) -> list[Node]:
+    """Nodes so that each comes after all that depend on it. Raises ValueError on a cycle."""
+    left = [len(n.dependents) for n in nodes]
+    order = [n for n in nodes if not n.dependents]
+    for node in order:
+        for dependency in node.spec.depends:
+            left[dependency] -= 1
+            if left[dependency] == 0:
+                order.append(nodes[dependency])
+    if len(order) != len(nodes):
+        raise ValueError("the plan has a cycle")
+    return order

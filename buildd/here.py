@@ -1,0 +1,95 @@
+"""A request built inside the calling process: the same scheduler, store and results, no daemon and no socket.
+
+Knows how to run a loop around one request; everything else is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from buildd.eventlog import RequestLog
+from buildd.scheduler import Scheduler
+from codegen.plan import RequestError
+from protocol import messages as m
+
+
+def build_here(
+    request: m.Request, on_event: Callable[[m.Event], None], *, store_limit_bytes: int | None = None
+) -> m.Done:
+    """Build a request inside this process, with the same store and the same results as through the daemon.
+
+    Args:
+        request: what is asked; `request.store` must be set.
+        on_event: told each event, on this thread.
+        store_limit_bytes: size bound of the store; None means its own default.
+
+    Returns:
+        The last event's body. SIGINT cancels the request; a second one interrupts.
+    """
+
+    async def run() -> m.Done:
+        scheduler = Scheduler(default_store=Path(request.store), store_limit_bytes=store_limit_bytes)
+        log = RequestLog(request.request_id)
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tell(event: m.Event) -> None:
+            loop.call_soon_threadsafe(heard, event)
+
+        def heard(event: m.Event) -> None:
+            on_event(event)
+            if isinstance(event.body, m.Done):
+                done.set()
+
+        log.listen(tell)
+
+        def interrupt() -> None:
+            # The first one ends the request in good order, the next one is Python's own again.
+            loop.remove_signal_handler(signal.SIGINT)
+            if not scheduler.cancel(request.request_id):
+                raise KeyboardInterrupt
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            scheduler.submit(request, log)
+            await done.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            await scheduler.close()
+        assert log.done is not None
+        return log.done
+
+    return asyncio.run(run())
+
+
+def keys_here(request: m.Request) -> tuple[m.Digest, ...]:
+    """Keys of all results that a request's targets need, in the order of their graph.
+
+    Raises:
+        RequestError: the request is wrong, or something of it is not in the store ("not-warm").
+    """
+    found: list[m.Digest] = []
+
+    async def run() -> m.Done:
+        scheduler = Scheduler(default_store=Path(request.store))
+        log = RequestLog(request.request_id)
+        try:
+            await scheduler.intake.receive(request, log, found=found)
+        finally:
+            await scheduler.close()
+        assert log.done is not None
+        return log.done
+
+    done = asyncio.run(run())
+    if done.outcome is not m.Outcome.BUILT:
+        raise RequestError(done.code or "bad-request", done.message, file=done.file, next_step=done.next_step)
+    if done.misses:
+        raise RequestError(
+            "not-warm",
+            f"{done.misses} of {done.misses + done.hits} results are not in the store",
+            next_step="run `buildd warm` for these targets first",
+        )
+    return tuple(dict.fromkeys(found))

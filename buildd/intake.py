@@ -1,0 +1,147 @@
+"""What happens to a request before anything runs: its store is opened, its plan made, or its answer already known.
+
+Knows stores, plans and records; starts no job and decides no order. All on one event loop; what touches files runs in
+the threads that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from buildd import history, prove, uptodate
+from buildd.building import Building
+from buildd.errors import BuilddError, in_words
+from buildd.eventlog import RequestLog
+from buildd.files import Files
+from buildd.planner import Make, Planner
+from buildd.runner import Runner
+from buildd.store import Store
+from codegen.plan import Plan, RequestError
+from protocol import messages as m
+
+_log = logging.getLogger(__name__)
+
+
+class OpenStore:
+    """A store with what is kept beside it while the daemon lives."""
+
+    def __init__(self, store: Store, runner: Runner, make: Make | None) -> None:
+        self.store = store
+        self.files = Files(store)
+        self.planner = Planner(runner, store, self.files, make)
+
+
+class Intake:
+    """Takes requests in.
+
+    Args:
+        runner: runs probes.
+        in_pool: runs a function in a worker thread.
+        default_store: store of requests that name none.
+        store_limit_bytes: size bound of every store; None means the store's own default.
+        make: makes plans, see `Planner`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        in_pool: Callable[..., Awaitable[Any]],
+        *,
+        default_store: Path,
+        store_limit_bytes: int | None = None,
+        make: Make | None = None,
+    ) -> None:
+        self.stores: dict[str, OpenStore] = {}
+        self.default_store = str(default_store)
+        self._runner = runner
+        self._in_pool = in_pool
+        self._store_limit_bytes = store_limit_bytes
+        self._make = make
+        self._opening = asyncio.Lock()
+
+    async def receive(
+        self, request: m.Request, log: RequestLog, *, found: list[m.Digest] | None = None
+    ) -> Building | None:
+        """A request that has something to be built; None where it was answered (or refused) already.
+
+        Args:
+            found: gets the keys of the results that an EXPLAIN or PROVE request met.
+        """
+        try:
+            opened = await self._open(request.store)
+        except (BuilddError, OSError, sqlite3.Error) as error:
+            _refuse(log, m.Outcome.DAEMON_ERROR, error)
+            return None
+        for notice in opened.store.take_notices():
+            log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
+        building = Building(request, log, opened.store, opened.files)
+        if uptodate.may_use(request):
+            record = await self._in_pool(uptodate.still_true, opened.store, opened.files, request)
+            if record is not None:
+                uptodate.tell(record, building)
+                await self._in_pool(building.keep_log)
+                return None
+        try:
+            plan = await opened.planner.plan(request)
+            await self._adopt(building, plan)
+        except (RequestError, BuilddError, OSError) as error:
+            _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
+            return None
+        except Exception as error:  # the edge: a fault of ours must not leave the client waiting
+            _log.exception("planning %s failed", request.request_id)
+            _refuse(log, m.Outcome.DAEMON_ERROR, error)
+            return None
+        if request.mode in (m.Mode.PROVE, m.Mode.EXPLAIN):
+            await self._in_pool(prove.answer, building, [] if found is None else found)
+            return None
+        return building
+
+    async def _adopt(self, building: Building, plan: Plan) -> None:
+        def work() -> None:
+            identities = [(building.lookup.name_key(a), a.kind, a.resources) for a in plan.actions]
+            building.adopt(plan, [e.resources for e in history.estimates(building.store, identities)])
+            building.write_generated()
+
+        await self._in_pool(work)
+        for notice in plan.notices:
+            building.log.append(m.Notice(text=notice))
+        expected_s = sum(r.wall_s for r in building.resources)
+        building.log.append(m.Planned(targets=plan.targets, actions=len(plan.actions), expected_s=expected_s))
+
+    async def _open(self, folder: str) -> OpenStore:
+        path = folder or self.default_store
+        async with self._opening:
+            opened = self.stores.get(path)
+            if opened is None:
+                store = await self._in_pool(lambda: Store.open(Path(path), limit_bytes=self._store_limit_bytes))
+                opened = self.stores[path] = OpenStore(store, self._runner, self._make)
+            return opened
+
+    def close(self) -> None:
+        for opened in self.stores.values():
+            opened.files.save()
+            opened.store.close()
+        self.stores.clear()
+
+    def rest(self) -> None:
+        """Write down what is known and give memory back."""
+        for opened in self.stores.values():
+            opened.files.drop()
+            opened.store.tally.flush()
+
+
+def _refuse(log: RequestLog, outcome: m.Outcome, error: BaseException) -> None:
+    log.append(
+        m.Done(
+            outcome=outcome,
+            message=in_words(error) if not isinstance(error, RequestError) else error.message,
+            code=getattr(error, "code", "internal"),
+            file=str(getattr(error, "file", "") or ""),
+            next_step=str(getattr(error, "next_step", "") or ""),
+        )
+    )
