@@ -16,13 +16,14 @@ Format, version 1; numbers are little-endian:
 
     results   [[key, action, [[name, digest, size, executable]...], stdout | nil, stderr | nil,
               [wall_s, user_s, system_s, peak_rss_bytes],
-              [[first, list of files, list of folders, [[name, path]...]]...]]...]
+              [[first, list of files, [[path, present]...], [[name, path]...]]...]]...]
               sorted by key
     lists     [[[name, digest]...]...] of files; a result names its lists by their number
     blobs     [[digest, size]...] sorted by digest
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
-something about one machine only, and an import sets them to 0, which never matches. Nor is the time of creation.
+something about one machine only, and after an import they are unknown; `present` marks what is no folder but a file
+that existed and was not used. Nor is the time of creation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from blake3 import blake3
 from buildd.blobs import BadBlob
 from buildd.errors import StoreError
 from buildd.packing import Encoding, unpacked, write_error
-from buildd.results import InputSet, Result, StoredOutput
+from buildd.results import PRESENT, UNKNOWN, InputSet, Result, StoredOutput
 from buildd.store import Store
 from buildd.values import raw_digest
 from protocol.messages import Digest, Timing
@@ -77,7 +78,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 class _Set(msgspec.Struct, frozen=True, array_like=True):
     first: bytes
     files: int
-    folders: list[bytes]
+    folders: list[tuple[bytes, bool]]
     roots: list[tuple[bytes, bytes]]
 
 
@@ -195,7 +196,7 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
         for first, known in _sets_of(store, key):
             files = tuple((_bytes(name), _raw(digest)) for name, digest in known.files)
             number = lists.setdefault(files, len(lists))
-            folders = [_bytes(path) for path, _ in known.folders]
+            folders = [(_bytes(path), stamp == PRESENT) for path, stamp in known.folders]
             sets.append(_Set(first, number, folders, [(_bytes(name), _bytes(path)) for name, path in known.roots]))
         if not sets:
             continue  # nothing leads to it: nobody could find it
@@ -345,7 +346,7 @@ def _check(manifest: _Manifest, file: Path) -> None:
         if not all(0 <= figure < 1 << 62 for figure in entry.timing):
             raise _bad(file, "a result has an impossible time")
         for one in entry.sets:
-            paths = [*one.folders, *(part for pair in one.roots for part in pair)]
+            paths = [*(path for path, _ in one.folders), *(part for pair in one.roots for part in pair)]
             if not (_is_digest(one.first) and 0 <= one.files < len(manifest.lists) and all(map(_is_text, paths))):
                 raise _bad(file, "an input set is not sound")
 
@@ -420,7 +421,7 @@ def _result(entry: _Entry, created_ns: int) -> Result:
 def _input_set(entry: _Entry, one: _Set, manifest: _Manifest) -> InputSet:
     return InputSet(
         files=tuple((_str(name), Digest(digest.hex())) for name, digest in manifest.lists[one.files]),
-        folders=tuple((_str(path), 0) for path in one.folders),
+        folders=tuple((_str(path), PRESENT if present else UNKNOWN) for path, present in one.folders),
         roots=tuple((_str(name), _str(path)) for name, path in one.roots),
         key=Digest(entry.key.hex()),
     )

@@ -14,14 +14,13 @@ from blake3 import blake3
 
 from buildd import depfiles, keys, shadow
 from buildd.files import Fact, Snapshot, Traits
+from buildd.results import PRESENT
 from buildd.store import InputSet, Result, Store
 from codegen.plan import Action, Tool
 from protocol.messages import Digest
 
 BYTES = "{bytes}"
 """Before the hexadecimal spelling of a path that is not plain ASCII."""
-PRESENT = -2
-"""In the place of a folder's stamp: this path is a file that existed and was not used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ from buildd.tally import Counter, Tally, next_tick
 from buildd.values import as_int, compress, decompress, raw_digest, seal, unseal
 from protocol.messages import Digest, Timing
 
+UNKNOWN = -1
+"""In the place of a folder's stamp: nothing is known of it; no stamp matches."""
+PRESENT = -2
+"""In the place of a folder's stamp: this path is no folder but a file that existed and was not used."""
 MOST_INPUT_SETS = 8
 """Input sets kept under one first-level key."""
 _MAX_LIST_BYTES = 64 << 20
@@ -69,7 +73,7 @@ class InputSet:
     files: tuple[tuple[str, Digest], ...]
     """Name as keyed -> content digest."""
     folders: tuple[tuple[str, int], ...] = ()
-    """Absolute path -> stamp of each folder whose listing could shadow one of the files; 0 never matches."""
+    """Path as keyed -> stamp of each folder whose listing could shadow one of the files, or one of the marks above."""
     roots: tuple[tuple[str, str], ...] = ()
     """Root name -> absolute path, where a used file's path reaches the result."""
     key: Digest

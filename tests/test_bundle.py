@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from buildd import bundle, collect
 from buildd.errors import StoreError
+from buildd.results import PRESENT, UNKNOWN
 from buildd.store import Result, Store, StoredOutput
 from tests.crash_store_writer import content_of, is_served, key_of, publish
 
@@ -70,11 +71,11 @@ def test_only_what_was_asked_for_is_exported(store: Store, other: Store, tmp_pat
 
 def test_folder_stamps_do_not_travel(store: Store, other: Store, tmp_path: Path) -> None:
     (known,) = store.input_sets(key_of("first", 3))
-    store.update_folders(key_of("first", 3), replace(known, folders=(("/usr/include", 42),)))
+    store.update_folders(key_of("first", 3), replace(known, folders=(("/usr/include", 42), ("src/unused.h", PRESENT))))
     bundle.export(store, [key_of("result", 3)], tmp_path / "b")
     bundle.import_(other, tmp_path / "b")
     (arrived,) = other.input_sets(key_of("first", 3))
-    assert arrived.folders == (("/usr/include", 0),)
+    assert arrived.folders == (("/usr/include", UNKNOWN), ("src/unused.h", PRESENT))
     assert arrived.files == known.files
 
 

@@ -207,7 +207,7 @@ def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
 def test_a_tool_that_said_nothing_of_its_inputs_is_not_stored(desk: Desk) -> None:
     lookup = desk.lookup()
     missing = lookup.look(desk.action, desk.tool)
-    filing = lookup.file_run(desk.action, desk.tool, missing, None, "/p", time.time_ns())
+    filing = lookup.file_run(desk.action, desk.tool, missing, None, "/p", time.time_ns() + 90_000_000_000)
     assert filing.input_set is None and filing.unstored
 
 
