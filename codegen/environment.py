@@ -327,7 +327,12 @@ def user_values(environ: Mapping[str, str]) -> dict[str, str]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         line = re.search(r"line (\d+)", str(error))
         where = f"{path}:{line[1]}" if line else path
-        raise RequestError("bad-variable", f"the user's settings cannot be read: {error}", file=where) from error
+        raise RequestError(
+            "bad-variable",
+            f"the user's settings cannot be read: {error}",
+            file=where,
+            next_step="correct or remove this file",
+        ) from error
     return plain_values(table, path)
 
 
@@ -338,7 +343,9 @@ def plain_values(table: object, file: str) -> dict[str, str]:
         RequestError: "bad-variable", a name that the table does not have, or a value that is no plain one.
     """
     if not isinstance(table, dict):
-        raise RequestError("bad-variable", "[environment] must be a table", file=file)
+        raise RequestError(
+            "bad-variable", "[environment] must be a table", file=file, next_step='write NAME = "value" below it'
+        )
     values: dict[str, str] = {}
     for name, value in table.items():
         variable = find(name)
@@ -346,7 +353,12 @@ def plain_values(table: object, file: str) -> dict[str, str]:
             near = nearest_name(name)
             hint = f'; did you mean "{near}"?' if near and variable is None else ""
             why = "is a secret, which belongs into the environment" if variable else "is no variable that buildd knows"
-            raise RequestError("bad-variable", f"[environment]: {name} {why}{hint}", file=file)
+            raise RequestError(
+                "bad-variable",
+                f"[environment]: {name} {why}{hint}",
+                file=file,
+                next_step="buildd env --all lists the variables",
+            )
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             values[name] = ",".join(value)
         elif isinstance(value, bool):
@@ -354,5 +366,10 @@ def plain_values(table: object, file: str) -> dict[str, str]:
         elif isinstance(value, str | int | float):
             values[name] = str(value)
         else:
-            raise RequestError("bad-variable", f"[environment]: {name} must be text, a number or true/false", file=file)
+            raise RequestError(
+                "bad-variable",
+                f"[environment]: {name} must be text, a number or true/false",
+                file=file,
+                next_step="put its value in quotes",
+            )
     return values

@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from codegen.environment import plain_values
 from codegen.plan import RequestError
 from codegen.sources import leaves_root
-from codegen.target import KINDS, OutputKind, Target
+from codegen.target import KINDS, CompiledTarget, OutputKind, Target
 from protocol.messages import Request
 
 
@@ -54,6 +55,9 @@ class Project:
 _TABLES = {"project": ("name", "build_dir", "default"), "toolchain": ("cuda", "hip", "cutlass", "host_compiler")}
 _HIDDEN = ("name", "where")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+LONGEST_TIMEOUT_S = 30 * 86400.0
+LONGEST_NAME_BYTES = 200
+"""Linux takes 255; around a name there may be "lib", ".so" and what a file written aside is called."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
@@ -98,7 +102,8 @@ def load_project(request: Request) -> Project:
 
 def _read(path: str, file: str) -> tuple[str, dict[str, Any]]:
     try:
-        with open(path, encoding="utf-8") as stream:
+        # Some editors begin a file with a byte order mark, which TOML does not know.
+        with open(path, encoding="utf-8-sig") as stream:
             text = stream.read()
     except FileNotFoundError as error:
         raise RequestError(
@@ -107,42 +112,64 @@ def _read(path: str, file: str) -> tuple[str, dict[str, Any]]:
             file=path,
             next_step="run in the project's folder, or name it with -C DIR or -f FILE",
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise RequestError("bad-project", f"{path} cannot be read: {reason}", file=path) from error
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise RequestError(
+            "bad-project",
+            f"{path} cannot be read: line {number} is not UTF-8 text",
+            file=path,
+            next_step="save it as UTF-8",
+        ) from error
+    except OSError as error:
+        raise RequestError(
+            "bad-project",
+            f"{path} cannot be read: {error.strerror}",
+            file=path,
+            next_step="check its owner and permissions",
+        ) from error
     try:
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         line = f":{at[1]}:{at[2]}" if at else f":{text.count(chr(10)) + 1}"
         what = re.sub(r" \(at .*\)$", "", str(error))
-        raise RequestError("bad-project", f"not valid TOML: {what}", file=file + line) from error
+        raise RequestError(
+            "bad-project", f"not valid TOML: {what}", file=file + line, next_step="correct the file at this place"
+        ) from error
+    except RecursionError as error:
+        raise RequestError(
+            "bad-project", "not valid TOML: too deeply nested", file=file, next_step="write it with fewer brackets"
+        ) from error
 
 
-@dataclass(frozen=True, slots=True)
+_HEAD = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
+
+
 class _Lines:
-    """Finds the line of a table or key again, which tomllib does not tell."""
+    """Finds the line of a table or key again, which tomllib does not tell. One pass: a file may hold thousands."""
 
-    text: str
-    file: str
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self._lines = text.splitlines()
+        self._tables: dict[str, int] = {}
+        for number, line in enumerate(self._lines, 1):
+            if line.lstrip()[:1] == "[" and (head := _HEAD.match(line)):
+                first, _, rest = head[1].partition(".")
+                name = ".".join(part.strip().strip("\"'") for part in (first, rest) if part)
+                self._tables.setdefault(name, number)
 
     def where(self, table: str, key: str = "") -> str:
-        if not self.text:
+        start = self._tables.get(table)
+        if start is None:
             return self.file
-        quoted = ".".join(rf"""["']?{re.escape(part)}["']?""" for part in table.split(".", 1))
-        head = re.compile(rf"\s*\[\s*{quoted}\s*\]")
         wanted = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""")
-        start = 0
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if head.match(line):
-                start = number
-                if not key:
-                    break
-            elif start and line.lstrip().startswith("["):
+        for number in range(start + 1, len(self._lines) + 1) if key else ():
+            line = self._lines[number - 1]
+            if line.lstrip()[:1] == "[":
                 break
-            elif start and wanted.match(line):
+            if wanted.match(line):
                 return f"{self.file}:{number}"
-        return f"{self.file}:{start}" if start else self.file
+        return f"{self.file}:{start}"
 
 
 def _check_keys(table: Mapping[str, Any], known: Iterable[str], name: str, lines: _Lines) -> None:
@@ -171,7 +198,9 @@ def _settings(tables: dict[str, Any], text: str, file: str, folder: str) -> Sett
     for name, keys in _TABLES.items():
         table = tables.get(name, {})
         if not isinstance(table, dict):
-            raise RequestError("bad-project", f'"{name}" must be a table: [{name}]', file=lines.where(name))
+            raise RequestError(
+                "bad-project", f'"{name}" must be a table', file=lines.where(name), next_step=f"write it as [{name}]"
+            )
         _check_keys(table, keys, name, lines)
         merged.update(table)
     settings = _convert(_wrap_lists(merged, Settings), Settings, "the project", file)
@@ -194,7 +223,9 @@ def _settings(tables: dict[str, Any], text: str, file: str, folder: str) -> Sett
 def _tables_of(tables: dict[str, Any], file: str) -> dict[str, Any]:
     found = tables.get("target", {})
     if not isinstance(found, dict):
-        raise RequestError("bad-project", '"target" must hold tables: [target.NAME]', file=file)
+        raise RequestError(
+            "bad-project", '"target" must hold tables', file=file, next_step="write targets as [target.NAME]"
+        )
     return found
 
 
@@ -216,7 +247,12 @@ def _target(name: str, table: Any, lines: _Lines, *, outside: bool) -> Target:
             next_step="use letters, digits and _ . + - and start with a letter, a digit or _",
         )
     if not isinstance(table, dict):
-        raise RequestError("bad-project", f'target "{name}" must be a table', file=lines.where(section))
+        raise RequestError(
+            "bad-project",
+            f'target "{name}" must be a table',
+            file=lines.where(section),
+            next_step=f"write it as [target.{name}] with kind and sources",
+        )
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         what = "has no kind" if kind is None else f"has the unknown kind {kind!r}{nearest(str(kind), KINDS)}"
@@ -229,6 +265,7 @@ def _target(name: str, table: Any, lines: _Lines, *, outside: bool) -> Target:
     struct = KINDS[kind]
     keys = [field for field in struct.__struct_fields__ if field not in _HIDDEN]
     _check_keys(table, ("kind", *keys), section, lines)
+    _check_texts(name, table, lines)
     table = _wrap_lists({key: value for key, value in table.items() if key != "kind"}, struct)
     output = table.get("output")
     if output == "objects":
@@ -243,9 +280,27 @@ def _target(name: str, table: Any, lines: _Lines, *, outside: bool) -> Target:
     where = lines.where(section)
     target = _convert({**table, "name": name, "where": where}, struct, f'target "{name}"', where)
     _check_paths(target, lines, outside)
-    if target.timeout_s <= 0:
-        raise RequestError("bad-project", f'target "{name}": timeout_s must be above 0', file=where)
+    if not 0 < target.timeout_s <= LONGEST_TIMEOUT_S:  # also not a number
+        raise RequestError(
+            "bad-project",
+            f'target "{name}": timeout_s must be above 0 and at most {LONGEST_TIMEOUT_S:.0f}',
+            file=lines.where(section, "timeout_s"),
+            next_step="give the seconds after which a compiler is ended",
+        )
     return target
+
+
+def _check_texts(target: str, table: Mapping[str, Any], lines: _Lines) -> None:
+    """What an argument or a path cannot hold is said here, not by a compiler that cannot be started."""
+    for key, value in table.items():
+        values = value.items() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+        if any("\0" in str(item) or (isinstance(item, tuple) and "\0" in "".join(map(str, item))) for item in values):
+            raise RequestError(
+                "bad-project",
+                f'{key} of target "{target}" has a zero byte',
+                file=lines.where(f"target.{target}", key),
+                next_step="remove it",
+            )
 
 
 def _check_paths(target: Target, lines: _Lines, outside: bool) -> None:
@@ -256,13 +311,31 @@ def _check_paths(target: Target, lines: _Lines, outside: bool) -> None:
             "path-outside",
             f'output_name "{output_name}" of target "{target.name}" must be a file name without folders',
             file=lines.where(section, "output_name"),
+            next_step="results are written below build_dir; copy them where you want them",
+        )
+    if len(os.fsencode(output_name or target.name)) > LONGEST_NAME_BYTES:
+        raise RequestError(
+            "bad-project",
+            f'the name of {"the output of " if output_name else ""}target "{target.name[:40]}" is too long',
+            file=lines.where(section, "output_name" if output_name else ""),
+            next_step=f"a name may have {LONGEST_NAME_BYTES} bytes",
+        )
+    if isinstance(target, CompiledTarget) and not target.sources:
+        raise RequestError(
+            "missing-source",
+            f'target "{target.name}" has no sources',
+            file=lines.where(section, "sources"),
+            next_step='name files or patterns, as in sources = ["src/*.cu"]',
         )
     for key in ("sources", "include", "source"):
         value = getattr(target, key, ())
         for path in (value,) if isinstance(value, str) else value:
-            if not path or "\0" in path:
+            if not path:
                 raise RequestError(
-                    "bad-path", f'{key} of target "{target.name}" has an empty path', file=lines.where(section, key)
+                    "bad-path",
+                    f'{key} of target "{target.name}" has an empty path',
+                    file=lines.where(section, key),
+                    next_step="remove it, or name a file or folder",
                 )
             if not outside and leaves_root(path):
                 raise RequestError(
@@ -274,8 +347,14 @@ def _check_paths(target: Target, lines: _Lines, outside: bool) -> None:
 
 def _wrap_lists(table: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Lets a single string stand for a list of one."""
-    lists = {field.name for field in msgspec.structs.fields(struct) if field.type == tuple[str, ...]}
+    lists = _lists_of(struct)
     return {key: [value] if key in lists and isinstance(value, str) else value for key, value in table.items()}
+
+
+@cache
+def _lists_of(struct: type[msgspec.Struct]) -> frozenset[str]:
+    """Fields that are lists of strings. msgspec works annotations out anew for each call, which costs 0.5 ms."""
+    return frozenset(field.name for field in msgspec.structs.fields(struct) if field.type == tuple[str, ...])
 
 
 def _convert(table: dict[str, Any], struct: type[StructT], what: str, where: str) -> StructT:
@@ -283,7 +362,9 @@ def _convert(table: dict[str, Any], struct: type[StructT], what: str, where: str
         return msgspec.convert(table, struct)
     except msgspec.ValidationError as error:
         message = re.sub(r" - at `\$\.?(.*)`$", r' for "\1"', str(error)).replace("`", "")
-        raise RequestError("bad-project", f"{what}: {message[:1].lower()}{message[1:]}", file=where) from error
+        raise RequestError(
+            "bad-project", f"{what}: {message[:1].lower()}{message[1:]}", file=where, next_step="correct this key"
+        ) from error
 
 
 def _ordered(asked: Iterable[str], targets: Mapping[str, Target], file: str) -> tuple[Target, ...]:

@@ -51,7 +51,8 @@ def expand(folder: str, patterns: tuple[str, ...], exclude: str, where: str) -> 
         else:
             absolute = os.path.join(folder, path)
             if not os.path.isfile(absolute):
-                what = "is a folder" if os.path.isdir(absolute) else "does not exist"
+                what = "is no regular file" if os.path.exists(absolute) else "does not exist"
+                what = "is a folder" if os.path.isdir(absolute) else what
                 raise RequestError(
                     "missing-source",
                     f'source "{pattern}" {what} ({absolute})',

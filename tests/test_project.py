@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +100,32 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
         ),
         ('[project]\nbuild_dir = "../out"', "path-outside", "not a folder below", "buildd.toml:2"),
         ('[project]\nbuild_dir = "."', "path-outside", "not a folder below", "buildd.toml:2"),
-        ('[target.a]\nkind = "gemm"\ntimeout_s = 0', "bad-project", "timeout_s", "buildd.toml:1"),
+        ('[target.a]\nkind = "gemm"\ntimeout_s = 0', "bad-project", "timeout_s", "buildd.toml:3"),
         ('[environment]\nAIT_NDEBGU = 1\n[target.a]\nkind = "gemm"', "bad-variable", "AIT_NDEBUG", "buildd.toml:1"),
+        ('[target.a]\nkind = "gemm"\ntimeout_s = nan', "bad-project", "timeout_s", "buildd.toml:3"),
+        ('[target.a]\nkind = "gemm"\ntimeout_s = inf', "bad-project", "timeout_s", "buildd.toml:3"),
+        ('[target.a]\nkind = "cuda"\nsources = []', "missing-source", "no sources", "buildd.toml:3"),
+        ('[target.a]\nkind = "cuda"\nsources = [""]', "bad-path", "empty path", "buildd.toml:3"),
+        ('[target.a]\nkind = "cuda"\nsources = "a\\u0000.cu"', "bad-project", "zero byte", "buildd.toml:3"),
+        (
+            '[target.a]\nkind = "cuda"\nsources = "a.cu"\nflags = ["-DA\\u0000B"]',
+            "bad-project",
+            "flags of target",
+            "buildd.toml:4",
+        ),
+        (
+            '[target.a]\nkind = "triton"\nsource = "a.py"\nsignature = {"a\\u0000" = "i32"}',
+            "bad-project",
+            "zero byte",
+            "buildd.toml:4",
+        ),
+        (f'[target.a]\nkind = "gemm"\noutput_name = "{"x" * 300}"', "bad-project", "too long", "buildd.toml:3"),
+        (f'[target.{"x" * 300}]\nkind = "gemm"', "bad-project", "too long", "buildd.toml:1"),
+        ("[target]\na = 3", "bad-project", "must be a table", "buildd.toml"),
+        ("target = 3", "bad-project", "must hold tables", "buildd.toml"),
+        ('[target."a.b"]\nkind = "cdua"', "bad-project", 'did you mean "cuda"?', "buildd.toml:2"),
+        ('a = "\0"', "bad-project", "not valid TOML", "buildd.toml:1"),
+        (f"a = {'[' * 5000}", "bad-project", "too deeply nested", "buildd.toml"),
         ("", "bad-project", "no target", "buildd.toml"),
     ],
 )
@@ -108,6 +134,25 @@ def test_mistakes_name_the_place_and_what_was_meant(tmp_path: Path, text: str, c
     assert error.code == code
     assert says in error.message
     assert error.file.startswith(at)
+    assert error.next_step
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    assert load_project(project(tmp_path, "\ufeff" + GOOD)).asked == ("app",)
+
+
+def test_a_file_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_bytes(b"[project]\n# caf\xe9\n")
+    with pytest.raises(RequestError, match="line 2 is not UTF-8") as caught:
+        load_project(request_for(tmp_path))
+    assert caught.value.next_step == "save it as UTF-8"
+
+
+def test_thousands_of_targets_are_read_in_one_pass(tmp_path: Path) -> None:
+    request = project(tmp_path, "".join(f'[target.t{n}]\nkind = "gemm"\n' for n in range(3000)))
+    began_s = time.process_time()
+    assert len(load_project(request).targets) == 3000
+    assert time.process_time() - began_s < 5, "half a second; a pass for each target takes a minute"
 
 
 def test_an_unknown_target_names_the_nearest(tmp_path: Path) -> None:
@@ -181,10 +226,19 @@ def test_globs_are_sorted_and_know_which_folders_decided(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("pattern", "says"), [("src/*.hip", "no file matches"), ("no.cu", "does not exist"), ("src", "is a folder")]
+    ("pattern", "says"),
+    [
+        ("src/*.hip", "no file matches"),
+        ("no.cu", "does not exist"),
+        ("src", "is a folder"),
+        ("pipe.cu", "is no regular file"),
+        ("pipe*", "no file matches"),
+        ("/dev/zero", "is no regular file"),
+    ],
 )
 def test_missing_sources_are_named(tmp_path: Path, pattern: str, says: str) -> None:
     tree(tmp_path, "src/a.cu")
+    os.mkfifo(tmp_path / "pipe.cu")
     with pytest.raises(RequestError) as caught:
         expand(str(tmp_path), (pattern,), "build", "buildd.toml:3")
     assert caught.value.code == "missing-source"

@@ -118,8 +118,10 @@ def store_of(environ: Mapping[str, str]) -> str:
 
 def _jobs(option: int | None, environ: Mapping[str, str]) -> int:
     if option is not None:
-        if option < 1:
-            raise RequestError("bad-value", f"-j {option}: the number of jobs is at least 1")
+        if not 1 <= option <= 65535:
+            raise RequestError(
+                "bad-value", f"-j {option} makes no sense", next_step="give a whole number from 1 to 65535"
+            )
         return option
     value = environ.get("BUILDD_JOBS", "").strip()
     if not value:
