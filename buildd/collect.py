@@ -19,7 +19,7 @@ from buildd.blobs import ROW_BYTES
 from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
 from buildd.sessions import FolderLock, boottime_s
-from buildd.store import Store
+from buildd.shelf import Shelf
 from buildd.tally import Counter
 from buildd.values import Table, as_int
 
@@ -87,7 +87,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int]
 
 
-def step(store: Store, total_bytes: int) -> bool:
+def step(store: Shelf, total_bytes: int) -> bool:
     """A bounded piece of collection, made by puts that find the store over its bound; False where nothing went."""
     # The running total may be wrong after damage; evicting on its word alone could empty the store.
     before = total = _recount(store.database)
@@ -104,7 +104,7 @@ def step(store: Store, total_bytes: int) -> bool:
     return total < before or before < total_bytes
 
 
-def gc(store: Store, *, limit_bytes: int | None = None) -> Collected:
+def gc(store: Shelf, *, limit_bytes: int | None = None) -> Collected:
     """Remove what nothing refers to, then the least recently used results until the store is within the bound.
 
     Args:
@@ -127,7 +127,7 @@ def gc(store: Store, *, limit_bytes: int | None = None) -> Collected:
     return _finish(store, before, results, blobs, orphans)
 
 
-def flush(store: Store, pattern: str | None = None) -> Collected:
+def flush(store: Shelf, pattern: str | None = None) -> Collected:
     """Drop every result, or those whose action's name matches a glob; leased ones stay.
 
     Learned times, past builds and counters stay as well. Without a pattern explanations, probe answers, up-to-date
@@ -150,7 +150,7 @@ def flush(store: Store, pattern: str | None = None) -> Collected:
     return _finish(store, before, results, blobs, 0)
 
 
-def verify(store: Store) -> Verified:
+def verify(store: Shelf) -> Verified:
     """Read everything, check it against its digests and checksums, and remove what is bad."""
     database = store.database
     store.tally.flush(wait=True)
@@ -179,7 +179,7 @@ def verify(store: Store) -> Verified:
     )
 
 
-def stats(store: Store) -> Stats:
+def stats(store: Shelf) -> Stats:
     """The store's figures now."""
     database = store.database
     counts = {}
@@ -217,7 +217,7 @@ def held_bytes(database: Database) -> int:
 # ---------------------------------------------------------------- pieces
 
 
-def _drop_dead(store: Store) -> None:
+def _drop_dead(store: Shelf) -> None:
     """Void the leases and pins of sessions whose owner is gone."""
     rows = store.database.rows(
         "SELECT session FROM leases UNION SELECT session FROM pins UNION SELECT name FROM sessions"
@@ -235,7 +235,7 @@ def _drop_dead(store: Store) -> None:
     store.database.transact(work)
 
 
-def _evict(store: Store, excess_bytes: int) -> tuple[int, int]:
+def _evict(store: Shelf, excess_bytes: int) -> tuple[int, int]:
     """Remove the least recently used results until `excess_bytes` are gone, or a batch is; results and blobs gone."""
 
     def work(connection: sqlite3.Connection) -> tuple[int, int, int]:
@@ -256,7 +256,7 @@ def _evict(store: Store, excess_bytes: int) -> tuple[int, int]:
     return results, blobs
 
 
-def _delete_results(store: Store, keys: Sequence[bytes], *, leased_too: bool = False) -> tuple[int, int]:
+def _delete_results(store: Shelf, keys: Sequence[bytes], *, leased_too: bool = False) -> tuple[int, int]:
     """Remove these results, in batches; results and blobs gone."""
     results = blobs = 0
 
@@ -273,7 +273,7 @@ def _delete_results(store: Store, keys: Sequence[bytes], *, leased_too: bool = F
     return results, blobs
 
 
-def _delete_blobs(store: Store, connection: sqlite3.Connection, candidates: Iterable[bytes]) -> tuple[int, int]:
+def _delete_blobs(store: Shelf, connection: sqlite3.Connection, candidates: Iterable[bytes]) -> tuple[int, int]:
     """Delete those of `candidates` that nothing needs, inside a transaction; how many, and their bytes."""
     now, gone, freed = boottime_s(), 0, 0
     for raw in candidates:
@@ -289,7 +289,7 @@ def _delete_blobs(store: Store, connection: sqlite3.Connection, candidates: Iter
     return gone, freed
 
 
-def _drop_unreferenced(store: Store) -> int:
+def _drop_unreferenced(store: Shelf) -> int:
     """Blobs that no result refers to and nobody has just put; how many went."""
     candidates = [
         row[0]
@@ -318,7 +318,7 @@ def _drop_lists(database: Database) -> None:
         database.transact(lambda connection: [drop_list(connection, row[0]) for row in rows])
 
 
-def drop_orphans(store: Store) -> tuple[int, tuple[str, ...]]:
+def drop_orphans(store: Shelf) -> tuple[int, tuple[str, ...]]:
     """Blob files without a row (a crash between rename and commit, a lost index); how many went, and foreign files."""
     known = {
         row[0].hex() for row in store.database.rows("SELECT digest FROM blobs WHERE data IS NULL") if row[0] is not None
@@ -387,7 +387,7 @@ def _recount(database: Database) -> int:
     return database.transact(work)
 
 
-def _finish(store: Store, before_bytes: int, results: int, blobs: int, orphans: int) -> Collected:
+def _finish(store: Shelf, before_bytes: int, results: int, blobs: int, orphans: int) -> Collected:
     def work(connection: sqlite3.Connection) -> None:
         values.trim(connection)
         digests.trim(connection)

@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from buildd.errors import StoreError
-from buildd.store import Store
+from buildd.shelf import Shelf
 from buildd.tally import next_tick
 from buildd.values import TRIM_EVERY_TICKS, as_int
 from codegen.plan import Resources
@@ -65,7 +65,7 @@ class _Sample(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(list[_Sample])
 
 
-def record(store: Store, identity: str, kind: str, timing: Timing, ended: Ended = Ended.BUILT) -> None:
+def record(store: Shelf, identity: str, kind: str, timing: Timing, ended: Ended = Ended.BUILT) -> None:
     """Learn from a job that ran.
 
     Args:
@@ -107,7 +107,7 @@ def record(store: Store, identity: str, kind: str, timing: Timing, ended: Ended 
         pass  # the next run teaches the same
 
 
-def estimates(store: Store, wanted: Sequence[tuple[str, str, Resources]]) -> list[Estimate]:
+def estimates(store: Shelf, wanted: Sequence[tuple[str, str, Resources]]) -> list[Estimate]:
     """What jobs will probably use, in the order asked; a few queries for any number.
 
     Args:
@@ -135,7 +135,7 @@ def estimates(store: Store, wanted: Sequence[tuple[str, str, Resources]]) -> lis
     return found
 
 
-def estimate(store: Store, identity: str, kind: str, guess: Resources) -> Estimate:
+def estimate(store: Shelf, identity: str, kind: str, guess: Resources) -> Estimate:
     """What one job will probably use."""
     return estimates(store, [(identity, kind, guess)])[0]
 
@@ -148,7 +148,7 @@ def trim(connection: sqlite3.Connection) -> None:
     )
 
 
-def _rows_of(store: Store, identities: list[str]) -> dict[str, tuple[float, float, float, int]]:
+def _rows_of(store: Shelf, identities: list[str]) -> dict[str, tuple[float, float, float, int]]:
     rows = store.database.rows(
         "SELECT h.identity, h.wall_s, h.user_s, h.system_s, h.memory_bytes"
         " FROM json_each(?) AS j CROSS JOIN history AS h ON h.identity = j.value",
@@ -166,7 +166,7 @@ def _rows_of(store: Store, identities: list[str]) -> dict[str, tuple[float, floa
     }
 
 
-def _of_kind(store: Store, kind: str) -> tuple[float, int] | None:
+def _of_kind(store: Shelf, kind: str) -> tuple[float, int] | None:
     """Upper quantile of wall time and of memory over the actions of a kind."""
     rows = store.database.rows("SELECT count(*) FROM history WHERE kind = ?", (kind,))
     count = as_int(rows[0][0]) if rows else 0

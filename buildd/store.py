@@ -14,15 +14,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from buildd import sessions
-from buildd.blobs import Blobs
+from buildd import collect, sessions
 from buildd.buildlog import Build, BuildLog
-from buildd.database import Database
 from buildd.digests import DigestRow, Digests
 from buildd.errors import StoreError, StoreFull
 from buildd.results import InputSet, Result, Results, StoredOutput
 from buildd.sessions import FolderLock
-from buildd.tally import Counter, Tally, next_tick
+from buildd.shelf import Shelf
+from buildd.tally import Counter, next_tick
 from buildd.values import Table, Values, raw_digest
 from protocol.messages import BuildId, Digest, RequestId
 
@@ -53,16 +52,14 @@ class Lease:
         self.release()
 
 
-class Store:
+class Store(Shelf):
     """Make it with `Store.open`."""
 
     def __init__(self, folder: Path, limit_bytes: int, read_only: bool, notices: list[str]) -> None:
-        self.folder = folder
-        self.limit_bytes = limit_bytes
+        super().__init__(
+            folder, limit_bytes, read_only=read_only, notice=notices.append, limit_reached=self._limit_reached
+        )
         self._notices = notices
-        self.database = Database(folder, read_only=read_only, notice=notices.append)
-        self.tally = Tally(self.database)
-        self.blobs = Blobs(self.database, self.tally, self._limit_reached)
         self._results = Results(self.database, self.blobs, self.tally, self._limit_reached)
         self._values = Values(self.database, next_tick, lambda table, name: self.tally.touch(table, [name]))
         self._digests = Digests(self.database, next_tick)
@@ -110,10 +107,6 @@ class Store:
                 raise
             notices.append(f"the disk of {folder} is full; the store is only read ({error.next_step})")
             return cls(folder, limit, True, notices)
-
-    @property
-    def read_only(self) -> bool:
-        return self.database.read_only
 
     def take_notices(self) -> tuple[str, ...]:
         """Lines for people about what happened to the store, each given out once."""
@@ -276,13 +269,6 @@ class Store:
     def build_events(self, build_id: RequestId | BuildId) -> bytes | None:
         return self._builds.events(build_id)
 
-    def count(self, counter: Counter, amount: int = 1) -> None:
-        self.tally.count(counter, amount)
-
-    def counters(self) -> dict[Counter, int]:
-        """Counts over the store's whole life, with those not yet written."""
-        return self.tally.totals()
-
     # ------------------------------------------------------------ the bound
 
     def _limit_reached(self, total_bytes: int) -> None:
@@ -291,8 +277,6 @@ class Store:
             return
         if self._collecting.acquire(blocking=False):
             try:
-                from buildd import collect
-
                 self.tally.flush()
                 if not self._orphans_dropped:
                     # Once a process: what a crash or a lost index left behind is not in the total.
