@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
+from household import Household
 from serving import FakeHandler, Serving, serving, short_folder, wait_until
 
 from protocol.messages import (
@@ -151,3 +154,75 @@ def test_it_reads_the_status_and_says_when_nobody_is_there(served: Serving, clie
     with short_folder() as base:
         status, _, errors = run(client_folder, str(base), "/p", "t")
     assert status == 3 and "no daemon" in errors
+
+
+SCALE = """
+#warning followed from another language
+__global__ void scale(float *x, float by) { x[threadIdx.x] *= by; }
+extern "C" void run(float *x) { scale<<<1, 32>>>(x, 2.f); }
+"""
+
+
+def has_nvcc() -> bool:
+    return shutil.which("nvcc") is not None or (
+        importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.cu13") is not None
+    )
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not has_nvcc(), reason="no nvcc: pip install buildd[cuda]")
+def test_it_builds_a_cuda_project_through_the_real_daemon(client_folder: Path) -> None:
+    with short_folder() as base:
+        user = Household(base)
+        project = base / "project"
+        (project / "src").mkdir(parents=True)
+        source = project / "src" / "scale.cu"
+        source.write_text(SCALE)
+        (project / "buildd.toml").write_text(
+            '[target.scale]\nkind = "cuda"\nsources = ["src/scale.cu"]\narch = ["sm_80"]\n'
+        )
+
+        def build() -> tuple[int, list[dict[str, Any]]]:
+            status, lines, errors = run(client_folder, "-", str(project), "scale", **user.environ)
+            assert errors == "" and lines[0]["type"] == "welcome"
+            assert [entry["sequence"] for entry in lines[1:]] == list(range(1, len(lines)))
+            return status, bodies(lines)
+
+        try:
+            status, said = user.buildd("up")
+            assert status == 0, said
+
+            status, events = build()
+            assert status == 0, events
+            assert events[0] == {"type": "planned", "targets": ["scale"], "actions": 2, **_some(events[0])}
+            kinds = [body["type"] for body in events]
+            first = [kinds.index(kind) for kind in ("planned", "queued", "started", "log_line", "finished", "artifact")]
+            assert first == sorted(first)
+            assert any("followed from another language" in b["text"] for b in events if b["type"] == "log_line")
+            done = events[-1]
+            assert (done["type"], done["outcome"], done["misses"]) == ("done", "built", 2)
+            (artifact,) = (body for body in events if body["type"] == "artifact")
+            library = project / artifact["path"]
+            assert blake3(library.read_bytes()).hexdigest() == artifact["digest"]
+            assert library.stat().st_size == artifact["size_bytes"]
+
+            shutil.rmtree(project / "build")
+            status, events = build()
+            assert (status, events[-1]["hits"], library.is_file()) == (0, 2, True)
+            assert not [body for body in events if body["type"] == "started"]
+            assert any("followed from another language" in b["text"] for b in events if b["type"] == "log_line")
+
+            source.write_text(SCALE.replace("by)", "oops)"))
+            status, events = build()
+            assert (status, events[-1]["outcome"]) == (1, "failed")
+            (failed,) = (body for body in events if body["type"] == "failed")
+            assert failed["kind"] == "compile_error"
+            assert {"file": "src/scale.cu", "line": 3}.items() <= failed["diagnostics"][-1].items()
+        finally:
+            leftovers = user.end()
+        assert not leftovers
+
+
+def _some(body: dict[str, Any]) -> dict[str, Any]:
+    """What differs from run to run."""
+    return {name: value for name, value in body.items() if name == "expected_s"}
