@@ -91,7 +91,11 @@ def test_the_readme_names_every_command_and_the_help_has_it() -> None:
 def test_options_that_the_readme_names_are_understood(command: str) -> None:
     (row,) = re.findall(rf"^\| `buildd {command}.*$", README, re.MULTILINE)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "buildd", command, "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-P", "-m", "buildd", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     words = re.findall(r"`(--?[a-z-]+)", row) if command != "cache" else re.findall(r"`([a-z]+)`", row)
     assert words
