@@ -1,0 +1,50 @@
+"""Skips what needs a tool that is not on this machine, by marker, and says in the first lines which tools there are.
+
+Continuous integration installs them all, so nothing is skipped there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+
+def _package(name: str) -> bool:
+    parent = name.rpartition(".")[0]
+    return (not parent or _package(parent)) and importlib.util.find_spec(name) is not None
+
+
+@cache
+def missing(marker: str) -> str:
+    """Why tests with this marker cannot run here; empty where they can."""
+    there, reason = _TOOLS[marker]
+    return "" if there() else reason
+
+
+_TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
+    "cuda": (
+        lambda: bool(shutil.which("g++")) and (bool(shutil.which("nvcc")) or _package("nvidia.cu13")),
+        "no nvcc (pip install buildd[cuda]) or no g++",
+    ),
+    "hip": (
+        lambda: bool(shutil.which("hipcc")),
+        "no hipcc (Debian: apt install hipcc rocm-device-libs libamdhip64-dev)",
+    ),
+    "triton": (lambda: _package("triton"), "no triton (pip install buildd[triton])"),
+    "node": (lambda: bool(shutil.which("node") and shutil.which("npm")), "no node and npm"),
+}
+
+
+def pytest_report_header() -> list[str]:
+    return [f"skipped, {reason}: tests marked {marker}" for marker in _TOOLS if (reason := missing(marker))]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in _TOOLS:
+            if item.get_closest_marker(marker) and (reason := missing(marker)):
+                item.add_marker(pytest.mark.skip(reason=reason))
