@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from buildd.cli import COMMANDS, HIDDEN
+from codegen.gemm_spec import kernel_for
 from codegen.project import _HIDDEN, _TABLES, load_project
-from codegen.target import KINDS
+from codegen.target import KINDS, GemmTarget, TritonTarget
+from codegen.triton_kernel import goal_of
 from protocol.messages import BuildId, Request, RequestId
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +48,12 @@ def test_the_readmes_project_files_are_read(number: int, tmp_path: Path) -> None
     wanted = tomllib.loads(text)["target"]
     project = load_project(a_request(tmp_path, *wanted))
     assert {target.name for target in project.targets} == set(wanted)
+    for target in project.targets:
+        for arch in target.arch:
+            if isinstance(target, GemmTarget):
+                assert kernel_for(target, arch).arch == arch
+            elif isinstance(target, TritonTarget):
+                assert goal_of(arch).name == arch
 
 
 def test_the_readme_shows_every_kind() -> None:
