@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -176,7 +177,7 @@ class Building:
             return True  # a result is only found while its blobs are in the index
         destination = Path(self.project, path)
         fact = self.files.fact(str(destination))
-        if fact is not None and fact.digest == digest and not destination.is_symlink():
+        if fact is not None and fact.digest == digest and _usable(destination, executable):
             return True
         destination.parent.mkdir(parents=True, exist_ok=True)
         return self.store.restore(digest, destination, executable=executable)
@@ -186,7 +187,7 @@ class Building:
         if self.writes_outputs:
             destination = Path(self.project, path)
             fact = self.files.fact(str(destination))
-            if fact is None or fact.digest != product.digest or destination.is_symlink():
+            if fact is None or fact.digest != product.digest or not _usable(destination, product.executable):
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(made, destination, executable=product.executable)
         else:
@@ -364,6 +365,15 @@ def copy_file(source: Path, destination: Path, *, executable: bool) -> None:
     except BaseException:
         _unlink(aside)
         raise
+
+
+def _usable(path: Path, executable: bool) -> bool:
+    """Whether a file with the right content may stay: not a link, and it can be run if it should."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IXUSR) == executable
 
 
 def _unlink(path: str) -> None:

@@ -11,7 +11,8 @@ from codegen.plan import Discovery
 
 # Make's escapes: a space or a hash after a backslash, a dollar doubled. Everything else is literal.
 _TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
-_HEADER_LINE = re.compile(rb"^\.* ?(.+)$")
+# clang -cc1 writes each name as in a C string.
+_ESCAPED = re.compile(rb'\\([\\"])')
 
 
 def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
@@ -23,7 +24,8 @@ def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
         case Discovery.GCC | Discovery.LINKER:
             found = _make_rules(content)
         case Discovery.CLANG:
-            found = [m.group(1) for line in content.splitlines() if (m := _HEADER_LINE.match(line))]
+            # CC_PRINT_HEADERS_FILE has no marks of depth, other than -H: a leading dot belongs to the name.
+            found = [_ESCAPED.sub(rb"\1", line) for line in content.split(b"\n") if line]
         case Discovery.REPORTED:
             found = [line for line in content.splitlines() if line]
     return tuple(dict.fromkeys(path.decode(errors="surrogateescape") for path in found))

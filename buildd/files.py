@@ -39,46 +39,60 @@ class Traits(IntFlag):
     ASSERT = 2
     """Calls assert(): the same once <assert.h> is used."""
     TIME = 4
-    """`__DATE__`, `__TIME__` or `__TIMESTAMP__`: the result depends on the clock."""
+    """`__DATE__` or `__TIME__`: the result depends on the clock."""
     EMBED = 8
-    """`.incbin` or `#embed`: reads files that no compiler lists."""
+    """`.incbin`, `.include` or `#embed`: reads files that no compiler lists."""
     HAS_INCLUDE = 16
     """Asks whether other files exist."""
+    TIMESTAMP = 32
+    """`__TIMESTAMP__`: the result depends on the file's modification time, whatever SOURCE_DATE_EPOCH says."""
+
+
+_TRAITS_KNOWN = 1 << 8
+"""Saved with every remembered digest; another number whenever `traits_of` finds more, so that no answer of older code
+is taken for one of this."""
 
 
 # One pass over a text finds which of these words it has; most files have none.
 _WORDS = re.compile(
     rb"__FILE__|__BASE_FILE__|__builtin_FILE|source_location|\bassert\s*\("
-    rb"|__DATE__|__TIME__|__TIMESTAMP__|\.incbin|#\s*embed|has_include"
+    rb"|__DATE__|__TIME__|__TIMESTAMP__|\.incbin|[\"\s;nt]\.include|(?:#|%:)\s*embed|(?i:has_include)"
 )
-_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+# Not behind a quotation mark: what looks like a comment there may be part of a string.
+_COMMENT = re.compile(rb"^([^\"\n]*?)(?:/\*.*?\*/|//[^\n]*)", re.DOTALL | re.MULTILINE)
+_BINARY = (b"\x7fELF", b"!<arch>\n")
 # assert's own definition is no use of it: what it expands to is the path of the file that calls it.
 _ASSERT_DEFINITION = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+assert(?:_perror)?\b(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def traits_of(content: bytes) -> Traits:
-    """The traits of a source text; a binary file has none."""
+    """The traits of a source text; an object file or library has none."""
     found = Traits.NONE
-    if b"\0" in content[:1024]:
+    if content.startswith(_BINARY):
         return found
     words = {match.group() for match in _WORDS.finditer(content)}
-    if any(word.startswith((b"assert", b"__FILE__")) for word in words):
-        bare = _ASSERT_DEFINITION.sub(b"", _COMMENT.sub(b" ", content))
-        words = {match.group() for match in _WORDS.finditer(bare)} | {
-            w for w in words if w[:6] in (b"__DATE", b"__TIME")
-        }
+    if any(_names_path(word) for word in words):
+        bare = _ASSERT_DEFINITION.sub(b"", _COMMENT.sub(rb"\1 ", content))
+        words = {word for word in words if not _names_path(word)}
+        words |= {word for match in _WORDS.finditer(bare) if _names_path(word := match.group())}
     for word in words:
         if word.startswith(b"assert"):
             found |= Traits.ASSERT
-        elif word in (b"__DATE__", b"__TIME__", b"__TIMESTAMP__"):
+        elif word in (b"__DATE__", b"__TIME__"):
             found |= Traits.TIME
-        elif word == b"has_include":
+        elif word == b"__TIMESTAMP__":
+            found |= Traits.TIMESTAMP
+        elif word.lower() == b"has_include":
             found |= Traits.HAS_INCLUDE
-        elif word == b".incbin" or word.startswith(b"#"):
+        elif word == b".incbin" or word.startswith((b"#", b"%")) or word.endswith(b".include"):
             found |= Traits.EMBED
         else:
             found |= Traits.PATHS
     return found
+
+
+def _names_path(word: bytes) -> bool:
+    return word.startswith((b"assert", b"__FILE__"))
 
 
 class Stamp(NamedTuple):
@@ -129,6 +143,49 @@ def trustworthy(stamp: Stamp, now_ns: int) -> bool:
     return now_ns - newest > (COARSE_STEP_NS if coarse else FINE_STEP_NS)
 
 
+def moved_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
+    """Whether a name may have meant another file at some moment since: a link on its way was made or turned, or a
+    folder on its way was moved. The stamps of what it means now do not tell that.
+
+    Args:
+        path: absolute.
+        known: answers for folders so far, for the same moment.
+    """
+    folder = os.path.dirname(path)
+    if folder != path:
+        if folder not in known:
+            known[folder] = moved_since(folder, since_ns, known)
+        if known[folder]:
+            return True
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    if stat_module.S_ISREG(status.st_mode) or trustworthy(_changed(status), since_ns):
+        if not stat_module.S_ISLNK(status.st_mode):
+            return False
+        try:
+            target = os.path.normpath(os.path.join(folder, os.readlink(path)))
+        except OSError:
+            return True
+        return moved_since(target, since_ns, known)
+    # A name that comes or goes in a folder changes both of its times, moving the folder itself only the second.
+    return not stat_module.S_ISDIR(status.st_mode) or status.st_ctime_ns != status.st_mtime_ns
+
+
+def appeared_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
+    """Whether what is there may not have been there, under this name, at some moment since. See `moved_since`."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    return not trustworthy(_changed(status), since_ns) or moved_since(path, since_ns, known)
+
+
+def _changed(status: os.stat_result) -> Stamp:
+    return Stamp(0, 0, 0, status.st_ctime_ns, status.st_ctime_ns)
+
+
 class Files:
     """Digests of files for one store, shared by its requests. Safe to use from several threads.
 
@@ -171,8 +228,7 @@ class Files:
         known = self._known.get(identity)
         if known is None and self._memory is not None:
             row = self._memory.digests_for([identity]).get(identity)
-            if row is not None:
-                known = Fact(Digest(row[5].hex()), Traits(row[6]), Stamp(*row[:5]))
+            if row is not None and (known := _from_row(row)) is not None:
                 self._known[identity] = known
         return known if known is not None and known.stamp == stamp else None
 
@@ -183,7 +239,8 @@ class Files:
         wanted = [(s.device, s.inode) for s in stamps if (s.device, s.inode) not in self._known]
         if wanted:
             for identity, row in self._memory.digests_for(wanted).items():
-                self._known[identity] = Fact(Digest(row[5].hex()), Traits(row[6]), Stamp(*row[:5]))
+                if (known := _from_row(row)) is not None:
+                    self._known[identity] = known
 
     def _read(self, path: str) -> Fact | None:
         # The stamp is taken from the open file before and after reading: a writer in between is seen, and the content
@@ -225,13 +282,21 @@ class Files:
         with self._lock:
             unsaved, self._unsaved = self._unsaved, {}
         if unsaved and self._memory is not None:
-            self._memory.save_digests([(*f.stamp, bytes.fromhex(f.digest), int(f.traits)) for f in unsaved.values()])
+            self._memory.save_digests(
+                [(*f.stamp, bytes.fromhex(f.digest), int(f.traits) | _TRAITS_KNOWN) for f in unsaved.values()]
+            )
 
     def drop(self) -> None:
         """Give the memory back; what was saved is fetched again when asked for."""
         self.save()
         with self._lock:
             self._known.clear()
+
+
+def _from_row(row: DigestRow) -> Fact | None:
+    if row[6] & ~0xFF != _TRAITS_KNOWN:
+        return None
+    return Fact(Digest(row[5].hex()), Traits(row[6] & 0xFF), Stamp(*row[:5]))
 
 
 class Snapshot:
@@ -309,12 +374,22 @@ class Snapshot:
         try:
             return self._listings[folder]
         except KeyError:
+            # The stamp first: a name that comes in between must not be covered by a later stamp.
+            self.folder_stamp(folder)
             try:
                 names: frozenset[str] | None = frozenset(os.listdir(self.absolute(folder)))
             except OSError:
                 names = None
             self._listings[folder] = names
             return names
+
+    def listed_since(self, folder: str, since_ns: int) -> bool:
+        """Whether no name came to or went from a folder since."""
+        try:
+            status = os.stat(self.absolute(folder))
+        except OSError:
+            return False
+        return trustworthy(Stamp(0, 0, 0, status.st_mtime_ns, status.st_mtime_ns), since_ns)
 
     def folder_stamp(self, folder: str) -> int:
         """A number that changes when a name is added to or removed from a folder; 0 when there is no folder; -1 when it

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from blake3 import blake3
 
 from buildd import depfiles, keys, shadow
-from buildd.files import Fact, Snapshot, Traits
+from buildd.files import Fact, Snapshot, Traits, appeared_since, moved_since
 from buildd.results import PRESENT
 from buildd.store import InputSet, Result, Store
-from codegen.plan import Action, Tool
+from codegen.plan import Action, Discovery, Tool
 from protocol.messages import Digest
 
 BYTES = "{bytes}"
@@ -72,9 +72,10 @@ class Lookup:
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
 
-    def used_by(self, action: Action) -> tuple[str, ...]:
-        """The discovered inputs of an action that was found or filed."""
-        return self._discovered.get(action.name, ())
+    def used_by(self, action: Action) -> tuple[str, ...] | None:
+        """The discovered inputs of an action; None where they are not known here: it was neither found nor filed, but
+        another request's run of it was joined."""
+        return self._discovered.get(action.name, () if action.discovery is Discovery.NONE else None)
 
     # -- before
 
@@ -211,16 +212,19 @@ class Lookup:
         if action.uncacheable:
             return Filing(None, action.uncacheable)
         snapshot = self.snapshot
+        moved: dict[str, bool] = {}
         stale = [
             path
             for path, digest in missing.inputs
-            if snapshot.digest(path) != digest or not snapshot.steady(path, started_ns)
+            if snapshot.digest(path) != digest
+            or not snapshot.steady(path, started_ns)
+            or (not snapshot.is_produced(path) and moved_since(snapshot.absolute(path), started_ns, moved))
         ]
         if stale:
             return Filing(None, stale=tuple(stale))
         if depfile is None and action.discovery.value != "none":
             return Filing(None, "the tool did not say which files it read")
-        used, stale = self._used(action, depfile or b"", private, started_ns)
+        used, stale = self._used(action, depfile or b"", private, started_ns, moved)
         if stale:
             return Filing(None, stale=tuple(stale))
         roots = self.real_roots(tool)
@@ -237,6 +241,11 @@ class Lookup:
                 if name.startswith("{") and not name.startswith(BYTES):
                     sensitive.add(name[1 : name.index("}")])
         survey = self._survey(used, action, tool)
+        # What the search would have found, or __has_include was answered by, may not have been so when the tool asked.
+        unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
+        unsure += [folder for folder in survey.asked if not snapshot.listed_since(folder, started_ns)]
+        if unsure:
+            return Filing(None, stale=tuple(unsure))
         self._discovered[action.name] = tuple(used)
         self.folders.update(survey.folders)
         files = sorted((self.canonical(path, roots), snapshot.digest(path) or Digest(keys.MISSING)) for path in used)
@@ -250,7 +259,9 @@ class Lookup:
             )
         )
 
-    def _used(self, action: Action, depfile: bytes, private: str, started_ns: int) -> tuple[list[str], list[str]]:
+    def _used(
+        self, action: Action, depfile: bytes, private: str, started_ns: int, moved: dict[str, bool]
+    ) -> tuple[list[str], list[str]]:
         """Discovered files that are not declared, and those of them that changed since the run began."""
         snapshot = self.snapshot
         declared = set(action.inputs)
@@ -261,19 +272,22 @@ class Lookup:
             path = self._normal(spelled)
             if path in declared or path in used or path.startswith(mine):
                 continue
-            if snapshot.fact(path) is None:
-                continue  # a temporary of the tool's own
             used[path] = None
-            if not snapshot.steady(path, started_ns):
+            # One that is gone was there when it was read.
+            if not snapshot.steady(path, started_ns) or (
+                not snapshot.is_produced(path) and moved_since(snapshot.absolute(spelled), started_ns, moved)
+            ):
                 stale.append(path)
         return list(used), stale
 
     def _unsound(self, path: str, fact: Fact, action: Action) -> str:
         """Why a used file makes the result one that cannot be looked up; empty where it does not."""
         if Traits.TIME in fact.traits and not any(n == "SOURCE_DATE_EPOCH" for n, _ in action.environment):
-            return f"{path} mentions __DATE__, __TIME__ or __TIMESTAMP__ (set SOURCE_DATE_EPOCH to have it stored)"
+            return f"{path} mentions __DATE__ or __TIME__ (set SOURCE_DATE_EPOCH to have it stored)"
+        if Traits.TIMESTAMP in fact.traits:
+            return f"{path} mentions __TIMESTAMP__"
         if Traits.EMBED in fact.traits:
-            return f"{path} embeds another file (.incbin or #embed)"
+            return f"{path} embeds another file (.incbin, .include or #embed)"
         if Traits.HAS_INCLUDE in fact.traits and not os.path.isabs(path):
             try:
                 with open(self.snapshot.absolute(path), "rb") as file:

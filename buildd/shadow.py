@@ -19,7 +19,7 @@ from buildd.files import Snapshot, Traits
 # Any macro whose name ends so and is given a literal name: libraries wrap __has_include.
 _ASKED = re.compile(rb"has_include\w*\s*\(\s*(?:<([^>\n]+)>|\"([^\"\n]+)\")", re.IGNORECASE)
 _COMPUTED = re.compile(rb"__has_include(?:_next)?\s*\(\s*[A-Za-z_]")
-_DEFINED = re.compile(rb"#\s*define\s+\w+\s*\([^)]*\)[^\n]*__has_include")
+_DEFINED = re.compile(rb"#\s*define\s+(\w+)\s*\([^)]*\)[^\n]*__has_include")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,25 @@ class Surroundings:
 
     folders: tuple[tuple[str, int], ...]
     present: tuple[str, ...]
+    asked: tuple[str, ...] = ()
+    """Those of the folders that decided an answer of `__has_include`."""
 
 
 def asked_names(text: bytes) -> tuple[str, ...]:
     """Names that a text asks `__has_include` for, as written."""
+    text = text.replace(b"\\\n", b"")
     names = {(m.group(1) or m.group(2)).decode(errors="surrogateescape") for m in _ASKED.finditer(text)}
     return tuple(sorted(names))
 
 
 def asks_computed(text: bytes) -> bool:
     """Whether a text asks `__has_include` with a name that only the preprocessor knows (a wrapper's own definition does
-    not count: its uses do)."""
-    return len(_COMPUTED.findall(text)) > len(_DEFINED.findall(text))
+    not count: its uses do, where they can be told by the wrapper's name)."""
+    text = text.replace(b"\\\n", b"")
+    wrappers = _DEFINED.findall(text)
+    if any(not name.lower().endswith(b"has_include") for name in wrappers):
+        return True
+    return len(_COMPUTED.findall(text)) > len(wrappers)
 
 
 def python_rivals(path: str) -> tuple[str, ...]:
@@ -87,11 +94,12 @@ def survey(
         )
     )
     needed: dict[str, None] = {}
+    asked: dict[str, None] = {}
     present: set[str] = set()
 
-    def candidate(folder: str, rest: str) -> None:
+    def candidate(folder: str, rest: str, decided: dict[str, None] = needed) -> None:
         path = f"{folder}/{rest}" if folder != "." else rest
-        if path not in used_set and _exists(snapshot, folder, rest, needed):
+        if path not in used_set and _exists(snapshot, folder, rest, decided):
             present.add(path)
 
     for path in used:
@@ -117,9 +125,12 @@ def survey(
         if fact is not None and Traits.HAS_INCLUDE in fact.traits:
             for name in asked_names(_text(snapshot.absolute(path))):
                 for folder in (os.path.dirname(path) or ".", *order):
-                    candidate(folder, name)
+                    candidate(folder, name, asked)
+    needed.update(asked)
     return Surroundings(
-        tuple((folder, snapshot.folder_stamp(folder)) for folder in sorted(needed)), tuple(sorted(present))
+        tuple((folder, snapshot.folder_stamp(folder)) for folder in sorted(needed)),
+        tuple(sorted(present)),
+        tuple(asked),
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import array
 import os
+import stat
 
 import msgspec
 from blake3 import blake3
 
 from buildd.building import Building
-from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
+from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.store import Store
 from protocol import messages as m
@@ -76,10 +77,10 @@ def still_true(store: Store, files: Files, request: m.Request) -> Record | None:
     if len(stamps) != _FIELDS * len(record.paths):
         return None
     numbers = iter(stamps)
-    stat = os.stat
+    look = os.stat
     try:
         for path, *stamp in zip(record.paths, *[numbers] * _FIELDS, strict=True):
-            status = stat(path)
+            status = look(path)
             if stamp != [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]:
                 return None
     except OSError:
@@ -118,7 +119,12 @@ def keep(building: Building) -> None:
     paths: list[bytes] = []
     stamps = array.array("q")
     young: list[tuple[bytes, str]] = []
-    used = dict.fromkeys(path for action in building.plan.actions for path in (*action.inputs, *lookup.used_by(action)))
+    used: dict[str, None] = {}
+    for action in building.plan.actions:
+        discovered = lookup.used_by(action)
+        if discovered is None:
+            return
+        used.update(dict.fromkeys((*action.inputs, *discovered)))
     for path in (*used, *(file.path for tool in building.plan.tools for file in tool.files)):
         if path in building.products:
             continue
@@ -132,7 +138,11 @@ def keep(building: Building) -> None:
             return
         _add(snapshot.absolute(path), stamp, product.digest, now_ns, paths, stamps, young)
     folders = dict(lookup.folders)
+    moved: dict[str, bool] = {}
     for path in (*building.plan.read, *_searched(building.request)):
+        # These were read for the plan, before anybody took their stamps.
+        if not _held(path, building.started_ns, moved):
+            return
         stamp = stamp_of(path)
         if stamp is not None:
             fact = snapshot.fact(path)
@@ -155,6 +165,19 @@ def keep(building: Building) -> None:
         building.artifacts(),
     )
     building.store.save_record(name_of(building.request), msgspec.msgpack.encode(record))
+
+
+def _held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:
+    """Whether a file or a folder's listing is what it was at a moment."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path) or "/"  # it may have been there: then this folder was changed
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    changed_ns = status.st_mtime_ns if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
+    mark = Stamp(0, 0, 0, status.st_mtime_ns, changed_ns)
+    return trustworthy(mark, since_ns) and not moved_since(path, since_ns, moved)
 
 
 def _add(

@@ -39,10 +39,10 @@ def test_what_gcc_really_writes(tmp_path: Path) -> None:
 
 
 def test_header_lines_of_clang() -> None:
-    assert parse(Discovery.CLANG, b". /usr/include/a.h\n.. b c.h\n/plain.h\n") == (
+    assert parse(Discovery.CLANG, b'/usr/include/a.h\n./b c.h\n../q\\"\\\\.h\n') == (
         "/usr/include/a.h",
-        "b c.h",
-        "/plain.h",
+        "./b c.h",
+        '../q"\\.h',
     )
 
 

@@ -112,7 +112,7 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         (b'asm(".incbin \\"x\\"");', Traits.EMBED),
         (b'#embed "x"', Traits.EMBED),
         (b"#if __has_include(<x>)", Traits.HAS_INCLUDE),
-        (b"\0\x7fELF__FILE__", Traits.NONE),
+        (b"\x7fELF\0__FILE__", Traits.NONE),
     ],
 )
 def test_traits(text: bytes, traits: Traits) -> None:

@@ -211,10 +211,14 @@ def test_a_tool_that_said_nothing_of_its_inputs_is_not_stored(desk: Desk) -> Non
     assert filing.input_set is None and filing.unstored
 
 
-def test_temporaries_of_the_job_and_of_the_tool_are_no_inputs(desk: Desk) -> None:
-    filing = desk.file((*desk.used, "/private/x.cudafe1.cpp", "/tmp/gone-since"))
+def test_temporaries_of_the_job_are_no_inputs(desk: Desk) -> None:
+    filing = desk.file((*desk.used, "/private/x.cudafe1.cpp"))
     assert filing.input_set is not None
     assert [name for name, _ in filing.input_set.files] == ["second/x.h", "{cuda}/include/y.h"]
+
+
+def test_a_file_that_was_read_and_is_gone_is_not_passed_over(desk: Desk) -> None:
+    assert desk.file((*desk.used, "second/gone.h")).stale == ("second/gone.h",)
 
 
 def test_a_toolkit_elsewhere_hits_unless_its_path_can_reach_the_result(desk: Desk) -> None:

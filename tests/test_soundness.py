@@ -1,0 +1,233 @@
+"""Promise 1, attacked: stories in which a cache that is a little too trusting hands out a wrong artifact.
+
+The fake compiler's directives change files while it runs; what a later build delivers is compared with what the
+compiler makes of the files as they are then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from buildd import depfiles
+from buildd.files import Traits, traits_of
+from codegen.plan import Discovery
+from protocol import messages as m
+from tests.floor import FAKE, Floor, Shop, Story
+
+
+@pytest.fixture
+def floor(tmp_path: Path) -> Floor:
+    floor = Floor(tmp_path)
+    floor.write("include/x.h", "x\n")
+    floor.write("src/a.cu", '#include "x.h"\na\n')
+    return floor
+
+
+def clean(floor: Floor, source: str = "a.cu") -> bytes:
+    """What the compiler makes of a source now, without any cache."""
+    out = floor.folder / "clean.o"
+    subprocess.run(
+        [sys.executable, "-I", "-S", FAKE, "-I", "first", "-I", "include", f"src/{source}", "-o", out],
+        cwd=floor.project,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    return out.read_bytes()
+
+
+def built(floor: Floor, source: str = "a.cu") -> bytes:
+    return (floor.project / f"build/{source}.o").read_bytes()
+
+
+def build(floor: Floor) -> Story:
+    settle(floor)
+    return floor.build()
+
+
+def settle(floor: Floor) -> None:
+    """Wait until nothing in the project is young, so that nothing is caught only because of that."""
+    newest = max(os.lstat(path).st_ctime_ns for path in (floor.project, *floor.project.rglob("*")))
+    deadline = time.monotonic() + 10
+    while time.time_ns() - newest < 60_000_000 and time.monotonic() < deadline:
+        pass
+
+
+def during(floor: Floor, change: Callable[[], object]) -> None:
+    """Build, and change something when the compiler has read the includes of src/a.cu."""
+    source = floor.project / "src/a.cu"
+    source.write_text(source.read_text() + "//! touch reached\n//! wait-for go\n")
+    settle(floor)
+
+    def meddle() -> None:
+        deadline = time.monotonic() + 30
+        while not (floor.project / "reached").exists() and time.monotonic() < deadline:
+            pass
+        change()
+        (floor.project / "go").touch()
+
+    thread = threading.Thread(target=meddle)
+    thread.start()
+    story = floor.build()
+    thread.join()
+    assert "a.cu.o" in story.ran()
+
+
+def assert_right(floor: Floor) -> None:
+    """The next build delivers what the compiler makes now."""
+    assert build(floor).done.outcome is m.Outcome.BUILT
+    assert built(floor) == clean(floor)
+
+
+def test_a_header_replaced_by_an_older_one_while_it_is_read(floor: Floor) -> None:
+    older = floor.write("include/older.h", "other\n")
+    during(floor, lambda: older.rename(floor.project / "include/x.h"))
+    assert_right(floor)
+
+
+def test_a_header_removed_while_it_is_read_is_not_forgotten(floor: Floor) -> None:
+    during(floor, lambda: (floor.project / "include/x.h").unlink())
+    floor.write("include/x.h", "two\n")
+    assert_right(floor)
+
+
+def test_a_link_that_is_turned_while_it_is_read(floor: Floor) -> None:
+    floor.write("include/old.h", "old\n")
+    floor.write("include/new.h", "new\n")
+    conf = floor.project / "include/conf.h"
+    conf.symlink_to("old.h")
+    floor.write("src/a.cu", '#include "conf.h"\n')
+
+    def turn() -> None:
+        conf.unlink()
+        conf.symlink_to("new.h")
+
+    during(floor, turn)
+    assert_right(floor)
+
+
+def test_a_link_to_a_folder_that_is_turned_while_it_is_read(floor: Floor) -> None:
+    for version in ("v1", "v2"):
+        (floor.project / version).mkdir()
+        floor.write(f"{version}/conf.h", f"{version}\n")
+    now = floor.project / "include/now"
+    now.symlink_to("../v1")
+    floor.write("src/a.cu", '#include "now/conf.h"\n')
+
+    def turn() -> None:
+        now.unlink()
+        now.symlink_to("../v2")
+
+    during(floor, turn)
+    assert_right(floor)
+
+
+def test_a_folder_that_is_exchanged_while_it_is_read(floor: Floor) -> None:
+    for version in ("sub", "other"):
+        (floor.project / "include" / version).mkdir()
+        floor.write(f"include/{version}/conf.h", f"{version}\n")
+    floor.write("src/a.cu", '#include "sub/conf.h"\n')
+
+    def exchange() -> None:
+        (floor.project / "include/sub").rename(floor.project / "aside")
+        (floor.project / "include/other").rename(floor.project / "include/sub")
+
+    during(floor, exchange)
+    assert_right(floor)
+
+
+def test_a_header_that_appears_earlier_while_the_other_is_read(floor: Floor) -> None:
+    during(floor, lambda: floor.write("first/x.h", "first\n"))
+    assert_right(floor)
+
+
+def test_an_unrelated_file_saved_beside_while_it_is_read_costs_nothing(floor: Floor) -> None:
+    during(floor, lambda: (floor.write("include/other.h", ""), floor.write("src/.a.cu.swp", "")))
+    assert "a.cu.o" not in build(floor).ran()
+
+
+def test_a_link_to_a_folder_before_two_dots(floor: Floor) -> None:
+    """include/far/../conf.h is beside what the link points to, not beside the link."""
+    elsewhere = floor.folder / "elsewhere"
+    (elsewhere / "far").mkdir(parents=True)
+    (elsewhere / "conf.h").write_text("one\n")
+    (floor.project / "include/far").symlink_to(elsewhere / "far")
+    floor.write("include/conf.h", "decoy\n")
+    floor.write("src/a.cu", '#include "far/../conf.h"\n')
+    build(floor)
+    (elsewhere / "conf.h").write_text("two\n")
+    build(floor)
+    assert built(floor) == clean(floor)
+
+
+def test_who_joined_a_running_job_knows_its_headers_too(floor: Floor) -> None:
+    """Two equal requests at once: one compiles, the other waits for it. Whichever record is kept must hold the
+    headers, or the next build finds nothing to do although one of them changed."""
+    floor.write("src/a.cu", '#include "x.h"\n//! touch reached\n//! wait-for go\n')
+
+    settle(floor)
+
+    async def both() -> None:
+        async with Shop(floor) as shop:
+            logs = [shop.submit(floor.request()), shop.submit(floor.request())]
+            for log in logs:
+                await shop.until(log, lambda body: isinstance(body, m.Queued))
+            (floor.project / "go").touch()
+            for log in logs:
+                assert (await shop.finish(log)).done.outcome is m.Outcome.BUILT
+            # The one that joined ends once more, last.
+            await shop.build(floor.request())
+
+    asyncio.run(both())
+    assert "nothing to do" in build(floor).done.message, "no record was kept: this shows nothing"
+    floor.write("include/x.h", "changed\n")
+    story = build(floor)
+    assert "a.cu.o" in story.ran(), story
+
+
+def test_a_source_that_comes_while_it_is_built_is_not_passed_over(floor: Floor) -> None:
+    """The folder that was listed for the plan changed before the request ended."""
+    floor.write("src/a.cu", '#include "x.h"\n//! write-other src/late.cu\n//! sleep 0.1\n')
+    first = build(floor)
+    assert "late.cu.o" not in first.ran()
+    assert "late.cu.o" in build(floor).ran()
+
+
+def test_an_executable_that_lost_its_bit_gets_it_back(floor: Floor) -> None:
+    (floor.project / "run").mkdir()
+    build(floor)
+    library = floor.project / "build/a.cu.o"
+    mode = library.stat().st_mode
+    library.chmod(mode ^ 0o111)
+    build(floor)
+    assert bool(library.stat().st_mode & 0o100) == bool(mode & 0o100)
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [("./x.h", "./x.h"), ("./../common/x.h", "./../common/x.h"), ("../x.h", "../x.h"), (".cfg/x.h", ".cfg/x.h")],
+)
+def test_clang_names_headers_without_marks_of_depth(line: str, path: str) -> None:
+    assert depfiles.parse(Discovery.CLANG, line.encode() + b"\n") == (path,)
+
+
+@pytest.mark.parametrize(
+    ("text", "trait"),
+    [
+        ('const char *a = "image/*"; assert(a); asm(".incbin \\"f\\""); /* */', Traits.EMBED),
+        ('const char *a = "http://x"; assert(a);\n#if __has_include(<x>) // */', Traits.HAS_INCLUDE),
+        ("#if MY_HAS_INCLUDE(<x>)", Traits.HAS_INCLUDE),
+        ('asm(".include \\"f.s\\"");', Traits.EMBED),
+        ("int a;\0" + "const char *t = __TIME__;", Traits.TIME),
+    ],
+)
+def test_traits_are_found_wherever_they_stand(text: str, trait: Traits) -> None:
+    assert traits_of(text.encode()) & trait
