@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -52,6 +55,32 @@ def test_the_readmes_project_files_are_read(number: int, tmp_path: Path) -> None
                 assert kernel_for(target, arch).arch == arch
             elif isinstance(target, TritonTarget):
                 assert goal_of(arch).name == arch
+
+
+@pytest.mark.cuda
+def test_the_readmes_first_project_builds(tmp_path: Path) -> None:
+    # But for the toolkit's folder and the host compiler, which are not on every machine.
+    text = re.sub(r"^(cuda|host_compiler) = .*\n", "", blocks(README, "toml")[0], flags=re.MULTILINE)
+    files = {
+        "buildd.toml": text,
+        "src/a.cu": 'extern "C" int ops() { return TILE; }\n',
+        "src/util/deep/b.cpp": "int helper() { return 1; }\n",
+        "tools/main.cu": 'extern "C" int ops();\nint main() { return ops() == 128 ? 0 : 1; }\n',
+    }
+    for name, content in files.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "buildd", "build", "--no-daemon"],
+        cwd=tmp_path / "project",
+        env={**os.environ, "BUILDD_DIR": str(tmp_path / "store")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert subprocess.run([tmp_path / "project/build/tool/tool"], cwd="/", timeout=60).returncode == 0
 
 
 def test_the_readme_shows_every_kind() -> None:
