@@ -6,6 +6,7 @@ Knows what is said to the followers, and how results reach the project's folder.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -129,6 +130,12 @@ class Building:
                 pass
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, generated.content)
+        if self.writes_outputs:
+            # Before anything runs: a folder that changes while a tool searches it is one that cannot be trusted.
+            outputs = [output.path for action in self.plan.actions for output in action.outputs]
+            for folder in dict.fromkeys(os.path.dirname(path) for path in outputs):
+                with contextlib.suppress(OSError):
+                    os.makedirs(f"{self.project}/{folder}", exist_ok=True)
         for generated in self.plan.files:
             # Seen now, so that a run that reads it at once does not take its young stamp for a change.
             self.snapshot.fact(generated.path)

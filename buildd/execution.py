@@ -158,6 +158,7 @@ class Execution:
     # ----------------------------------------------------------------
 
     def _prepare(self) -> Launch:
+        self.building.lookup.foresee(self.action, self.building.tool(self.action))
         self._private = tempfile.mkdtemp(prefix="job-", dir=self.building.store.scratch_folder())
         os.mkdir(f"{self._private}/{TEMPORARY}")
         for output in self.action.outputs:

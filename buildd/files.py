@@ -316,6 +316,8 @@ class Snapshot:
         """What was seen, and when."""
         self._produced: dict[str, Digest] = {}
         self._listings: dict[str, frozenset[str] | None] = {}
+        self._marks: dict[str, tuple[int, tuple[int, int, int] | None]] = {}
+        """When folders were listed, and what identified them then."""
         self._folders: dict[str, int] = {}
 
     def absolute(self, path: str) -> str:
@@ -376,20 +378,37 @@ class Snapshot:
         except KeyError:
             # The stamp first: a name that comes in between must not be covered by a later stamp.
             self.folder_stamp(folder)
+            mark = (self.files.now_ns(), self._mark(folder))
             try:
                 names: frozenset[str] | None = frozenset(os.listdir(self.absolute(folder)))
             except OSError:
                 names = None
             self._listings[folder] = names
+            self._marks[folder] = mark
             return names
 
     def listed_since(self, folder: str, since_ns: int) -> bool:
-        """Whether no name came to or went from a folder since."""
+        """Whether no name came to or went from a folder since. When in doubt: no."""
+        mark = self._mark(folder)
+        if mark is None:
+            return False
+        if trustworthy(Stamp(0, 0, 0, mark[2], mark[2]), since_ns):
+            return True
+        looked_ns, seen = self._marks.get(folder, (since_ns + 1, None))
+        if looked_ns > since_ns or seen != mark:
+            return False
+        # Changed just before it was listed, so that a change just after may not show in the stamp.
+        try:
+            return frozenset(os.listdir(self.absolute(folder))) == self._listings[folder]
+        except OSError:
+            return False
+
+    def _mark(self, folder: str) -> tuple[int, int, int] | None:
         try:
             status = os.stat(self.absolute(folder))
         except OSError:
-            return False
-        return trustworthy(Stamp(0, 0, 0, status.st_mtime_ns, status.st_mtime_ns), since_ns)
+            return None
+        return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def folder_stamp(self, folder: str) -> int:
         """A number that changes when a name is added to or removed from a folder; 0 when there is no folder; -1 when it

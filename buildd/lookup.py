@@ -259,6 +259,11 @@ class Lookup:
             )
         )
 
+    def foresee(self, action: Action, tool: Tool) -> None:
+        """Look at the searched folders before a run, so that what changes in them meanwhile is told apart."""
+        for folder in (*action.search, *tool.search):
+            self.snapshot.listing(self._searched(folder))
+
     def _used(
         self, action: Action, depfile: bytes, private: str, started_ns: int, moved: dict[str, bool]
     ) -> tuple[list[str], list[str]]:

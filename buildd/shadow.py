@@ -79,11 +79,13 @@ def survey(
         snapshot: the file system as this request sees it.
         used: the files that were read, relative to the project or absolute, sorted.
         includers: declared inputs, which may include the used files.
-        search: the action's folders, in order.
-        own_search: folders that the tool searches by itself after those.
+        search: the action's folders, each of which may come before the others.
+        own_search: folders that the tool searches by itself after those, in order.
     """
     order = list(dict.fromkeys([*search, *own_search]))
     own = set(own_search)
+    named = set(search)
+    libraries = [folder for folder in search if folder not in own]
     used_set = set(used)
     # A quoted include is looked for beside the file that includes it before any folder of the search path.
     beside = list(
@@ -107,20 +109,23 @@ def survey(
             if not _under(path, folder):
                 continue
             rest = path[len(folder) + 1 :] if folder != "." else path
-            for earlier in order[:position]:
+            # In which order the named folders come depends on their kinds: each other one counts as earlier.
+            before = [other for other in order if other != folder] if folder in named else order[:position]
+            for earlier in before:
                 candidate(earlier, rest)
             for rival in python_rivals(rest):
                 for earlier in order[: position + 1]:
                     candidate(earlier, rival)
-            if rest.endswith((".a", ".so")):
-                # -lx takes the first folder that has either, and there the shared one.
-                stem = rest.rpartition(".")[0]
-                for earlier in order[:position]:
-                    candidate(earlier, f"{stem}.so")
-                    candidate(earlier, f"{stem}.a")
-                candidate(folder, f"{stem}.so")
             for neighbour in beside:
                 candidate(neighbour, rest)
+        place, _, name = path.rpartition("/")
+        if name.startswith("lib") and name.endswith((".a", ".so")):
+            # -lx takes the first folder that has either, and there the shared one.
+            stem = name.rpartition(".")[0]
+            for folder in libraries:
+                candidate(folder, f"{stem}.so")
+                candidate(folder, f"{stem}.a")
+            candidate(place or ".", f"{stem}.so")
         fact = snapshot.fact(path)
         if fact is not None and Traits.HAS_INCLUDE in fact.traits:
             for name in asked_names(_text(snapshot.absolute(path))):
@@ -149,7 +154,7 @@ def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None])
     """Whether folder/rest exists, noting the folder whose listing settles it."""
     at = folder
     parts = rest.split("/")
-    for index, part in enumerate(parts):
+    for part in parts:
         if part in ("", "."):
             continue
         if part == "..":
@@ -162,9 +167,25 @@ def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None])
         needed[at] = None
         if part not in names:
             return False
-        if index < len(parts) - 1:
-            at = f"{at}/{part}" if at != "." else part
-    return True
+        at = f"{at}/{part}" if at != "." else part
+    return _is_file(snapshot, at, needed)
+
+
+def _is_file(snapshot: Snapshot, path: str, needed: dict[str, None], depth: int = 8) -> bool:
+    """Whether a listed name is something to read; a link is what it points to, whose folder matters then."""
+    try:
+        target = os.readlink(snapshot.absolute(path))
+    except OSError:
+        return not os.path.isdir(snapshot.absolute(path))
+    target = os.path.join(os.path.dirname(path), target)
+    folder, _, name = os.path.normpath(target).rpartition("/")
+    folder = folder or ("/" if target.startswith("/") else ".")
+    names = snapshot.listing(folder)
+    if names is None:
+        _note_absent(snapshot, folder, needed)
+        return False
+    needed[folder] = None
+    return depth > 0 and name in names and _is_file(snapshot, f"{folder}/{name}", needed, depth - 1)
 
 
 def _note_absent(snapshot: Snapshot, folder: str, needed: dict[str, None]) -> None:

@@ -76,7 +76,9 @@ class Recipe:
     runpath: Callable[[str], tuple[Argument, ...]] = lambda folder: ()
     per_source: Callable[[str], tuple[Argument, ...]] | None = None
     search: tuple[str, ...] = ()
-    """Include folders of the flags, in order."""
+    """Include folders of the flags."""
+    library_search: tuple[str, ...] = ()
+    """Library folders of the flags."""
     device_link: bool = False
 
 
@@ -254,6 +256,7 @@ def _link(
         inputs=(*inputs, *links, *effects.inputs),
         outputs=(Output(name="linked", path=path, executable=True),),
         discovery=Discovery.LINKER,
+        search=recipe.library_search,
         path_sensitive=effects.path_sensitive,
         uncacheable=effects.uncacheable,
         resources=LINK_RESOURCES,

@@ -18,6 +18,7 @@ from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output
 from codegen.context import Context, Part
 from codegen.flags import FlagEffects, inspect, refuse_own
 from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources
+from codegen.search import include_folders, library_folders
 from codegen.sources import expand
 from codegen.target import CudaTarget, OutputKind, Target
 from codegen.toolchain import Compiler
@@ -113,7 +114,7 @@ def nvcc_recipe(
         *options.include,
         *flags,
     )
-    effective = (*flags, *options.define, *_environment_flags(compiler))
+    effective = (*flags, *(f"-D{name}" for name in options.define), *_environment_flags(compiler))
     effects = _effects(effective, options.map_paths)
     if roots:
         tool = msgspec.structs.replace(
@@ -147,7 +148,12 @@ def nvcc_recipe(
         whole_archive=(("-Xlinker=--whole-archive",), ("-Xlinker=--no-whole-archive",)),
         soname=lambda name: (f"-Xlinker=-soname={name}",),
         runpath=lambda folder: ("-Xlinker=-rpath", f"-Xlinker={folder}"),
-        search=search_folders(options.include, flags, dict(compiler.tool.roots)),
+        search=include_folders(options.include, (*flags, *_environment_flags(compiler)), dict(compiler.tool.roots)),
+        library_search=library_folders(
+            (*options.link_flags, *_environment_flags(compiler), *compiler.library_flags),
+            compiler.environment,
+            dict(compiler.tool.roots),
+        ),
         device_link=options.rdc,
     )
     notices = tuple(f"{target.name}: {line}" for line in variables.applied)
@@ -251,28 +257,3 @@ def _without_bindir(flags: tuple[str, ...], target: Target) -> tuple[tuple[str, 
             "bad-flag", f'target "{target.name}": -ccbin without a compiler', file=target.where, next_step="name one"
         )
     return tuple(kept), host
-
-
-_INCLUDES = ("-I", "--include-path", "-isystem", "--system-include", "-iquote", "-idirafter")
-
-
-def search_folders(include: Iterable[Argument], flags: Iterable[str], roots: dict[str, str]) -> tuple[str, ...]:
-    """Include folders that the flags name, in order."""
-    found: list[str] = []
-    for argument in include:
-        if isinstance(argument, Ref):
-            found.append(roots[argument.name] + argument.suffix)
-        else:
-            found.append(argument[2:])
-    waiting = False
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        if waiting:
-            found.append(os.path.normpath(flag))
-            waiting = False
-        elif name in _INCLUDES:
-            waiting = not value
-            found += [os.path.normpath(value)] if value else []
-        elif flag.startswith("-I"):
-            found.append(os.path.normpath(flag[2:]))
-    return tuple(found)

@@ -41,7 +41,18 @@ _UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "writes a report",
         ),
         (r"-m(arch|tune|cpu)=native", "depends on this machine's processor"),
-        (r"-?-?specs=.*|-B.*|-wrapper|-fuse-ld=/.*|--ld-path=.*|-no-integrated-cpp", "changes which tools run"),
+        (
+            r"-?-?specs=.*|-B.*|-wrapper|-fuse-ld=.*|--ld-path=.*|-no-integrated-cpp|-arbin.*|--archiver-binary.*"
+            r"|-load|--config.*|-fplugin=[^/]*|-fpass-plugin=[^/]*|--gcc-(toolchain|install-dir).*|-resource-dir.*"
+            r"|-ldir.*|--libdevice-directory.*|-target-dir.*|--target-directory.*|--(rocm|cuda|hip)-path.*"
+            r"|--(hip|rocm)-device-lib.*|-mlink-builtin-bitcode.*|-fembed-offload-object.*",
+            "changes which tools run",
+        ),
+        (r"--sysroot.*|-isysroot.*|-iprefix.*|-iwithprefix.*|-imultilib.*|-ivfsoverlay.*", "changes the search"),
+        (r"-D.*(__TIME__|__DATE__|__TIMESTAMP__).*", "depends on the clock"),
+        (r"-D.*(\.inc(bin|lude)|has_include).*", "reads files that no depfile lists"),
+        (r"--?retain-symbols-file.*|--preinclude.*", "reads a file that no depfile lists"),
+        (r"--?Map([=,].*)?|-aux-info.*|-a[a-z]*=.*|--?cref|--?print-map", "writes a report"),
         (r"-gsplit-dwarf", "writes a .dwo file beside the object"),
         (r"@.*|-{1,2}options-file.*|-optf.*", "takes options from a file"),
         (r"-{1,2}include-pch.*|-{1,2}(create|use)-pch.*|-{1,2}pch.*|-fmodule.*", "uses precompiled headers or modules"),

@@ -15,10 +15,10 @@ import msgspec
 from codegen.aitemplate_flags import aitemplate_flags
 from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
-from codegen.cuda import search_folders
 from codegen.flags import inspect, refuse_own
 from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources
 from codegen.project import nearest
+from codegen.search import include_folders, library_folders
 from codegen.sources import expand
 from codegen.target import HipTarget, OutputKind
 from codegen.toolchain import Compiler
@@ -58,7 +58,8 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
         *include,
         *flags,
     )
-    effects = inspect((*flags, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")))
+    defines = tuple(f"-D{name}" for name in target.define)
+    effects = inspect((*flags, *defines, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")))
     if target.map_paths:
         effects = msgspec.structs.replace(effects, path_sensitive=False)
     relocatable = target.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
@@ -94,7 +95,16 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
         soname=lambda name: (f"-Wl,-soname,{name}",),
         runpath=lambda folder: (f"-Wl,-rpath,{folder}",),
         per_source=unit,
-        search=search_folders(include, flags, dict(compiler.tool.roots)),
+        search=include_folders(
+            include,
+            (*flags, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")),
+            dict(compiler.tool.roots),
+        ),
+        library_search=library_folders(
+            (*target.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND")),
+            compiler.environment,
+            dict(compiler.tool.roots),
+        ),
         device_link=target.rdc,
     )
     notices = tuple(f"{target.name}: {line}" for line in variables.applied)

@@ -23,10 +23,13 @@ def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
 def clang_search(command: tuple[str, ...]) -> tuple[str, ...]:
     """Include folders of one clang -cc1 command, in the order in which clang searches them."""
     order = {"-I": 0, "-isystem": 1, "-internal-isystem": 2, "-internal-externc-isystem": 2, "-idirafter": 3}
+    order |= {"-iquote": 0, "-cxx-isystem": 1, "-c-isystem": 1}
     found: list[tuple[int, str]] = []
     for option, value in itertools.pairwise(command):
         if option in order:
             found.append((order[option], os.path.normpath(value)))
+        elif option.startswith("-I") and option != "-I":
+            found.append((0, os.path.normpath(option[2:])))  # CPATH
     return tuple(dict.fromkeys(folder for _, folder in sorted(found, key=lambda pair: pair[0])))
 
 

@@ -95,7 +95,7 @@ class Action(Frozen, frozen=True):
     outputs: tuple[Output, ...] = ()
     discovery: Discovery = Discovery.NONE
     search: tuple[str, ...] = ()
-    """Folders that the tool searches for discovered inputs, in order, besides those of its own `Tool.search`."""
+    """Folders that the tool searches for discovered inputs, in any order, besides those of its own `Tool.search`."""
     path_sensitive: bool = False
     """Absolute paths reach the result (-g, -lineinfo): the project's and the roots' folders are part of the key."""
     uncacheable: str = ""

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from buildd import depfiles
-from buildd.files import Traits, traits_of
+from buildd import depfiles, shadow
+from buildd.files import Files, Snapshot, Traits, traits_of
+from codegen.flags import inspect
 from codegen.plan import Discovery
+from codegen.search import include_folders, library_folders
 from protocol import messages as m
 from tests.floor import FAKE, Floor, Shop, Story
 
@@ -231,3 +233,91 @@ def test_clang_names_headers_without_marks_of_depth(line: str, path: str) -> Non
 )
 def test_traits_are_found_wherever_they_stand(text: str, trait: Traits) -> None:
     assert traits_of(text.encode()) & trait
+
+
+@pytest.mark.parametrize(
+    ("flags", "folders"),
+    [
+        (("-isystem", "sys", "-Ilate"), ("sys", "late")),
+        (("-Xcompiler", "-Ione,-isystem,two"), ("one", "two")),
+        (("-Xcompiler=-Ione",), ("one",)),
+        (("--include-path=one,two", "-I", "three"), ("one", "two", "three")),
+        (("-include", "forced.h"), (".",)),
+        (("-imacros", "forced.h", "-iquote", "q"), ("q", ".")),
+    ],
+)
+def test_every_way_to_name_an_include_folder(flags: tuple[str, ...], folders: tuple[str, ...]) -> None:
+    assert set(folders) <= set(include_folders((), flags, {}))
+
+
+def test_library_folders_of_flags_and_environment() -> None:
+    found = library_folders(("-Lone", "-Xlinker", "-Ltwo", "-L", "three"), (("LIBRARY_PATH", "/four:/five"),), {})
+    assert found == ("one", "two", "three", "/four", "/five")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "-DSTAMP=__TIME__",
+        "-Wl,--retain-symbols-file=keep",
+        "-Wl,-Map=out.map",
+        "-fuse-ld=gold",
+        "--sysroot=/x",
+        "-fplugin=named",
+        "--libdevice-directory=/x",
+        "-Wl,@options",
+    ],
+)
+def test_flags_that_reach_what_nobody_lists_are_never_stored(flag: str) -> None:
+    assert inspect((flag,)).uncacheable
+
+
+def test_a_library_that_appears_in_another_folder(tmp_path: Path) -> None:
+    """-Lone -Ltwo -lx: found in two, until one has it, whichever kind it is; and the system's may be shadowed."""
+    for folder in ("one", "two", "system"):
+        (tmp_path / folder).mkdir()
+    used = ["two/libx.a", f"{tmp_path}/system/libm.so"]
+    for path in used:
+        (tmp_path / path).write_text("")
+
+    def present() -> tuple[str, ...]:
+        snapshot = Snapshot(Files(), str(tmp_path))
+        return shadow.survey(snapshot, used, (), ("one", "two"), ()).present
+
+    assert present() == ()
+    for path in ("one/libx.a", "one/libx.so", "two/libx.so", "one/libm.a"):
+        (tmp_path / path).write_text("")
+        assert present() == (path,)
+        (tmp_path / path).unlink()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#define HAS(x) __has_include(x)\n#if HAS(<a.h>)\n#endif\n",
+        "#define HAS(x) \\\n  __has_include(x)\n#if HAS(<a.h>)\n#endif\n",
+        "#define NAME <a.h>\n#if __has_include(NAME)\n#endif\n",
+    ],
+)
+def test_has_include_behind_another_name_is_not_followed(text: str) -> None:
+    assert shadow.asks_computed(text.encode())
+
+
+def test_has_include_over_two_lines() -> None:
+    assert shadow.asked_names(b"#if __has_include( \\\n <a.h>)\n") == ("a.h",)
+
+
+def test_a_name_asked_for_whose_link_points_nowhere_yet(tmp_path: Path) -> None:
+    """The listing of the folder does not change when the target appears."""
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "far").mkdir()
+    (tmp_path / "inc/a.h").symlink_to("../far/a.h")
+    (tmp_path / "main.cu").write_text('#if __has_include("a.h")\n#endif\n')
+
+    def surroundings() -> shadow.Surroundings:
+        return shadow.survey(Snapshot(Files(), str(tmp_path)), ["main.cu"], ("main.cu",), ("inc",), ())
+
+    before = surroundings()
+    assert before.present == () and "far" in dict(before.folders)
+    (tmp_path / "far/a.h").write_text("")
+    assert surroundings().present == ("inc/a.h",)

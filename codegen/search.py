@@ -1,0 +1,71 @@
+"""Where compilers and linkers search, from the flags that they get: what could be found there first must be watched.
+
+Knows nvcc's, gcc's and clang's spellings. The order is not told: it depends on the kind of each folder and on where
+else it is named, so who watches takes each one to come before the others. A folder too many costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from codegen.flags import words
+from codegen.plan import Argument, Place, Ref
+
+_INCLUDE = re.compile(
+    r"(-I|-{1,2}include-(?:path|directory|directory-after)|-{1,2}system-include|-isystem-after|-isystem|-iquote"
+    r"|-idirafter|-cxx-isystem|-c-isystem|-internal-(?:externc-)?isystem)(=?)(.*)"
+)
+_LIBRARY = re.compile(r"(-L|-{1,2}library-path|-{1,2}library-directory)(=?)(.*)")
+_FIRST = re.compile(r"-include|-imacros|-{1,2}pre-include|-{1,2}imacros|-{1,2}include(=.*)?")
+
+
+def include_folders(include: Iterable[Argument], flags: Iterable[str], roots: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders that the flags name for headers.
+
+    Args:
+        include: -I flags, also below a root.
+        flags: all others, with those from the environment.
+        roots: the tool's.
+    """
+    flags = tuple(flags)
+    found = [
+        roots[argument.name] + argument.suffix if isinstance(argument, Ref) else argument[2:] for argument in include
+    ]
+    found += _named(_INCLUDE, flags)
+    if any(_FIRST.fullmatch(word) for word in words(flags)):
+        found.append(".")  # -include looks in the working folder before anywhere else
+    return _normal(found)
+
+
+def library_folders(
+    flags: Iterable[Argument], environment: Iterable[tuple[str, str]], roots: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Folders that the flags and LIBRARY_PATH name for libraries."""
+    flags = tuple(flags)
+    plain = [flag for flag in flags if isinstance(flag, str)]
+    found = _named(_LIBRARY, plain)
+    for flag in flags:
+        if isinstance(flag, Ref) and flag.place is Place.ROOT and flag.prefix == "-L":
+            found.append(roots[flag.name] + flag.suffix)
+    found += [folder for folder in dict(environment).get("LIBRARY_PATH", "").split(os.pathsep) if folder]
+    return _normal(found)
+
+
+def _named(option: re.Pattern[str], flags: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    waiting = False
+    for word in words(flags):
+        match = option.fullmatch(word)
+        if waiting:
+            found += word.split(",")
+            waiting = False
+        elif match:
+            waiting = not match[3]
+            found += match[3].split(",")
+    return [folder for folder in found if folder]
+
+
+def _normal(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(os.path.normpath(folder) for folder in folders if folder))
