@@ -83,9 +83,18 @@ class Edited:
         kind: "cuda" or "hip".
         compiler: nvcc or hipcc, absolute.
         cuobjdump: for kind "cuda".
+        units: names of the sources.
     """
 
-    def __init__(self, folder: Path, kind: str, compiler: str, cuobjdump: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: str,
+        compiler: str,
+        cuobjdump: str,
+        rng: random.Random,
+        units: tuple[str, ...] = ("a", "b"),
+    ) -> None:
         self.folder, self.kind, self.compiler, self.cuobjdump, self.rng = folder, kind, compiler, cuobjdump, rng
         self.environment: dict[str, str] = {}
         self.define = 1
@@ -112,7 +121,7 @@ class Edited:
         self.write("inc1/linked_2.h", "#define LINKED 9\n")
         (folder / "inc1/linked.h").symlink_to("linked_1.h")
         self.write("inc2/chosen.h", "#define CHOSEN_VALUE 1\n")
-        for unit in ("a", "b"):
+        for unit in units:
             self.unit(unit)
         self.library("lib2", 1)
         self.wrapper(1)
