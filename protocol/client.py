@@ -331,6 +331,11 @@ class Client:
                 linger_ms = _CLOSE_LINGER_MS
             except ProtocolError:
                 pass
+        # By hand: `destroy` finds sockets by weak references, which are gone when a garbage collection closes us, and
+        # would then wait for them for ever.
+        for socket in (self._work, self._control):
+            if socket is not None:
+                socket.close(linger=linger_ms)
         self._context.destroy(linger=linger_ms)
         self._work = self._control = None
         if self._death is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 from collections.abc import Callable
 from functools import cache
 
@@ -37,6 +38,12 @@ _TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     "triton": (lambda: _package("triton"), "no triton (pip install buildd[triton])"),
     "node": (lambda: bool(shutil.which("node") and shutil.which("npm")), "no node and npm"),
 }
+
+
+def pytest_configure() -> None:
+    # A script that was started in the background ignores SIGINT, and so would every process that a test interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -253,6 +254,19 @@ def test_a_killed_daemon_is_noticed_at_once_with_the_last_sequence(place: Place)
     client.close()
 
 
+@pytest.mark.timeout(30)
+def test_a_client_that_only_the_garbage_collector_finds_is_closed(place: Place) -> None:
+    place.start()
+    events = submit_through(place.connect, hanging())
+    assert isinstance(next(events).body, Planned)
+    cycle: list[object] = [events]
+    cycle.append(cycle)
+    del events, cycle
+    gc.collect()
+    with place.connect() as other:
+        wait_until(lambda: other.status().clients == 0)
+
+
 def test_a_build_goes_on_when_the_daemon_is_started_again(place: Place) -> None:
     asked: list[Client] = []
 
@@ -263,8 +277,8 @@ def test_a_build_goes_on_when_the_daemon_is_started_again(place: Place) -> None:
     events = submit_through(connect, hanging())
     # The first daemon never answers; it is killed while the request hangs, and the second gets it anew.
     killer = threading.Thread(target=lambda: (wait_until(lambda: _busy(place)), place.end()))
-    killer.start()
     assert isinstance(next(events).body, Planned)
+    killer.start()
     notice = next(events)
     killer.join(30)
     assert isinstance(notice.body, Notice) and "started again" in notice.body.text
