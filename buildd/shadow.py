@@ -126,6 +126,8 @@ def survey(
                 candidate(folder, f"{stem}.so")
                 candidate(folder, f"{stem}.a")
             candidate(place or ".", f"{stem}.so")
+    # The source itself asks too, and clang does not list it.
+    for path in dict.fromkeys((*used, *includers)):
         fact = snapshot.fact(path)
         if fact is not None and Traits.HAS_INCLUDE in fact.traits:
             for name in asked_names(_text(snapshot.absolute(path))):

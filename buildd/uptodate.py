@@ -17,6 +17,7 @@ from buildd.building import Building
 from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.store import Store
+from codegen.environment import TOOL_PATH
 from protocol import messages as m
 
 _FIELDS = 5
@@ -199,6 +200,7 @@ def _searched(request: m.Request) -> tuple[str, ...]:
     """Places where another compiler or setting would be found first."""
     environment = request.environment
     folders = [folder for folder in environment.get("PATH", "").split(os.pathsep) if folder.startswith("/")]
+    folders += TOOL_PATH.split(os.pathsep)
     for name in ("CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "HIP_PATH"):
         if environment.get(name, "").startswith("/"):
             folders += [environment[name], f"{environment[name]}/bin"]
@@ -208,7 +210,8 @@ def _searched(request: m.Request) -> tuple[str, ...]:
         prefix = os.path.dirname(os.path.dirname(request.interpreter))
         for version in sorted(_names(f"{prefix}/lib")):
             if version.startswith("python3"):
-                folders.append(f"{prefix}/lib/{version}/site-packages")
+                site = f"{prefix}/lib/{version}/site-packages"
+                folders += [site, f"{site}/nvidia"]
     return tuple(dict.fromkeys(folders))
 
 

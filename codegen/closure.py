@@ -101,11 +101,16 @@ def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Enviro
     ldd = which("ldd", dict(environment).get("PATH", "") + ":/usr/bin:/bin")
     if not ldd or not programs:
         return ()
-    (answer,) = knowledge.ask(Probe(argv=(ldd, *programs), environment=environment, files=programs))
+    files = (*programs, "/etc/ld.so.cache")
+    (answer,) = knowledge.ask(Probe(argv=(ldd, *programs), environment=environment, files=files))
     found: dict[str, str] = {}
+    # The answer is remembered; a library that appeared in one of these folders since would be loaded instead.
+    folders = [folder for folder in dict(environment).get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     for name, path in re.findall(r"^\s*(\S+) => (/\S+)", answer.stdout, re.MULTILINE):
         if not _SYSTEM_LIBRARIES.match(name):
-            found.setdefault(os.path.normpath(path), name)
+            rivals = [os.path.join(folder, name) for folder in folders]
+            for place in (path, *(rival for rival in rivals if os.path.isfile(rival))):
+                found.setdefault(os.path.normpath(place), name)
     return tuple(ToolFile(role=f"library {name}", path=path) for path, name in found.items())
 
 
@@ -117,6 +122,8 @@ class HostCompiler:
     search: tuple[str, ...]
     clang: bool
     version: str
+    libraries: tuple[str, ...] = ()
+    """Where it searches for libraries by itself."""
 
 
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
@@ -132,6 +139,12 @@ def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: 
     """
     driver = programs[0]
     inputs = script_files(driver, dict(environment))
+    (answer,) = knowledge.ask(Probe(argv=(driver, "-print-search-dirs"), environment=environment, files=inputs))
+    folders = search_dirs(answer.stdout)
+    # An answer holds until another program or a specs file appears where the driver looks.
+    places = [os.path.join(folder, name) for folder in folders["programs"] for name in _PROGRAMS]
+    places += [os.path.join(folder, "specs") for folder in folders["install"]]
+    inputs = tuple(dict.fromkeys((*inputs, *places)))
     verbose = Probe(
         argv=(driver, "-v", "-E", "-x", "c++", "-", "-o", "/dev/null"), environment=environment, files=inputs
     )
@@ -161,7 +174,15 @@ def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: 
     for role, file in (*(("driver", file) for file in real if file), *(("specs", file) for file in specs), *named):
         files.add(f"host {role}", file)
     files.extend(libraries(knowledge, files.paths(), environment))
-    return HostCompiler(files.all(), search_folders(text), clang is not None, version)
+    return HostCompiler(files.all(), search_folders(text), clang is not None, version, folders["libraries"])
+
+
+def search_dirs(text: str) -> dict[str, tuple[str, ...]]:
+    """Folders from -print-search-dirs of gcc or clang: "install", "programs" and "libraries"."""
+    found: dict[str, tuple[str, ...]] = {"install": (), "programs": (), "libraries": ()}
+    for name, value in re.findall(r"^(install|programs|libraries): =?(.*)$", text, re.MULTILINE):
+        found[name] = tuple(dict.fromkeys(os.path.normpath(part) for part in value.split(":") if part.startswith("/")))
+    return found
 
 
 def search_folders(verbose: str) -> tuple[str, ...]:

@@ -149,10 +149,13 @@ def nvcc_recipe(
         soname=lambda name: (f"-Xlinker=-soname={name}",),
         runpath=lambda folder: ("-Xlinker=-rpath", f"-Xlinker={folder}"),
         search=include_folders(options.include, (*flags, *_environment_flags(compiler)), dict(compiler.tool.roots)),
-        library_search=library_folders(
-            (*options.link_flags, *_environment_flags(compiler), *compiler.library_flags),
-            compiler.environment,
-            dict(compiler.tool.roots),
+        library_search=(
+            *library_folders(
+                (*options.link_flags, *_environment_flags(compiler), *compiler.library_flags),
+                compiler.environment,
+                dict(compiler.tool.roots),
+            ),
+            *compiler.libraries,
         ),
         device_link=options.rdc,
     )

@@ -56,6 +56,8 @@ class Compiler(Frozen, frozen=True):
     """Architectures that it compiles for."""
     library_flags: tuple[Ref, ...] = ()
     """-L that it does not know by itself."""
+    libraries: tuple[str, ...] = ()
+    """Folders that it searches for libraries by itself."""
     clang: bool = False
     """The preprocessor is clang's (hipcc, or nvcc with -ccbin clang++)."""
     source: str = ""
@@ -210,6 +212,10 @@ class Toolchains:
         binding = ("-ccbin", host) if host else ()
         asked = script_files(os.path.abspath(found.path), variables)
         inputs = tuple(dict.fromkeys((*asked, *(os.path.realpath(path) for path in asked))))
+        # What --dryrun prints stands in the profile beside each nvcc.
+        inputs = tuple(
+            dict.fromkeys((*inputs, *(os.path.join(os.path.dirname(path), "nvcc.profile") for path in inputs)))
+        )
         base = (inputs[0], *binding)
         compiling, linking, listing = (
             Probe(argv=(*base, *arguments), environment=environment, files=inputs)
@@ -268,6 +274,7 @@ class Toolchains:
             version=version,
             archs=nvcc.parse_codes(answers[2].stdout),
             library_flags=_library_flags(root, dryrun),
+            libraries=compiler.libraries,
             clang=compiler.clang,
             source=f"{found.source}: {found.path}",
         )

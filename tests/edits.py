@@ -258,11 +258,10 @@ class Edited:
             file.touch()
 
     def _swap(self) -> None:
-        one, two, aside = self._header(), self._header(), self.folder / "aside"
-        if one != two and one.exists() and two.exists():
-            one.rename(aside)
-            two.rename(one)
-            aside.rename(two)
+        one, two, aside = self.folder / "inc1/linked_1.h", self.folder / "inc1/linked_2.h", self.folder / "aside"
+        one.rename(aside)
+        two.rename(one)
+        aside.rename(two)
 
     def _revert(self) -> None:
         if self._before:

@@ -19,10 +19,12 @@ import pytest
 
 from buildd import depfiles, shadow
 from buildd.files import Files, Snapshot, Traits, traits_of
+from codegen.closure import host_compiler, which
 from codegen.flags import inspect
-from codegen.plan import Discovery
+from codegen.plan import Discovery, Knowledge, Probe, ProbesNeeded
 from codegen.search import include_folders, library_folders
 from protocol import messages as m
+from tests.carry_out import run_probe
 from tests.floor import FAKE, Floor, Shop, Story
 
 
@@ -307,6 +309,14 @@ def test_has_include_over_two_lines() -> None:
     assert shadow.asked_names(b"#if __has_include( \\\n <a.h>)\n") == ("a.h",)
 
 
+def test_a_source_that_asks_is_watched_though_nobody_lists_it(tmp_path: Path) -> None:
+    """clang lists headers only."""
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "main.hip").write_text('#if __has_include("a.h")\n#endif\n')
+    found = shadow.survey(Snapshot(Files(), str(tmp_path)), [], ("main.hip",), ("inc",), ())
+    assert "inc" in dict(found.folders) and "inc" in found.asked
+
+
 def test_a_name_asked_for_whose_link_points_nowhere_yet(tmp_path: Path) -> None:
     """The listing of the folder does not change when the target appears."""
     (tmp_path / "inc").mkdir()
@@ -321,3 +331,22 @@ def test_a_name_asked_for_whose_link_points_nowhere_yet(tmp_path: Path) -> None:
     assert before.present == () and "far" in dict(before.folders)
     (tmp_path / "far/a.h").write_text("")
     assert surroundings().present == ("inc/a.h",)
+
+
+def test_an_answer_of_the_host_compiler_holds_until_a_program_appears_where_it_looks(tmp_path: Path) -> None:
+    """COMPILER_PATH is where gcc looks for `as`: the remembered answer must depend on what is there."""
+    driver = which("g++", "/usr/local/bin:/usr/bin:/bin")
+    environment = (("COMPILER_PATH", str(tmp_path)), ("PATH", "/usr/bin:/bin"))
+    asked: list[Probe] = []
+    knowledge = Knowledge()
+    while True:
+        try:
+            host_compiler(knowledge, (driver,), environment, "/usr/bin:/bin")
+            break
+        except ProbesNeeded as needed:
+            asked += needed.probes
+            for probe in needed.probes:
+                knowledge.learn(probe, run_probe(probe))
+    (question,) = [probe for probe in asked if "-print-prog-name=as" in probe.argv]
+    assert str(tmp_path / "as") in question.files
+    assert all("/etc/ld.so.cache" in probe.files for probe in asked if probe.argv[0].endswith("ldd"))
