@@ -124,6 +124,10 @@ class Budget:
         self, ask: Ask, host: HostMemory, running: Sequence[Running], others: Others = NOBODY
     ) -> Admitted | Wait:
         """May a job start beside those that run? When nothing runs the answer is yes."""
+        return self.without_memory(ask, running) or self._memory(ask, host, running, others)
+
+    def without_memory(self, ask: Ask, running: Sequence[Running]) -> Admitted | Wait | None:
+        """What can be said without looking at the host; None where its memory decides."""
         if not running:
             return Admitted()
         if any(job.alone for job in running):
@@ -133,7 +137,7 @@ class Budget:
         used = sum(min(job.cpus, self.cpus) for job in running)
         if used + min(ask.cpus, self.cpus) > self.cpus:
             return Wait(f"cpu: needs {min(ask.cpus, self.cpus)}, {max(0, self.cpus - used)} of {self.cpus} free")
-        return self._memory(ask, host, running, others)
+        return None
 
     def _memory(self, ask: Ask, host: HostMemory, running: Sequence[Running], others: Others) -> Admitted | Wait:
         needs = f"memory: needs {_size(ask.memory_bytes)}"

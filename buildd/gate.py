@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from buildd import memory
-from buildd.admission import Admitted, Ask, Budget, Running, outstanding_bytes
+from buildd.admission import Admitted, Ask, Budget, Running, Wait, outstanding_bytes
 from buildd.claims import Claims
 from buildd.memory import HostMemory
 from protocol.messages import JobId
@@ -30,6 +30,9 @@ class Gate:
 
     def refusal(self, ask: Ask, running: Sequence[Running]) -> str:
         """Why a job may not start beside those that run; empty when it may, and is then promised its memory."""
+        known = self._budget.without_memory(ask, running)
+        if isinstance(known, Wait):
+            return known.reason  # the usual case, many times a second: no file is read for it
         with self._claims.section():
             host = self._look()
             answer = self._budget.can_start(ask, host, running, self._claims.others(host.total_bytes))

@@ -28,6 +28,8 @@ ENDED = frozenset({NodeState.DONE, NodeState.FAILED, NodeState.SKIPPED})
 class JobState(Enum):
     READY = "ready"
     RUNNING = "running"
+    KEEPING = "keeping"
+    """Its processes have ended; its result is being stored."""
     ENDING = "ending"
     """Told to die; its ending is still to come."""
 
@@ -55,7 +57,7 @@ class Job:
     memory_bytes: int
     state: JobState = JobState.READY
     followers: list[tuple[RequestId, int]] = field(default_factory=list)
-    """Never empty unless ENDING."""
+    """Never empty unless KEEPING or ENDING."""
     lead: tuple[RequestId, int] | None = None
     alone: bool = False
     evictions: int = 0

@@ -45,6 +45,7 @@ from buildd.steps import (
     Missed,
     NodeFailed,
     NodeSpec,
+    Released,
     Relieve,
     Retry,
     Start,
@@ -92,7 +93,7 @@ class Scheduler:
         self.claims = Claims()
         self.cpus = cpus or len(os.sched_getaffinity(0))
         self.gate = Gate(Budget(self.cpus, memory_cap_bytes), self.claims)
-        self.state = State(self._admit)
+        self.state = State(self._admit, cpus=self.cpus)
         self.buildings: dict[m.RequestId, Building] = {}
         self.executions: dict[m.JobId, Execution] = {}
         self.counters: dict[str, int] = {"requests": 0, "hits": 0, "misses": 0, "failures": 0}
@@ -247,6 +248,8 @@ class Scheduler:
             start.node,
             final=start.final,
             tell=lambda body: self._tell(start.job, body),
+            released=lambda: self._feed(Released(start.job)),
+            in_pool=self._in_pool,
         )
         self.executions[start.job] = execution
         if start.node not in building.started:

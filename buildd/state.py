@@ -28,6 +28,7 @@ from buildd.steps import (
     LookUp,
     Missed,
     NodeFailed,
+    Released,
     Relieve,
     Retry,
     Start,
@@ -61,11 +62,13 @@ class State:
 
     Args:
         gate: admission (see `Gate`).
+        cpus: CPU tokens; while all are taken the gate is not asked. 0 leaves it all to the gate.
         story: how many past steps are kept for errors.
     """
 
-    def __init__(self, gate: Gate, *, story: int = 60) -> None:
+    def __init__(self, gate: Gate, *, cpus: int = 0, story: int = 60) -> None:
         self._gate = gate
+        self._cpus = cpus
         self.requests: dict[RequestId, Asked] = {}
         self.jobs: dict[JobId, Job] = {}
         self.flights: dict[str, JobId] = {}
@@ -77,6 +80,8 @@ class State:
         self._looked_at: dict[tuple[RequestId, int], int] = {}
         self._running: dict[JobId, Job] = {}
         """Exactly the jobs that are RUNNING or ENDING."""
+        self._keeping = 0
+        """How many jobs are KEEPING."""
         self._alone: dict[JobId, Job] = {}
         """Exactly the READY jobs that have to run alone."""
         self._story: deque[tuple[int, object]] = deque(maxlen=story)
@@ -95,6 +100,8 @@ class State:
                 self._succeeded(event.request, event.node, out)
             case Missed():
                 self._missed(event, out)
+            case Released():
+                self._released(event.job)
             case Ended():
                 self._ended(event, out)
             case Undeliverable():
@@ -115,7 +122,8 @@ class State:
 
     @property
     def queued(self) -> int:
-        return len(self.jobs) - len(self._running)
+        """Jobs that wait to run."""
+        return len(self.jobs) - len(self._running) - self._keeping
 
     # -- events
 
@@ -158,6 +166,13 @@ class State:
         if job.state is JobState.READY:
             heapq.heappush(asked.ready, (-node.remaining_s, job.id))
 
+    def _released(self, number: JobId) -> None:
+        job = self.jobs.get(number)
+        if job is not None and job.state is JobState.RUNNING:
+            self._release(job)
+            job.kill_reason = None
+            self._set(job, JobState.KEEPING)
+
     def _ended(self, event: Ended, out: list[Instruction]) -> None:
         job = self.jobs.get(event.job)
         if job is None:
@@ -165,7 +180,7 @@ class State:
         self._release(job)
         killed_for = job.kill_reason
         job.kill_reason = None
-        if killed_for is KillReason.CANCELLED and not job.followers:
+        if not job.followers:
             self._forget(job)
             return
         if killed_for is KillReason.PRESSURE and event.ending is not Ending.SUCCESS:
@@ -318,6 +333,7 @@ class State:
     def _forget(self, job: Job) -> None:
         self.jobs.pop(job.id, None)
         self._running.pop(job.id, None)
+        self._keeping -= job.state is JobState.KEEPING
         self._alone.pop(job.id, None)
         if self.flights.get(job.flight) == job.id:
             del self.flights[job.flight]
@@ -326,6 +342,9 @@ class State:
         self.waiting_for = ""
         running = len(self._running)
         while True:
+            if self._cpus and sum(job.cpus for job in self._running.values()) >= self._cpus:
+                self.waiting_for = f"cpu: all {self._cpus} are taken" if self.queued else ""
+                return
             started = False
             for tried, (job, lead) in enumerate(self._in_line(), start=1):
                 why = self._gate(job.cpus, job.memory_bytes, job.alone, running)
@@ -387,10 +406,11 @@ class State:
 
     def _set(self, job: Job, state: JobState) -> None:
         self._tell((job.id, job.state, state))
+        self._keeping += (state is JobState.KEEPING) - (job.state is JobState.KEEPING)
         job.state = state
-        if state is JobState.READY:
+        if state in (JobState.READY, JobState.KEEPING):
             self._running.pop(job.id, None)
-            if job.alone:
+            if job.alone and state is JobState.READY:
                 self._alone[job.id] = job
         else:
             self._alone.pop(job.id, None)
@@ -427,11 +447,13 @@ class State:
                     assert undone == 0, told
                 if node.state is NodeState.ATTACHED:
                     assert (asked.id, node.index) in self._job_of(node).followers, told
-        assert set(self._running) == {j.id for j in self.jobs.values() if j.state is not JobState.READY}, told
+        held = (JobState.RUNNING, JobState.ENDING)
+        assert set(self._running) == {j.id for j in self.jobs.values() if j.state in held}, told
+        assert self._keeping == sum(j.state is JobState.KEEPING for j in self.jobs.values()), told
         assert set(self._alone) == {j.id for j in self.jobs.values() if j.alone and j.state is JobState.READY}, told
         for job in self.jobs.values():
-            assert bool(job.followers) or job.state is JobState.ENDING, told
-            assert (job.lead is None) == (job.state is JobState.READY), told
+            assert bool(job.followers) or job.state in (JobState.ENDING, JobState.KEEPING), told
+            assert (job.lead is None) == (job.state in (JobState.READY, JobState.KEEPING)), told
             for request, index in job.followers:
                 node = self.requests[request].nodes[index]
                 assert node.state is NodeState.ATTACHED and node.job == job.id, told

@@ -64,6 +64,13 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """The job's processes have ended well; what they made is being stored. It holds no CPU and no memory any more."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     job: JobId
     ending: Ending
@@ -100,7 +107,7 @@ class Relieve:
     job: JobId
 
 
-StateEvent = Submitted | Hit | Missed | Ended | Delivered | Undeliverable | Cancelled | Tick | Relieve
+StateEvent = Submitted | Hit | Missed | Released | Ended | Delivered | Undeliverable | Cancelled | Tick | Relieve
 
 
 # ---- instructions

@@ -206,13 +206,9 @@ def test_cancel_of_one_follower_leaves_the_job_to_the_other(floor: Floor) -> Non
 
 def test_the_cap_of_a_request(floor: Floor) -> None:
     for n in range(4):
-        floor.write(f"src/n{n}.cu", f"//! sleep 0.05\n{n}\n")
-    story = floor.build(jobs=1)
-    running = most = 0
-    for body in story:
-        running += isinstance(body, m.Started) - isinstance(body, m.Finished)
-        most = max(most, running)
-    assert most == 1
+        floor.write(f"src/n{n}.cu", f"//! exclusive held\n//! sleep 0.05\n{n}\n")
+    assert floor.build().done.outcome is m.Outcome.FAILED, "two at once: this test can tell"
+    assert floor.build(jobs=1).done.outcome is m.Outcome.BUILT
 
 
 def test_ten_megabytes_of_output(floor: Floor) -> None:
@@ -356,15 +352,11 @@ def test_nothing_to_do_is_known_from_stamps_alone(floor: Floor) -> None:
 
 def test_num_builders_caps_a_request_and_a_time_line_is_told_for_every_job(floor: Floor) -> None:
     for n in range(3):
-        floor.write(f"src/n{n}.cu", f"//! sleep 0.05\n{n}\n")
+        floor.write(f"src/n{n}.cu", f"//! exclusive held\n//! sleep 0.05\n{n}\n")
     environment = {"PATH": "/usr/bin:/bin", "NUM_BUILDERS": "1", "AIT_TIME_COMPILATION": "1"}
     story = floor.build(environment=environment)
-    running = most = 0
-    for body in story:
-        running += isinstance(body, m.Started) - isinstance(body, m.Finished)
-        most = max(most, running)
-    assert most == 1
+    assert story.done.outcome is m.Outcome.BUILT
     lines = [line.text for line in story.of(m.LogLine) if line.text.startswith("exit_status=0 elapsed_sec=")]
     assert len(lines) == len(story.ran()) == 6
-    untimed = floor.build(environment={"PATH": "/usr/bin:/bin", "AIT_TIME_COMPILATION": "yes"}, recache=True)
+    untimed = floor.build(environment={"PATH": "/usr/bin:/bin", "AIT_TIME_COMPILATION": "yes"}, recache=True, jobs=1)
     assert not untimed.of(m.LogLine), "only exactly 1 is on"

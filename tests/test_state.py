@@ -22,6 +22,7 @@ from buildd.steps import (
     Missed,
     NodeFailed,
     NodeSpec,
+    Released,
     Relieve,
     Retry,
     Start,
@@ -186,6 +187,42 @@ def test_under_pressure_a_job_gives_way_and_comes_back() -> None:
     ]
 
 
+def test_a_job_whose_result_is_being_stored_holds_no_slot() -> None:
+    machine = Machine(count=1)
+    machine(Submitted(A, nodes((), ()), most_jobs=1))
+    machine(missed(A, 0))
+    machine(missed(A, 1))
+    assert machine(Released(JobId(1))) == [Start(JobId(2), A, 1, False, False)]
+    assert machine(Ended(JobId(1), Ending.SUCCESS)) == [Deliver(A, 0, JobId(1))]
+
+
+def test_cancelled_while_it_is_stored_it_is_forgotten_at_its_end() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(missed(A, 0, "same"))
+    machine(Released(JobId(1)))
+    assert machine(Cancelled(A)) == [Complete(A, Outcome.CANCELLED)]
+    machine(Submitted(B, nodes(())))
+    assert machine(missed(B, 0, "same")) == [Attach(B, 0, JobId(1))], "its result is as good as any"
+    assert machine(Ended(JobId(1), Ending.SUCCESS)) == [Deliver(B, 0, JobId(1))]
+
+
+def test_while_all_cpus_are_taken_the_gate_is_not_asked() -> None:
+    asked: list[int] = []
+
+    def gate(cpus: int, memory_bytes: int, alone: bool, running: int) -> str:
+        asked.append(running)
+        return ""
+
+    state = State(gate, cpus=2)
+    state.handle(Submitted(A, nodes(*[()] * 50)))
+    for n in range(50):
+        state.handle(missed(A, n))
+    assert asked == [0, 1]
+    assert state.waiting_for == "cpu: all 2 are taken" and state.queued == 48
+    state.check()
+
+
 def test_inputs_that_never_rest_are_delivered_at_the_third_run() -> None:
     machine = Machine()
     machine(Submitted(A, nodes(())))
@@ -254,7 +291,7 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
         if data.draw(st.integers(0, 20)) == 0:
             choices.append("cancel")
         if running:
-            choices.append("relieve")
+            choices += ["relieve", "release"]
         match data.draw(st.sampled_from(choices)):
             case "look":
                 request, node = looking.pop(data.draw(st.integers(0, len(looking) - 1)))
@@ -270,6 +307,8 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
                 carry_out(machine(Ended(job, data.draw(st.sampled_from(list(Ending))))))
             case "relieve":
                 carry_out(machine(Relieve(data.draw(st.sampled_from(sorted(running))))))
+            case "release":
+                carry_out(machine(Released(data.draw(st.sampled_from(sorted(running))))))
             case "cancel":
                 carry_out(machine(Cancelled(data.draw(st.sampled_from(requests)))))
     else:
