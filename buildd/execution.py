@@ -6,16 +6,16 @@ ending (`state`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from buildd import history
 from buildd.building import Building, Product
@@ -56,6 +56,8 @@ class Execution:
         index: which action of its plan.
         final: store nothing if inputs change meanwhile, but end in success.
         tell: says an event body to every follower.
+        released: called once its processes have ended well, before the result is stored.
+        in_pool: runs a function that touches files in a worker thread.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Execution:
         *,
         final: bool,
         tell: Callable[[m.EventBody], None],
+        released: Callable[[], None],
+        in_pool: Callable[..., Awaitable[Any]],
     ) -> None:
         self.number = number
         self.building = building
@@ -78,6 +82,8 @@ class Execution:
         self.note = ""
         self._final = final
         self._tell = tell
+        self._released = released
+        self._in_pool = in_pool
         self._job: Job | None = None
         self._kill: KillReason | None = None
         self._private = ""
@@ -115,7 +121,7 @@ class Execution:
         """Run the action and say how it ended. Raises nothing that concerns the action."""
         building = self.building
         try:
-            launch = await asyncio.to_thread(self._prepare)
+            launch: Launch = await self._in_pool(self._prepare)
             self._tell(
                 m.Started(
                     job_id=self.number,
@@ -141,10 +147,12 @@ class Execution:
             return Ending.KILLED
         if not self.exit.ok:
             ended = history.Ended.OUT_OF_MEMORY if self.exit.out_of_memory else history.Ended.FAILED
-            await asyncio.to_thread(self._learn, self.exit, ended)
+            await self._in_pool(self._learn, self.exit, ended)
             return self._why_failed(self.exit)
+        self._released()
         try:
-            return await asyncio.to_thread(self._keep, self.exit, began_ns)
+            ending: Ending = await self._in_pool(self._keep, self.exit, began_ns)
+            return ending
         except (OSError, StoreError) as error:
             self.failure = _storage_failure(error)
             return Ending.FAILED
@@ -197,7 +205,17 @@ class Execution:
                 m.FailureKind.KILLED, f"{self.action.kind} was killed by signal {exit.signal}", "build again"
             )
             return Ending.FAILED
-        self.failure = Failure(m.FailureKind.COMPILE_ERROR, f"{self.action.kind} ended with status {exit.status}")
+        if not os.path.isdir(self._private):
+            self.failure = Failure(
+                m.FailureKind.STORE, f"the folder that {self.action.kind} wrote to was removed meanwhile", "build again"
+            )
+            return Ending.FAILED
+        gone = next((path for path in self.action.inputs if not os.path.exists(self.building.where(path))), None)
+        self.failure = Failure(
+            m.FailureKind.COMPILE_ERROR,
+            f"{self.action.kind} ended with status {exit.status}",
+            f"{gone} is gone: restore it, or build again where it is made" if gone else "",
+        )
         return Ending.FAILED
 
     def _keep(self, exit: Exit, began_ns: int) -> Ending:
