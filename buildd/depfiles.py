@@ -21,14 +21,27 @@ def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
     match discovery:
         case Discovery.NONE:
             return ()
-        case Discovery.GCC | Discovery.LINKER:
+        case Discovery.GCC:
             found = _make_rules(content)
+        case Discovery.LINKER:
+            found = _linker_rule(content)
         case Discovery.CLANG:
             # CC_PRINT_HEADERS_FILE has no marks of depth, other than -H: a leading dot belongs to the name.
             found = [_ESCAPED.sub(rb"\1", line) for line in content.split(b"\n") if line]
         case Discovery.REPORTED:
             found = [line for line in content.splitlines() if line]
     return tuple(dict.fromkeys(path.decode(errors="surrogateescape") for path in found))
+
+
+def _linker_rule(content: bytes) -> list[bytes]:
+    """Prerequisites as GNU ld writes them: a line each, nothing in the names escaped. lld has the same lines with
+    escapes (ld/ldmain.c `write_dependency_file`, lld/ELF/Driver.cpp `writeDependencyFile`)."""
+    _, separator, listed = content.partition(b": \\\n  ")
+    if not separator:
+        return _make_rules(content)
+    found = listed.split(b" \\\n  ")
+    found[-1] = found[-1].partition(b"\n")[0]
+    return [_unescape(path) for path in found]
 
 
 def _make_rules(content: bytes) -> list[bytes]:

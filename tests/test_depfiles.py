@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from buildd.depfiles import parse
 from codegen.plan import Discovery
@@ -49,3 +52,22 @@ def test_header_lines_of_clang() -> None:
 def test_reported_lines_and_nothing() -> None:
     assert parse(Discovery.REPORTED, b"/a/b.py\n\nc.py\n") == ("/a/b.py", "c.py")
     assert parse(Discovery.NONE, b"/a: b") == ()
+
+
+def test_a_linker_escapes_nothing(tmp_path: Path) -> None:
+    names = ["a b.o", "c#$.o"]
+    text = "x: \\\n  " + " \\\n  ".join(names) + "\n\na b.o:\n\nc#$.o:\n"
+    assert parse(Discovery.LINKER, text.encode()) == tuple(names)
+    assert parse(Discovery.LINKER, b"x: a.o b.o\n") == ("a.o", "b.o"), "all in one line, as mold does"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_what_the_real_linker_writes_of_names_with_blanks(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "c d.c").write_text("int main(void) { return 0; }\n")
+    subprocess.run(["gcc", "-c", "c d.c", "-o", "c d.o"], cwd=folder, check=True)
+    linked = ["gcc", f"{folder}/c d.o", "-o", "x", "-Wl,--dependency-file=inputs.d"]
+    if subprocess.run(linked, cwd=folder, capture_output=True).returncode:
+        pytest.skip("this linker writes no dependency file")
+    assert f"{folder}/c d.o" in parse(Discovery.LINKER, (folder / "inputs.d").read_bytes())

@@ -13,6 +13,7 @@
 //   //! sleep S         wait S seconds before the output is opened
 //   //! linger S        wait S seconds when half of the output is written
 //   //! bytes N         at least N bytes of output, which do not pack well
+//   //! print N         N bytes on stdout, in lines that are not UTF-8
 //   //! fail            "FILE:1: error: asked for" on stderr, status 1, no output
 #include <limits.h>
 #include <stdint.h>
@@ -97,6 +98,9 @@ static void read_source(const char *path) {
       linger_s += atof(line + 11);
     } else if (strncmp(line, "//! bytes ", 10) == 0) {
       least_bytes += atol(line + 10);
+    } else if (strncmp(line, "//! print ", 10) == 0) {
+      for (long left = atol(line + 10); left > 0; left -= 64)
+        printf("%.*s\n", 63, "caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9 caf\xe9");
     } else if (strncmp(line, "//! fail", 8) == 0) {
       fprintf(stderr, "%s(1): error: asked for\n", path);
       failed = 1;
@@ -105,11 +109,19 @@ static void read_source(const char *path) {
   free(data);
 }
 
-static void rule(const char *file, const char *mode, const char *target) {
+// As gcc writes a rule, or as GNU ld does: a line a file, nothing escaped.
+static void rule(const char *file, const char *mode, const char *target, int linking) {
   FILE *stream = fopen(file, mode);
   if (stream == NULL) die("cannot be written", file);
   fprintf(stream, "%s:", target);
-  for (int i = 0; i < file_count; i++) fprintf(stream, " \\\n %s", files[i]);
+  for (int i = 0; i < file_count; i++) {
+    fputs(linking ? " \\\n  " : " \\\n ", stream);
+    for (const char *c = files[i]; *c; c++) {
+      if (!linking && (*c == ' ' || *c == '#')) fputc('\\', stream);
+      if (!linking && *c == '$') fputc('$', stream);
+      fputc(*c, stream);
+    }
+  }
   fputc('\n', stream);
   fclose(stream);
 }
@@ -182,10 +194,10 @@ int main(int count, char **arguments) {
   if (!linking && sun != NULL && *sun) {
     char *target = strchr(sun, ' ');
     if (target != NULL) *target++ = '\0';
-    rule(sun, "a", target ? target : output);
+    rule(sun, "a", target ? target : output, 0);
   }
   if (failed) return 1;
-  if (depfile != NULL) rule(depfile, "w", output);
+  if (depfile != NULL) rule(depfile, "w", output, linking);
   write_output(output);
   return 0;
 }
