@@ -12,6 +12,7 @@ import fcntl
 import io
 import itertools
 import os
+import re
 import secrets
 import shutil
 import sqlite3
@@ -50,6 +51,7 @@ ROW_BYTES = 256
 
 _SELECT_ROW = "SELECT size, stored, encoding, data FROM blobs WHERE digest = ?"
 _FICLONE = 0x40049409
+_PLAIN = re.compile(r"[A-Za-z0-9_./+=@%-]*")
 _temporaries = itertools.count(1)
 
 
@@ -341,8 +343,12 @@ class Blobs:
             return self._session
 
     def scratch_folder(self) -> Path:
-        """A folder for private files of this process, on the store's disk; gone with the process."""
-        if self._database.read_only:
+        """A folder for private files of this process, on the store's disk; gone with the process.
+
+        In the temporary folder where the store cannot be written, or has a name that tools take apart: nvcc hands
+        linker options to a shell and splits them at commas, gcc's SUNPRO_DEPENDENCIES ends at the first blank.
+        """
+        if self._database.read_only or not _PLAIN.fullmatch(str(self._folder)):
             import tempfile
 
             return Path(tempfile.gettempdir())

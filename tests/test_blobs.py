@@ -291,3 +291,11 @@ def test_a_limit_on_file_sizes_is_an_error_too(tmp_path: Path) -> None:
         assert list((tmp_path / "store" / "tmp").iterdir()) == []
         digest, _ = store.put_file(tmp_path / "in")
         assert store.get(digest) == NOISE * 40
+
+
+@pytest.mark.parametrize("name", ["with blank", "with,comma", "with$dollar", "with'quote"])
+def test_tools_get_no_private_folder_that_they_would_take_apart(tmp_path: Path, name: str) -> None:
+    with Store.open(tmp_path / name) as store:
+        assert name not in str(store.scratch_folder())
+    with Store.open(tmp_path / "plain") as store:
+        assert store.scratch_folder().is_relative_to(tmp_path / "plain")
