@@ -1,0 +1,162 @@
+"""A household with a fake compiler and a project, for tests of the whole: command line, daemon, store.
+
+Knows how to make, change and build the project, and where Linux lets a test have namespaces and small disks.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.household import Household, Process
+
+DEADLINE_S = 60.0
+_POLL_S = 0.01
+T = TypeVar("T")
+_SUMMARY = re.compile(r"(\d+) hits?, (\d+) compiled")
+PROJECT = """\
+[target.demo]
+kind = "cuda"
+sources = ["src/*.cu"]
+arch = ["sm_80"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command came to."""
+
+    status: int
+    text: str
+
+    @property
+    def hits(self) -> int:
+        return self._number(1)
+
+    @property
+    def compiled(self) -> int:
+        return self._number(2)
+
+    def _number(self, group: int) -> int:
+        found = _SUMMARY.search(self.text)
+        assert found is not None, self.text
+        return int(found[group])
+
+
+class Estate(Household):
+    """A household whose toolkit is tests/fakes/fake-toolkit.c, with a project of two sources and a header."""
+
+    def __init__(self, folder: Path, toolkit: Path, **environment: str) -> None:
+        super().__init__(folder, {"CUDA_HOME": str(toolkit), **environment})
+        self.project = folder / "project"
+        self.write("buildd.toml", PROJECT)
+        self.write("src/a.cu", '#include "x.h"\na\n')
+        self.write("src/b.cu", "b\n")
+        self.write("src/x.h", "x\n")
+
+    def write(self, path: str, text: str) -> Path:
+        target = self.project / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        return target
+
+    def build(self, *arguments: str, project: Path | None = None, timeout_s: float = 120.0) -> Said:
+        """`buildd build` in the project, to its end."""
+        return Said(*self.buildd("build", "-C", str(project or self.project), *arguments, timeout_s=timeout_s))
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """`buildd build` in the project, running."""
+        return self.start("build", "-C", str(self.project), *arguments)
+
+    def finish(self, process: subprocess.Popen[str]) -> Said:
+        output, _ = process.communicate(timeout=DEADLINE_S)
+        return Said(process.returncode, output)
+
+    @property
+    def library(self) -> Path:
+        return self.project / "build" / "demo" / "libdemo.so"
+
+    def compiler_of(self, source: str) -> Process | None:
+        """The process that compiles a source now."""
+        for process in self.processes():
+            try:
+                arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            except OSError:
+                continue
+            if arguments and arguments[0].endswith(b"/nvcc") and arguments[-1] == source.encode():
+                return process
+        return None
+
+    def until_compiling(self, source: str) -> Process:
+        return until(lambda: self.compiler_of(source), f"nobody compiles {source}")
+
+    def clean(self) -> bytes:
+        """What a build without any cache makes of the project as it is now."""
+        store = self.environ["BUILDD_DIR"]
+        self.environ["BUILDD_DIR"] = str(self.folder / "clean-store")
+        copy = self.folder / "clean"
+        try:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(self.project, copy, ignore=shutil.ignore_patterns("build"))
+            said = self.build("--no-daemon", "--recache", project=copy)
+            assert said.status == 0, said.text
+            return (copy / "build" / "demo" / "libdemo.so").read_bytes()
+        finally:
+            self.environ["BUILDD_DIR"] = store
+
+    def inside(self, script: str, *, timeout_s: float = 120.0) -> Said:
+        """A shell script in mount and pid namespaces of its own, as in a container; all that it started ends with it.
+        $BUILDD is the command."""
+        done = subprocess.run(
+            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-euc", script],
+            cwd=self.folder,
+            env={**self.environ, "BUILDD": f"{sys.executable} -P -m buildd"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
+        return Said(done.returncode, done.stdout)
+
+
+def make_estate(toolkit: Path, **environment: str) -> Estate:
+    """An estate in a new folder: a socket's path has 107 bytes at most, and pytest's folders are long."""
+    return Estate(Path(tempfile.mkdtemp(prefix="buildd-test-", dir="/tmp")), toolkit, **environment)
+
+
+def end_estate(estate: Estate) -> None:
+    left = estate.end()
+    shutil.rmtree(estate.folder, ignore_errors=True)
+    assert not left, left
+
+
+def until(probe: Callable[[], T | None], problem: str) -> T:
+    """The first true answer. Raises TimeoutError."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if answer := probe():
+            return answer
+        time.sleep(_POLL_S)
+    raise TimeoutError(problem)
+
+
+def why_no_namespaces() -> str:
+    """Why this machine permits no namespaces with mounts; empty where it does."""
+    try:
+        done = subprocess.run(
+            ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "mount", "-t", "tmpfs", "none", "/mnt"],
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:
+        return f"no unshare: {error.strerror}"
+    return done.stderr.strip() if done.returncode else ""
