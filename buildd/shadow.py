@@ -99,7 +99,18 @@ def survey(
     asked: dict[str, None] = {}
     present: set[str] = set()
 
+    lacking: dict[tuple[str, str], bool] = {}
+
     def candidate(folder: str, rest: str, decided: dict[str, None] = needed) -> None:
+        head = rest.rpartition("/")[0]
+        if head and decided is needed:
+            # Most folders do not have the sub-folder at all, which is worked out once for all headers of it.
+            place = (folder, head)
+            absent = lacking.get(place)
+            if absent is None:
+                absent = lacking[place] = not _exists(snapshot, folder, head, decided, any_kind=True)
+            if absent:
+                return
         path = f"{folder}/{rest}" if folder != "." else rest
         if path not in used_set and _exists(snapshot, folder, rest, decided):
             present.add(path)
@@ -152,7 +163,7 @@ def _under(path: str, folder: str) -> bool:
     return path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/"
 
 
-def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None]) -> bool:
+def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None], *, any_kind: bool = False) -> bool:
     """Whether folder/rest exists, noting the folder whose listing settles it."""
     at = folder
     parts = rest.split("/")
@@ -170,7 +181,7 @@ def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None])
         if part not in names:
             return False
         at = f"{at}/{part}" if at != "." else part
-    return _is_file(snapshot, at, needed)
+    return any_kind or _is_file(snapshot, at, needed)
 
 
 def _is_file(snapshot: Snapshot, path: str, needed: dict[str, None], depth: int = 8) -> bool:
