@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from buildd.errors import StoreError
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
 from buildd.lookup import Found, Lookup, Missing
+from buildd.notebook import Notebook
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
 from codegen.plan import Action, Plan, Resources, Tool
@@ -65,6 +67,7 @@ class Building:
     log: RequestLog
     store: Store
     files: Files
+    notebook: Notebook
     started_ns: int = field(default_factory=time.time_ns)
     begun_s: float = field(default_factory=time.monotonic)
     counts: Counts = field(default_factory=Counts)
@@ -80,7 +83,8 @@ class Building:
     """A tool wrote something that a hit has to say again, or a result could not be stored."""
     started: set[int] = field(default_factory=set)
     """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
-    _scratch: str = ""
+    scratch: str = ""
+    """Private folder of made files that are not put into the project; made when first needed."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -207,9 +211,9 @@ class Building:
         if self.writes_outputs:
             return f"{self.project}/{path}" if not path.startswith("/") else path
         with self._lock:
-            if not self._scratch:
-                self._scratch = tempfile.mkdtemp(prefix="warm-", dir=self.store.scratch_folder())
-        place = Path(self._scratch, path)
+            if not self.scratch:
+                self.scratch = tempfile.mkdtemp(prefix="warm-", dir=self.store.scratch_folder())
+        place = Path(self.scratch, path)
         product = self.products.get(path)
         if product is not None and not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -219,8 +223,8 @@ class Building:
 
     def close(self) -> None:
         """Remove what was only needed while it was built."""
-        if self._scratch:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def keep_log(self) -> None:
         """Keep the events of a finished request for `buildd log`; without them the build is as good as with them."""
@@ -390,6 +394,7 @@ def _unlink(path: str) -> None:
         pass
 
 
+@cache
 def _umask() -> int:
     # Reading it means setting it, for the whole process; /proc tells without.
     try:

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from buildd.launch import Launch
 from codegen.plan import Action, Argument, Discovery, Place, Ref, Tool
 
-DEPFILE = "inputs.d"
-TEMPORARY = "tmp"
+DEPFILE = ".inputs.d"
+"""Beside the outputs, which never begin with a dot of ours."""
 
 
 def output_path(private: str, action: Action, name: str) -> str:
     """Where an action's output is written before it is published: under its own file name, since some tools
     derive others from it."""
-    for output in action.outputs:
-        if output.name == name:
-            return f"{private}/{output.name}/{output.path.rsplit('/', 1)[-1]}"
-    raise KeyError(name)
+    names = {output.name: output.path.rpartition("/")[2] for output in action.outputs}
+    # One folder is enough unless two outputs have one file name: folders are what a quick job's time goes into.
+    apart = len(set(names.values())) < len(names) or DEPFILE in names.values()
+    return f"{private}/{name}/{names[name]}" if apart else f"{private}/{names[name]}"
 
 
 def launch_of(
@@ -33,7 +33,7 @@ def launch_of(
         action: what runs.
         tool: its tool, for the roots.
         project: the folder that it runs in.
-        private: the job's own folder, which exists with its sub-folders.
+        private: the job's own folder; it and the outputs' folders exist. Also for temporary files.
         where: path of a file that another action made.
         umask: the client's.
     """
@@ -45,7 +45,7 @@ def launch_of(
         return argument.prefix + _value(argument, action, roots, private, where) + argument.suffix
 
     environment = dict(action.environment)
-    environment["TMPDIR"] = f"{private}/{TEMPORARY}"
+    environment["TMPDIR"] = private
     match action.discovery:
         case Discovery.GCC:
             # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.
@@ -72,7 +72,7 @@ def _value(ref: Ref, action: Action, roots: Mapping[str, str], private: str, whe
         case Place.INPUT:
             return where(ref.name)
         case Place.TEMPORARY:
-            return f"{private}/{TEMPORARY}"
+            return private
         case Place.ROOT:
             return roots[ref.name]
         case Place.DEPFILE:

@@ -73,6 +73,7 @@ class Daemon:
         self._watch: asyncio.Task[None] | None = None
         self._touched_s = time.monotonic()
         self._rested = False
+        self._woken = asyncio.Event()
 
     # ---------------------------------------------------------------- what the server asks
 
@@ -178,34 +179,44 @@ class Daemon:
         self.server.drain(now=self.server.draining)
 
     def _watch_idle(self) -> None:
+        """Called at every request: the count of quiet seconds begins anew."""
         if self._watch is None or self._watch.done():
             self._watch = asyncio.get_running_loop().create_task(self._until_idle())
+        self._woken.set()
 
     async def _until_idle(self) -> None:
         """Gives memory back after a while of rest, ends the daemon after a long one. Sleeps in between: no polling."""
         assert self.server is not None
         while True:
-            idle = self.scheduler.idle and not self.server.open_requests
-            if not idle:
+            if not self.scheduler.idle or self.server.open_requests:
                 self._touched_s = time.monotonic()
-                await asyncio.sleep(REST_AFTER_S)
-                continue
             quiet_s = time.monotonic() - self._touched_s
             if quiet_s >= REST_AFTER_S and not self._rested:
                 self._rested = True
                 await asyncio.to_thread(self.scheduler.rest)
                 release_memory()
-                if own_memory_bytes() > IDLE_CAP_BYTES and not self.server.status().clients and not self.restart:
-                    _log.info("starting anew: %d MiB held while idle", own_memory_bytes() >> 20)
-                    self.restart = True
-                    self._end()
-                    return
-            if quiet_s >= self._idle_timeout_s and not self.server.status().clients:
+            alone = not self.server.status().clients
+            if alone and self._rested and own_memory_bytes() > IDLE_CAP_BYTES:
+                # What a large build left is fragmented: only a new process gives it back.
+                _log.info("starting anew: %d MiB held while idle", own_memory_bytes() >> 20)
+                self.restart = True
+                self._end()
+                return
+            if alone and quiet_s >= self._idle_timeout_s:
                 _log.info("idle for %.0f s: ending", quiet_s)
                 self._end()
                 return
-            until_s = (self._idle_timeout_s if self._rested else REST_AFTER_S) - quiet_s
-            await asyncio.sleep(max(0.05, until_s))
+            # With a client there, or more held than there should be, it is worth looking again soon.
+            soon = not self._rested or not alone
+            await self._sleep(REST_AFTER_S if soon else self._idle_timeout_s - quiet_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until a request comes, at most so long."""
+        self._woken.clear()
+        try:
+            await asyncio.wait_for(self._woken.wait(), max(0.05, seconds))
+        except TimeoutError:
+            pass
 
 
 def _raise_file_limit() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from buildd import history
 from buildd.building import Building, Product
-from buildd.command import DEPFILE, TEMPORARY, launch_of, output_path
+from buildd.command import DEPFILE, launch_of, output_path
 from buildd.errors import BuilddError, RunnerError, StoreError
 from buildd.files import Files
 from buildd.launch import Exit, KillReason, Launch
@@ -147,7 +147,7 @@ class Execution:
             return Ending.KILLED
         if not self.exit.ok:
             ended = history.Ended.OUT_OF_MEMORY if self.exit.out_of_memory else history.Ended.FAILED
-            await self._in_pool(self._learn, self.exit, ended)
+            self._learn(self.exit, ended)
             return self._why_failed(self.exit)
         self._released()
         try:
@@ -160,7 +160,7 @@ class Execution:
     def close(self) -> None:
         """Remove the private folder, once every follower has what it wants from it."""
         if self._private:
-            shutil.rmtree(self._private, ignore_errors=True)
+            remove_folder(self._private)
             self._private = ""
 
     # ----------------------------------------------------------------
@@ -168,9 +168,10 @@ class Execution:
     def _prepare(self) -> Launch:
         self.building.lookup.foresee(self.action, self.building.tool(self.action))
         self._private = tempfile.mkdtemp(prefix="job-", dir=self.building.store.scratch_folder())
-        os.mkdir(f"{self._private}/{TEMPORARY}")
         for output in self.action.outputs:
-            os.mkdir(f"{self._private}/{output.name}")
+            folder = os.path.dirname(output_path(self._private, self.action, output.name))
+            if folder != self._private:
+                os.mkdir(folder)
         return launch_of(
             self.action,
             self.building.tool(self.action),
@@ -235,7 +236,7 @@ class Execution:
             files.append((output, path))
         missing = building.misses[self.index]
         depfile = _read(f"{self._private}/{DEPFILE}")
-        filing = building.lookup.file_run(action, tool, missing, depfile, str(store.scratch_folder()), began_ns)
+        filing = building.lookup.file_run(action, tool, missing, depfile, (self._private, building.scratch), began_ns)
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
             if not self._final:
@@ -261,7 +262,7 @@ class Execution:
 
     def _learn(self, exit: Exit, ended: history.Ended) -> None:
         identity = self.building.lookup.name_key(self.action)
-        history.record(self.building.store, identity, self.action.kind, exit.timing, ended)
+        self.building.notebook.measured(history.Measured(identity, self.action.kind, exit.timing, ended))
 
     def _publish(self, first: m.Digest, input_set: InputSet, outputs: tuple[StoredOutput, ...], exit: Exit) -> None:
         building, store = self.building, self.building.store
@@ -280,7 +281,7 @@ class Execution:
             store.publish(first, input_set, result)
             components = building.misses[self.index].components
             if components:
-                store.remember_action(building.lookup.name_key(self.action), components)
+                building.notebook.ran_with(building.lookup.name_key(self.action), components)
         except StoreError as error:
             self.note = f"not stored: {error.message}"
 
@@ -290,6 +291,16 @@ def _digest(path: Path) -> tuple[m.Digest, int]:
     if fact is None:
         raise OSError(errno.ENOENT, "vanished", str(path))
     return fact.digest, fact.stamp.size
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a private folder; most hold two or three files and no folder, which takes a third of rmtree's time."""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(f"{folder}/{name}")
+        os.rmdir(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(path: str) -> bytes | None:

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from enum import Enum
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -65,46 +66,60 @@ class _Sample(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(list[_Sample])
 
 
+class Measured(NamedTuple):
+    """A job that ran."""
+
+    identity: str
+    """The action's identity over edits (a digest, or any string)."""
+    kind: str
+    """`Action.kind`."""
+    timing: Timing
+    ended: Ended = Ended.BUILT
+
+
 def record(store: Shelf, identity: str, kind: str, timing: Timing, ended: Ended = Ended.BUILT) -> None:
-    """Learn from a job that ran.
+    """Learn from a job that ran; see `Measured`."""
+    record_all(store, [Measured(identity, kind, timing, ended)])
 
-    Args:
-        identity: the action's identity over edits (a digest, or any string).
-        kind: `Action.kind`.
 
-    A store that may not be written, or is full, learns nothing.
-    """
-    if store.read_only:
+def record_all(store: Shelf, jobs: Sequence[Measured]) -> None:
+    """Learn from jobs, in one transaction. A store that may not be written, or is full, learns nothing."""
+    if store.read_only or not jobs:
         return
-    identity, kind = _text(identity), _text(kind)
-    sample = _Sample(timing.wall_s, timing.user_s, timing.system_s, timing.peak_rss_bytes, ended)
 
     def work(connection: sqlite3.Connection) -> None:
-        row = connection.execute("SELECT samples FROM history WHERE identity = ?", (identity,)).fetchone()
-        samples = [*(_samples(row[0]) if row else []), sample][-MOST_SAMPLES:]
-        tick = next_tick(connection)
-        if tick % TRIM_EVERY_TICKS == 0:
-            trim(connection)
-        whole = [one for one in samples if one.ended is Ended.BUILT] or samples
-        connection.execute(
-            "INSERT OR REPLACE INTO history"
-            " (identity, kind, used, wall_s, user_s, system_s, memory_bytes, samples) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                identity,
-                kind,
-                tick,
-                median(one.wall_s for one in whole),
-                median(one.user_s for one in whole),
-                median(one.system_s for one in whole),
-                max(_needed_bytes(one) for one in samples),
-                msgspec.msgpack.encode(samples),
-            ),
-        )
+        for job in jobs:
+            _learn(connection, job)
 
     try:
         store.database.transact(work)
     except StoreError:
         pass  # the next run teaches the same
+
+
+def _learn(connection: sqlite3.Connection, job: Measured) -> None:
+    identity, timing = _text(job.identity), job.timing
+    sample = _Sample(timing.wall_s, timing.user_s, timing.system_s, timing.peak_rss_bytes, job.ended)
+    row = connection.execute("SELECT samples FROM history WHERE identity = ?", (identity,)).fetchone()
+    samples = [*(_samples(row[0]) if row else []), sample][-MOST_SAMPLES:]
+    tick = next_tick(connection)
+    if tick % TRIM_EVERY_TICKS == 0:
+        trim(connection)
+    whole = [one for one in samples if one.ended is Ended.BUILT] or samples
+    connection.execute(
+        "INSERT OR REPLACE INTO history"
+        " (identity, kind, used, wall_s, user_s, system_s, memory_bytes, samples) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            identity,
+            _text(job.kind),
+            tick,
+            median(one.wall_s for one in whole),
+            median(one.user_s for one in whole),
+            median(one.system_s for one in whole),
+            max(_needed_bytes(one) for one in samples),
+            msgspec.msgpack.encode(samples),
+        ),
+    )
 
 
 def estimates(store: Shelf, wanted: Sequence[tuple[str, str, Resources]]) -> list[Estimate]:

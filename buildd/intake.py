@@ -18,6 +18,7 @@ from buildd.building import Building
 from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
 from buildd.files import Files
+from buildd.notebook import Notebook
 from buildd.planner import Make, Planner
 from buildd.runner import Runner
 from buildd.store import Store
@@ -33,6 +34,7 @@ class OpenStore:
     def __init__(self, store: Store, runner: Runner, make: Make | None) -> None:
         self.store = store
         self.files = Files(store)
+        self.notebook = Notebook(store)
         self.planner = Planner(runner, store, self.files, make)
 
 
@@ -79,7 +81,7 @@ class Intake:
             return None
         for notice in opened.store.take_notices():
             log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
-        building = Building(request, log, opened.store, opened.files)
+        building = Building(request, log, opened.store, opened.files, opened.notebook)
         if uptodate.may_use(request):
             record = await self._in_pool(uptodate.still_true, opened.store, opened.files, request)
             if record is not None:
@@ -124,6 +126,7 @@ class Intake:
 
     def close(self) -> None:
         for opened in self.stores.values():
+            opened.notebook.write()
             opened.files.save()
             opened.store.close()
         self.stores.clear()

@@ -197,7 +197,13 @@ class Lookup:
     # -- after
 
     def file_run(
-        self, action: Action, tool: Tool, missing: Missing, depfile: bytes | None, private: str, started_ns: int
+        self,
+        action: Action,
+        tool: Tool,
+        missing: Missing,
+        depfile: bytes | None,
+        private: tuple[str, ...],
+        started_ns: int,
     ) -> Filing:
         """What a run that just ended is filed under.
 
@@ -206,7 +212,7 @@ class Lookup:
             tool: its tool.
             missing: what the look-up before the run said.
             depfile: what the tool wrote about the files it read; None where it wrote nothing.
-            private: folder of the jobs' own files; what lies below is no input.
+            private: folders of the job's own files; what lies below is no input.
             started_ns: when the run began, by the file system's clock.
         """
         if action.uncacheable:
@@ -265,14 +271,14 @@ class Lookup:
             self.snapshot.listing(self._searched(folder))
 
     def _used(
-        self, action: Action, depfile: bytes, private: str, started_ns: int, moved: dict[str, bool]
+        self, action: Action, depfile: bytes, private: tuple[str, ...], started_ns: int, moved: dict[str, bool]
     ) -> tuple[list[str], list[str]]:
         """Discovered files that are not declared, and those of them that changed since the run began."""
         snapshot = self.snapshot
         declared = set(action.inputs)
         used: dict[str, None] = {}
         stale = []
-        mine = os.path.realpath(private) + "/"
+        mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
         for spelled in depfiles.parse(action.discovery, depfile):
             path = self._normal(spelled)
             if path in declared or path in used or path.startswith(mine):

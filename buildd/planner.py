@@ -40,6 +40,8 @@ class Planner:
         self._store = store
         self._files = files
         self._gate = asyncio.Semaphore(MOST_PROBES_AT_ONCE)
+        self._asking: dict[Digest, asyncio.Task[Answer]] = {}
+        """Probes that run: many requests at once ask the same."""
 
     async def plan(self, request: Request) -> Plan:
         """The plan for a request.
@@ -69,6 +71,13 @@ class Planner:
 
     async def _answer(self, probe: Probe) -> Answer:
         digest = await asyncio.to_thread(self._identity, probe)
+        asking = self._asking.get(digest)
+        if asking is None:
+            asking = self._asking[digest] = asyncio.create_task(self._find_out(probe, digest))
+            asking.add_done_callback(lambda _: self._asking.pop(digest, None))
+        return await asyncio.shield(asking)
+
+    async def _find_out(self, probe: Probe, digest: Digest) -> Answer:
         known = await asyncio.to_thread(self._store.probe_answer, digest)
         if known is not None:
             try:

@@ -361,6 +361,7 @@ class Scheduler:
 
         def work() -> None:
             building.close()
+            building.notebook.write()
             if complete.outcome is m.Outcome.BUILT:
                 uptodate.keep(building)
             building.files.save()

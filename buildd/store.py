@@ -223,6 +223,13 @@ class Store(Shelf):
         """Keep the last components of an action, for explanations."""
         self._put_value(Table.ACTIONS, name_key, components)
 
+    def remember_actions(self, components: Sequence[tuple[Digest, bytes]]) -> None:
+        """As `remember_action`, for several at once."""
+        if self.read_only:
+            self.tally.count(Counter.DROPPED_PUTS, len(components))
+        else:
+            self._values.put_many(Table.ACTIONS, components)
+
     def recall_action(self, name_key: Digest) -> bytes | None:
         return self._values.get(Table.ACTIONS, name_key)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -126,21 +126,31 @@ class Values:
         return decompress(body[1:], MAX_VALUE_BYTES) if body[:1] == _ZSTD else body[1:]
 
     def put(self, table: Table, name: Digest, value: bytes) -> None:
-        raw = raw_digest(name)
-        if raw is None:
-            raise ValueError(f"not a digest: {name!r}")
-        packed = compress(value) if len(value) > _COMPRESS_ABOVE_BYTES else value
-        sealed = seal(raw, _ZSTD + packed) if len(packed) < len(value) else seal(raw, _PLAIN + value)
+        self.put_many(table, [(name, value)])
+
+    def put_many(self, table: Table, values: Iterable[tuple[Digest, bytes]]) -> None:
+        """Put several in one transaction. Raises ValueError for a name that is no digest."""
+        sealed = [_sealed(name, value) for name, value in values]
 
         def work(connection: sqlite3.Connection) -> None:
-            tick = self._next_tick(connection)
-            connection.execute(
-                f"INSERT OR REPLACE INTO {table.value} (name, used, value) VALUES (?, ?, ?)", (raw, tick, sealed)
-            )
-            if tick % TRIM_EVERY_TICKS == 0:
-                trim(connection)
+            for raw, body in sealed:
+                tick = self._next_tick(connection)
+                connection.execute(
+                    f"INSERT OR REPLACE INTO {table.value} (name, used, value) VALUES (?, ?, ?)", (raw, tick, body)
+                )
+                if tick % TRIM_EVERY_TICKS == 0:
+                    trim(connection)
 
-        self._database.transact(work)
+        if sealed:
+            self._database.transact(work)
+
+
+def _sealed(name: Digest, value: bytes) -> tuple[bytes, bytes]:
+    raw = raw_digest(name)
+    if raw is None:
+        raise ValueError(f"not a digest: {name!r}")
+    packed = compress(value) if len(value) > _COMPRESS_ABOVE_BYTES else value
+    return raw, seal(raw, _ZSTD + packed) if len(packed) < len(value) else seal(raw, _PLAIN + value)
 
 
 def trim(connection: sqlite3.Connection) -> None:

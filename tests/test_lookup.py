@@ -65,7 +65,7 @@ class Desk:
         missing = lookup.look(self.action, self.tool)
         depfile = "inputs: " + " ".join(self.used if used is None else used)
         return lookup.file_run(
-            self.action, self.tool, missing, depfile.encode(), "/private", time.time_ns() + 30_000_000_000
+            self.action, self.tool, missing, depfile.encode(), ("/private",), time.time_ns() + 30_000_000_000
         )
 
     def build(self, used: tuple[str, ...] | None = None) -> None:
@@ -188,7 +188,7 @@ def test_inputs_that_changed_while_the_tool_ran(desk: Desk) -> None:
     missing = lookup.look(desk.action, desk.tool)
     desk.write("src/a.cu", "int edited;")
     started_ns = time.time_ns() + 30_000_000_000
-    assert lookup.file_run(desk.action, desk.tool, missing, b"inputs: second/x.h", "/p", started_ns).stale == (
+    assert lookup.file_run(desk.action, desk.tool, missing, b"inputs: second/x.h", ("/p",), started_ns).stale == (
         "src/a.cu",
     )
 
@@ -200,14 +200,14 @@ def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
     started_ns = time.time_ns()
     desk.write("second/x.h", "int edited;")
     lookup.snapshot.fact("second/x.h")  # seen, but after the run began: what the tool read is not known
-    filing = lookup.file_run(desk.action, desk.tool, missing, b"inputs: second/x.h", "/p", started_ns)
+    filing = lookup.file_run(desk.action, desk.tool, missing, b"inputs: second/x.h", ("/p",), started_ns)
     assert filing.stale == ("second/x.h",)
 
 
 def test_a_tool_that_said_nothing_of_its_inputs_is_not_stored(desk: Desk) -> None:
     lookup = desk.lookup()
     missing = lookup.look(desk.action, desk.tool)
-    filing = lookup.file_run(desk.action, desk.tool, missing, None, "/p", time.time_ns() + 90_000_000_000)
+    filing = lookup.file_run(desk.action, desk.tool, missing, None, ("/p",), time.time_ns() + 90_000_000_000)
     assert filing.input_set is None and filing.unstored
 
 
