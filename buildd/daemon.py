@@ -37,7 +37,7 @@ REST_AFTER_S = 5.0
 """Idle for so long: give memory back."""
 IDLE_TIMEOUT_S = 3600.0
 MEMORY_CAP_BYTES = 1 << 30
-"""Above this the daemon starts itself anew as soon as nothing is being built."""
+"""Above this the daemon takes nothing new, finishes what it has and ends; the next client starts a fresh one beside."""
 IDLE_CAP_BYTES = 56 << 20
 """What a resting daemon may hold; memory that a large build left fragmented is given back by starting anew."""
 
@@ -67,6 +67,7 @@ class Daemon:
         self._folder = folder
         self._lock: DaemonLock | None = lock
         self.restart = False
+        self._memory_cap_bytes = MEMORY_CAP_BYTES
         self._idle_timeout_s = float(settings.text("BUILDD_IDLE_TIMEOUT_S") or 0) or _idle_timeout(settings)
         self._started_s = time.monotonic()
         self._ended = asyncio.Event()
@@ -190,6 +191,9 @@ class Daemon:
         while True:
             if not self.scheduler.idle or self.server.open_requests:
                 self._touched_s = time.monotonic()
+                if own_memory_bytes() > self._memory_cap_bytes and not self.server.draining:
+                    _log.warning("%d MiB held: finishing what runs, a new daemon takes over", own_memory_bytes() >> 20)
+                    self.server.drain()
             quiet_s = time.monotonic() - self._touched_s
             if quiet_s >= REST_AFTER_S and not self._rested:
                 self._rested = True

@@ -248,6 +248,8 @@ class Server:
             return
         if isinstance(message, Hello):
             self._shake_hands(number, raw[0], key, message)
+        elif peer is None and isinstance(message, Bye):
+            pass  # its process ended before its farewell was read: it is forgotten already
         elif peer is None:
             self.counters["before_handshake"] += 1
             text = "the first message is a hello; this daemon does not know you"

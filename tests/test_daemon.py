@@ -196,3 +196,48 @@ def test_it_imports_nothing_heavy(daemon: Daemon) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_above_its_memory_cap_it_makes_room_and_finishes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this process, with a cap that any process is above: a running request is finished, nothing new is taken."""
+    import asyncio
+
+    from buildd import daemon as module
+    from codegen.environment import Settings
+    from tests.floor import Floor, fake_plan
+
+    monkeypatch.setattr(module, "MEMORY_CAP_BYTES", 1)
+    monkeypatch.setattr(module, "REST_AFTER_S", 0.05)
+    floor = Floor(tmp_path)
+    floor.write("src/a.cu", "//! touch started\n//! wait-for go\n")
+    runtime = Path("/tmp") / f"buildd-test-{uuid.uuid4().hex[:12]}"
+    environ = {"BUILDD_RUNTIME_DIR": str(runtime)}
+
+    async def story() -> m.Done:
+        folder = ep.runtime_folder(environ)
+        lock = ep.DaemonLock.acquire(folder)
+        assert lock is not None
+        daemon = module.Daemon(Settings(), floor.store, folder, lock)
+        daemon.scheduler.intake._make = fake_plan
+        living = asyncio.create_task(daemon.live(Settings()))
+        while ep.read_endpoint(folder) is None:
+            await asyncio.sleep(0)
+        from buildd.eventlog import RequestLog
+
+        request = floor.request()
+        log = RequestLog(request.request_id)
+        daemon.submit(None, request, log)  # type: ignore[arg-type]
+        while ep.read_endpoint(folder) is not None or not (floor.project / "started").exists():
+            await asyncio.sleep(0)
+        another = ep.DaemonLock.acquire(folder)
+        assert another is not None, "a new daemon may start beside it"
+        another.release()
+        floor.write("go", "")
+        await asyncio.wait_for(living, DEADLINE_S)
+        assert log.done is not None
+        return log.done
+
+    try:
+        assert asyncio.run(story()).outcome is m.Outcome.BUILT
+    finally:
+        subprocess.run(["rm", "-rf", str(runtime)], check=True)
