@@ -59,6 +59,8 @@ class Job:
     followers: list[tuple[RequestId, int]] = field(default_factory=list)
     """Never empty unless KEEPING or ENDING."""
     lead: tuple[RequestId, int] | None = None
+    final: bool = False
+    """Its result is delivered even if its inputs changed under it: whoever comes later must not join."""
     alone: bool = False
     evictions: int = 0
     overtaken: int = 0

@@ -395,8 +395,10 @@ class State:
         job.overtaken = 0
         asked.running += 1
         self._set(job, JobState.RUNNING)
-        final = asked.nodes[lead[1]].looks >= MOST_LOOKS
-        out.append(Start(job.id, lead[0], lead[1], final, job.alone))
+        job.final = asked.nodes[lead[1]].looks >= MOST_LOOKS
+        if job.final and self.flights.get(job.flight) == job.id:
+            del self.flights[job.flight]
+        out.append(Start(job.id, lead[0], lead[1], job.final, job.alone))
 
     # -- the two doors that every change goes through
 
@@ -457,5 +459,5 @@ class State:
             for request, index in job.followers:
                 node = self.requests[request].nodes[index]
                 assert node.state is NodeState.ATTACHED and node.job == job.id, told
-            if job.state is not JobState.ENDING:
+            if job.state is not JobState.ENDING and not job.final:
                 assert self.flights[job.flight] == job.id, told

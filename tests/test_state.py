@@ -235,6 +235,17 @@ def test_inputs_that_never_rest_are_delivered_at_the_third_run() -> None:
     assert finals == [False, False, True]
 
 
+def test_nobody_joins_a_job_that_delivers_whatever_it_read() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    for job in (1, 2):
+        machine(missed(A, 0, "same"))
+        machine(Ended(JobId(job), Ending.STALE))
+    assert Start(JobId(3), A, 0, True, False) in machine(missed(A, 0, "same"))
+    machine(Submitted(B, nodes(())))
+    assert Start(JobId(4), B, 0, False, False) in machine(missed(B, 0, "same"))
+
+
 def test_a_big_job_is_not_overtaken_for_ever() -> None:
     def gate(cpus: int, memory_bytes: int, alone: bool, running: int) -> str:
         return "memory" if memory_bytes and running else ""
