@@ -5,6 +5,12 @@ Knows nothing of where they are shown. A wrong request is `codegen.plan.RequestE
 
 from __future__ import annotations
 
+import errno
+import os
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No room on the disk, in the user's quota, or for a file of that size."""
+
 
 class BuilddError(Exception):
     """Base. `code` is stable; `file`, `command` and `next_step` may be empty."""
@@ -49,10 +55,20 @@ class DaemonError(BuilddError):
     code = "daemon"
 
 
-def in_words(error: BaseException) -> str:
-    """One line for people: what went wrong, where, and what to do about it."""
+def told(error: BaseException) -> tuple[str, str]:
+    """For people: what went wrong and where, and the next step."""
     if isinstance(error, BuilddError):
-        return f"{error.message} ({error.next_step})" if error.next_step else error.message
+        elsewhere = error.file and error.file not in error.message
+        return f"{error.file}: {error.message}" if elsewhere else error.message, error.next_step
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+        where = os.fsdecode(error.filename)
+        if error.errno in NO_SPACE:
+            return f"no space left on the disk of {where}", "free some space and build again"
+        return f"{where}: {error.strerror}", "check this path, its owner and permissions"
+    return str(error) or type(error).__name__, ""
+
+
+def in_words(error: BaseException) -> str:
+    """As `told`, in one line."""
+    message, next_step = told(error)
+    return f"{message} ({next_step})" if next_step else message

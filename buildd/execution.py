@@ -20,7 +20,7 @@ from typing import Any
 from buildd import history
 from buildd.building import Building, Product
 from buildd.command import DEPFILE, launch_of, output_path
-from buildd.errors import BuilddError, RunnerError, StoreError
+from buildd.errors import BuilddError, RunnerError, StoreError, told
 from buildd.files import Files
 from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
@@ -211,11 +211,14 @@ class Execution:
                 m.FailureKind.STORE, f"the folder that {self.action.kind} wrote to was removed meanwhile", "build again"
             )
             return Ending.FAILED
-        gone = next((path for path in self.action.inputs if not os.path.exists(self.building.where(path))), None)
+        next_step = ""
+        if b"No space left on device" in exit.stderr:
+            # Tools write to the store's disk; what fits is moved to the project from there.
+            next_step = f"free some space on the disk of {self._private} and build again"
+        elif gone := next((path for path in self.action.inputs if not os.path.exists(self.building.where(path))), None):
+            next_step = f"{gone} is gone: restore it, or build again where it is made"
         self.failure = Failure(
-            m.FailureKind.COMPILE_ERROR,
-            f"{self.action.kind} ended with status {exit.status}",
-            f"{gone} is gone: restore it, or build again where it is made" if gone else "",
+            m.FailureKind.COMPILE_ERROR, f"{self.action.kind} ended with status {exit.status}", next_step
         )
         return Ending.FAILED
 
@@ -310,12 +313,4 @@ def _read(path: str) -> bytes | None:
 
 
 def _storage_failure(error: OSError | BuilddError) -> Failure:
-    if isinstance(error, BuilddError):
-        return Failure(m.FailureKind.STORE, error.message, error.next_step)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Failure(
-            m.FailureKind.STORE, f"no space left on the disk of {error.filename}", "free some space and build again"
-        )
-    return Failure(
-        m.FailureKind.STORE, f"{error.filename}: {error.strerror}", "check the folder's owner and permissions"
-    )
+    return Failure(m.FailureKind.STORE, *told(error))

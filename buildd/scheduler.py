@@ -19,7 +19,7 @@ from buildd import uptodate
 from buildd.admission import Ask, Budget, Running
 from buildd.building import Building
 from buildd.claims import Claims
-from buildd.errors import BuilddError, in_words
+from buildd.errors import BuilddError, told
 from buildd.eventlog import RequestLog
 from buildd.execution import Execution
 from buildd.gate import Gate
@@ -67,6 +67,7 @@ LOOK_BATCH = 32
 SAMPLE_S = 0.25
 BUILD = m.Priority.BUILD
 PROGRESS_S = 0.5
+OUR_FAULT = ("the daemon failed; its log has the story", "build again; buildd doctor --bundle makes a report of it")
 
 
 class Scheduler:
@@ -198,15 +199,19 @@ class Scheduler:
                 self._spawn(self._look(self.buildings[request], several[start : start + LOOK_BATCH]))
 
     async def _look(self, building: Building, batch: list[LookUp]) -> None:
-        def work() -> list[tuple[int, Found | None, str]]:
-            answers: list[tuple[int, Found | None, str]] = []
+        def work() -> list[tuple[int, Found | None, tuple[str, str] | None]]:
+            answers: list[tuple[int, Found | None, tuple[str, str] | None]] = []
+            building.preload(instruction.node for instruction in batch)
             for instruction in batch:
                 try:
                     answer = building.look(instruction.node, fresh=instruction.fresh)
                 except (OSError, BuilddError) as error:
-                    answers.append((instruction.node, None, in_words(error)))
+                    answers.append((instruction.node, None, told(error)))
+                except Exception:  # the edge: a fault of ours must not leave the client waiting
+                    _log.exception("a look-up of %s failed inside", building.request.request_id)
+                    answers.append((instruction.node, None, OUR_FAULT))
                 else:
-                    answers.append((instruction.node, answer if isinstance(answer, Found) else None, ""))
+                    answers.append((instruction.node, answer if isinstance(answer, Found) else None, None))
             return answers
 
         for index, found, problem in await self._in_pool(work):
@@ -214,7 +219,7 @@ class Scheduler:
                 return
             action = building.plan.actions[index]
             if problem:
-                building.tell_failed(m.JobId(0), action, m.FailureKind.STORE, problem)
+                building.tell_failed(m.JobId(0), action, m.FailureKind.STORE, problem[0], next_step=problem[1])
                 self._feed(Undeliverable(building.request.request_id, index))
             elif found is not None:
                 building.counts.done += 1
@@ -306,14 +311,17 @@ class Scheduler:
             for output, made in zip(action.outputs, execution.made, strict=True):
                 building.place_made(output.path, made.file, made.product)
 
-        problem = ""
+        problem: tuple[str, str] | None = None
         try:
             await self._in_pool(work)
         except (OSError, BuilddError) as error:
-            problem = in_words(error)
+            problem = told(error)
+        except Exception:  # the edge, as above
+            _log.exception("delivering job %s failed inside", deliver.job)
+            problem = OUR_FAULT
         if building.request.request_id in self.state.requests:
             if problem:
-                building.tell_failed(deliver.job, action, m.FailureKind.STORE, problem)
+                building.tell_failed(deliver.job, action, m.FailureKind.STORE, problem[0], next_step=problem[1])
                 self._feed(Undeliverable(deliver.request, deliver.node))
             else:
                 building.counts.done += 1
@@ -366,7 +374,10 @@ class Scheduler:
                 uptodate.keep(building)
             building.files.save()
 
-        await self._in_pool(work)
+        try:
+            await self._in_pool(work)
+        except Exception:  # the edge: what is written here only saves time, and the build is done
+            _log.exception("what is known of %s was not kept", complete.request)
         message = ""
         if complete.outcome is m.Outcome.FAILED:
             message = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"

@@ -118,7 +118,7 @@ class Estate(Household):
         done = subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-euc", script],
             cwd=self.folder,
-            env={**self.environ, "BUILDD": f"{sys.executable} -P -m buildd"},
+            env={**self.environ, "BUILDD": f"{sys.executable} -P -m buildd", "PYTHON": f"{sys.executable} -P"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@
 //   //! bytes N         at least N bytes of output, which do not pack well
 //   //! print N         N bytes on stdout, in lines that are not UTF-8
 //   //! fail            "FILE:1: error: asked for" on stderr, status 1, no output
+#include <errno.h>
 #include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -140,7 +141,7 @@ static void write_output(const char *path) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     fwrite(&state, 1, 8, stream);
   }
-  if (fclose(stream) != 0) die("cannot be written", path);
+  if (ferror(stream) | fclose(stream)) die(strerror(errno), path);
 }
 
 static void dryrun(const char *host) {
