@@ -39,10 +39,16 @@ def launch_of(
     """
     roots = dict(tool.roots)
 
+    def made(path: str) -> str:
+        # As short as can be: nvcc hands link inputs to a shell, which would read a $ in the project's own path.
+        place = where(path)
+        inside = place.removeprefix(f"{project}/")
+        return place if inside.startswith(("-", "@")) else inside
+
     def resolve(argument: Argument) -> str:
         if isinstance(argument, str):
             return argument
-        return argument.prefix + _value(argument, action, roots, private, where) + argument.suffix
+        return argument.prefix + _value(argument, action, roots, private, made) + argument.suffix
 
     environment = dict(action.environment)
     environment["TMPDIR"] = private
