@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from buildd.admission import Others
 from buildd.spawner import stat_of
+from protocol.endpoint import boot_id
 
 FOLDER = "/dev/shm/buildd-reservations"
 LINE_BYTES = 128
@@ -55,7 +56,7 @@ class Claims:
         self._published = 0
         start = stat_of(self._pid)
         self._start_ticks = start[2] if start is not None else 0
-        self._boot = _boot_id()
+        self._boot = boot_id()
 
     @contextmanager
     def section(self) -> Iterator[None]:
@@ -214,11 +215,3 @@ def _lock(descriptor: int, wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
             if time.monotonic() >= deadline_s:
                 return False
             time.sleep(0.0005)
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -58,7 +58,6 @@ from protocol.messages import (
     Welcome,
 )
 
-MAX_REQUEST_ID_CHARACTERS = 200
 
 _SUBSCRIPTION_BYTES = 4 << 10
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -248,15 +247,13 @@ class Server:
             return
         if isinstance(message, Hello):
             self._shake_hands(number, raw[0], key, message)
-        elif peer is None and isinstance(message, Bye):
-            pass  # its process ended before its farewell was read: it is forgotten already
-        elif peer is None:
+        elif peer is not None:
+            peer.heard_s = self._loop.time()
+            self._dispatch(peer, message)
+        elif not isinstance(message, Bye):  # a farewell may come after the death of its process
             self.counters["before_handshake"] += 1
             text = "the first message is a hello; this daemon does not know you"
             self._say(number, raw[0].bytes, None, Error(code="handshake", message=text))
-        else:
-            peer.heard_s = self._loop.time()
-            self._dispatch(peer, message)
 
     def _say(self, number: int, identity: bytes, peer: Peer | None, message: Message) -> None:
         """Answer a peer of the handshake through its queue, a stranger once and without a queue."""

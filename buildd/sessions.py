@@ -19,27 +19,10 @@ from pathlib import Path
 from types import TracebackType
 
 from buildd.errors import StoreError
+from protocol.endpoint import boot_id, start_ticks
 
 LOCK_WAIT_S = 30.0
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot; empty where /proc does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def start_ticks(pid: int) -> int:
-    """Start time of a process in clock ticks since boot (field 22 of /proc/PID/stat); 0 where it does not live."""
-    try:
-        stat = Path(f"/proc/{pid:d}/stat").read_bytes()
-    except OSError:
-        return 0
-    # The name in field 2 may hold spaces and parentheses: count from the last one.
-    return int(stat.rpartition(b")")[2].split()[19])
 
 
 def boottime_s() -> int:
