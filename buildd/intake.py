@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from buildd import history, prove, uptodate
+from buildd import history, prove, sweep, uptodate
 from buildd.building import Building
 from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
@@ -128,6 +128,7 @@ class Intake:
         for opened in self.stores.values():
             opened.notebook.write()
             opened.files.save()
+            sweep.sweep_of(opened.store.folder).close()
             opened.store.close()
         self.stores.clear()
 
@@ -136,6 +137,8 @@ class Intake:
         for opened in self.stores.values():
             opened.files.drop()
             opened.store.tally.flush()
+            if not opened.store.read_only:
+                sweep.sweep_of(opened.store.folder).rest()
 
 
 def _refuse(log: RequestLog, outcome: m.Outcome, error: BaseException) -> None:

@@ -6,22 +6,19 @@ Knows stamps, not keys: whatever does not match sends the request the long way, 
 
 from __future__ import annotations
 
-import array
 import os
 import stat
 
 import msgspec
 from blake3 import blake3
 
+from buildd import sweep
 from buildd.building import Building
 from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.store import Store
 from codegen.environment import TOOL_PATH
 from protocol import messages as m
-
-_FIELDS = 5
-"""Numbers in a stamp."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     paths: list[bytes]
     """Files: inputs, tools and outputs, absolute."""
     stamps: bytes
-    """Five signed 64-bit numbers a file, see `files.Stamp`."""
+    """Five 64-bit numbers a file, see `files.Stamp` and `sweep.packed`."""
     folders: list[tuple[bytes, int]]
     """Folders whose listing mattered, with `Snapshot.folder_stamp`."""
     young: list[tuple[bytes, str]]
@@ -72,19 +69,9 @@ def still_true(store: Store, files: Files, request: m.Request) -> Record | None:
         return None
     try:
         record = _decoder.decode(encoded)
-        stamps = array.array("q", record.stamps)
     except (msgspec.MsgspecError, ValueError):
         return None
-    if len(stamps) != _FIELDS * len(record.paths):
-        return None
-    numbers = iter(stamps)
-    look = os.stat
-    try:
-        for path, *stamp in zip(record.paths, *[numbers] * _FIELDS, strict=True):
-            status = look(path)
-            if stamp != [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]:
-                return None
-    except OSError:
+    if not sweep.sweep_of(store.folder).all_equal(record.paths, record.stamps):
         return None
     snapshot = Snapshot(files, "/")
     for folder, seen in record.folders:
@@ -118,7 +105,7 @@ def keep(building: Building) -> None:
         return
     now_ns = building.files.now_ns()
     paths: list[bytes] = []
-    stamps = array.array("q")
+    stamps = bytearray()
     young: list[tuple[bytes, str]] = []
     used: dict[str, None] = {}
     for action in building.plan.actions:
@@ -156,7 +143,7 @@ def keep(building: Building) -> None:
         return
     record = Record(
         paths,
-        stamps.tobytes(),
+        bytes(stamps),
         [(os.fsencode(snapshot.absolute(folder)), stamp) for folder, stamp in folders.items()],
         young,
         building.plan.targets,
@@ -166,6 +153,8 @@ def keep(building: Building) -> None:
         building.artifacts(),
     )
     building.store.save_record(name_of(building.request), msgspec.msgpack.encode(record))
+    if not building.store.read_only:
+        sweep.sweep_of(building.store.folder).expect(len(paths))
 
 
 def _held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:
@@ -187,11 +176,11 @@ def _add(
     digest: str,
     now_ns: int,
     paths: list[bytes],
-    stamps: array.array[int],
+    stamps: bytearray,
     young: list[tuple[bytes, str]],
 ) -> None:
     paths.append(os.fsencode(path))
-    stamps.extend(stamp)
+    stamps += sweep.packed(stamp)
     if not trustworthy(stamp, now_ns):
         young.append((os.fsencode(path), digest))
 

@@ -120,6 +120,7 @@ def daemon(environ: Mapping[str, str]) -> Iterator[Finding]:
 def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     from buildd.location import NETWORK_FILE_SYSTEMS, file_system_of, locate
     from buildd.store import Store, default_limit
+    from buildd.sweep import NATIVE, Sweep
 
     try:
         found = locate(environ)
@@ -134,6 +135,9 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     disk = os.statvfs(place)
     free_bytes = disk.f_bavail * disk.f_frsize
     yield Finding(Level.OK, "store", f"{folder} on {kind or 'an unknown file system'}, {size(free_bytes)} free")
+    looks = Sweep(folder / NATIVE)
+    how = "in C" if looks.load() else f"by Python ({looks.problem or 'compiled after the first large build'})"
+    yield Finding(Level.OK, "file stamps", f"looked at {how}")
     if kind in NETWORK_FILE_SYSTEMS:
         yield Finding(Level.WARN, "store", f"{kind} is a network file system", "set BUILDD_DIR to a local folder")
     if not os.access(place, os.W_OK | os.X_OK):
