@@ -58,7 +58,7 @@ from protocol.messages import (
     Welcome,
 )
 
-
+MAX_REQUEST_ID_CHARACTERS = 200
 _SUBSCRIPTION_BYTES = 4 << 10
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _DEFAULT_LIMITS = Limits()
