@@ -11,8 +11,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from buildd.errors import StoreError
 
@@ -41,8 +41,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 _SAID = "said-where-the-store-is"
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """Where the store is, and one line about it where it is not where people would look (empty when already said)."""
 
     folder: Path

@@ -10,12 +10,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from protocol import wire
-from protocol.curve import KeyPair
 from protocol.endpoint import Endpoint, Folder, is_alive, open_pidfd, read_endpoint, runtime_folder
 from protocol.errors import ConnectionLost, NoDaemon, ProtocolError, RemoteError, TimedOut, VersionMismatch
 from protocol.messages import (
@@ -45,6 +44,9 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.session import Download, Inbox, Route, Stream, check_welcome, hello, is_last
+
+if TYPE_CHECKING:
+    from protocol.curve import KeyPair
 
 PING_EVERY_S = 10.0
 SILENCE_S = 30.0
@@ -123,7 +125,7 @@ class Client:
             start()
             endpoint = _await_endpoint(folder, timeout_s)
         if endpoint is None:
-            raise NoDaemon(f"no daemon lives in {folder.path}", next_step="buildd up")
+            raise NoDaemon(f"no daemon lives in {folder.place}", next_step="buildd up")
         if differs(endpoint, package_digest):
             raise mismatch(endpoint)
         return cls(Route.local(endpoint), environ=environ, timeout_s=timeout_s, name=name)

@@ -6,20 +6,22 @@ pid that was given to somebody else, and for a folder that somebody else prepare
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import pwd
-import signal as signals
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from protocol.errors import EndpointError
 from protocol.messages import PROTOCOL_VERSION, Namespaces
+
+if TYPE_CHECKING:
+    import signal as signals
+    from pathlib import Path
+
+# Every command imports this module: what costs milliseconds (pathlib, hashlib) is imported where it is used.
 
 SOCKET_PATH_BYTES = 107
 """sockaddr_un.sun_path holds 108 bytes with the final zero."""
@@ -27,12 +29,12 @@ SOCKET_PATH_BYTES = 107
 _PLACE_CHARACTERS = 12
 _INSTANCE_CHARACTERS = 8
 _LONGEST_SOCKET = "control-" + "0" * _INSTANCE_CHARACTERS
+_ENDPOINT = "endpoint.json"
 _ENDPOINT_BYTES = 64 << 10
 _SOCKET_KINDS = ("work", "control", "events")
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
+class Addresses(msgspec.Struct, frozen=True):
     """zmq addresses of one daemon's local sockets."""
 
     work: str
@@ -40,15 +42,20 @@ class Addresses:
     events: str
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """The runtime folder of one user on one boot of one container."""
 
-    path: Path
+    place: str
+
+    @property
+    def path(self) -> Path:
+        from pathlib import Path
+
+        return Path(self.place)
 
     @property
     def endpoint_file(self) -> Path:
-        return self.path / "endpoint.json"
+        return self.path / _ENDPOINT
 
     @property
     def lock_file(self) -> Path:
@@ -65,7 +72,7 @@ class Folder:
         not unlink the sockets of the one that came after it.
         """
         work, control, events = (
-            f"ipc://{self.path}/{kind}-{instance[:_INSTANCE_CHARACTERS]}" for kind in _SOCKET_KINDS
+            f"ipc://{self.place}/{kind}-{instance[:_INSTANCE_CHARACTERS]}" for kind in _SOCKET_KINDS
         )
         return Addresses(work=work, control=control, events=events)
 
@@ -98,7 +105,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def boot_id() -> str:
     """The kernel's id of this boot; empty where it has none."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().decode().strip()
     except OSError:
         return ""
 
@@ -109,7 +117,8 @@ def start_ticks(pid: int) -> int:
     0 where the process is gone, also while it is a zombie that nobody has reaped.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
     except OSError:
         return 0
     # The second field is the program's name in brackets and may itself hold blanks and brackets.
@@ -136,7 +145,21 @@ def place_name() -> str:
     own daemon, because another one's pids and paths mean nothing to them."""
     spaces = own_namespaces()
     text = f"{boot_id()}|{spaces.mount}|{spaces.pid}"
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:_PLACE_CHARACTERS]
+    return _sha256(text.encode())[:_PLACE_CHARACTERS]
+
+
+def _sha256(data: bytes) -> str:
+    # `hashlib` loads OpenSSL, which costs 3 ms; the interpreter's own SHA-256 is under its name since 3.12, and under
+    # an older one before (as `random` of the standard library takes its SHA-512).
+    try:
+        from _sha2 import sha256  # type: ignore[import-not-found]
+    except ImportError:
+        try:
+            from _sha256 import sha256  # type: ignore[import-not-found]
+        except ImportError:
+            from hashlib import sha256
+    digest: str = sha256(data).hexdigest()
+    return digest
 
 
 # ---------------------------------------------------------------- the folder
@@ -153,6 +176,17 @@ def choose_base(
 
     Raises EndpointError where $BUILDD_RUNTIME_DIR is relative or too long.
     """
+    from pathlib import Path
+
+    return Path(_choose_base(environ, login_root, linger_root, temporary))
+
+
+def _choose_base(
+    environ: Mapping[str, str],
+    login_root: str = "/run/user",
+    linger_root: str = "/var/lib/systemd/linger",
+    temporary: str = "/tmp",
+) -> str:
     explicit = environ.get("BUILDD_RUNTIME_DIR", "")
     if explicit:
         if not os.path.isabs(explicit):
@@ -166,16 +200,16 @@ def choose_base(
                 code="runtime-path-too-long",
                 next_step="set BUILDD_RUNTIME_DIR to a shorter path, or unset it",
             )
-        return Path(explicit)
+        return explicit
     session = environ.get("XDG_RUNTIME_DIR", "")
     if session and _usable_session(session, login_root, linger_root):
-        return Path(session) / "buildd"
+        return f"{session}/buildd"
     # Not $TMPDIR first: it differs between the processes of one user (Slurm, pip), and they must find one daemon.
     if not os.access(temporary, os.W_OK | os.X_OK):
         import tempfile
 
         temporary = tempfile.gettempdir()
-    return Path(temporary) / f"buildd-{os.geteuid()}"
+    return f"{temporary}/buildd-{os.geteuid()}"
 
 
 def _overhead() -> int:
@@ -210,12 +244,14 @@ def runtime_folder(environ: Mapping[str, str]) -> Folder:
 
     Raises EndpointError where it is a link, another user's, open to others or cannot be made.
     """
-    base = choose_base(environ)
-    path = base / place_name()
+    # As Path writes it: without doubled, final and meaningless parts.
+    base = "/" + "/".join(part for part in _choose_base(environ).split("/") if part not in ("", "."))
+    path = f"{base.rstrip('/')}/{place_name()}"
+    above = os.path.dirname(base)
     try:
-        base.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(above, exist_ok=True)
     except OSError as error:
-        raise EndpointError(f"cannot make {base.parent}: {error.strerror}", next_step=_MOVE) from error
+        raise EndpointError(f"cannot make {above}: {error.strerror}", next_step=_MOVE) from error
     for folder in (base, path):
         _private_folder(folder)
     return Folder(path)
@@ -224,7 +260,7 @@ def runtime_folder(environ: Mapping[str, str]) -> Folder:
 _MOVE = "set BUILDD_RUNTIME_DIR to a folder of your own with mode 0700"
 
 
-def _private_folder(path: Path) -> None:
+def _private_folder(path: str) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -252,7 +288,7 @@ def _private_folder(path: Path) -> None:
         )
 
 
-def _is_odd(path: Path) -> bool:
+def _is_odd(path: str) -> bool:
     try:
         return not stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -274,7 +310,7 @@ def write_endpoint(folder: Folder, endpoint: Endpoint) -> None:
 def read_endpoint(folder: Folder) -> Endpoint | None:
     """What the file says, whether or not that daemon still lives; None where there is no readable file."""
     try:
-        descriptor = os.open(folder.endpoint_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(f"{folder.place}/{_ENDPOINT}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
             return msgspec.json.decode(file.read(_ENDPOINT_BYTES), type=Endpoint)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -315,6 +351,8 @@ def open_pidfd(pid: int, ticks: int) -> int | None:
 
 def send_signal(endpoint: Endpoint, number: signals.Signals) -> bool:
     """Signal the daemon, never another process that got its pid. False where it is gone."""
+    import signal as signals
+
     if endpoint.boot_id != boot_id():
         return False
     descriptor = open_pidfd(endpoint.pid, endpoint.start_ticks)
@@ -343,6 +381,8 @@ class DaemonLock:
     @classmethod
     def acquire(cls, folder: Folder) -> DaemonLock | None:
         """The lock, or None where another process has it. Never waits."""
+        import fcntl
+
         while True:
             lock = os.open(folder.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:

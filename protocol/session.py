@@ -9,9 +9,10 @@ import os
 import pwd
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from protocol.curve import KeyPair
+import msgspec
+
 from protocol.endpoint import Endpoint, own_namespaces, start_ticks
 from protocol.errors import ConnectionLost, ProtocolError, RemoteError, VersionMismatch
 from protocol.messages import (
@@ -29,12 +30,14 @@ from protocol.messages import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from protocol.curve import KeyPair
+
 OLDEST_VERSION = 1
 """Oldest protocol version that this client speaks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """How to reach a daemon: its addresses, the process behind them, keys where they are needed."""
 
     work: str
@@ -87,13 +90,12 @@ def check_welcome(reply: object) -> Welcome:
     return reply
 
 
-@dataclass(slots=True)
-class Stream:
+class Stream(msgspec.Struct):
     """Events of one request as they arrive, without repetitions."""
 
     request_id: RequestId
     last_sequence: int
-    waiting: deque[Event | Error] = field(default_factory=deque)
+    waiting: deque[Event | Error] = msgspec.field(default_factory=deque)
 
     def take(self) -> Event | None:
         """The next event; None where nothing new has arrived. Raises RemoteError."""
@@ -108,12 +110,11 @@ class Stream:
         return None
 
 
-@dataclass(slots=True)
-class Download:
+class Download(msgspec.Struct):
     """A blob on its way."""
 
     digest: Digest
-    data: bytearray = field(default_factory=bytearray)
+    data: bytearray = msgspec.field(default_factory=bytearray)
     total_bytes: int = -1
     error: Error | None = None
 

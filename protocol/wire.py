@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
@@ -54,9 +55,22 @@ class _BareEvent(msgspec.Struct, tag_field="type", tag="event"):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_head = msgspec.msgpack.Decoder(_Head)
-_bare_event = msgspec.msgpack.Decoder(_BareEvent)
-_body: msgspec.msgpack.Decoder[EventBody] = msgspec.msgpack.Decoder(EventBody)
+
+
+# Made when first needed: a decoder of a large union takes a millisecond, and a short command uses one of them.
+@cache
+def _head() -> msgspec.msgpack.Decoder[_Head]:
+    return msgspec.msgpack.Decoder(_Head)
+
+
+@cache
+def _bare_event() -> msgspec.msgpack.Decoder[_BareEvent]:
+    return msgspec.msgpack.Decoder(_BareEvent)
+
+
+@cache
+def _body() -> msgspec.msgpack.Decoder[EventBody]:
+    return msgspec.msgpack.Decoder(EventBody)
 
 
 def encode(message: Message, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Frames:
@@ -91,10 +105,15 @@ class Decoder(Generic[T]):
     """
 
     def __init__(self, union: Any, *, limit_bytes: int = MAX_MESSAGE_BYTES, any_framing: bool = False) -> None:
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
-        self._tags = frozenset(str(part.__struct_config__.tag) for part in get_args(union))
+        self._union = union
+        self._decoder: msgspec.msgpack.Decoder[T] | None = None
         self._limit_bytes = limit_bytes
         self._any_framing = any_framing
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Types of the messages that it takes."""
+        return frozenset(str(part.__struct_config__.tag) for part in get_args(self._union))
 
     def __call__(self, frames: Sequence[bytes]) -> T:
         """The message. Raises WireError: "bad-frames", "framing", "too-large", "unknown-type" or "bad-message"."""
@@ -107,8 +126,11 @@ class Decoder(Generic[T]):
             raise WireError("the first frame is not the magic of this protocol", code="bad-frames")
         if len(payload) > self._limit_bytes:
             raise WireError(f"the message has {len(payload)} bytes, {self._limit_bytes} are allowed", code="too-large")
+        decoder = self._decoder
+        if decoder is None:
+            decoder = self._decoder = msgspec.msgpack.Decoder(self._union)
         try:
-            return self._decoder.decode(payload)
+            return decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
             return self._salvage(payload, error)
 
@@ -117,12 +139,12 @@ class Decoder(Generic[T]):
         kind = _type_of(payload)
         if kind is None:
             raise WireError(f"the second frame is no message: {error}") from error
-        if kind not in self._tags:
+        if kind not in self.tags:
             raise WireError(f"unknown message type {kind[:80]!r}", code="unknown-type") from error
         if kind != "event":
             raise WireError(f"bad {kind!r} message: {error}") from error
         try:
-            bare = _bare_event.decode(payload)
+            bare = _bare_event().decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as worse:
             raise WireError(f"bad 'event' message: {worse}") from worse
         event: Any = Event(
@@ -133,7 +155,7 @@ class Decoder(Generic[T]):
 
 def _stand_in(body: msgspec.Raw) -> EventBody:
     try:
-        return _body.decode(body)
+        return _body().decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
         kind = _type_of(body) or ""
     if kind == "done":
@@ -144,7 +166,7 @@ def _stand_in(body: msgspec.Raw) -> EventBody:
 
 def _type_of(payload: bytes | msgspec.Raw) -> str | None:
     try:
-        return _head.decode(payload).type
+        return _head().decode(payload).type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
         return None
 

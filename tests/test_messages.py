@@ -118,7 +118,7 @@ def test_numbers_of_the_spec_are_those_of_the_code() -> None:
         assert f"| {number}" in limits, number
     assert f"| {eventlog.DEFAULT_LIMIT_BYTES >> 20} MiB |" in limits
     assert clients.Limits() == clients.Limits(beat_s=10.0, expiry_s=30.0, keep_finished_s=600.0, keep_finished=100)
-    overhead = len(Folder(Path("")).addresses("0" * 16).control.removeprefix("ipc://.")) + len("/" + "0" * 12)
+    overhead = len(Folder(".").addresses("0" * 16).control.removeprefix("ipc://.")) + len("/" + "0" * 12)
     assert f"at most {SOCKET_PATH_BYTES - overhead} bytes" in SPEC
     assert f"at most {SOCKET_PATH_BYTES - overhead - len('/buildd')} bytes" in SPEC
     assert f"1 to {server.MAX_REQUEST_ID_CHARACTERS}\n" in SECTIONS["6."]

@@ -147,7 +147,7 @@ _values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=4,
 )
-_tags = sorted({tag for decoder in DECODERS for tag in decoder._tags})  # type: ignore[attr-defined]
+_tags = sorted({tag for decoder in DECODERS for tag in decoder.tags})  # type: ignore[attr-defined]
 _fields = st.sampled_from(
     ["request_id", "sequence", "time_ns", "body", "request", "version", "client", "digest", "data"]
 )
@@ -165,4 +165,4 @@ def test_well_formed_nonsense_is_a_message_or_a_wire_error(tag: str, fields: dic
 
 def test_every_union_has_its_decoder() -> None:
     for union, decoder in zip((FromClient, FromDaemon, ToControl, FromControl), DECODERS, strict=True):
-        assert {part.__struct_config__.tag for part in union.__args__} == decoder._tags  # type: ignore[attr-defined]
+        assert {part.__struct_config__.tag for part in union.__args__} == decoder.tags  # type: ignore[attr-defined]

@@ -20,13 +20,30 @@ def parser(command: str, summary: str, *, details: str = "") -> ArgumentParser:
     """The argument parser of `buildd COMMAND`. Abbreviated options are refused: scripts outlive option lists."""
     from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
+    class Formatter(RawDescriptionHelpFormatter):
+        # argparse makes one for every argument that it is told of, and without a width each asks shutil, whose import
+        # costs more than all of argparse.
+        def __init__(self, prog: str) -> None:
+            super().__init__(prog, width=_columns() - 2)
+
     return ArgumentParser(
         prog=f"buildd {command}",
         description=summary,
         epilog=details or None,
         allow_abbrev=False,
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
+
+
+def _columns() -> int:
+    """As `shutil.get_terminal_size`: $COLUMNS, else what the terminal says, else 80."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:

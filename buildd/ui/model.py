@@ -6,15 +6,14 @@ may start in the middle, events may have been dropped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from buildd.ui import text
 from protocol import messages
 from protocol.messages import Event, JobId
 
 
-@dataclass(slots=True)
-class RunningJob:
+class RunningJob(msgspec.Struct):
     """A job that has started. `started_ns` is the event's time of day."""
 
     job_id: JobId
@@ -30,8 +29,7 @@ class RunningJob:
         return f"{self.tool} {self.action}" if self.tool else self.action
 
 
-@dataclass(slots=True)
-class BuildModel:
+class BuildModel(msgspec.Struct):
     """The state of one request as its followers know it. `apply` is the only way in.
 
     Invariants: `done` counts each action at most once; a job is in `running` from its `Started` to its `Finished` or
@@ -46,7 +44,7 @@ class BuildModel:
     compiled: int = 0
     failures: int = 0
     would_run: int = 0
-    running: dict[JobId, RunningJob] = field(default_factory=dict)
+    running: dict[JobId, RunningJob] = msgspec.field(default_factory=dict)
     progress: messages.Progress | None = None
     progress_ns: int = 0
     first_ns: int = 0

@@ -5,8 +5,9 @@ Knows no stream and no clock; `plain` and `live` decide when and where lines are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from buildd.ui import text
 from buildd.ui.model import BuildModel, RunningJob
@@ -38,8 +39,7 @@ class Verbosity(IntEnum):
         return cls(min(40, max(10, level // 10 * 10)))
 
 
-@dataclass(frozen=True, slots=True)
-class Telling:
+class Telling(msgspec.Struct, frozen=True):
     """How a build is told.
 
     Args:
@@ -64,8 +64,7 @@ class Telling:
     verbosity: Verbosity = Verbosity.INFO
 
 
-@dataclass(slots=True)
-class _Speech:
+class _Speech(msgspec.Struct):
     """What is remembered of a running job's output."""
 
     label: str

@@ -6,8 +6,9 @@ Knows the conventions of terminals (TERM=dumb, NO_COLOR), and nothing of builds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TextIO
+
+from msgspec.structs import replace
 
 from buildd.ui.narrator import Narrator, Telling, Verbosity
 from buildd.ui.plain import PlainView

@@ -9,11 +9,12 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_WORD = re.compile(r"(?:'[^']*'|[^\s'])+")
-_ERROR = re.compile(r"\b(?:fatal )?error\b\s*(?:[:A-Z(]|$)|undefined reference to|\bfatal\b\s*:", re.IGNORECASE)
-_WARNING = re.compile(r"\bwarning\b\s*(?:[:#A-Z(]|$)", re.IGNORECASE)
+# `re` compiles each when it is first used and keeps it: short commands need none of them.
+_ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
+_UNPRINTABLE = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+_WORD = r"(?:'[^']*'|[^\s'])+"
+_ERROR = r"(?i)\b(?:fatal )?error\b\s*(?:[:A-Z(]|$)|undefined reference to|\bfatal\b\s*:"
+_WARNING = r"(?i)\bwarning\b\s*(?:[:#A-Z(]|$)"
 
 
 class Style(Enum):
@@ -56,17 +57,17 @@ def clean(text: str) -> str:
     if text.isprintable():
         return text
     if "\x1b" in text:
-        text = _ESCAPES.sub("", text)
-    return _UNPRINTABLE.sub(_visible, text.rstrip("\r\n"))
+        text = re.sub(_ESCAPES, "", text)
+    return re.sub(_UNPRINTABLE, _visible, text.rstrip("\r\n"))
 
 
 def compiler_line(text: str) -> Line:
     """A line of a tool's output, styled as the error or warning that it seems to be."""
     text = clean(text)
     if "rror" in text or "RROR" in text or "ndefined" in text or "fatal" in text:
-        if _ERROR.search(text):
+        if re.search(_ERROR, text):
             return Line(text, Style.ERROR)
-    elif ("arning" in text or "WARNING" in text) and _WARNING.search(text):
+    elif ("arning" in text or "WARNING" in text) and re.search(_WARNING, text):
         return Line(text, Style.WARNING)
     return Line(text)
 
@@ -111,7 +112,7 @@ def tool_of(command: str) -> str:
     """
     if command.startswith("cd "):
         command = command.partition(" && ")[2]
-    for match in _WORD.finditer(command[:4096]):
+    for match in re.finditer(_WORD, command[:4096]):
         word = match[0].replace("'", "")
         if word == "env" or ("=" in word and "/" not in word.partition("=")[0]) or word.startswith("-"):
             continue
