@@ -249,7 +249,12 @@ class Server:
             self._shake_hands(number, raw[0], key, message)
         elif peer is not None:
             peer.heard_s = self._loop.time()
-            self._dispatch(peer, message)
+            try:
+                self._dispatch(peer, message)
+            except Exception:  # the edge: whoever asked must not wait for an answer that never comes
+                self.counters["handler_errors"] += 1
+                _log.exception("a %s could not be handled", type(message).__name__)
+                self._clients.reply(peer, Error(code="internal", message="the daemon failed; its log has the story"))
         elif not isinstance(message, Bye):  # a farewell may come after the death of its process
             self.counters["before_handshake"] += 1
             text = "the first message is a hello; this daemon does not know you"

@@ -206,6 +206,15 @@ def test_a_handler_that_raises_is_a_daemon_error_for_that_client_only(served: Se
         assert len(list(client.submit(a_request("r2")))) == 5
 
 
+def test_a_fault_before_the_request_begins_is_an_answer_too(served: Serving) -> None:
+    served.handler.audit_lines = None  # type: ignore[assignment]
+    with served.client() as client:
+        with pytest.raises(RemoteError, match="its log has the story"):
+            list(client.submit(a_request()))
+        served.handler.audit_lines = []
+        assert len(list(client.submit(a_request("r2")))) == 5
+
+
 def test_audit_lines_cannot_be_forged(served: Serving) -> None:
     with served.client() as client:
         list(client.submit(msgspec.structs.replace(a_request(), project='/a" user="root"\nsubmit user="root"')))
