@@ -103,8 +103,8 @@ def _dispatch(arguments: list[str]) -> int:
         _unknown(name)
         return USAGE
     module_name, _, function = command[0].partition(":")
-    module = importlib.import_module(f"buildd.commands.{module_name}")
     try:
+        module = importlib.import_module(f"buildd.commands.{module_name}")
         status: int = getattr(module, function or "run")(arguments[1:])
         return status
     except SystemExit as leave:  # argparse has said what was wrong.
@@ -129,10 +129,14 @@ def _reported(error: Exception) -> int:
     """Print an error and return its exit status. One that is not meant for people is a bug, and comes with its story:
     were it to leave here, Python would exit with 1, which means that a build failed."""
     # Imported when something is already wrong: they cost nothing on the good way.
-    from buildd.commands.common import print_problem
-    from buildd.errors import BuilddError
-    from codegen.plan import RequestError
-    from protocol.errors import ProtocolError
+    try:
+        from buildd.commands.common import print_problem
+        from buildd.errors import BuilddError
+        from codegen.plan import RequestError
+        from protocol.errors import ProtocolError
+    except Exception as broken:
+        print(f"error: this installation of buildd is damaged: {broken!r}\n  next: install it again", file=sys.stderr)
+        return DAEMON
 
     if isinstance(error, RequestError):
         print_problem(error.message, file=error.file, next_step=error.next_step)
