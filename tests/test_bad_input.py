@@ -322,18 +322,21 @@ def test_a_clock_that_went_backwards(estate: Estate) -> None:
         ("BUILDD_DIR", "relative-store", 0),
         ("COLUMNS", "-5", 0),
         ("TERM", "\x1b[31m", 0),
-        ("BUILDD_MEMORY", "plenty", 0),
         ("BUILDD_JOBS", "999999999999999999999", 2),
         ("AIT_NDEBUG", "\udcff", 0),
         ("CUDA_HOME", "/nowhere\nelse", 0),
     ],
 )
-def test_odd_variables_cost_no_build(estate: Estate, name: str, value: str, status: int) -> None:
-    estate.write("buildd.toml", f'[toolchain]\ncuda = "{estate.environ["CUDA_HOME"]}"\n' + PROJECT)
-    estate.environ[name] = value
-    said = estate.build()
-    estate.environ[name] = ""
+def test_odd_variables_cost_no_build(shared: Estate, tmp_path: Path, name: str, value: str, status: int) -> None:
+    project = shutil.copytree(shared.project, tmp_path / "p", ignore=shutil.ignore_patterns("build"))
+    (project / "buildd.toml").write_text(f'[toolchain]\ncuda = "{shared.environ["CUDA_HOME"]}"\n' + PROJECT)
+    before = dict(shared.environ)
+    shared.environ[name] = value
+    try:
+        said = shared.build(project=project)
+    finally:
+        shared.environ = before
     assert said.status == status and "Traceback" not in said.text, said.text
-    assert estate.library.exists() == (status == 0)
+    assert (project / "build/demo/libdemo.so").exists() == (status == 0)
     if status:
         assert name in said.text and "next: " in said.text
