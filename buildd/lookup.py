@@ -281,7 +281,7 @@ class Lookup:
         mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
         for spelled in depfiles.parse(action.discovery, depfile):
             path = self._normal(spelled)
-            if path in declared or path in used or path.startswith(mine):
+            if path in declared or path in used or snapshot.absolute(path).startswith(mine):
                 continue
             used[path] = None
             # One that is gone was there when it was read.

@@ -360,3 +360,13 @@ def test_num_builders_caps_a_request_and_a_time_line_is_told_for_every_job(floor
     assert len(lines) == len(story.ran()) == 6
     untimed = floor.build(environment={"PATH": "/usr/bin:/bin", "AIT_TIME_COMPILATION": "yes"}, recache=True, jobs=1)
     assert not untimed.of(m.LogLine), "only exactly 1 is on"
+
+
+def test_a_store_inside_the_project(floor: Floor) -> None:
+    """What a job writes below the store, and reads again, is its own business wherever the store is."""
+    floor.write("src/a.cu", "//! read-temporary\na\n")
+    floor.store = floor.project / ".cache"
+    first = floor.build()
+    assert_built(first, 0, 3)
+    assert len(first.ran()) == 3, "nothing looks as if it had changed meanwhile"
+    assert_built(floor.build(), 3, 0)
