@@ -15,7 +15,7 @@ from buildd.eventlog import RequestLog
 from buildd.handler import ClientInfo as ClientInfo
 from buildd.sockets import Sent
 from protocol import wire
-from protocol.messages import BlobChunk, Digest, Message, RequestId
+from protocol.messages import BlobChunk, Digest, Message, OnDisconnect, RequestId
 
 MAX_FOLLOWED = 1024
 MAX_REPLIES = 1000
@@ -152,3 +152,13 @@ class Peer:
 
 def has_read_all(peer: Peer) -> bool:
     return not peer.replies and not peer.transfers and all(c.sequence >= c.log.last for c in peer.cursors.values())
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request that the server knows."""
+
+    log: RequestLog
+    on_disconnect: OnDisconnect
+    followers: set[Peer] = field(default_factory=set)
+    finished_s: float = 0.0

@@ -15,7 +15,6 @@ import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from buildd.clients import Clients, Timers
 from buildd.clients import Limits as Limits
 from buildd.control import ControlActions, ControlThread, TcpOptions
 from buildd.eventlog import RequestLog
-from buildd.followers import MAX_FOLLOWED, MAX_TRANSFERS, Peer, Transfer
+from buildd.followers import MAX_FOLLOWED, MAX_TRANSFERS, Entry, Peer, Transfer
 from buildd.handler import ClientInfo as ClientInfo
 from buildd.handler import Handler as Handler
 from buildd.handshake import answer
@@ -67,16 +66,6 @@ _NO_DIGEST = Digest("")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A request that the server knows."""
-
-    log: RequestLog
-    on_disconnect: OnDisconnect
-    followers: set[Peer] = field(default_factory=set)
-    finished_s: float = 0.0
-
-
 class Server:
     """The sockets of one daemon.
 
@@ -108,8 +97,8 @@ class Server:
         self._daemon = daemon
         self._tcp = tcp
         self._limits = limits
-        self._requests: dict[RequestId, _Entry] = {}
-        self._finished: OrderedDict[RequestId, _Entry] = OrderedDict()
+        self._requests: dict[RequestId, Entry] = {}
+        self._finished: OrderedDict[RequestId, Entry] = OrderedDict()
         self._subscriptions: set[bytes] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._routers: list[LoopSocket] = []
@@ -378,7 +367,7 @@ class Server:
             targets=list(request.targets),
         )
         log = RequestLog(request_id, limit_bytes=self._limits.log_bytes)
-        entry = _Entry(log, request.on_disconnect)
+        entry = Entry(log, request.on_disconnect)
         self._requests[request_id] = entry
         log.listen(lambda event: self._appended(entry, event))
         self._follow(peer, request_id, 0)
@@ -439,13 +428,13 @@ class Server:
 
     # ------------------------------------------------------------ what goes out
 
-    def _appended(self, entry: _Entry, event: Event) -> None:
+    def _appended(self, entry: Entry, event: Event) -> None:
         if threading.get_ident() == self._thread:
             self._publish(entry, event)
         else:
             self._loop.call_soon_threadsafe(self._publish, entry, event)
 
-    def _publish(self, entry: _Entry, event: Event) -> None:
+    def _publish(self, entry: Entry, event: Event) -> None:
         for peer in entry.followers:
             self._clients.pump_soon(peer)
         if self._subscriptions:

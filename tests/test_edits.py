@@ -1,4 +1,4 @@
-"""Edits after which other compiler caches hand out old objects, with the real nvcc; `scripts/campaign/edits` has more."""
+"""Edits after which other compiler caches hand out old objects, with real nvcc; `scripts/campaign/edits` has more."""
 
 from __future__ import annotations
 
