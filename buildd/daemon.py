@@ -123,8 +123,7 @@ class Daemon:
     async def drain(self, now: bool) -> None:
         self._make_room()
         if now:
-            for request_id in list(self.scheduler.buildings):
-                self.scheduler.cancel(request_id)
+            self.scheduler.cancel_all()
         _log.info("draining: %d requests left", len(self.scheduler.buildings))
         while not self.scheduler.idle:
             await asyncio.sleep(0.02)

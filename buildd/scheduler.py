@@ -98,6 +98,8 @@ class Scheduler:
         self.buildings: dict[m.RequestId, Building] = {}
         self.executions: dict[m.JobId, Execution] = {}
         self.counters: dict[str, int] = {"requests": 0, "hits": 0, "misses": 0, "failures": 0}
+        self._arriving: dict[m.RequestId, bool] = {}
+        """Requests that are being planned, and whether they were cancelled meanwhile."""
         self._delivering: dict[m.JobId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
@@ -116,14 +118,22 @@ class Scheduler:
     def submit(self, request: m.Request, log: RequestLog) -> None:
         """Begin a request; everything that happens is appended to `log`, at last a `Done`."""
         self.counters["requests"] += 1
+        self._arriving[request.request_id] = False
         self._spawn(self._serve(request, log))
 
     def cancel(self, request_id: m.RequestId) -> bool:
         """Cancel a request; False when there is none of that name."""
+        if request_id in self._arriving:
+            self._arriving[request_id] = True
+            return True
         if request_id not in self.buildings:
             return False
         self._feed(Cancelled(request_id))
         return True
+
+    def cancel_all(self) -> None:
+        for request_id in [*self._arriving, *self.buildings]:
+            self.cancel(request_id)
 
     @property
     def idle(self) -> bool:
@@ -131,8 +141,7 @@ class Scheduler:
 
     async def close(self) -> None:
         """End what runs, forget everything, close the stores."""
-        for request_id in list(self.buildings):
-            self.cancel(request_id)
+        self.cancel_all()
         while self._tasks:
             await asyncio.wait(set(self._tasks), timeout=10)
         if self._ticker is not None:
@@ -150,7 +159,13 @@ class Scheduler:
     # ---------------------------------------------------------------- a request's way
 
     async def _serve(self, request: m.Request, log: RequestLog) -> None:
-        building = await self.intake.receive(request, log)
+        try:
+            building = await self.intake.receive(request, log)
+        finally:
+            cancelled = self._arriving.pop(request.request_id)
+        if building is not None and cancelled:
+            building.tell_done(m.Outcome.CANCELLED)
+            return
         if building is None:
             if log.done is not None:
                 self.counters["hits"] += log.done.hits

@@ -186,6 +186,18 @@ def test_cancel_leaves_no_process_behind(floor: Floor) -> None:
     assert not list((floor.store / "tmp").glob("*/job-*"))
 
 
+def test_cancelled_while_it_is_planned_nothing_runs(floor: Floor) -> None:
+    async def story() -> Story:
+        async with Shop(floor) as shop:
+            log = shop.submit(floor.request())
+            assert shop.scheduler.cancel(log.request_id)
+            return await shop.finish(log)
+
+    cancelled = asyncio.run(story())
+    assert cancelled.done.outcome is m.Outcome.CANCELLED
+    assert not cancelled.ran()
+
+
 def test_cancel_of_one_follower_leaves_the_job_to_the_other(floor: Floor) -> None:
     floor.write("src/a.cu", "//! log runs\n//! wait-for go\n")
 
