@@ -41,9 +41,10 @@ _TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
 
 
 def pytest_configure() -> None:
-    # A script that was started in the background ignores SIGINT, and so would every process that a test interrupts.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A script that was started in the background or by nohup ignores these, and so would every process of a test.
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 def pytest_report_header() -> list[str]:

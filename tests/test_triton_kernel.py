@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildd.command import launch_of
+from buildd.command import DEPFILE, launch_of, output_path
 from buildd.files import Files, Snapshot
 from buildd.shadow import survey
 from codegen.generate import make_plan
@@ -228,9 +228,9 @@ def run(
     action: Action, made: Plan, folder: Path, private: Path
 ) -> tuple[subprocess.CompletedProcess[bytes], dict[str, bytes]]:
     """Carry an action out by hand, as the runner would."""
-    (private / "tmp").mkdir(parents=True)
+    private.mkdir(parents=True)
     for output in action.outputs:
-        (private / output.name).mkdir()
+        Path(output_path(str(private), action, output.name)).parent.mkdir(exist_ok=True)
     launch = launch_of(action, made.tools[0], project=str(folder), private=str(private), where=str)
     done = subprocess.run(
         launch.argv,
@@ -241,7 +241,7 @@ def run(
         timeout=120,
         check=False,
     )
-    files = {o.name: private / o.name / os.path.basename(o.path) for o in action.outputs}
+    files = {o.name: Path(output_path(str(private), action, o.name)) for o in action.outputs}
     return done, {name: path.read_bytes() for name, path in files.items() if path.exists()}
 
 
@@ -300,7 +300,7 @@ def test_the_files_that_were_read_are_reported(tmp_path: Path, identity: Callabl
     made = plan(request(folder, arch=["sm_90"]), identity)
     done, _ = run(made.actions[0], made, folder, tmp_path / "job")
     assert done.returncode == 0, done.stderr.decode()
-    read = (tmp_path / "job/inputs.d").read_text().splitlines()
+    read = (tmp_path / "job" / DEPFILE).read_text().splitlines()
     assert {os.path.relpath(path, folder) for path in read} == {
         "kernels/add.py",
         "kernels/factor.json",
@@ -334,7 +334,7 @@ def test_relative_imports_work_in_a_package(tmp_path: Path, identity: Callable[[
     made = plan(request(folder, arch=["sm_90"]), identity)
     done, _ = run(made.actions[0], made, folder, tmp_path / "job")
     assert done.returncode == 0, done.stderr.decode()
-    assert str(folder / "kernels/__init__.py") in (tmp_path / "job/inputs.d").read_text().splitlines()
+    assert str(folder / "kernels/__init__.py") in (tmp_path / "job" / DEPFILE).read_text().splitlines()
 
 
 @pytest.mark.triton
