@@ -18,7 +18,7 @@ from buildd.ui.screen import has_colour, is_terminal, telling_from, view_for
 from buildd.ui.text import Line, Style, clean, compiler_line, duration, shortened, size, tool_of
 from buildd.ui.view import Writer
 from protocol import messages
-from protocol.messages import Event, JobId, Mode, Outcome
+from protocol.messages import Event, JobId, Mode, Outcome, Progress, RequestId
 
 
 def told(recorded: list[Event], telling: Telling | None = None, *, colour: bool = False) -> str:
@@ -169,9 +169,13 @@ def test_verbosity_follows_loglevel() -> None:
     assert Verbosity.parse("nonsense") is Verbosity.INFO
 
 
-def test_aitemplates_timing_lines() -> None:
-    text = told(good_build(), telling_from({"AIT_TIME_COMPILATION": "1"}, Telling()))
-    assert 'exit_status=0 elapsed_sec=3.20 argv="/usr/bin/nvcc -c saxpy/src/a.cu.o" user_sec=1.60' in text
+def test_that_all_processors_are_busy_is_not_worth_a_line() -> None:
+    def waiting(reason: str) -> str:
+        progress = Progress(done=0, total=2, running=2, waiting_for=reason)
+        return told([Event(request_id=RequestId("r"), sequence=1, time_ns=1, body=progress)], Telling())
+
+    assert waiting("cpu: all 2 are taken") == ""
+    assert waiting("memory: needs 1.9 GiB, 0.8 GiB free") == "waiting for memory: needs 1.9 GiB, 0.8 GiB free\n"
 
 
 def test_json_lines_are_the_events(tmp_path: Path) -> None:

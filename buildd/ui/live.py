@@ -51,7 +51,7 @@ def region(model: BuildModel, now_ns: int, columns: int, rows: int) -> list[Line
         lines.append(Line(_cut(f"  and {len(jobs) - len(shown)} more jobs", columns), Style.FAINT))
     if model.waiting_for and len(jobs) == 0:
         lines.append(Line(_cut(f"  waiting for {text.clean(model.waiting_for)}", columns), Style.WARNING))
-    elif model.waiting_for:
+    elif model.waiting_for and not model.waiting_for.startswith("cpu:"):
         lines.append(Line(_cut(f"  others wait for {text.clean(model.waiting_for)}", columns), Style.FAINT))
     lines.append(Line(_cut(_status(model, now_ns, columns), columns), Style.HEADING))
     return lines[-max(1, rows) :]

@@ -49,7 +49,6 @@ class Telling(msgspec.Struct, frozen=True):
         only: restrict `Explained` to actions that name this file, as "src/a.cu"; empty for all.
         complete: also tell a refusal or a broken daemon; a live command prints those to stderr itself.
         output_lines: most lines of one job's output; the rest is in the log.
-        time_lines: one AIT_TIME_COMPILATION line for each job.
         build: what `buildd log` calls this build.
     """
 
@@ -59,7 +58,6 @@ class Telling(msgspec.Struct, frozen=True):
     only: str = ""
     complete: bool = False
     output_lines: int = 0
-    time_lines: bool = False
     build: str = ""
     verbosity: Verbosity = Verbosity.INFO
 
@@ -201,8 +199,6 @@ class Narrator:
         elif output and self.telling.listing:
             lines.append(Line(f"-- {label}", Style.HEADING))
         lines += output
-        if self.telling.time_lines:
-            lines.append(self._time_line(0, body.timing, job, body.action))
         if body.note:
             lines.append(Line(f"note: {clean(body.action)}: {clean(body.note)}", Style.WARNING))
         return lines
@@ -222,22 +218,13 @@ class Narrator:
             lines.append(Line(f"  command: {clean(command)}"))
         if body.next_step:
             lines.append(Line(f"  next: {clean(body.next_step)}"))
-        if self.telling.time_lines:
-            lines.append(self._time_line(body.exit_status or 128 + body.signal, body.timing, job, body.action))
         return lines
-
-    def _time_line(self, status: int, timing: messages.Timing, job: RunningJob | None, action: str) -> Line:
-        """AITemplate's own format first, so that scripts that read it still do."""
-        argv = clean(job.command if job is not None else action).replace('"', '\\"')
-        return Line(
-            f'exit_status={status} elapsed_sec={timing.wall_s:.2f} argv="{argv}" user_sec={timing.user_s:.2f}'
-            f" system_sec={timing.system_s:.2f} peak_rss_bytes={timing.peak_rss_bytes}"
-        )
 
     # ------------------------------------------------------------ the rest
 
     def _waiting(self, body: messages.Progress, time_ns: int) -> list[Line]:
-        if not body.waiting_for or self.telling.verbosity > Verbosity.INFO:
+        # That all processors are busy is how it should be.
+        if not body.waiting_for or body.waiting_for.startswith("cpu:") or self.telling.verbosity > Verbosity.INFO:
             return []
         if self._said_waiting_ns and time_ns - self._said_waiting_ns < _WAITING_EVERY_NS:
             return []

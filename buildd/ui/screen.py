@@ -26,11 +26,10 @@ def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def telling_from(environ: Mapping[str, str], telling: Telling) -> Telling:
-    """`telling` as the variables for output (LOGLEVEL, AIT_TIME_COMPILATION) want it."""
+    """`telling` as the variables for output (LOGLEVEL) want it."""
     return replace(
         telling,
         verbosity=Verbosity.parse(environ.get("LOGLEVEL", "")),
-        time_lines=environ.get("AIT_TIME_COMPILATION", "0") not in ("", "0"),
     )
 
 
