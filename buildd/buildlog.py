@@ -12,6 +12,7 @@ import msgspec
 
 from buildd.database import Database
 from buildd.values import MAX_VALUE_BYTES, as_int, compress, decompress, seal, unseal
+from protocol.described import described
 from protocol.messages import BuildId, Outcome, RequestId
 
 MOST_BUILDS = 200
@@ -117,7 +118,7 @@ def _build(row: tuple[object, ...]) -> Build | None:
                 "outcome": outcome,
                 "summary": json.loads(str(summary)),
             },
-            Build,
+            described(Build),
         )
     except (ValueError, msgspec.ValidationError):
         return None

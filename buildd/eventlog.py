@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from protocol import wire
+from protocol.described import described
 from protocol.errors import WireError
 from protocol.messages import Done, Event, EventBody, Lagged, LogLine, Progress, RequestId
 
@@ -197,7 +198,7 @@ def _encode(event: Event) -> tuple[Event, wire.Frames]:
         _log.warning("a %s of request %s is cut: %s", type(event.body).__name__, event.request_id, error)
     plain = msgspec.to_builtins(event.body)
     for characters, items in _CUTS:
-        body: EventBody = msgspec.convert(_tame(plain, characters, items), type=EventBody)
+        body: EventBody = msgspec.convert(_tame(plain, characters, items), type=described(EventBody))
         tame = msgspec.structs.replace(event, body=body)
         try:
             return tame, wire.encode(tame, limit_bytes=wire.MAX_EVENT_BYTES)

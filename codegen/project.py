@@ -20,6 +20,7 @@ from codegen.environment import plain_values
 from codegen.plan import RequestError
 from codegen.sources import leaves_root
 from codegen.target import KINDS, CompiledTarget, OutputKind, Target
+from protocol.described import described
 from protocol.messages import Request
 
 
@@ -359,7 +360,7 @@ def _lists_of(struct: type[msgspec.Struct]) -> frozenset[str]:
 
 def _convert(table: dict[str, Any], struct: type[StructT], what: str, where: str) -> StructT:
     try:
-        return msgspec.convert(table, struct)
+        return msgspec.convert(table, described(struct))
     except msgspec.ValidationError as error:
         message = re.sub(r" - at `\$\.?(.*)`$", r' for "\1"', str(error)).replace("`", "")
         raise RequestError(

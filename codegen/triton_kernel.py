@@ -31,6 +31,7 @@ from codegen.plan import (
     ToolFile,
 )
 from codegen.target import TritonTarget
+from protocol.described import described
 
 WORKER = Path(__file__).parent.parent / "buildd" / "worker_triton.py"
 """Self-contained: it runs under interpreters that have no buildd."""
@@ -165,7 +166,7 @@ def _tool(context: Context, goals: tuple[Goal, ...]) -> tuple[Tool, Ref, tuple[t
     )
     (answer,) = context.knowledge.ask(probe)
     try:
-        identity = msgspec.json.decode(answer.stdout.encode(errors="surrogateescape"), type=Identity)
+        identity = msgspec.json.decode(answer.stdout.encode(errors="surrogateescape"), type=described(Identity))
     except msgspec.MsgspecError as error:
         said = [line for line in answer.stderr.splitlines() if line.strip()]
         reason = said[-1].removeprefix("error: ") if said else f"it ended with status {answer.status}"

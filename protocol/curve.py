@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.described import described
 from protocol.errors import EndpointError
 
 KEY_CHARACTERS = 40
@@ -92,7 +93,7 @@ def load_or_create(path: Path) -> KeyPair:
 
 def _load(path: Path) -> KeyPair:
     try:
-        pair = msgspec.json.decode(_read_private(path, stat.S_IRWXG | stat.S_IRWXO), type=KeyPair)
+        pair = msgspec.json.decode(_read_private(path, stat.S_IRWXG | stat.S_IRWXO), type=described(KeyPair))
     except msgspec.DecodeError as error:
         raise EndpointError(f"{path} is no key file: {error}", code="bad-key", next_step=f"remove {path}") from error
     if len(pair.public) != KEY_CHARACTERS or len(pair.secret) != KEY_CHARACTERS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from protocol.described import described
 from protocol.errors import EndpointError
 from protocol.messages import PROTOCOL_VERSION, Namespaces
 
@@ -312,7 +313,7 @@ def read_endpoint(folder: Folder) -> Endpoint | None:
     try:
         descriptor = os.open(f"{folder.place}/{_ENDPOINT}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
-            return msgspec.json.decode(file.read(_ENDPOINT_BYTES), type=Endpoint)
+            return msgspec.json.decode(file.read(_ENDPOINT_BYTES), type=described(Endpoint))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
+from protocol.described import described
 from protocol.errors import WireError
 from protocol.messages import (
     Done,
@@ -60,17 +61,17 @@ _encoder = msgspec.msgpack.Encoder()
 # Made when first needed: a decoder of a large union takes a millisecond, and a short command uses one of them.
 @cache
 def _head() -> msgspec.msgpack.Decoder[_Head]:
-    return msgspec.msgpack.Decoder(_Head)
+    return msgspec.msgpack.Decoder(described(_Head))
 
 
 @cache
 def _bare_event() -> msgspec.msgpack.Decoder[_BareEvent]:
-    return msgspec.msgpack.Decoder(_BareEvent)
+    return msgspec.msgpack.Decoder(described(_BareEvent))
 
 
 @cache
 def _body() -> msgspec.msgpack.Decoder[EventBody]:
-    return msgspec.msgpack.Decoder(EventBody)
+    return msgspec.msgpack.Decoder(described(EventBody))
 
 
 def encode(message: Message, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Frames:
@@ -128,7 +129,7 @@ class Decoder(Generic[T]):
             raise WireError(f"the message has {len(payload)} bytes, {self._limit_bytes} are allowed", code="too-large")
         decoder = self._decoder
         if decoder is None:
-            decoder = self._decoder = msgspec.msgpack.Decoder(self._union)
+            decoder = self._decoder = msgspec.msgpack.Decoder(described(self._union))
         try:
             return decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:

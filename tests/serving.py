@@ -127,7 +127,7 @@ class Serving:
         write_endpoint(self.folder, self.server.endpoint())
 
     def stop(self, linger_s: float = 0.2) -> None:
-        asyncio.run_coroutine_threadsafe(self.server.close(linger_s), self.loop).result(DEADLINE_S)
+        asyncio.run_coroutine_threadsafe(self.server.close(linger_s), self.loop).result(DEADLINE_S + linger_s)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(DEADLINE_S)
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
@@ -154,14 +154,19 @@ def short_folder() -> Iterator[Path]:
 
 @contextmanager
 def serving(
-    base: Path, *, handler: FakeHandler | None = None, tcp: TcpOptions | None = None, limits: Limits = _DEFAULTS
+    base: Path,
+    *,
+    handler: FakeHandler | None = None,
+    tcp: TcpOptions | None = None,
+    limits: Limits = _DEFAULTS,
+    linger_s: float = 0.2,
 ) -> Iterator[Serving]:
     served = Serving(runtime_folder({"BUILDD_RUNTIME_DIR": str(base)}), handler or FakeHandler(), tcp, limits)
     served.start()
     try:
         yield served
     finally:
-        served.stop()
+        served.stop(linger_s)
 
 
 def a_request(name: str = "r1", *, on_disconnect: OnDisconnect = OnDisconnect.DETACH) -> Request:

@@ -16,7 +16,7 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import FakeHandler, Serving, a_request, serving, short_folder, wait_until
+from serving import DEADLINE_S, FakeHandler, Serving, a_request, serving, short_folder, wait_until
 
 from buildd.clients import Limits
 from buildd.control import TcpOptions
@@ -624,7 +624,7 @@ def test_a_tcp_client_is_never_watched_by_a_pid_of_this_host(place: Path) -> Non
 def test_close_lets_followers_read_the_end(place: Path) -> None:
     handler = FakeHandler()
     handler.lines = 2000
-    with serving(place / "run", handler=handler) as served:
+    with serving(place / "run", handler=handler, linger_s=DEADLINE_S) as served:
         client = served.client()
         events = client.submit(a_request())
         wait_until(lambda: RequestId("r1") in handler.logs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -166,3 +168,29 @@ def test_well_formed_nonsense_is_a_message_or_a_wire_error(tag: str, fields: dic
 def test_every_union_has_its_decoder() -> None:
     for union, decoder in zip((FromClient, FromDaemon, ToControl, FromControl), DECODERS, strict=True):
         assert {part.__struct_config__.tag for part in union.__args__} == decoder.tags  # type: ignore[attr-defined]
+
+
+def test_the_first_decoders_may_be_made_in_several_threads_at_once() -> None:
+    """msgspec's own way ends the process within a few of these rounds; in a subprocess, since that is what would end."""
+    code = """
+import sys, threading, types
+import msgspec
+from protocol.described import described
+source = "from __future__ import annotations\\nimport msgspec\\n"
+for number in range(12):
+    source += f"class A{number}(msgspec.Struct, tag=True):\\n    a: int\\n    b: list[str] = []\\n"
+source += "class E(msgspec.Struct):\\n    body: " + " | ".join(f"A{number}" for number in range(12))
+sys.setswitchinterval(1e-6)
+def decode(together, kind, data):
+    together.wait()
+    assert msgspec.msgpack.Decoder(described(kind)).decode(data).body.b == ["x"]
+for _ in range(40):
+    module = sys.modules["made"] = types.ModuleType("made")
+    exec(source, vars(module))
+    data = msgspec.msgpack.encode(module.E(module.A3(1, ["x"])))
+    together = threading.Barrier(3)
+    threads = [threading.Thread(target=decode, args=(together, module.E, data)) for _ in range(3)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,6 +22,7 @@ from buildd.ui.screen import has_colour, telling_from
 from buildd.ui.text import Line, Style
 from buildd.ui.view import JsonView, View, Writer
 from codegen.plan import RequestError
+from protocol.described import described
 from protocol.messages import Done, Event, Outcome, RequestId
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def events_of(build: str) -> list[Event]:
             if data is None:
                 data = store.build_events(_full_id(store, build))
         if data is not None:
-            return msgspec.msgpack.decode(data, type=list[Event])
+            return msgspec.msgpack.decode(data, type=described(list[Event]))
     raise _unknown(build)
 
 
