@@ -171,7 +171,7 @@ def test_every_union_has_its_decoder() -> None:
 
 
 def test_the_first_decoders_may_be_made_in_several_threads_at_once() -> None:
-    """msgspec's own way ends the process within a few of these rounds; in a subprocess, since that is what would end."""
+    """In a subprocess, since msgspec's own way ends the process within a few of these rounds."""
     code = """
 import sys, threading, types
 import msgspec
