@@ -8,15 +8,16 @@ So a struct that may first be decoded in two threads goes through `described`; a
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 _described: set[Any] = set()
 _lock = threading.Lock()
 
 
-def described(kind: Any) -> Any:
+def described(kind: T) -> T:
     """`kind`, a type to decode into, ready for any thread."""
     if kind not in _described:
         with _lock:
