@@ -53,11 +53,22 @@ _TRAITS_KNOWN = 1 << 8
 is taken for one of this."""
 
 
-# One pass over a text finds which of these words it has; most files have none.
-_WORDS = re.compile(
-    rb"__FILE__|__BASE_FILE__|__builtin_FILE|source_location|\bassert\s*\("
-    rb"|__DATE__|__TIME__|__TIMESTAMP__|\.incbin|[\"\s;nt]\.include|(?:#|%:)\s*embed|(?i:has_include)"
+# A search for each of these takes a twentieth of the time of one for all of them at once; most files have none. Where the
+# word alone does not tell, the pattern behind it does; each begins with its word, which is what makes it quick.
+_WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
+    (b"__BASE_FILE__", Traits.PATHS, None),
+    (b"__builtin_FILE", Traits.PATHS, None),
+    (b"source_location", Traits.PATHS, None),
+    (b"__DATE__", Traits.TIME, None),
+    (b"__TIME__", Traits.TIME, None),
+    (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
+    (b".incbin", Traits.EMBED, None),
+    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;nt]\.include)")),
+    (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)\s*embed")),
 )
+# Comments do not count for these: every other header has one that speaks of them.
+_FILE = b"__FILE__"
+_ASSERT = re.compile(rb"assert(?<![A-Za-z0-9_]assert)\s*\(")
 # Not behind a quotation mark: what looks like a comment there may be part of a string.
 _COMMENT = re.compile(rb"^([^\"\n]*?)(?:/\*.*?\*/|//[^\n]*)", re.DOTALL | re.MULTILINE)
 _BINARY = (b"\x7fELF", b"!<arch>\n")
@@ -70,29 +81,18 @@ def traits_of(content: bytes) -> Traits:
     found = Traits.NONE
     if content.startswith(_BINARY):
         return found
-    words = {match.group() for match in _WORDS.finditer(content)}
-    if any(_names_path(word) for word in words):
+    for word, trait, pattern in _WORDS:
+        if word in content and (pattern is None or pattern.search(content)):
+            found |= trait
+    if b"has_include" in content.lower():
+        found |= Traits.HAS_INCLUDE
+    if _FILE in content or _ASSERT.search(content):
         bare = _ASSERT_DEFINITION.sub(b"", _COMMENT.sub(rb"\1 ", content))
-        words = {word for word in words if not _names_path(word)}
-        words |= {word for match in _WORDS.finditer(bare) if _names_path(word := match.group())}
-    for word in words:
-        if word.startswith(b"assert"):
-            found |= Traits.ASSERT
-        elif word in (b"__DATE__", b"__TIME__"):
-            found |= Traits.TIME
-        elif word == b"__TIMESTAMP__":
-            found |= Traits.TIMESTAMP
-        elif word.lower() == b"has_include":
-            found |= Traits.HAS_INCLUDE
-        elif word == b".incbin" or word.startswith((b"#", b"%")) or word.endswith(b".include"):
-            found |= Traits.EMBED
-        else:
+        if _FILE in bare:
             found |= Traits.PATHS
+        if _ASSERT.search(bare):
+            found |= Traits.ASSERT
     return found
-
-
-def _names_path(word: bytes) -> bool:
-    return word.startswith((b"assert", b"__FILE__"))
 
 
 class Stamp(NamedTuple):

@@ -1,7 +1,8 @@
 """The tables of the store's index and the steps that bring an older index up to date.
 
-Knows no blob, no lock and no path: it is given a connection. `sqlite_utils` is imported only while tables are being
-made or changed, because it takes longer to import than an up-to-date store takes to open.
+Knows no blob, no lock and no path: it is given a connection. `sqlite_utils` is imported only to change the tables of an
+older index: it brings numpy and pandas along where they are installed, which takes longer than the first compile waits.
+A new index is made from `schema.sql`, where what the steps lead to is written down.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from enum import Enum
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -139,16 +141,17 @@ def upgrade(connection: sqlite3.Connection, version: int, *, to: int = VERSION) 
 
     The connection must be in autocommit mode (`isolation_level=None`) and decode text as str.
     """
-    import sqlite_utils
-
     if version == 0:
         # Takes effect only before the first table is made.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("BEGIN EXCLUSIVE")
     try:
-        database = sqlite_utils.Database(connection, execute_plugins=False)
-        for step in STEPS[version:to]:
-            step(database)
+        if version == 0 and to == VERSION:
+            for statement in files("buildd").joinpath("schema.sql").read_text().split(";\n"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO meta (name, value) VALUES ('tick', 0), ('bytes', 0)")
+        else:
+            step_by_step(connection, version, to)
         connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('version', ?)", (to,))
         connection.execute(f"PRAGMA user_version = {to:d}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID:d}")
@@ -157,6 +160,15 @@ def upgrade(connection: sqlite3.Connection, version: int, *, to: int = VERSION) 
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def step_by_step(connection: sqlite3.Connection, version: int, to: int) -> None:
+    """Change the tables from `version` to version `to`; the version itself is the caller's to write."""
+    import sqlite_utils
+
+    database = sqlite_utils.Database(connection, execute_plugins=False)
+    for step in STEPS[version:to]:
+        step(database)
 
 
 def _table(database: sqlite_utils.Database, name: str) -> Any:

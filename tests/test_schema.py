@@ -19,9 +19,10 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     opened.close()
 
 
-def shape(connection: sqlite3.Connection) -> dict[str, list[tuple[object, ...]]]:
-    tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return {table: connection.execute(f"PRAGMA table_info({table})").fetchall() for table in sorted(tables)}
+def shape(connection: sqlite3.Connection) -> tuple[dict[str, str], dict[str, int]]:
+    """Tables and indexes with their SQL, and what a new index says of itself."""
+    made = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+    return made, dict(connection.execute("SELECT name, value FROM meta").fetchall())
 
 
 def test_an_empty_file_becomes_current(connection: sqlite3.Connection) -> None:
