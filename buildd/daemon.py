@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import ctypes.util
 import gc
+import importlib
 import logging
 import os
 import resource
@@ -159,6 +160,8 @@ class Daemon:
             handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
             loop.add_signal_handler(number, handler)
         write_endpoint(folder, self.server.endpoint(package_digest()))
+        # What the first request needs next, while its client is still connecting.
+        await asyncio.to_thread(importlib.import_module, "codegen.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.intake.default_store, os.getpid())
         self._watch_idle()
         await self._ended.wait()

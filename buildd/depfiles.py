@@ -62,4 +62,6 @@ def _split_target(rule: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _unescape(token: bytes) -> bytes:
+    if b"\\" not in token and b"$" not in token:
+        return token  # nearly all of them
     return re.sub(rb"\\([ #:])", rb"\1", token).replace(b"$$", b"$")

@@ -105,6 +105,7 @@ class Intake:
 
     async def _adopt(self, building: Building, plan: Plan) -> None:
         def work() -> None:
+            building.files.read_ahead(file.path for tool in plan.tools for file in tool.files)
             identities = [(building.lookup.name_key(a), a.kind, a.resources) for a in plan.actions]
             building.adopt(plan, [e.resources for e in history.estimates(building.store, identities)])
             building.write_generated()

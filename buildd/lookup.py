@@ -68,6 +68,7 @@ class Lookup:
         self._tools: dict[int, tuple[Tool, Digest]] = {}
         self._roots: dict[int, tuple[tuple[str, str], ...]] = {}
         self._real: dict[str, str] = {}
+        self._surveyors: dict[tuple[tuple[str, ...], tuple[str, ...]], shadow.Surveyor] = {}
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
@@ -344,13 +345,12 @@ class Lookup:
         return path[len(prefix) :] if path.startswith(prefix) else path
 
     def _survey(self, used: Sequence[str], action: Action, tool: Tool) -> shadow.Surroundings:
-        return shadow.survey(
-            self.snapshot,
-            sorted(used),
-            action.inputs,
-            [self._searched(folder) for folder in action.search],
-            [self._searched(folder) for folder in tool.search],
-        )
+        where = (action.search, tool.search)
+        surveyor = self._surveyors.get(where)
+        if surveyor is None:
+            folders = ([self._searched(folder) for folder in several] for several in where)
+            surveyor = self._surveyors[where] = shadow.Surveyor(self.snapshot, *folders)
+        return surveyor.survey(sorted(used), action.inputs)
 
     def _searched(self, folder: str) -> str:
         return self._normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."

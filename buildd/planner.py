@@ -61,7 +61,9 @@ class Planner:
                 plan = await asyncio.to_thread(self._make, request, knowledge)
                 return msgspec.structs.replace(plan, read=(*plan.read, *asked))
             except ProbesNeeded as needed:
-                asked.update(dict.fromkeys(path for probe in needed.probes for path in probe.files))
+                depends = dict.fromkeys(path for probe in needed.probes for path in probe.files)
+                asked.update(depends)
+                await asyncio.to_thread(self._files.read_ahead, depends)
                 answers = await asyncio.gather(*(self._answer(probe) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)

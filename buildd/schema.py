@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from enum import Enum
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def upgrade(connection: sqlite3.Connection, version: int, *, to: int = VERSION) 
     connection.execute("BEGIN EXCLUSIVE")
     try:
         if version == 0 and to == VERSION:
-            for statement in files("buildd").joinpath("schema.sql").read_text().split(";\n"):
+            for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
                 connection.execute(statement)
             connection.execute("INSERT INTO meta (name, value) VALUES ('tick', 0), ('bytes', 0)")
         else:

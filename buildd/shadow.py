@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from buildd.files import Snapshot, Traits
+from protocol.messages import Digest
 
 # Any macro whose name ends so and is given a literal name: libraries wrap __has_include.
 _ASKED = re.compile(rb"has_include\w*\s*\(\s*(?:<([^>\n]+)>|\"([^\"\n]+)\")", re.IGNORECASE)
@@ -66,90 +67,149 @@ def python_rivals(path: str) -> tuple[str, ...]:
     return tuple(rivals)
 
 
-def survey(
-    snapshot: Snapshot,
-    used: Sequence[str],
-    includers: Sequence[str],
-    search: Sequence[str],
-    own_search: Sequence[str],
-) -> Surroundings:
-    """Work out the candidates of the used files and which of them exist.
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What became of some candidates: their paths, the folders that decided, and those that exist."""
+
+    paths: frozenset[str]
+    needed: tuple[str, ...]
+    present: tuple[str, ...]
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+class Surveyor:
+    """Surveys of actions with the same search folders, in one view of the file system: what was worked out for one
+    action's headers holds for those of the next.
 
     Args:
         snapshot: the file system as this request sees it.
-        used: the files that were read, relative to the project or absolute, sorted.
-        includers: declared inputs, which may include the used files.
-        search: the action's folders, each of which may come before the others.
+        search: the actions' folders, each of which may come before the others.
         own_search: folders that the tool searches by itself after those, in order.
     """
-    order = list(dict.fromkeys([*search, *own_search]))
-    own = set(own_search)
-    named = set(search)
-    libraries = [folder for folder in search if folder not in own]
-    used_set = set(used)
-    # A quoted include is looked for beside the file that includes it before any folder of the search path.
-    beside = list(
-        dict.fromkeys(
-            os.path.dirname(path) or "."
-            for path in (*includers, *used)
-            if not any(_under(path, folder) for folder in own)
+
+    def __init__(self, snapshot: Snapshot, search: Sequence[str], own_search: Sequence[str]) -> None:
+        self._snapshot = snapshot
+        self._order = list(dict.fromkeys([*search, *own_search]))
+        self._own = frozenset(own_search)
+        self._named = frozenset(search)
+        self._libraries = [folder for folder in search if folder not in self._own]
+        self._rivals: dict[tuple[str, ...], dict[str, _Answer]] = {}
+        """Of a used path, by the folders of those that may include it."""
+        self._asked: dict[tuple[str, Digest], _Answer] = {}
+        """Of a file that asks `__has_include`."""
+        self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
+
+    def survey(self, used: Sequence[str], includers: Sequence[str]) -> Surroundings:
+        """Work out the candidates of the used files and which of them exist.
+
+        Args:
+            used: the files that were read, relative to the project or absolute, sorted.
+            includers: declared inputs, which may include the used files.
+        """
+        snapshot = self._snapshot
+        used_set = frozenset(used)
+        # A quoted include is looked for beside the file that includes it before any folder of the search path.
+        beside = tuple(
+            dict.fromkeys(
+                os.path.dirname(path) or "."
+                for path in (*includers, *used)
+                if not any(_under(path, folder) for folder in self._own)
+            )
         )
-    )
-    needed: dict[str, None] = {}
-    asked: dict[str, None] = {}
-    present: set[str] = set()
+        needed: dict[str, None] = {}
+        asked: dict[str, None] = {}
+        present: set[str] = set()
+        known = self._rivals.setdefault(beside, {})
+        for path in used:
+            answer = known.get(path)
+            if answer is None:
+                answer = known[path] = self._answer(self._candidates(path, beside))
+            if not answer.paths.isdisjoint(used_set):
+                answer = self._answer(self._candidates(path, beside), used_set)
+            needed.update(dict.fromkeys(answer.needed))
+            present.update(answer.present)
+        # The source itself asks too, and clang does not list it.
+        for path in dict.fromkeys((*used, *includers)):
+            fact = snapshot.fact(path)
+            if fact is not None and Traits.HAS_INCLUDE in fact.traits:
+                answer = self._asked.get((path, fact.digest))
+                if answer is None:
+                    answer = self._asked[path, fact.digest] = self._answer_asked(path)
+                if not answer.paths.isdisjoint(used_set):
+                    answer = self._answer_asked(path, used_set)
+                asked.update(dict.fromkeys(answer.needed))
+                present.update(answer.present)
+        needed.update(asked)
+        return Surroundings(
+            tuple((folder, snapshot.folder_stamp(folder)) for folder in sorted(needed)),
+            tuple(sorted(present)),
+            tuple(asked),
+        )
 
-    lacking: dict[tuple[str, str], bool] = {}
-
-    def candidate(folder: str, rest: str, decided: dict[str, None] = needed) -> None:
-        head = rest.rpartition("/")[0]
-        if head and decided is needed:
-            # Most folders do not have the sub-folder at all, which is worked out once for all headers of it.
-            place = (folder, head)
-            absent = lacking.get(place)
-            if absent is None:
-                absent = lacking[place] = not _exists(snapshot, folder, head, decided, any_kind=True)
-            if absent:
-                return
-        path = f"{folder}/{rest}" if folder != "." else rest
-        if path not in used_set and _exists(snapshot, folder, rest, decided):
-            present.add(path)
-
-    for path in used:
+    def _candidates(self, path: str, beside: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """(folder, name below it) of everything that would be found in place of a used file."""
+        order = self._order
         for position, folder in enumerate(order):
             if not _under(path, folder):
                 continue
             rest = path[len(folder) + 1 :] if folder != "." else path
             # In which order the named folders come depends on their kinds: each other one counts as earlier.
-            before = [other for other in order if other != folder] if folder in named else order[:position]
+            before = [other for other in order if other != folder] if folder in self._named else order[:position]
             for earlier in before:
-                candidate(earlier, rest)
+                yield earlier, rest
             for rival in python_rivals(rest):
                 for earlier in order[: position + 1]:
-                    candidate(earlier, rival)
+                    yield earlier, rival
             for neighbour in beside:
-                candidate(neighbour, rest)
+                yield neighbour, rest
         place, _, name = path.rpartition("/")
         if name.startswith("lib") and name.endswith((".a", ".so")):
             # -lx takes the first folder that has either, and there the shared one.
             stem = name.rpartition(".")[0]
-            for folder in libraries:
-                candidate(folder, f"{stem}.so")
-                candidate(folder, f"{stem}.a")
-            candidate(place or ".", f"{stem}.so")
-    # The source itself asks too, and clang does not list it.
-    for path in dict.fromkeys((*used, *includers)):
-        fact = snapshot.fact(path)
-        if fact is not None and Traits.HAS_INCLUDE in fact.traits:
-            for name in asked_names(_text(snapshot.absolute(path))):
-                for folder in (os.path.dirname(path) or ".", *order):
-                    candidate(folder, name, asked)
-    needed.update(asked)
-    return Surroundings(
-        tuple((folder, snapshot.folder_stamp(folder)) for folder in sorted(needed)),
-        tuple(sorted(present)),
-        tuple(asked),
-    )
+            for folder in self._libraries:
+                yield folder, f"{stem}.so"
+                yield folder, f"{stem}.a"
+            yield place or ".", f"{stem}.so"
+
+    def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> _Answer:
+        """Which candidates exist; those in `used` are not asked for."""
+        needed: dict[str, None] = {}
+        paths, present = set(), []
+        for folder, rest in candidates:
+            head = rest.rpartition("/")[0]
+            if head:
+                # Most folders do not have the sub-folder at all, which is worked out once for all headers of it.
+                absent, decided_by = self._lacks(folder, head)
+                needed.update(dict.fromkeys(decided_by))
+                if absent:
+                    continue
+            path = f"{folder}/{rest}" if folder != "." else rest
+            paths.add(path)
+            if path not in used and _exists(self._snapshot, folder, rest, needed):
+                present.append(path)
+        return _Answer(frozenset(paths), tuple(needed), tuple(present))
+
+    def _answer_asked(self, path: str, used: frozenset[str] = _NONE) -> _Answer:
+        """What `__has_include` in a file is answered by."""
+        needed: dict[str, None] = {}
+        paths, present = set(), []
+        for name in asked_names(_text(self._snapshot.absolute(path))):
+            for folder in (os.path.dirname(path) or ".", *self._order):
+                candidate = f"{folder}/{name}" if folder != "." else name
+                paths.add(candidate)
+                if candidate not in used and _exists(self._snapshot, folder, name, needed):
+                    present.append(candidate)
+        return _Answer(frozenset(paths), tuple(needed), tuple(present))
+
+    def _lacks(self, folder: str, head: str) -> tuple[bool, tuple[str, ...]]:
+        known = self._lacking.get((folder, head))
+        if known is None:
+            decided_by: dict[str, None] = {}
+            absent = not _exists(self._snapshot, folder, head, decided_by, any_kind=True)
+            known = self._lacking[folder, head] = (absent, tuple(decided_by))
+        return known
 
 
 def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:

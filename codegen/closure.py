@@ -101,12 +101,17 @@ def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Enviro
     ldd = which("ldd", dict(environment).get("PATH", "") + ":/usr/bin:/bin")
     if not ldd or not programs:
         return ()
-    files = (*programs, "/etc/ld.so.cache")
-    (answer,) = knowledge.ask(Probe(argv=(ldd, *programs), environment=environment, files=files))
+    # One question a program: it takes ten milliseconds each, and several are asked at once.
+    answers = knowledge.ask(
+        *(
+            Probe(argv=(ldd, program), environment=environment, files=(program, "/etc/ld.so.cache"))
+            for program in programs
+        )
+    )
     found: dict[str, str] = {}
     # The answer is remembered; a library that appeared in one of these folders since would be loaded instead.
     folders = [folder for folder in dict(environment).get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
-    for name, path in re.findall(r"^\s*(\S+) => (/\S+)", answer.stdout, re.MULTILINE):
+    for name, path in re.findall(r"^\s*(\S+) => (/\S+)", "\n".join(answer.stdout for answer in answers), re.MULTILINE):
         if not _SYSTEM_LIBRARIES.match(name):
             rivals = [os.path.join(folder, name) for folder in folders]
             for place in (path, *(rival for rival in rivals if os.path.isfile(rival))):

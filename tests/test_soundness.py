@@ -284,7 +284,7 @@ def test_a_library_that_appears_in_another_folder(tmp_path: Path) -> None:
 
     def present() -> tuple[str, ...]:
         snapshot = Snapshot(Files(), str(tmp_path))
-        return shadow.survey(snapshot, used, (), ("one", "two"), ()).present
+        return shadow.Surveyor(snapshot, ("one", "two"), ()).survey(used, ()).present
 
     assert present() == ()
     for path in ("one/libx.a", "one/libx.so", "two/libx.so", "one/libm.a"):
@@ -313,7 +313,7 @@ def test_a_source_that_asks_is_watched_though_nobody_lists_it(tmp_path: Path) ->
     """clang lists headers only."""
     (tmp_path / "inc").mkdir()
     (tmp_path / "main.hip").write_text('#if __has_include("a.h")\n#endif\n')
-    found = shadow.survey(Snapshot(Files(), str(tmp_path)), [], ("main.hip",), ("inc",), ())
+    found = shadow.Surveyor(Snapshot(Files(), str(tmp_path)), ("inc",), ()).survey([], ("main.hip",))
     assert "inc" in dict(found.folders) and "inc" in found.asked
 
 
@@ -325,7 +325,7 @@ def test_a_name_asked_for_whose_link_points_nowhere_yet(tmp_path: Path) -> None:
     (tmp_path / "main.cu").write_text('#if __has_include("a.h")\n#endif\n')
 
     def surroundings() -> shadow.Surroundings:
-        return shadow.survey(Snapshot(Files(), str(tmp_path)), ["main.cu"], ("main.cu",), ("inc",), ())
+        return shadow.Surveyor(Snapshot(Files(), str(tmp_path)), ("inc",), ()).survey(["main.cu"], ("main.cu",))
 
     before = surroundings()
     assert before.present == () and "far" in dict(before.folders)

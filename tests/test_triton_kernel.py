@@ -16,7 +16,7 @@ import pytest
 
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.files import Files, Snapshot
-from buildd.shadow import survey
+from buildd.shadow import Surveyor
 from codegen.generate import make_plan
 from codegen.plan import Action, Answer, Discovery, Knowledge, Plan, Probe, ProbesNeeded, RequestError
 from codegen.triton_kernel import WORKER, goal_of
@@ -199,7 +199,7 @@ def test_what_python_would_import_instead_is_looked_for(tmp_path: Path) -> None:
     def present() -> tuple[str, ...]:
         with_search = ["kernels", "."]
         used = ["kernels/helper.py", "shared/deep/more.py"]
-        return survey(Snapshot(Files(), str(tmp_path)), used, ["kernels/add.py"], with_search, []).present
+        return Surveyor(Snapshot(Files(), str(tmp_path)), with_search, []).survey(used, ["kernels/add.py"]).present
 
     assert present() == ()
     for rival in (
