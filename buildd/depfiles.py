@@ -47,6 +47,17 @@ def _linker_rule(content: bytes) -> list[bytes]:
 def _make_rules(content: bytes) -> list[bytes]:
     """Prerequisites of all rules of a make file that holds nothing else."""
     found: list[bytes] = []
+    plain = content.replace(b"\\\n", b" ")
+    if b"\\" not in plain and b"$" not in plain:
+        # Nothing is escaped, which is nearly always so: a tenth of the time.
+        for line in plain.split(b"\n"):
+            target, colon, prerequisites = line.partition(b": ")
+            if not colon and not target.endswith(b":") and target.strip():
+                break
+            found.extend(prerequisites.split())
+        else:
+            return found
+        found.clear()
     # A rule ends where a line ends without a backslash.
     for rule in re.split(rb"(?<!\\)\n", content):
         _, colon, prerequisites = _split_target(rule)
@@ -62,6 +73,4 @@ def _split_target(rule: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _unescape(token: bytes) -> bytes:
-    if b"\\" not in token and b"$" not in token:
-        return token  # nearly all of them
     return re.sub(rb"\\([ #:])", rb"\1", token).replace(b"$$", b"$")

@@ -384,6 +384,36 @@ class Snapshot:
                 return False
         return looked_ns <= since_ns or trustworthy(fact.stamp, since_ns)
 
+    def untouched(self, path: str, spelled: str, since_ns: int, moved: dict[str, bool]) -> bool:
+        """Whether a file was steady, and the name that a tool read it by meant it all the while.
+
+        Args:
+            spelled: absolute, or relative to the project.
+            moved: see `moved_since`.
+        """
+        absolute = self.absolute(spelled)
+        fact, looked_ns = self._facts.get(path, (None, 0))
+        if fact is not None and path not in self._produced and moved.get(absolute[: absolute.rfind("/")]) is False:
+            # The usual case, for each header of each compile: a regular file, old at either moment, as it was.
+            try:
+                status = os.lstat(absolute)
+            except OSError:
+                return False
+            stamp = fact.stamp
+            if (
+                status.st_mtime_ns == stamp.mtime_ns
+                and status.st_ctime_ns == stamp.ctime_ns
+                and status.st_ino == stamp.inode
+                and status.st_dev == stamp.device
+                and status.st_size == stamp.size
+                and stat_module.S_ISREG(status.st_mode)
+                and min(looked_ns, since_ns) - max(stamp.mtime_ns, stamp.ctime_ns) > COARSE_STEP_NS
+            ):
+                return True
+        if not self.steady(path, since_ns):
+            return False
+        return path in self._produced or not moved_since(absolute, since_ns, moved)
+
     def listing(self, folder: str) -> frozenset[str] | None:
         """Names in a folder; None when it is not one."""
         try:

@@ -14,6 +14,9 @@ from buildd.claims import Claims
 from buildd.memory import HostMemory
 from protocol.messages import JobId
 
+LOOK_S = 0.25
+ROOMY_LOOK_S = 1.0
+
 
 class Gate:
     """One daemon's admission.
@@ -27,6 +30,8 @@ class Gate:
         self._budget = budget
         self._claims = claims
         self._look = look
+        self.look_after_s = LOOK_S
+        """When `relieve` wants to be called again."""
 
     def refusal(self, ask: Ask, running: Sequence[Running]) -> str:
         """Why a job may not start beside those that run; empty when it may, and is then promised its memory."""
@@ -44,7 +49,10 @@ class Gate:
         """Look at what runs, a few times a second: tells the other daemons how much of our promise is still open, and
         returns the job that has to end because the host is short of memory."""
         self._claims.publish(outstanding_bytes(running))
-        return self._budget.relieve(running, self._look(), time.monotonic())
+        host = self._look()
+        # No machine fills half of its memory between two looks.
+        self.look_after_s = ROOMY_LOOK_S if host.available_bytes > host.total_bytes // 2 else LOOK_S
+        return self._budget.relieve(running, host, time.monotonic())
 
     def rest(self) -> None:
         """Nothing is being built: hold nothing back. Without this the others stop believing us after a while."""

@@ -7,20 +7,18 @@ that request's snapshot, so an answer is true for a moment at or after the reque
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
 from buildd import depfiles, keys, shadow
-from buildd.files import Fact, Snapshot, Traits, appeared_since, moved_since
+from buildd.files import Fact, Snapshot, Traits, appeared_since
+from buildd.names import Names
 from buildd.results import PRESENT
 from buildd.store import InputSet, Result, Store
 from codegen.plan import Action, Discovery, Tool
 from protocol.messages import Digest
-
-BYTES = "{bytes}"
-"""Before the hexadecimal spelling of a path that is not plain ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,9 @@ class Lookup:
         self.snapshot = snapshot
         self._recache = recache
         self._tools: dict[int, tuple[Tool, Digest]] = {}
-        self._roots: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._names: dict[int, Names] = {}
         self._real: dict[str, str] = {}
+        self._normals: dict[str, str] = {}
         self._surveyors: dict[tuple[tuple[str, ...], tuple[str, ...]], shadow.Surveyor] = {}
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
@@ -133,9 +132,9 @@ class Lookup:
         if self._recache:
             return ("asked to run again",)
         why: list[str] = []
-        roots = self.real_roots(tool)
+        names = self._names_of(tool)
         for known in self.store.input_sets(first):
-            reason = self._differs(first, known, action, tool, roots)
+            reason = self._differs(first, known, action, tool, names)
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:
@@ -144,36 +143,33 @@ class Lookup:
             why.append(reason)
         return tuple(why[:1]) or self._why_unknown(action, components)
 
-    def _differs(
-        self, first: Digest, known: InputSet, action: Action, tool: Tool, roots: tuple[tuple[str, str], ...]
-    ) -> str:
+    def _differs(self, first: Digest, known: InputSet, action: Action, tool: Tool, names: Names) -> str:
         """Why an input set does not fit the files of now; empty where it does."""
         folders = dict(tool.roots)
         for name, folder in known.roots:
             if folders.get(name) != folder:
                 return f"folder of {name}: {folder} -> {folders.get(name)} (a used file mentions __FILE__)"
         snapshot = self.snapshot
-        paths = tuple(expand(name, roots) for name, _ in known.files)
+        paths = tuple(names.path(name) for name, _ in known.files)
         for path, (_, digest) in zip(paths, known.files, strict=True):
             now = snapshot.digest(path)
             if now != digest:
                 return f"input {path}: {'no longer there' if now is None else 'content changed'}"
-        watched = [(expand(n, roots), stamp) for n, stamp in known.folders if stamp != PRESENT]
+        watched = [(names.path(n), stamp) for n, stamp in known.folders if stamp != PRESENT]
         self._discovered[action.name] = paths
         if shadow.unchanged(snapshot, watched):
             self.folders.update(watched)
             return ""
         present = tuple(sorted(n for n, stamp in known.folders if stamp == PRESENT))
         survey = self._survey(paths, action, tool)
-        new = [n for n in (self.canonical(p, roots) for p in survey.present) if n not in present]
-        gone = [n for n in present if n not in {self.canonical(p, roots) for p in survey.present}]
-        if new:
-            return f"input {expand(new[0], roots)}: appeared where the search finds it first"
-        if gone:
-            return f"input {expand(gone[0], roots)}: no longer there"
+        now_present = [names.name(path) for path in survey.present]
+        if new := [name for name in now_present if name not in present]:
+            return f"input {names.path(new[0])}: appeared where the search finds it first"
+        if gone := [name for name in present if name not in now_present]:
+            return f"input {names.path(gone[0])}: no longer there"
         # Nothing that matters changed in those folders: remember their new stamps.
         self.folders.update(survey.folders)
-        self.store.update_folders(first, replace(known, folders=self._folders_of(survey, roots)))
+        self.store.update_folders(first, replace(known, folders=_folders_of(survey, names)))
         return ""
 
     def _why_unknown(self, action: Action, components: list[keys.Component]) -> tuple[str, ...]:
@@ -223,9 +219,7 @@ class Lookup:
         stale = [
             path
             for path, digest in missing.inputs
-            if snapshot.digest(path) != digest
-            or not snapshot.steady(path, started_ns)
-            or (not snapshot.is_produced(path) and moved_since(snapshot.absolute(path), started_ns, moved))
+            if snapshot.digest(path) != digest or not snapshot.untouched(path, path, started_ns, moved)
         ]
         if stale:
             return Filing(None, stale=tuple(stale))
@@ -234,19 +228,17 @@ class Lookup:
         used, stale = self._used(action, depfile or b"", private, started_ns, moved)
         if stale:
             return Filing(None, stale=tuple(stale))
-        roots = self.real_roots(tool)
+        names = self._names_of(tool)
         sensitive: set[str] = set()
         for path in (*action.inputs, *used):
             fact = None if snapshot.is_produced(path) else snapshot.fact(path)
-            if fact is None:
+            if fact is None or fact.traits is Traits.NONE:
                 continue
             reason = self._unsound(path, fact, action)
             if reason:
                 return Filing(None, reason)
             if fact.traits & (Traits.PATHS | Traits.ASSERT):
-                name = self.canonical(path, roots)
-                if name.startswith("{") and not name.startswith(BYTES):
-                    sensitive.add(name[1 : name.index("}")])
+                sensitive.add(names.root(path))
         survey = self._survey(used, action, tool)
         # What the search would have found, or __has_include was answered by, may not have been so when the tool asked.
         unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
@@ -255,12 +247,12 @@ class Lookup:
             return Filing(None, stale=tuple(unsure))
         self._discovered[action.name] = tuple(used)
         self.folders.update(survey.folders)
-        files = sorted((self.canonical(path, roots), snapshot.digest(path) or Digest(keys.MISSING)) for path in used)
+        files = sorted((names.name(path), snapshot.digest(path) or Digest(keys.MISSING)) for path in used)
         bound = tuple((name, folder) for name, folder in tool.roots if name in sensitive)
         return Filing(
             InputSet(
                 files=tuple(files),
-                folders=self._folders_of(survey, roots),
+                folders=_folders_of(survey, names),
                 roots=bound,
                 key=keys.result_digest(missing.first, files, bound),
             )
@@ -286,9 +278,7 @@ class Lookup:
                 continue
             used[path] = None
             # One that is gone was there when it was read.
-            if not snapshot.steady(path, started_ns) or (
-                not snapshot.is_produced(path) and moved_since(snapshot.absolute(spelled), started_ns, moved)
-            ):
+            if not snapshot.untouched(path, spelled, started_ns, moved):
                 stale.append(path)
         return list(used), stale
 
@@ -311,29 +301,21 @@ class Lookup:
 
     # -- names
 
-    def canonical(self, path: str, roots: Iterable[tuple[str, str]]) -> str:
-        """A path as it is kept: below a tool's root relative to it, below the project relative, else absolute."""
-        if path.startswith("{") or not path.isascii():
-            # A name in braces must not look like a root, and one that is no UTF-8 must be storable.
-            return BYTES + os.fsencode(path).hex()
-        if path.startswith("/"):
-            for name, folder in roots:
-                if path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/":
-                    return f"{{{name}}}{path[len(folder) :]}"
-        return path
-
-    def real_roots(self, tool: Tool) -> tuple[tuple[str, str], ...]:
-        """The tool's roots with links resolved, the deepest first."""
-        known = self._roots.get(id(tool))
+    def _names_of(self, tool: Tool) -> Names:
+        known = self._names.get(id(tool))
         if known is None:
-            known = tuple(
-                sorted(((name, os.path.realpath(folder)) for name, folder in tool.roots), key=lambda r: -len(r[1]))
-            )
-            self._roots[id(tool)] = known
+            roots = sorted(((name, os.path.realpath(folder)) for name, folder in tool.roots), key=lambda r: -len(r[1]))
+            known = self._names[id(tool)] = Names(tuple(roots))
         return known
 
     def _normal(self, spelled: str) -> str:
         """One name for a file however it was spelled: links to folders resolved, relative below the project."""
+        known = self._normals.get(spelled)
+        if known is None:
+            known = self._normals[spelled] = self._normalised(spelled)
+        return known
+
+    def _normalised(self, spelled: str) -> str:
         if not spelled.startswith("/"):
             return os.path.normpath(spelled) if ".." not in spelled and "/." not in spelled[:-1] else spelled
         folder, name = os.path.split(spelled)
@@ -355,21 +337,9 @@ class Lookup:
     def _searched(self, folder: str) -> str:
         return self._normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."
 
-    def _folders_of(
-        self, survey: shadow.Surroundings, roots: tuple[tuple[str, str], ...]
-    ) -> tuple[tuple[str, int], ...]:
-        return (
-            *((self.canonical(folder, roots), stamp) for folder, stamp in survey.folders),
-            *((self.canonical(path, roots), PRESENT) for path in survey.present),
-        )
 
-
-def expand(name: str, roots: Iterable[tuple[str, str]]) -> str:
-    """The way back from `Lookup.canonical`."""
-    if name.startswith(BYTES):
-        return os.fsdecode(bytes.fromhex(name[len(BYTES) :]))
-    if name.startswith("{"):
-        for root, folder in roots:
-            if name.startswith(f"{{{root}}}"):
-                return folder + name[len(root) + 2 :]
-    return name
+def _folders_of(survey: shadow.Surroundings, names: Names) -> tuple[tuple[str, int], ...]:
+    return (
+        *((names.name(folder), stamp) for folder, stamp in survey.folders),
+        *((names.name(path), PRESENT) for path in survey.present),
+    )

@@ -64,7 +64,6 @@ T = TypeVar("T")
 
 LOOK_BATCH = 32
 """Look-ups done by one thread before their answers go back to the loop."""
-SAMPLE_S = 0.25
 BUILD = m.Priority.BUILD
 PROGRESS_S = 0.5
 OUR_FAULT = ("the daemon failed; its log has the story", "build again; buildd doctor --bundle makes a report of it")
@@ -430,7 +429,7 @@ class Scheduler:
         """Lives while something is being built: an idle daemon has no timer."""
         told_s = 0.0
         while self.buildings:
-            await asyncio.sleep(SAMPLE_S)
+            await asyncio.sleep(self.gate.look_after_s)
             victim = self.gate.relieve(self._running())
             if victim is not None:
                 self._feed(Relieve(victim))

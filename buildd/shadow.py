@@ -100,6 +100,7 @@ class Surveyor:
         self._asked: dict[tuple[str, Digest], _Answer] = {}
         """Of a file that asks `__has_include`."""
         self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
+        self._places: dict[str, str] = {}
 
     def survey(self, used: Sequence[str], includers: Sequence[str]) -> Surroundings:
         """Work out the candidates of the used files and which of them exist.
@@ -111,13 +112,7 @@ class Surveyor:
         snapshot = self._snapshot
         used_set = frozenset(used)
         # A quoted include is looked for beside the file that includes it before any folder of the search path.
-        beside = tuple(
-            dict.fromkeys(
-                os.path.dirname(path) or "."
-                for path in (*includers, *used)
-                if not any(_under(path, folder) for folder in self._own)
-            )
-        )
+        beside = tuple(dict.fromkeys(folder for path in (*includers, *used) if (folder := self._place(path))))
         needed: dict[str, None] = {}
         asked: dict[str, None] = {}
         present: set[str] = set()
@@ -133,7 +128,7 @@ class Surveyor:
         # The source itself asks too, and clang does not list it.
         for path in dict.fromkeys((*used, *includers)):
             fact = snapshot.fact(path)
-            if fact is not None and Traits.HAS_INCLUDE in fact.traits:
+            if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
                 answer = self._asked.get((path, fact.digest))
                 if answer is None:
                     answer = self._asked[path, fact.digest] = self._answer_asked(path)
@@ -147,6 +142,14 @@ class Surveyor:
             tuple(sorted(present)),
             tuple(asked),
         )
+
+    def _place(self, path: str) -> str:
+        """The folder beside which a file's quoted includes are looked for; empty for the tool's own files."""
+        place = self._places.get(path)
+        if place is None:
+            own = any(_under(path, folder) for folder in self._own)
+            place = self._places[path] = "" if own else os.path.dirname(path) or "."
+        return place
 
     def _candidates(self, path: str, beside: Sequence[str]) -> Iterator[tuple[str, str]]:
         """(folder, name below it) of everything that would be found in place of a used file."""

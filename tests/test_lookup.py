@@ -10,6 +10,7 @@ import pytest
 
 from buildd.files import Files, Snapshot
 from buildd.lookup import Filing, Found, Lookup, Missing
+from buildd.names import Names
 from buildd.store import Result, Store, StoredOutput
 from codegen.plan import Action, Discovery, Output, Place, Ref, Tool, ToolFile
 
@@ -261,8 +262,8 @@ def test_a_missing_source_is_a_miss(desk: Desk) -> None:
 def test_file_names_that_are_no_utf8(desk: Desk) -> None:
     name = os.fsdecode(b"second/h\xe9.h")
     desk.write(name, "int h;")
-    lookup = desk.lookup()
-    assert lookup.canonical(name, ()).isascii()
+    names = Names(())
+    assert names.name(name).isascii() and names.path(names.name(name)) == name
     desk.action = Action(**{f: getattr(desk.action, f) for f in desk.action.__struct_fields__} | {"inputs": (name,)})
     desk.build()
     assert desk.why() == "hit"

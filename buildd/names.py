@@ -1,0 +1,63 @@
+"""What a file is called in keys and in the store, and the way back.
+
+Knows a tool's roots and no file system. A request asks for the same few hundred headers of every source, so answers are
+kept.
+"""
+
+from __future__ import annotations
+
+import os
+
+BYTES = "{bytes}"
+"""Before the hexadecimal spelling of a path that is not plain ASCII."""
+
+
+class Names:
+    """Names below one tool's roots.
+
+    Args:
+        roots: named folders with links resolved, the deepest first.
+    """
+
+    def __init__(self, roots: tuple[tuple[str, str], ...]) -> None:
+        self._roots = roots
+        self._names: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
+
+    def name(self, path: str) -> str:
+        """A path as it is kept: below a root relative to it, below the project relative to that, else absolute."""
+        name = self._names.get(path)
+        if name is None:
+            name = self._names[path] = self._name(path)
+        return name
+
+    def path(self, name: str) -> str:
+        """The way back."""
+        path = self._paths.get(name)
+        if path is None:
+            path = self._paths[name] = self._path(name)
+        return path
+
+    def root(self, path: str) -> str:
+        """Which root a path lies below; empty for none."""
+        name = self.name(path)
+        return name[1 : name.index("}")] if name.startswith("{") and not name.startswith(BYTES) else ""
+
+    def _name(self, path: str) -> str:
+        if path.startswith("{") or not path.isascii():
+            # A name in braces must not look like a root, and one that is no UTF-8 must be storable.
+            return BYTES + os.fsencode(path).hex()
+        if path.startswith("/"):
+            for name, folder in self._roots:
+                if path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/":
+                    return f"{{{name}}}{path[len(folder) :]}"
+        return path
+
+    def _path(self, name: str) -> str:
+        if name.startswith(BYTES):
+            return os.fsdecode(bytes.fromhex(name[len(BYTES) :]))
+        if name.startswith("{"):
+            for root, folder in self._roots:
+                if name.startswith(f"{{{root}}}"):
+                    return folder + name[len(root) + 2 :]
+        return name
