@@ -6,6 +6,7 @@ ending (`state`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -21,7 +22,7 @@ from buildd import history
 from buildd.building import Building, Product
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.errors import BuilddError, RunnerError, StoreError, told
-from buildd.files import Files
+from buildd.files import FINE_STEP_NS, Files
 from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
@@ -122,6 +123,8 @@ class Execution:
         building = self.building
         try:
             launch: Launch = await self._in_pool(self._prepare)
+            # A header written just before the request would look as if it had changed while the tool read it.
+            await asyncio.sleep(building.begun_s + FINE_STEP_NS / 1e9 - time.monotonic())
             self._tell(
                 m.Started(
                     job_id=self.number,

@@ -347,6 +347,10 @@ class Snapshot:
     def is_produced(self, path: str) -> bool:
         return path in self._produced
 
+    def made_none_of(self, paths: frozenset[str]) -> bool:
+        """Whether no action of this request made any of these so far: what was seen of them holds."""
+        return self._produced.keys().isdisjoint(paths)
+
     def digest(self, path: str) -> Digest | None:
         """Content digest of a file or of a produced one; None when there is no such file."""
         made = self._produced.get(path)

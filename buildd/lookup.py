@@ -50,6 +50,15 @@ class Filing:
     """Inputs that changed while the tool ran."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """A list of files that are as it says, in this request's view of the file system."""
+
+    files: tuple[tuple[str, Digest], ...]
+    paths: tuple[str, ...]
+    members: frozenset[str]
+
+
 class Lookup:
     """Look-ups of one request.
 
@@ -67,6 +76,9 @@ class Lookup:
         self._names: dict[int, Names] = {}
         self._real: dict[str, str] = {}
         self._normals: dict[str, str] = {}
+        # By identity: the store hands the same list out for all input sets that have it, and here it is held.
+        self._fits: dict[tuple[int, int], _Fits] = {}
+        self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._surveyors: dict[tuple[tuple[str, ...], tuple[str, ...]], shadow.Surveyor] = {}
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
@@ -150,15 +162,23 @@ class Lookup:
             if folders.get(name) != folder:
                 return f"folder of {name}: {folder} -> {folders.get(name)} (a used file mentions __FILE__)"
         snapshot = self.snapshot
-        paths = tuple(names.path(name) for name, _ in known.files)
-        for path, (_, digest) in zip(paths, known.files, strict=True):
-            now = snapshot.digest(path)
-            if now != digest:
-                return f"input {path}: {'no longer there' if now is None else 'content changed'}"
+        list_of = (id(names), id(known.files))
+        fits = self._fits.get(list_of)
+        if fits is None or not snapshot.made_none_of(fits.members):
+            paths = tuple(names.path(name) for name, _ in known.files)
+            for path, (_, digest) in zip(paths, known.files, strict=True):
+                now = snapshot.digest(path)
+                if now != digest:
+                    return f"input {path}: {'no longer there' if now is None else 'content changed'}"
+            fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths))
+        paths = self._discovered[action.name] = fits.paths
+        folders_of = (id(names), id(known.folders))
+        if folders_of in self._unchanged:
+            return ""
         watched = [(names.path(n), stamp) for n, stamp in known.folders if stamp != PRESENT]
-        self._discovered[action.name] = paths
         if shadow.unchanged(snapshot, watched):
             self.folders.update(watched)
+            self._unchanged[folders_of] = known.folders
             return ""
         present = tuple(sorted(n for n, stamp in known.folders if stamp == PRESENT))
         survey = self._survey(paths, action, tool)

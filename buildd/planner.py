@@ -22,6 +22,7 @@ Make = Callable[[Request, Knowledge], Plan]
 MOST_ROUNDS = 30
 """A plan that still asks after so many rounds asks in a circle."""
 MOST_PROBES_AT_ONCE = 4
+MOST_EXPECTED = 64
 
 
 class Planner:
@@ -42,6 +43,8 @@ class Planner:
         self._gate = asyncio.Semaphore(MOST_PROBES_AT_ONCE)
         self._asking: dict[Digest, asyncio.Task[Answer]] = {}
         """Probes that run: many requests at once ask the same."""
+        self._expected: dict[str, tuple[Probe, ...]] = {}
+        """What the last plan of a project asked; the newest projects last."""
 
     async def plan(self, request: Request) -> Plan:
         """The plan for a request.
@@ -55,21 +58,47 @@ class Planner:
 
             self._make = make_plan
         knowledge = Knowledge()
-        asked: dict[str, None] = {}
+        # What the project's last plan asked is likely to be asked again: looked up at once instead of round by round.
+        expected = self._expected.pop(request.project, ())
+        if expected:
+            for probe, answer in await asyncio.to_thread(self._recall, expected):
+                knowledge.learn(probe, answer)
         for _ in range(MOST_ROUNDS):
             try:
                 plan = await asyncio.to_thread(self._make, request, knowledge)
-                return msgspec.structs.replace(plan, read=(*plan.read, *asked))
             except ProbesNeeded as needed:
-                depends = dict.fromkeys(path for probe in needed.probes for path in probe.files)
-                asked.update(depends)
+                depends = [path for probe in needed.probes for path in probe.files]
                 await asyncio.to_thread(self._files.read_ahead, depends)
                 answers = await asyncio.gather(*(self._answer(probe) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)
+            else:
+                self._expect(request.project, knowledge.asked)
+                asked = dict.fromkeys(path for probe in knowledge.asked for path in probe.files)
+                return msgspec.structs.replace(plan, read=(*plan.read, *asked))
         raise RequestError(
             "probes", f"the plan still asks questions after {MOST_ROUNDS} rounds", next_step="report this as a bug"
         )
+
+    def _expect(self, project: str, probes: tuple[Probe, ...]) -> None:
+        self._expected[project] = probes
+        if len(self._expected) > MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+
+    def _recall(self, probes: tuple[Probe, ...]) -> list[tuple[Probe, Answer]]:
+        """Those whose answer is remembered and still holds."""
+        self._files.read_ahead(path for probe in probes for path in probe.files)
+        answers = ((probe, self._remembered(self._identity(probe))) for probe in probes)
+        return [(probe, answer) for probe, answer in answers if answer is not None]
+
+    def _remembered(self, digest: Digest) -> Answer | None:
+        known = self._store.probe_answer(digest)
+        if known is None:
+            return None
+        try:
+            return _answer(*msgspec.msgpack.decode(known, type=tuple[int, bytes, bytes]))
+        except msgspec.MsgspecError:
+            return None  # written by another version: ask the tool again
 
     async def _answer(self, probe: Probe) -> Answer:
         digest = await asyncio.to_thread(self._identity, probe)
@@ -80,14 +109,9 @@ class Planner:
         return await asyncio.shield(asking)
 
     async def _find_out(self, probe: Probe, digest: Digest) -> Answer:
-        known = await asyncio.to_thread(self._store.probe_answer, digest)
+        known = await asyncio.to_thread(self._remembered, digest)
         if known is not None:
-            try:
-                status, stdout, stderr = msgspec.msgpack.decode(known, type=tuple[int, bytes, bytes])
-            except msgspec.MsgspecError:
-                pass  # written by another version: ask the tool again
-            else:
-                return _answer(status, stdout, stderr)
+            return known
         async with self._gate:
             said = await self._run(probe)
         await asyncio.to_thread(self._store.save_probe_answer, digest, msgspec.msgpack.encode(said))

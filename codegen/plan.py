@@ -203,9 +203,16 @@ class Knowledge:
 
     def __init__(self, answers: Iterable[tuple[Probe, Answer]] = ()) -> None:
         self._answers = dict(answers)
+        self._asked: dict[Probe, None] = {}
+
+    @property
+    def asked(self) -> tuple[Probe, ...]:
+        """Every probe that was asked for so far, each once."""
+        return tuple(self._asked)
 
     def ask(self, *probes: Probe) -> tuple[Answer, ...]:
         """Answers in the order of `probes`. Raises `ProbesNeeded` with all that are still unknown."""
+        self._asked.update(dict.fromkeys(probes))
         missing = tuple(probe for probe in probes if probe not in self._answers)
         if missing:
             raise ProbesNeeded(missing)
