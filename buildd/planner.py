@@ -7,7 +7,7 @@ actions takes a while, and the loop has others to answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from blake3 import blake3
@@ -45,6 +45,7 @@ class Planner:
         """Probes that run: many requests at once ask the same."""
         self._expected: dict[str, tuple[Probe, ...]] = {}
         """What the last plan of a project asked; the newest projects last."""
+        self._latest: tuple[Probe, ...] = ()
 
     async def plan(self, request: Request) -> Plan:
         """The plan for a request.
@@ -58,8 +59,9 @@ class Planner:
 
             self._make = make_plan
         knowledge = Knowledge()
-        # What the project's last plan asked is likely to be asked again: looked up at once instead of round by round.
-        expected = self._expected.pop(request.project, ())
+        # What the project's last plan asked, or else another's, is likely to be asked again: looked up at once instead
+        # of round by round.
+        expected = self._expected.pop(request.project, self._latest)
         if expected:
             for probe, answer in await asyncio.to_thread(self._recall, expected):
                 knowledge.learn(probe, answer)
@@ -67,9 +69,8 @@ class Planner:
             try:
                 plan = await asyncio.to_thread(self._make, request, knowledge)
             except ProbesNeeded as needed:
-                depends = [path for probe in needed.probes for path in probe.files]
-                await asyncio.to_thread(self._files.read_ahead, depends)
-                answers = await asyncio.gather(*(self._answer(probe) for probe in needed.probes))
+                digests = await asyncio.to_thread(self._digests, needed.probes)
+                answers = await asyncio.gather(*(self._answer(probe, digests) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)
             else:
@@ -81,14 +82,14 @@ class Planner:
         )
 
     def _expect(self, project: str, probes: tuple[Probe, ...]) -> None:
-        self._expected[project] = probes
+        self._expected[project] = self._latest = probes
         if len(self._expected) > MOST_EXPECTED:
             del self._expected[next(iter(self._expected))]
 
     def _recall(self, probes: tuple[Probe, ...]) -> list[tuple[Probe, Answer]]:
         """Those whose answer is remembered and still holds."""
-        self._files.read_ahead(path for probe in probes for path in probe.files)
-        answers = ((probe, self._remembered(self._identity(probe))) for probe in probes)
+        digests = self._digests(probes)
+        answers = ((probe, self._remembered(_identity(probe, digests))) for probe in probes)
         return [(probe, answer) for probe, answer in answers if answer is not None]
 
     def _remembered(self, digest: Digest) -> Answer | None:
@@ -100,8 +101,8 @@ class Planner:
         except msgspec.MsgspecError:
             return None  # written by another version: ask the tool again
 
-    async def _answer(self, probe: Probe) -> Answer:
-        digest = await asyncio.to_thread(self._identity, probe)
+    async def _answer(self, probe: Probe, digests: Mapping[str, str]) -> Answer:
+        digest = _identity(probe, digests)
         asking = self._asking.get(digest)
         if asking is None:
             asking = self._asking[digest] = asyncio.create_task(self._find_out(probe, digest))
@@ -117,11 +118,12 @@ class Planner:
         await asyncio.to_thread(self._store.save_probe_answer, digest, msgspec.msgpack.encode(said))
         return _answer(*said)
 
-    def _identity(self, probe: Probe) -> Digest:
-        facts = [self._files.fact(path) for path in probe.files]
-        digests = ["" if fact is None else fact.digest for fact in facts]
-        # Its repr holds every field, and paths that are no UTF-8.
-        return Digest(blake3(repr((probe, digests)).encode()).hexdigest())
+    def _digests(self, probes: Iterable[Probe]) -> dict[str, str]:
+        """Digests of all files that the answers depend on; empty for one that is not there."""
+        paths = dict.fromkeys(path for probe in probes for path in probe.files)
+        self._files.read_ahead(paths)
+        facts = ((path, self._files.fact(path)) for path in paths)
+        return {path: fact.digest if fact is not None else "" for path, fact in facts}
 
     async def _run(self, probe: Probe) -> tuple[int, bytes, bytes]:
         launch = Launch(
@@ -134,6 +136,11 @@ class Planner:
         job = await self._runner.launch(launch, lambda stream, line: None)
         exit = await job.wait()
         return exit.status, exit.stdout, exit.stderr
+
+
+def _identity(probe: Probe, digests: Mapping[str, str]) -> Digest:
+    # Its repr holds every field, and paths that are no UTF-8.
+    return Digest(blake3(repr((probe, [digests[path] for path in probe.files])).encode()).hexdigest())
 
 
 def _answer(status: int, stdout: bytes, stderr: bytes) -> Answer:
