@@ -50,7 +50,7 @@ class Traits(IntFlag):
     """`__TIMESTAMP__`: the result depends on the file's modification time, whatever SOURCE_DATE_EPOCH says."""
 
 
-_TRAITS_KNOWN = 1 << 8
+_TRAITS_KNOWN = 2 << 8
 """Saved with every remembered digest; another number whenever `traits_of` finds more, so that no answer of older code
 is taken for one of this."""
 
@@ -65,8 +65,8 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
     (b"__TIME__", Traits.TIME, None),
     (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
     (b".incbin", Traits.EMBED, None),
-    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;nt]\.include)")),
-    (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)\s*embed")),
+    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;nt]\.include)(?=[\s\"\\])")),
+    (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
 )
 # Comments do not count for these: every other header has one that speaks of them.
 _FILE = b"__FILE__"
@@ -84,17 +84,21 @@ def traits_of(content: bytes) -> Traits:
     if content.startswith(_BINARY):
         return found
     for word, trait, pattern in _WORDS:
-        if word in content and (pattern is None or pattern.search(content)):
+        if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
             found |= trait
     if b"has_include" in content.lower():
         found |= Traits.HAS_INCLUDE
     if _FILE in content or _ASSERT.search(content):
-        bare = _ASSERT_DEFINITION.sub(b"", _COMMENT.sub(rb"\1 ", content))
+        bare = _ASSERT_DEFINITION.sub(b"", _bare(content))
         if _FILE in bare:
             found |= Traits.PATHS
         if _ASSERT.search(bare):
             found |= Traits.ASSERT
     return found
+
+
+def _bare(content: bytes) -> bytes:
+    return _COMMENT.sub(rb"\1 ", content)
 
 
 class Stamp(NamedTuple):

@@ -36,6 +36,7 @@ _TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
         "no hipcc (Debian: apt install hipcc rocm-device-libs libamdhip64-dev)",
     ),
     "triton": (lambda: _package("triton"), "no triton (pip install buildd[triton])"),
+    "torch": (lambda: _package("torch"), "no torch (scripts/test-torch installs it)"),
     "node": (lambda: bool(shutil.which("node") and shutil.which("npm")), "no node and npm"),
 }
 
