@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,68 @@ def test_two_daemons_do_not_promise_the_same_memory_twice(ours: Claims, theirs: 
     admitted[1].clear()
     assert gates[1].relieve([]) is None
     assert gates[0].refusal(Ask(1, GIB), admitted[0]) == ""
+
+
+USER = """
+import os, sys
+from buildd.admission import Ask, Budget, Running
+from buildd.claims import Claims
+from buildd.gate import Gate
+from buildd.memory import HostMemory
+from protocol.messages import JobId
+# Only now: another user may not be able to read this Python.
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+gib = 1 << 30
+claims = Claims(sys.argv[1])
+gate = Gate(Budget(64), claims, lambda: HostMemory(16 * gib, 10 * gib))
+admitted = []
+for line in sys.stdin:
+    if line == "more\\n":
+        refused = gate.refusal(Ask(1, gib), admitted)
+        if not refused:
+            admitted.append(Running(JobId(len(admitted)), 1, gib, 0))
+    else:
+        admitted.clear()
+        gate.rest()
+    print(len(admitted), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_two_users_share_a_host(tmp_path: Path) -> None:
+    """Two processes of two real users: together no more than there is, each at least something, and what one gives
+    back the other gets. The folder is made by whoever comes first."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        os.chmod(shared, 0o777)
+        users = [
+            subprocess.Popen(
+                [sys.executable, "-c", USER, f"{shared}/claims", uid],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+            for uid in ("65533", "65534")
+        ]
+
+        def say(user: subprocess.Popen[str], word: str) -> int:
+            assert user.stdin is not None and user.stdout is not None
+            user.stdin.write(word + "\n")
+            return int(user.stdout.readline())
+
+        try:
+            one, two = users
+            first = [say(one, "more") for _ in range(12)][-1]
+            second = [say(two, "more") for _ in range(12)][-1]
+            assert 1 <= second <= first <= 9 and first + second <= 10, "one job always runs, so ten at most"
+            assert say(one, "rest") == 0
+            assert [say(two, "more") for _ in range(12)][-1] == 8, "half of the host while there was another just now"
+        finally:
+            for user in users:
+                user.kill()
+                user.communicate()
 
 
 def test_a_daemon_without_jobs_always_gets_one(ours: Claims, theirs: Claims) -> None:
