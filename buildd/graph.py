@@ -64,6 +64,12 @@ class Job:
     alone: bool = False
     evictions: int = 0
     overtaken: int = 0
+    spread: bool = False
+    """Carried out by a request of its own: it holds no CPU and no memory."""
+    within: RequestId | None = None
+    """That request, while there is one."""
+    charged: RequestId | None = None
+    """The request whose `running` counts it: the lead's, or the one that the lead's owner runs for."""
     kill_reason: KillReason | None = None
 
 
@@ -77,7 +83,8 @@ class Asked:
     open: int
     """Nodes that have not ended."""
     running: int = 0
-    """Jobs that run with a node of this request as lead."""
+    """Jobs that hold resources on behalf of this request; 0 where it has an owner, whose request is charged."""
+    owner: JobId | None = None
     failed: bool = False
     cancelled: bool = False
     ready: list[tuple[float, JobId]] = field(default_factory=list)

@@ -1,18 +1,19 @@
 """Who waits for what, what may run next, what an ending means. PURE: events in, instructions out.
 
 Knows no clock, no process, no file and no socket. A request is a graph of *nodes*; a node is looked up once all it
-depends on is done; a miss attaches it to a *job*. Nodes of any requests with equal flights share one job. Every change
-of a node's or job's state goes through `_move` and `_set`; `check` states what holds between events.
+depends on is done; a miss attaches it to a *job*. Nodes of any requests with equal flights share one job. A job that is
+*spread* is carried out by a request of its own, which it owns. Every change of a node's or job's state goes through
+`_move` and `_set`; `check` states what holds between events.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
 from typing import Protocol
 
 from buildd.graph import ENDED, Asked, Job, JobState, Node, NodeState, last_first
+from buildd.line import BACKFILL, Line
 from buildd.steps import (
     Attach,
     Cancelled,
@@ -37,18 +38,14 @@ from buildd.steps import (
     Tick,
     Undeliverable,
 )
-from protocol.messages import JobId, Outcome, Priority, RequestId
+from protocol.messages import JobId, Outcome, RequestId
 
 MOST_LOOKS = 3
 """A node whose inputs change under every run is delivered unstored after this many look-ups."""
 MOST_EVICTIONS = 3
 """A job that had to give way to memory pressure this often runs alone."""
-BACKFILL = 8
-"""How many smaller jobs are tried when the first in line does not fit."""
 MOST_OVERTAKES = 16
 """How often a job that does not fit may be overtaken before the others wait for it."""
-
-_RANK = {Priority.EDITOR: 0, Priority.BUILD: 1, Priority.WARM: 2}
 
 
 class Gate(Protocol):
@@ -79,11 +76,14 @@ class State:
         self._clock = 0
         self._looked_at: dict[tuple[RequestId, int], int] = {}
         self._running: dict[JobId, Job] = {}
-        """Exactly the jobs that are RUNNING or ENDING."""
+        """Exactly the jobs that are RUNNING or ENDING and not spread."""
+        self._spread: dict[JobId, Job] = {}
+        """Exactly the spread jobs that are RUNNING or ENDING."""
         self._keeping = 0
         """How many jobs are KEEPING."""
         self._alone: dict[JobId, Job] = {}
         """Exactly the READY jobs that have to run alone."""
+        self._line = Line(self.requests, self.jobs, self._running, self._spread, self._alone, cpus=cpus)
         self._story: deque[tuple[int, object]] = deque(maxlen=story)
 
     # -- the outside
@@ -123,7 +123,7 @@ class State:
     @property
     def queued(self) -> int:
         """Jobs that wait to run."""
-        return len(self.jobs) - len(self._running) - self._keeping
+        return len(self.jobs) - len(self._running) - len(self._spread) - self._keeping
 
     # -- events
 
@@ -136,11 +136,21 @@ class State:
             node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
         asked = Asked(event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes))
         self.requests[event.request] = asked
+        if event.owner is not None:
+            self._take_in(asked, self.jobs[event.owner])
         if not nodes:
             self._complete(asked, out)
         for node in sorted(nodes, key=lambda n: -n.remaining_s):
             if node.pending == 0:
                 self._look(node, out, fresh=False)
+
+    def _take_in(self, asked: Asked, owner: Job) -> None:
+        asked.owner = owner.id
+        owner.within = asked.id
+        request, index = owner.followers[0]
+        above = self.requests[request].nodes[index]
+        for node in asked.nodes:
+            node.remaining_s += above.remaining_s - above.spec.wall_s
 
     def _missed(self, event: Missed, out: list[Instruction]) -> None:
         node = self._node(event.request, event.node)
@@ -155,7 +165,7 @@ class State:
         job_id = self.flights.get(event.flight)
         job = self.jobs.get(job_id) if job_id is not None else None
         if job is None or job.state is JobState.ENDING:
-            job = Job(JobId(self._next_job), event.flight, event.cpus, event.memory_bytes)
+            job = Job(JobId(self._next_job), event.flight, event.cpus, event.memory_bytes, spread=event.spread)
             self._next_job += 1
             self.jobs[job.id] = job
             self.flights[event.flight] = job.id
@@ -246,7 +256,7 @@ class State:
             dependent = asked.nodes[d]
             dependent.pending -= 1
             if dependent.pending == 0 and dependent.state is NodeState.WAITING:
-                if asked.failed and not asked.keep_going:
+                if asked.failed and not asked.keep_going and asked.owner is None:
                     continue
                 self._look(dependent, out, fresh=False)
         self._settle(asked, out)
@@ -268,7 +278,15 @@ class State:
                 self._move(dependent, NodeState.SKIPPED)
                 asked.open -= 1
                 waiting.extend(dependent.dependents)
-        if not asked.keep_going:
+        if asked.owner is not None:
+            # A tool that does one step after another would not have come to these.
+            for other in asked.nodes[index + 1 :]:
+                if other.state not in ENDED:
+                    if other.state is NodeState.ATTACHED:
+                        self._leave(other, out)
+                    self._move(other, NodeState.SKIPPED)
+                    asked.open -= 1
+        elif not asked.keep_going:
             # What runs may finish (its result is worth keeping); what has not started does not start.
             for other in asked.nodes:
                 if other.state is NodeState.WAITING:
@@ -287,6 +305,8 @@ class State:
     def _complete(self, asked: Asked, out: list[Instruction]) -> None:
         outcome = Outcome.CANCELLED if asked.cancelled else Outcome.FAILED if asked.failed else Outcome.BUILT
         del self.requests[asked.id]
+        if asked.owner is not None and (owner := self.jobs.get(asked.owner)) is not None:
+            owner.within = None
         if not self.requests:
             self._landed.clear()
             self._looked_at.clear()
@@ -326,13 +346,14 @@ class State:
             heapq.heappush(asked.ready, (-asked.nodes[index].remaining_s, job.id))
 
     def _release(self, job: Job) -> None:
-        if job.lead is not None and job.lead[0] in self.requests:
-            self.requests[job.lead[0]].running -= 1
-        job.lead = None
+        if job.charged in self.requests:
+            self.requests[job.charged].running -= 1
+        job.charged = job.lead = None
 
     def _forget(self, job: Job) -> None:
         self.jobs.pop(job.id, None)
         self._running.pop(job.id, None)
+        self._spread.pop(job.id, None)
         self._keeping -= job.state is JobState.KEEPING
         self._alone.pop(job.id, None)
         if self.flights.get(job.flight) == job.id:
@@ -340,19 +361,24 @@ class State:
 
     def _start_what_fits(self, out: list[Instruction]) -> None:
         self.waiting_for = ""
-        running = len(self._running)
         while True:
-            if self._cpus and sum(job.cpus for job in self._running.values()) >= self._cpus:
+            taken = sum(job.cpus for job in self._running.values())
+            if self._cpus and taken >= self._cpus:
                 self.waiting_for = f"cpu: all {self._cpus} are taken" if self.queued else ""
                 return
-            started = False
-            for tried, (job, lead) in enumerate(self._in_line(), start=1):
-                why = self._gate(job.cpus, job.memory_bytes, job.alone, running)
-                if not why:
+            started, tried = False, 0
+            for job, lead in self._line.best_first():
+                if job.spread:
+                    started = self._line.may_spread(lead[0], taken)
+                else:
+                    tried += 1
+                    why = self._gate(job.cpus, job.memory_bytes, job.alone, len(self._running))
+                    started = not why
+                if started:
                     self._begin(job, lead, out)
-                    running += 1
-                    started = True
                     break
+                if job.spread:
+                    continue
                 if not self.waiting_for:
                     self.waiting_for = why
                 if job.alone or job.overtaken >= MOST_OVERTAKES or tried > BACKFILL:
@@ -362,38 +388,14 @@ class State:
                 return
             self.waiting_for = ""
 
-    def _in_line(self) -> Iterator[tuple[Job, tuple[RequestId, int]]]:
-        """READY jobs whose request is under its cap, best first. Jobs that must run alone come first of all."""
-        seen: set[JobId] = set()
-        for job in list(self._alone.values()):
-            seen.add(job.id)
-            yield job, job.followers[0]
-        heads: list[tuple[int, float, JobId, RequestId]] = []
-        for asked in self.requests.values():
-            if asked.most_jobs and asked.running >= asked.most_jobs:
-                continue
-            entries: list[tuple[float, JobId]] = []
-            while asked.ready and len(entries) <= BACKFILL:
-                entry = heapq.heappop(asked.ready)
-                job_or_none = self.jobs.get(entry[1])
-                if job_or_none is not None and job_or_none.state is JobState.READY and entry[1] not in seen:
-                    entries.append(entry)
-            for entry in entries:
-                heapq.heappush(asked.ready, entry)
-            heads.extend((_RANK[asked.priority], *entry, asked.id) for entry in entries)
-        heads.sort()
-        for _, _, job_id, request in heads:
-            if job_id in seen:
-                continue
-            seen.add(job_id)
-            job = self.jobs[job_id]
-            yield job, next(follower for follower in job.followers if follower[0] == request)
-
     def _begin(self, job: Job, lead: tuple[RequestId, int], out: list[Instruction]) -> None:
         asked = self.requests[lead[0]]
         job.lead = lead
         job.overtaken = 0
-        asked.running += 1
+        if not job.spread:
+            payer = self._line.payer(asked)
+            job.charged = payer.id
+            payer.running += 1
         self._set(job, JobState.RUNNING)
         job.final = asked.nodes[lead[1]].looks >= MOST_LOOKS
         if job.final and self.flights.get(job.flight) == job.id:
@@ -412,11 +414,12 @@ class State:
         job.state = state
         if state in (JobState.READY, JobState.KEEPING):
             self._running.pop(job.id, None)
+            self._spread.pop(job.id, None)
             if job.alone and state is JobState.READY:
                 self._alone[job.id] = job
         else:
             self._alone.pop(job.id, None)
-            self._running[job.id] = job
+            (self._spread if job.spread else self._running)[job.id] = job
 
     def _tell(self, step: object) -> None:
         self._story.append((self._clock, step))
@@ -440,7 +443,8 @@ class State:
         for asked in self.requests.values():
             assert asked.open == sum(n.state not in ENDED for n in asked.nodes) > 0, told
             assert asked.running >= 0, told
-            assert asked.running == sum(j.lead is not None and j.lead[0] == asked.id for j in self.jobs.values()), told
+            assert asked.running == sum(j.charged == asked.id for j in self.jobs.values()), told
+            assert asked.owner is None or self.jobs[asked.owner].within == asked.id, told
             assert not asked.most_jobs or asked.running <= asked.most_jobs, told
             for node in asked.nodes:
                 undone = sum(asked.nodes[d].state is not NodeState.DONE for d in node.spec.depends)
@@ -450,7 +454,8 @@ class State:
                 if node.state is NodeState.ATTACHED:
                     assert (asked.id, node.index) in self._job_of(node).followers, told
         held = (JobState.RUNNING, JobState.ENDING)
-        assert set(self._running) == {j.id for j in self.jobs.values() if j.state in held}, told
+        for spread, kept in ((False, self._running), (True, self._spread)):
+            assert set(kept) == {j.id for j in self.jobs.values() if j.state in held and j.spread is spread}, told
         assert self._keeping == sum(j.state is JobState.KEEPING for j in self.jobs.values()), told
         assert set(self._alone) == {j.id for j in self.jobs.values() if j.alone and j.state is JobState.READY}, told
         for job in self.jobs.values():

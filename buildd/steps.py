@@ -43,6 +43,9 @@ class Submitted:
     priority: Priority = Priority.BUILD
     most_jobs: int = 0
     keep_going: bool = False
+    owner: JobId | None = None
+    """The job that these nodes carry out, in the order in which its tool would. They count as jobs of whoever follows
+    that job, and have its priority; once one has failed, only those before it go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Missed:
     """Equal flights are one execution."""
     cpus: int
     memory_bytes: int
+    spread: bool = False
+    """A request of its own will carry it out (`Submitted.owner`); it holds no CPU and no memory itself."""
 
 
 @dataclass(frozen=True, slots=True)

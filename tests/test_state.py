@@ -32,7 +32,7 @@ from buildd.steps import (
 )
 from protocol.messages import JobId, Outcome, Priority, RequestId
 
-A, B = RequestId("a"), RequestId("b")
+A, B, INNER = RequestId("a"), RequestId("b"), RequestId("inner")
 
 
 def slots(count: int):
@@ -53,8 +53,8 @@ def nodes(*depends: tuple[int, ...], wall_s: float = 1.0) -> tuple[NodeSpec, ...
 class Machine:
     """A state that checks itself after each event."""
 
-    def __init__(self, count: int = 2) -> None:
-        self.state = State(slots(count))
+    def __init__(self, count: int = 2, cpus: int = 0) -> None:
+        self.state = State(slots(count), cpus=cpus)
 
     def __call__(self, event: StateEvent) -> list[Instruction]:
         out = self.state.handle(event)
@@ -261,29 +261,159 @@ def test_a_big_job_is_not_overtaken_for_ever() -> None:
     state.check()
 
 
+def spread(request: RequestId, node: int, flight: str = "") -> Missed:
+    return Missed(request, node, flight or f"{request}{node}", 1, 0, spread=True)
+
+
+STEPS = nodes((), (0,), (), (2,), (1, 3))
+"""Two chains and what stands on both: host preprocess, cudafe++; preprocess, cicc; host compile."""
+
+
+def starts(instructions: list[Instruction]) -> list[tuple[RequestId, int]]:
+    return [(i.request, i.node) for i in instructions if isinstance(i, Start)]
+
+
+def test_a_spread_job_holds_nothing_and_its_steps_run_side_by_side() -> None:
+    machine = Machine(cpus=2)
+    machine(Submitted(A, nodes(())))
+    assert starts(machine(spread(A, 0))) == [(A, 0)]
+    assert machine.state.running == [] and machine.state.queued == 0
+    machine(Submitted(INNER, STEPS, owner=JobId(1)))
+    machine(missed(INNER, 0))
+    machine(missed(INNER, 2))
+    assert [job.lead for job in machine.state.running] == [(INNER, 0), (INNER, 2)]
+    for job in (2, 3):
+        machine(Ended(JobId(job), Ending.SUCCESS))
+    for node in (0, 2):
+        assert machine(Delivered(INNER, node)) == [LookUp(INNER, node + 1, False)]
+    assert machine(Hit(INNER, 1)) == [] and machine(Hit(INNER, 3)) == [LookUp(INNER, 4, False)]
+    assert machine(Hit(INNER, 4)) == [Complete(INNER, Outcome.BUILT)]
+    assert machine(Ended(JobId(1), Ending.SUCCESS)) == [Deliver(A, 0, JobId(1))]
+    assert machine(Delivered(A, 0)) == [Complete(A, Outcome.BUILT)]
+
+
+def test_a_further_job_is_spread_only_for_a_cpu_that_would_be_idle() -> None:
+    machine = Machine(cpus=2)
+    machine(Submitted(A, nodes(*([()] * 4))))
+    for node in range(4):
+        machine(spread(A, node))
+    assert len(machine.state.jobs) == 4 and machine.state.queued == 2, "two that will want a CPU each"
+    machine(Submitted(INNER, STEPS, owner=JobId(1)))
+    assert starts(machine(missed(INNER, 0))) == [(INNER, 0)]
+    assert starts(machine(missed(INNER, 2))) == [(INNER, 2)], "what has begun goes before what has not"
+    for job in (5, 6):
+        machine(Ended(JobId(job), Ending.SUCCESS))
+    assert machine.state.queued == 2, "both wait for look-ups only, and will want a CPU each"
+    for node in (0, 2):
+        machine(Delivered(INNER, node))
+    for node in (1, 3):
+        machine(Hit(INNER, node))
+    machine(Hit(INNER, 4))
+    assert starts(machine(Released(JobId(1)))) == [(A, 2)], "the first is being stored"
+
+
+def test_after_a_failed_step_only_those_before_it_go_on() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(spread(A, 0))
+    machine(Submitted(INNER, nodes((), (0,), (), (2,), (), (1, 3)), owner=JobId(1)))
+    for node in (0, 2, 4):
+        machine(missed(INNER, node))
+    out = machine(Ended(JobId(3), Ending.FAILED))
+    assert NodeFailed(INNER, 2, JobId(3)) in out and not any(isinstance(i, Complete) for i in out)
+    assert JobId(4) not in machine.state.jobs, "the compiler would not have come to it"
+    machine(Ended(JobId(2), Ending.SUCCESS))
+    assert machine(Delivered(INNER, 0)) == [LookUp(INNER, 1, False)]
+    assert machine(Hit(INNER, 1)) == [Complete(INNER, Outcome.FAILED)]
+    assert machine(Ended(JobId(1), Ending.FAILED)) == [NodeFailed(A, 0, JobId(1)), Complete(A, Outcome.FAILED)]
+
+
+def test_the_cap_of_a_request_counts_its_steps() -> None:
+    machine = Machine(cpus=4)
+    machine(Submitted(A, nodes((), ()), most_jobs=1))
+    machine(spread(A, 0))
+    machine(spread(A, 1))
+    machine(Submitted(INNER, STEPS, owner=JobId(1)))
+    machine(missed(INNER, 0))
+    assert machine(missed(INNER, 2))[1:] == [], "one at a time"
+    assert starts(machine(Ended(JobId(3), Ending.SUCCESS))) == [(INNER, 2)]
+
+
+def test_an_editor_lifts_the_steps_of_a_job_that_it_joins() -> None:
+    machine = Machine(count=1)
+    machine(Submitted(A, nodes(()), priority=Priority.WARM))
+    machine(spread(A, 0, "same"))
+    machine(Submitted(INNER, STEPS, priority=Priority.WARM, owner=JobId(1)))
+    machine(Submitted(B, nodes((), ())))
+    machine(missed(B, 0))
+    machine(missed(INNER, 0))
+    machine(missed(B, 1))
+    machine(Submitted(RequestId("editor"), nodes(()), priority=Priority.EDITOR))
+    machine(spread(RequestId("editor"), 0, "same"))
+    assert starts(machine(Ended(JobId(2), Ending.SUCCESS))) == [(INNER, 0)]
+
+
+def test_the_last_follower_of_a_spread_job_ends_its_steps() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    machine(spread(A, 0))
+    machine(Submitted(INNER, STEPS, owner=JobId(1)))
+    machine(missed(INNER, 0))
+    assert machine(Cancelled(A)) == [Kill(JobId(1), KillReason.CANCELLED), Complete(A, Outcome.CANCELLED)]
+    assert machine(Cancelled(INNER)) == [
+        Kill(JobId(2), KillReason.CANCELLED),
+        Complete(INNER, Outcome.CANCELLED),
+    ]
+    machine(Ended(JobId(1), Ending.KILLED))
+    machine(Ended(JobId(2), Ending.KILLED))
+    assert not machine.state.jobs
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) -> None:
-    machine = Machine(count=data.draw(st.integers(1, 3)))
+    machine = Machine(count=data.draw(st.integers(1, 3)), cpus=data.draw(st.integers(0, 2)))
+    owners: dict[RequestId, JobId] = {}
     requests = [RequestId(f"r{i}") for i in range(data.draw(st.integers(1, 3)))]
     looking: list[tuple[RequestId, int]] = []
     delivering: list[tuple[RequestId, int]] = []
     running: set[JobId] = set()
     done: set[RequestId] = set()
+    begin: list[tuple[RequestId, JobId]] = []
+    ending: list[RequestId] = []
+    over: list[tuple[JobId, Outcome]] = []
 
     def carry_out(instructions: list[Instruction]) -> None:
         for i in instructions:
             match i:
                 case LookUp():
                     looking.append((i.request, i.node))
+                case Start() if machine.state.jobs[i.job].spread:
+                    inner = RequestId(f"inner{i.job}-{machine.state._clock}")
+                    owners[inner] = i.job
+                    begin.append((inner, i.job))
                 case Start():
                     assert i.job not in running
                     running.add(i.job)
+                case Kill() if i.job in owners.values():
+                    ending.extend(inner for inner, job in owners.items() if job == i.job)
                 case Deliver():
                     delivering.append((i.request, i.node))
+                case Complete() if i.request in owners:
+                    over.append((owners[i.request], i.outcome))
                 case Complete():
                     assert i.request not in done
                     done.add(i.request)
+        # What a shell does of its own accord: spread, tell of the end, cancel.
+        while begin:
+            inner, job = begin.pop()
+            carry_out(machine(Submitted(inner, STEPS, owner=job)))
+        while ending:
+            carry_out(machine(Cancelled(ending.pop())))
+        while over:
+            job, outcome = over.pop()
+            how = {Outcome.BUILT: Ending.SUCCESS, Outcome.CANCELLED: Ending.KILLED}.get(outcome, Ending.FAILED)
+            carry_out(machine(Ended(job, how)))
 
     for request in requests:
         size = data.draw(st.integers(0, 5))
@@ -309,7 +439,8 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
                 if data.draw(st.booleans()):
                     carry_out(machine(Hit(request, node)))
                 else:
-                    carry_out(machine(Missed(request, node, f"f{data.draw(st.integers(0, 3))}", 1, 0)))
+                    flight, steps = data.draw(st.integers(0, 3)), request not in owners and data.draw(st.booleans())
+                    carry_out(machine(Missed(request, node, f"{request in owners}{steps}{flight}", 1, 0, spread=steps)))
             case "deliver":
                 carry_out(machine(Delivered(*delivering.pop())))
             case "end":
