@@ -66,6 +66,17 @@ def script_files(path: str, environment: Mapping[str, str], depth: int = 4) -> t
     return tuple(found)
 
 
+def hands_over(script: str, program: str) -> bool:
+    """Whether all that a shell script does is to become a program, with the arguments that it got."""
+    try:
+        with open(script, encoding="utf-8", errors="replace") as stream:
+            text = stream.read(1 << 12)
+    except OSError:
+        return False
+    match = re.fullmatch(r"#! ?/\S*/(?:env )?(?:ba|da|)sh\n(?:\s*(?:#.*)?\n)*exec \"?(/[\w./+-]+)\"? \"\$@\"\s*", text)
+    return match is not None and os.path.realpath(match[1]) == os.path.realpath(program)
+
+
 class Files:
     """The files of a tool. Each file counts once, also behind links, and each role is given once."""
 

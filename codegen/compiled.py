@@ -6,6 +6,7 @@ name between its actions, so planning it takes a fraction of a second.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from codegen.plan import (
     Ref,
     RequestError,
     Resources,
+    Steps,
     Tool,
 )
 from codegen.sources import output_stem
@@ -77,6 +79,8 @@ class Recipe:
     per_source: Callable[[str], tuple[Argument, ...]] | None = None
     search: tuple[str, ...] = ()
     """Include folders of the flags."""
+    decompose: Callable[[Step, str], Steps | str] | None = None
+    """How the compiles of a step with sources of an extension (".cu") are carried out, or why as one process."""
     library_search: tuple[str, ...] = ()
     """Library folders of the flags."""
     device_link: bool = False
@@ -102,7 +106,7 @@ def plan_compiled(
         read: folders that were listed to find the sources.
     """
     folder = f"{context.build}/{target.name}"
-    actions, by_step = _compile(target, recipe, sources, folder)
+    actions, by_step, stepwise = _compile(target, recipe, sources, folder)
     objects = [path for step, paths in by_step for path in paths if step.link]
     tools: list[Tool] = [recipe.compiler.tool]
     links = _dependencies(context, target)
@@ -115,6 +119,7 @@ def plan_compiled(
         return Part(
             actions=tuple(actions),
             tools=tuple(tools),
+            steps=stepwise,
             files=files,
             artifacts=artifacts,
             notices=notices,
@@ -142,6 +147,7 @@ def plan_compiled(
     return Part(
         actions=tuple(actions),
         tools=tuple(tools),
+        steps=stepwise,
         files=files,
         artifacts=(
             NamedArtifact(target=target.name, name=name, path=path),
@@ -161,13 +167,15 @@ def plan_compiled(
 
 def _compile(
     target: Target, recipe: Recipe, sources: tuple[str, ...], folder: str
-) -> tuple[list[Action], list[tuple[Step, list[str]]]]:
+) -> tuple[list[Action], list[tuple[Step, list[str]]], tuple[Steps, ...]]:
     effects = recipe.compile_effects
     tool, environment = recipe.compiler.tool.name, recipe.compiler.environment
     search = tuple(dict.fromkeys(recipe.search))
     actions: list[Action] = []
     by_step: list[tuple[Step, list[str]]] = []
+    stepwise: dict[str, Steps] = {}
     for step in recipe.steps:
+        by_extension: dict[str, Steps | str] = {}
         start = (recipe.compiler.program, *step.options)
         paths: list[str] = []
         for source in sources if step.only is None else step.only:
@@ -175,6 +183,12 @@ def _compile(
             path = f"{folder}/{step.folder}/{stem}"
             own = recipe.per_source(source) if recipe.per_source else ()
             paths.append(path)
+            extension = os.path.splitext(source)[1]
+            if extension not in by_extension:
+                by_extension[extension] = recipe.decompose(step, extension) if recipe.decompose is not None else ""
+            steps = by_extension[extension]
+            if isinstance(steps, Steps):
+                stepwise[steps.name] = steps
             actions.append(
                 Action(
                     name=f"{target.name}/{stem}",
@@ -188,12 +202,14 @@ def _compile(
                     search=search,
                     path_sensitive=effects.path_sensitive,
                     uncacheable=effects.uncacheable,
+                    steps=steps.name if isinstance(steps, Steps) else "",
+                    whole=steps if isinstance(steps, str) else "",
                     resources=step.resources or recipe.resources,
                     timeout_s=target.timeout_s,
                 )
             )
         by_step.append((step, paths))
-    return actions, by_step
+    return actions, by_step, tuple(stepwise.values())
 
 
 def _as_argument(source: str) -> str:

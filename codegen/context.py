@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact, Tool
+from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact, Steps, Tool
 from protocol.messages import Request
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Part(Frozen, frozen=True):
 
     actions: tuple[Action, ...] = ()
     tools: tuple[Tool, ...] = ()
+    steps: tuple[Steps, ...] = ()
     files: tuple[GeneratedFile, ...] = ()
     artifacts: tuple[NamedArtifact, ...] = ()
     notices: tuple[str, ...] = ()

@@ -76,6 +76,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         targets=asked,
         actions=_gathered([part.actions for part in parts.values()]),
         tools=tools,
+        steps=tuple(dict.fromkeys(_gathered([part.steps for part in parts.values()]))),
         files=_gathered([part.files for part in parts.values()]),
         artifacts=_gathered([parts[name].artifacts for name in asked]),
         notices=tuple(

@@ -100,6 +100,14 @@ class Action(Frozen, frozen=True):
     """Absolute paths reach the result (-g, -lineinfo): the project's and the roots' folders are part of the key."""
     uncacheable: str = ""
     """Why the result must not be stored; empty where it may."""
+    transient: bool = False
+    """Its result is not worth keeping: only its content matters, to the actions that read it."""
+    apart: bool = False
+    """Runs in its private folder instead of the project's, so that no folder gets into its output."""
+    steps: str = ""
+    """Name of the `Steps` of the plan that it is carried out by; empty where it runs as one process."""
+    whole: str = ""
+    """Why it is not carried out in steps though others of its kind are."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 
@@ -125,6 +133,18 @@ class Tool(Frozen, frozen=True):
     """Folders that it searches by itself, in order (absolute)."""
 
 
+class Steps(Frozen, frozen=True):
+    """How a compile is carried out step by step; see `nvcc_steps`, which writes and expands them."""
+
+    name: str
+    identity: str
+    """Of the project: sources of two projects with one path must not be taken for one."""
+    actions: tuple[Action, ...]
+    """In the order in which the compiler would run them, of a source and an object with placeholders' names."""
+    said: str = ""
+    """What the compiler itself says before its first step, on standard error."""
+
+
 class GeneratedFile(Frozen, frozen=True):
     """A file that the plan wants written before its actions run; rewritten only when its content differs."""
 
@@ -146,6 +166,7 @@ class Plan(Frozen, frozen=True):
     targets: tuple[str, ...]
     actions: tuple[Action, ...]
     tools: tuple[Tool, ...] = ()
+    steps: tuple[Steps, ...] = ()
     files: tuple[GeneratedFile, ...] = ()
     artifacts: tuple[NamedArtifact, ...] = ()
     notices: tuple[str, ...] = ()
