@@ -24,17 +24,20 @@ import msgspec
 from buildd.buildlog import Build, BuildSummary
 from buildd.command import shown
 from buildd.diagnostics import diagnose
-from buildd.errors import StoreError
+from buildd.errors import BuilddError, StoreError, told
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
+from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
+from buildd.steps import LookUp, NodeSpec
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
-from codegen.plan import Action, Plan, Resources, Tool
+from codegen.plan import Action, Plan, Resources, Steps, Tool
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
+OUR_FAULT = ("the daemon failed; its log has the story", "build again; buildd doctor --bundle makes a report of it")
 HIT = m.JobId(0)
 """Job id in events about actions that did not run."""
 DELIVER_MODES = frozenset({m.Mode.BUILD})
@@ -60,6 +63,15 @@ class Product:
     executable: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A file in a job's private folder and what it is."""
+
+    path: str
+    file: Path
+    product: Product
+
+
 @dataclass(slots=True)
 class Building:
     """State of one request. Methods that touch files are called from worker threads, one action at a time each."""
@@ -74,6 +86,7 @@ class Building:
     counts: Counts = field(default_factory=Counts)
     plan: Plan = field(default_factory=lambda: Plan(targets=(), actions=()))
     tools: dict[str, Tool] = field(default_factory=dict)
+    steps: dict[str, Steps] = field(default_factory=dict)
     resources: list[Resources] = field(default_factory=list)
     """Learned or guessed, one an action of the plan."""
     products: dict[str, Product] = field(default_factory=dict)
@@ -106,6 +119,11 @@ class Building:
         return Settings(request_env=self.request.environment, strict=False).is_on("AIT_TIME_COMPILATION")
 
     @property
+    def inner(self) -> bool:
+        """It carries out one job of other requests; see `stepwise`."""
+        return False
+
+    @property
     def writes_outputs(self) -> bool:
         return self.request.mode in DELIVER_MODES
 
@@ -113,7 +131,16 @@ class Building:
         """Take the plan on."""
         self.plan = plan
         self.tools = {tool.name: tool for tool in plan.tools}
+        self.steps = {steps.name: steps for steps in plan.steps}
         self.resources = resources
+
+    def graph(self) -> tuple[NodeSpec, ...]:
+        """The plan as the state machine takes it: an action stands on those that make its inputs."""
+        maker = {output.path: i for i, action in enumerate(self.plan.actions) for output in action.outputs}
+        return tuple(
+            NodeSpec(tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)), self.resources[i].wall_s)
+            for i, action in enumerate(self.plan.actions)
+        )
 
     def tool(self, action: Action) -> Tool:
         return self.tools[action.tool]
@@ -161,13 +188,29 @@ class Building:
         action = self.plan.actions[index]
         if fresh:
             self.forget_inputs(action)
-        answer = self.lookup.look(action, self.tool(action))
+        answer = self.lookup.look(action, self.tool(action), explain=not self.inner)
         if isinstance(answer, Found) and not self.take(action, answer.result):
             # A blob of it is gone or damaged: it was dropped from the store, so this is a miss like any other.
             answer = self.lookup.missing(action, self.tool(action), "a stored output was missing or damaged")
         if isinstance(answer, Missing):
             self.misses[index] = answer
         return answer
+
+    def look_all(self, batch: Iterable[LookUp]) -> list[tuple[int, Found | None, tuple[str, str] | None]]:
+        """Look several up: which, what was found, and the problem (what, next step) where one could not be."""
+        answers: list[tuple[int, Found | None, tuple[str, str] | None]] = []
+        self.preload(instruction.node for instruction in batch)
+        for instruction in batch:
+            try:
+                answer = self.look(instruction.node, fresh=instruction.fresh)
+            except (OSError, BuilddError) as error:
+                answers.append((instruction.node, None, told(error)))
+            except Exception:  # the edge: a fault of ours must not leave the client waiting
+                _log.exception("a look-up of %s failed inside", self.request.request_id)
+                answers.append((instruction.node, None, OUR_FAULT))
+            else:
+                answers.append((instruction.node, answer if isinstance(answer, Found) else None, None))
+        return answers
 
     def forget_inputs(self, action: Action) -> None:
         """Everything that the snapshot knows may be old: a file changed while an action ran."""
@@ -199,6 +242,10 @@ class Building:
             return True
         destination.parent.mkdir(parents=True, exist_ok=True)
         return self.store.restore(digest, destination, executable=executable)
+
+    def ran(self, index: int, exit: Exit, read: tuple[str, ...] | None, note: str) -> None:
+        """A job of this request's action ended, however it did."""
+        self.said_something = self.said_something or bool(note or exit.stdout or exit.stderr)
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
         """Put a file that was just made where it belongs."""

@@ -42,6 +42,8 @@ def launch_of(
     def made(path: str) -> str:
         # As short as can be: nvcc hands link inputs to a shell, which would read a $ in the project's own path.
         place = where(path)
+        if action.apart:
+            return place
         inside = place.removeprefix(f"{project}/")
         return place if inside.startswith(("-", "@")) else inside
 
@@ -63,7 +65,7 @@ def launch_of(
             pass
     return Launch(
         argv=tuple(resolve(argument) for argument in action.argv),
-        cwd=project,
+        cwd=private if action.apart else project,
         environment=tuple(sorted(environment.items())),
         payload=action.payload,
         timeout_s=action.timeout_s,

@@ -101,6 +101,7 @@ class Daemon:
                 memory_bytes=execution.memory_bytes,
             )
             for number, execution in list(scheduler.executions.items())
+            if not execution.action.steps  # its steps are here themselves
         ]
         return m.Status(
             pid=os.getpid(),

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buildd import history
-from buildd.building import Building, Product
+from blake3 import blake3
+
+from buildd import depfiles, history
+from buildd.building import Building, Made, Product
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.errors import BuilddError, RunnerError, StoreError, told
 from buildd.files import FINE_STEP_NS, Files
@@ -30,15 +32,6 @@ from buildd.store import InputSet, Result, StoredOutput
 from codegen.aitemplate_flags import time_line
 from codegen.plan import Action
 from protocol import messages as m
-
-
-@dataclass(slots=True)
-class Made:
-    """A file in the job's private folder and what it is."""
-
-    path: str
-    file: Path
-    product: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +74,8 @@ class Execution:
         self.exit: Exit | None = None
         self.failure: Failure | None = None
         self.note = ""
+        self.read: tuple[str, ...] | None = None
+        """The files that its tool said it read, as it spelled them."""
         self._final = final
         self._tell = tell
         self._released = released
@@ -100,17 +95,7 @@ class Execution:
 
     def time_line(self) -> str:
         """What AIT_TIME_COMPILATION asks for: the line of GNU time, from our own measurement."""
-        if self.exit is None or self._job is None:
-            return ""
-        timing = self.exit.timing
-        return time_line(
-            [os.fsdecode(argument) for argument in self._job.launch.argv],
-            exit_status=self.exit.status,
-            wall_s=timing.wall_s,
-            user_s=timing.user_s,
-            system_s=timing.system_s,
-            peak_rss_bytes=timing.peak_rss_bytes,
-        )
+        return "" if self.exit is None or self._job is None else time_line_of(self._job.launch, self.exit)
 
     def kill(self, reason: KillReason) -> None:
         """End it; its ending comes as ever."""
@@ -120,28 +105,17 @@ class Execution:
 
     async def run(self, runner: Runner) -> Ending:
         """Run the action and say how it ended. Raises nothing that concerns the action."""
-        building = self.building
         try:
             launch: Launch = await self._in_pool(self._prepare)
-            # A header written just before the request would look as if it had changed while the tool read it.
-            await asyncio.sleep(building.begun_s + FINE_STEP_NS / 1e9 - time.monotonic())
-            self._tell(
-                m.Started(
-                    job_id=self.number,
-                    action=self.action.name,
-                    kind=self.action.kind,
-                    command=building.command(self.action),
-                    expected_s=self.expected_s,
-                )
-            )
-            self.started_s = time.monotonic()
+            await self._settle()
+            self._tell_started()
             began_ns = time.time_ns()
             self._job = await runner.launch(launch, self._line)
             if self._kill is not None:
                 self._job.kill(self._kill)
             self.exit = await self._job.wait()
         except (OSError, StoreError) as error:
-            self.failure = _storage_failure(error)
+            self.failure = storage_failure(error)
             return Ending.FAILED
         except RunnerError as error:
             self.failure = Failure(m.FailureKind.TOOL_MISSING, error.message, error.next_step)
@@ -153,12 +127,33 @@ class Execution:
             self._learn(self.exit, ended)
             return self._why_failed(self.exit)
         self._released()
+        return await self._kept(self.exit, began_ns)
+
+    async def _kept(self, exit: Exit, began_ns: int) -> Ending:
         try:
-            ending: Ending = await self._in_pool(self._keep, self.exit, began_ns)
+            ending: Ending = await self._in_pool(self._keep, exit, began_ns)
             return ending
         except (OSError, StoreError) as error:
-            self.failure = _storage_failure(error)
+            self.failure = storage_failure(error)
             return Ending.FAILED
+
+    async def _settle(self) -> None:
+        # A header written just before the request would look as if it had changed while the tool read it.
+        await asyncio.sleep(self.building.begun_s + FINE_STEP_NS / 1e9 - time.monotonic())
+
+    def _tell_started(self) -> None:
+        if not self.building.inner:  # nobody follows a step, and its line takes a while to write
+            command = self.building.command(self.action)
+            self._tell(
+                m.Started(
+                    job_id=self.number,
+                    action=self.action.name,
+                    kind=self.action.kind,
+                    command=command,
+                    expected_s=self.expected_s,
+                )
+            )
+        self.started_s = time.monotonic()
 
     def close(self) -> None:
         """Remove the private folder, once every follower has what it wants from it."""
@@ -169,12 +164,16 @@ class Execution:
     # ----------------------------------------------------------------
 
     def _prepare(self) -> Launch:
-        self.building.lookup.foresee(self.action, self.building.tool(self.action))
+        if not self.action.transient:
+            self.building.lookup.foresee(self.action, self.building.tool(self.action))
         self._private = tempfile.mkdtemp(prefix="job-", dir=self.building.store.scratch_folder())
         for output in self.action.outputs:
             folder = os.path.dirname(output_path(self._private, self.action, output.name))
             if folder != self._private:
                 os.mkdir(folder)
+        for path in self.action.inputs:
+            if path in self.building.products:
+                self.building.where(path)  # a tool may find it by a name that is not among its arguments
         return launch_of(
             self.action,
             self.building.tool(self.action),
@@ -225,6 +224,10 @@ class Execution:
         )
         return Ending.FAILED
 
+    def _inputs(self) -> tuple[str, ...] | None:
+        depfile = _read(f"{self._private}/{DEPFILE}")
+        return None if depfile is None else depfiles.parse(self.action.discovery, depfile)
+
     def _keep(self, exit: Exit, began_ns: int) -> Ending:
         """Check the inputs again, store the outputs. In a worker thread."""
         building, action = self.building, self.action
@@ -240,9 +243,17 @@ class Execution:
                 )
                 return Ending.FAILED
             files.append((output, path))
+        if action.transient:
+            self.read = self._inputs()
+            for output, path in files:
+                product = Product(_content(path), path.stat().st_size, output.executable)
+                self.made.append(Made(output.path, path, product))
+            self._learn(exit, history.Ended.BUILT)
+            return Ending.SUCCESS
+        self.read = self._inputs()
         missing = building.misses[self.index]
-        depfile = _read(f"{self._private}/{DEPFILE}")
-        filing = building.lookup.file_run(action, tool, missing, depfile, (self._private, building.scratch), began_ns)
+        private = (str(store.scratch_folder()),)
+        filing = building.lookup.file_run(action, tool, missing, self.read, private, began_ns)
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
             if not self._final:
@@ -299,6 +310,10 @@ def _digest(path: Path) -> tuple[m.Digest, int]:
     return fact.digest, fact.stamp.size
 
 
+def _content(path: Path) -> m.Digest:
+    return m.Digest(blake3().update_mmap(path).hexdigest())
+
+
 def remove_folder(folder: str) -> None:
     """Remove a private folder; most hold two or three files and no folder, which takes a third of rmtree's time."""
     try:
@@ -315,5 +330,19 @@ def _read(path: str) -> bytes | None:
     return None
 
 
-def _storage_failure(error: OSError | BuilddError) -> Failure:
+def storage_failure(error: OSError | BuilddError) -> Failure:
+    """Why a job failed that could not use the disk or the store."""
     return Failure(m.FailureKind.STORE, *told(error))
+
+
+def time_line_of(launch: Launch, exit: Exit) -> str:
+    """The line of GNU time for what ran."""
+    timing = exit.timing
+    return time_line(
+        [os.fsdecode(argument) for argument in launch.argv],
+        exit_status=exit.status,
+        wall_s=timing.wall_s,
+        user_s=timing.user_s,
+        system_s=timing.system_s,
+        peak_rss_bytes=timing.peak_rss_bytes,
+    )

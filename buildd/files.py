@@ -351,6 +351,10 @@ class Snapshot:
     def is_produced(self, path: str) -> bool:
         return path in self._produced
 
+    def is_aside(self, path: str) -> bool:
+        """Whether it was made, but not put into the project."""
+        return path in self._produced and self._facts.get(path, (None, 0))[0] is None
+
     def made_none_of(self, paths: frozenset[str]) -> bool:
         """Whether no action of this request made any of these so far: what was seen of them holds."""
         return self._produced.keys().isdisjoint(paths)
@@ -377,8 +381,8 @@ class Snapshot:
 
         A file that was changed and changed back has a new stamp, and whoever read it may have read what was in between.
         """
-        if path in self._produced and path not in self._facts:
-            return True  # made, but not put into the project: nobody can have changed it
+        if self.is_aside(path):
+            return True  # nobody can have changed it
         fact = self.fact(path)
         if fact is None:
             return False

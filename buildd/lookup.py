@@ -7,12 +7,12 @@ that request's snapshot, so an answer is true for a moment at or after the reque
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from buildd import depfiles, keys, shadow
+from buildd import keys, shadow
 from buildd.files import Fact, Snapshot, Traits, appeared_since
 from buildd.names import Names
 from buildd.results import PRESENT
@@ -118,13 +118,17 @@ class Lookup:
         fact = self.snapshot.fact(path)
         return None if fact is None else fact.digest
 
-    def look(self, action: Action, tool: Tool) -> Found | Missing:
-        """Look one action up. Its declared inputs must be there (or produced) by now."""
+    def look(self, action: Action, tool: Tool, *, explain: bool = True) -> Found | Missing:
+        """Look one action up. Its declared inputs must be there (or produced) by now.
+
+        Args:
+            explain: compare a miss with what the action was made of last time.
+        """
         first, components = self.first_level(action, tool)
-        why = self._search(first, components, action, tool)
+        why = self._search(first, components, action, tool, explain=explain)
         if isinstance(why, Found):
             return why
-        return self._missing(first, components, action, why)
+        return self._missing(first, components if explain else [], action, why)
 
     def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
         """A miss for a reason that the caller found out."""
@@ -134,13 +138,15 @@ class Lookup:
         self, first: Digest, components: list[keys.Component], action: Action, why: tuple[str, ...]
     ) -> Missing:
         inputs = tuple((path, self.snapshot.digest(path)) for path in action.inputs)
-        return Missing(first, keys.encode(components), why, inputs)
+        return Missing(first, keys.encode(components) if components else b"", why, inputs)
 
     def _search(
-        self, first: Digest, components: list[keys.Component], action: Action, tool: Tool
+        self, first: Digest, components: list[keys.Component], action: Action, tool: Tool, *, explain: bool
     ) -> Found | tuple[str, ...]:
         if action.uncacheable:
             return (f"never stored: {action.uncacheable}",)
+        if action.transient:
+            return ("made again whenever it is needed",)
         if self._recache:
             return ("asked to run again",)
         why: list[str] = []
@@ -153,7 +159,7 @@ class Lookup:
                     return Found(first, result)
                 reason = "its result was evicted"
             why.append(reason)
-        return tuple(why[:1]) or self._why_unknown(action, components)
+        return tuple(why[:1]) or (self._why_unknown(action, components) if explain else ())
 
     def _differs(self, first: Digest, known: InputSet, action: Action, tool: Tool, names: Names) -> str:
         """Why an input set does not fit the files of now; empty where it does."""
@@ -218,7 +224,7 @@ class Lookup:
         action: Action,
         tool: Tool,
         missing: Missing,
-        depfile: bytes | None,
+        read: Iterable[str] | None,
         private: tuple[str, ...],
         started_ns: int,
     ) -> Filing:
@@ -228,7 +234,7 @@ class Lookup:
             action: what ran.
             tool: its tool.
             missing: what the look-up before the run said.
-            depfile: what the tool wrote about the files it read; None where it wrote nothing.
+            read: the files that it said it read, as it spelled them; None where it said nothing.
             private: folders of the job's own files; what lies below is no input.
             started_ns: when the run began, by the file system's clock.
         """
@@ -243,9 +249,9 @@ class Lookup:
         ]
         if stale:
             return Filing(None, stale=tuple(stale))
-        if depfile is None and action.discovery.value != "none":
+        if read is None and action.discovery.value != "none":
             return Filing(None, "the tool did not say which files it read")
-        used, stale = self._used(action, depfile or b"", private, started_ns, moved)
+        used, stale = self._used(action, read or (), private, started_ns, moved)
         if stale:
             return Filing(None, stale=tuple(stale))
         names = self._names_of(tool)
@@ -284,7 +290,7 @@ class Lookup:
             self.snapshot.listing(self._searched(folder))
 
     def _used(
-        self, action: Action, depfile: bytes, private: tuple[str, ...], started_ns: int, moved: dict[str, bool]
+        self, action: Action, read: Iterable[str], private: tuple[str, ...], started_ns: int, moved: dict[str, bool]
     ) -> tuple[list[str], list[str]]:
         """Discovered files that are not declared, and those of them that changed since the run began."""
         snapshot = self.snapshot
@@ -292,8 +298,8 @@ class Lookup:
         used: dict[str, None] = {}
         stale = []
         mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
-        for spelled in depfiles.parse(action.discovery, depfile):
-            path = self._normal(spelled)
+        for spelled in read:
+            path = self.normal(spelled)
             if path in declared or path in used or snapshot.absolute(path).startswith(mine):
                 continue
             used[path] = None
@@ -328,7 +334,7 @@ class Lookup:
             known = self._names[id(tool)] = Names(tuple(roots))
         return known
 
-    def _normal(self, spelled: str) -> str:
+    def normal(self, spelled: str) -> str:
         """One name for a file however it was spelled: links to folders resolved, relative below the project."""
         known = self._normals.get(spelled)
         if known is None:
@@ -347,15 +353,16 @@ class Lookup:
         return path[len(prefix) :] if path.startswith(prefix) else path
 
     def _survey(self, used: Sequence[str], action: Action, tool: Tool) -> shadow.Surroundings:
+        includers = [path for path in action.inputs if not self.snapshot.is_aside(path)]
         where = (action.search, tool.search)
         surveyor = self._surveyors.get(where)
         if surveyor is None:
             folders = ([self._searched(folder) for folder in several] for several in where)
             surveyor = self._surveyors[where] = shadow.Surveyor(self.snapshot, *folders)
-        return surveyor.survey(sorted(used), action.inputs)
+        return surveyor.survey(sorted(used), includers)
 
     def _searched(self, folder: str) -> str:
-        return self._normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."
+        return self.normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."
 
 
 def _folders_of(survey: shadow.Surroundings, names: Names) -> tuple[tuple[str, int], ...]:

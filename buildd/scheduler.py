@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from buildd import uptodate
 from buildd.admission import Ask, Budget, Running
-from buildd.building import Building
+from buildd.building import OUR_FAULT, Building
 from buildd.claims import Claims
 from buildd.errors import BuilddError, told
 from buildd.eventlog import RequestLog
@@ -25,7 +26,6 @@ from buildd.execution import Execution
 from buildd.gate import Gate
 from buildd.intake import Intake
 from buildd.launch import KillReason as RunnerKill
-from buildd.lookup import Found
 from buildd.planner import Make
 from buildd.runner import Runner
 from buildd.state import State
@@ -44,7 +44,6 @@ from buildd.steps import (
     LookUp,
     Missed,
     NodeFailed,
-    NodeSpec,
     Released,
     Relieve,
     Retry,
@@ -54,9 +53,9 @@ from buildd.steps import (
     Tick,
     Undeliverable,
 )
+from buildd.stepwise import Inner, Stepwise
 from codegen.aitemplate_flags import job_cap
 from codegen.environment import Settings
-from codegen.plan import Plan, Resources
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
@@ -64,9 +63,10 @@ T = TypeVar("T")
 
 LOOK_BATCH = 32
 """Look-ups done by one thread before their answers go back to the loop."""
+COUNTED = ("requests", "hits", "misses", "failures", "step_hits", "step_misses", "whole")
+"""Of actions, of their steps, and of actions that ran as one process though others of their kind run in steps."""
 BUILD = m.Priority.BUILD
 PROGRESS_S = 0.5
-OUR_FAULT = ("the daemon failed; its log has the story", "build again; buildd doctor --bundle makes a report of it")
 
 
 class Scheduler:
@@ -96,10 +96,12 @@ class Scheduler:
         self.state = State(self._admit, cpus=self.cpus)
         self.buildings: dict[m.RequestId, Building] = {}
         self.executions: dict[m.JobId, Execution] = {}
-        self.counters: dict[str, int] = {"requests": 0, "hits": 0, "misses": 0, "failures": 0}
+        self.counters: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._arriving: dict[m.RequestId, bool] = {}
         """Requests that are being planned, and whether they were cancelled meanwhile."""
         self._delivering: dict[m.JobId, int] = {}
+        self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
+        """Outcomes that jobs wait for whose steps are requests of their own."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
         self._ticker: asyncio.Task[None] | None = None
@@ -131,7 +133,7 @@ class Scheduler:
         return True
 
     def cancel_all(self) -> None:
-        for request_id in [*self._arriving, *self.buildings]:
+        for request_id in [*self._arriving, *(name for name, each in self.buildings.items() if not each.inner)]:
             self.cancel(request_id)
 
     @property
@@ -173,7 +175,7 @@ class Scheduler:
         self._feed(
             Submitted(
                 request.request_id,
-                _graph(building.plan, building.resources),
+                building.graph(),
                 request.priority,
                 request.jobs or job_cap(Settings(request_env=request.environment, strict=False)) or 0,
                 request.keep_going,
@@ -213,22 +215,7 @@ class Scheduler:
                 self._spawn(self._look(self.buildings[request], several[start : start + LOOK_BATCH]))
 
     async def _look(self, building: Building, batch: list[LookUp]) -> None:
-        def work() -> list[tuple[int, Found | None, tuple[str, str] | None]]:
-            answers: list[tuple[int, Found | None, tuple[str, str] | None]] = []
-            building.preload(instruction.node for instruction in batch)
-            for instruction in batch:
-                try:
-                    answer = building.look(instruction.node, fresh=instruction.fresh)
-                except (OSError, BuilddError) as error:
-                    answers.append((instruction.node, None, told(error)))
-                except Exception:  # the edge: a fault of ours must not leave the client waiting
-                    _log.exception("a look-up of %s failed inside", building.request.request_id)
-                    answers.append((instruction.node, None, OUR_FAULT))
-                else:
-                    answers.append((instruction.node, answer if isinstance(answer, Found) else None, None))
-            return answers
-
-        for index, found, problem in await self._in_pool(work):
+        for index, found, problem in await self._in_pool(building.look_all, batch):
             if building.request.request_id not in self.state.requests:
                 return
             action = building.plan.actions[index]
@@ -237,16 +224,27 @@ class Scheduler:
                 self._feed(Undeliverable(building.request.request_id, index))
             elif found is not None:
                 building.counts.done += 1
-                self.counters["hits"] += 1
+                self.counters["step_hits" if building.inner else "hits"] += 1
                 building.tell_hit(index, found.result)
                 self._feed(Hit(building.request.request_id, index))
             else:
                 resources = building.resources[index]
                 flight = f"{building.store.folder}\0{building.project}\0{building.misses[index].first}"
-                self._feed(Missed(building.request.request_id, index, flight, resources.cpus, resources.memory_bytes))
+                self._feed(
+                    Missed(
+                        building.request.request_id,
+                        index,
+                        flight,
+                        resources.cpus,
+                        resources.memory_bytes,
+                        spread=bool(action.steps),
+                    )
+                )
 
     def _attached(self, attach: Attach) -> None:
         building = self.buildings[attach.request]
+        if building.inner:
+            return
         action = building.plan.actions[attach.node]
         shared = len(self.state.jobs[attach.job].followers) > 1 if attach.job in self.state.jobs else False
         building.log.append(
@@ -261,7 +259,15 @@ class Scheduler:
 
     def _start(self, start: Start) -> None:
         building = self.buildings[start.request]
-        execution = Execution(
+        action = building.plan.actions[start.node]
+        make: Callable[..., Execution] = Execution
+        if action.steps:
+            make = partial(
+                Stepwise,
+                carry_out=lambda inner: self._carry_out_steps(inner, start.job),
+                cancel=lambda inner: self._feed(Cancelled(inner)),
+            )
+        execution = make(
             start.job,
             building,
             start.node,
@@ -274,8 +280,17 @@ class Scheduler:
         if start.node not in building.started:
             building.started.add(start.node)
             building.counts.misses += 1
-            self.counters["misses"] += 1
+            self.counters["step_misses" if building.inner else "misses"] += 1
+            self.counters["whole"] += bool(action.whole)
         self._spawn(self._run(execution))
+
+    async def _carry_out_steps(self, inner: Inner, job: m.JobId) -> m.Outcome:
+        request_id = inner.request.request_id
+        ended: asyncio.Future[m.Outcome] = self._loop.create_future()
+        self._steps[request_id] = ended
+        self.buildings[request_id] = inner
+        self._feed(Submitted(request_id, inner.graph(), inner.request.priority, owner=job))
+        return await ended
 
     async def _run(self, execution: Execution) -> None:
         try:
@@ -288,10 +303,10 @@ class Scheduler:
             self._tell(
                 execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=execution.time_line())
             )
-        if ending is Ending.SUCCESS and exit is not None:
-            if execution.note or exit.stdout or exit.stderr:
-                for request, _ in self.state.jobs[execution.number].followers:
-                    self.buildings[request].said_something = True
+        if exit is not None:
+            for request, node in self.state.jobs[execution.number].followers:
+                self.buildings[request].ran(node, exit, execution.read, execution.note)
+        if ending is Ending.SUCCESS and exit is not None and not execution.building.inner:
             self._tell(
                 execution.number,
                 m.Finished(
@@ -360,7 +375,7 @@ class Scheduler:
         execution = self.executions.get(failed.job)
         if execution is None:
             return  # told where it was found out
-        self.counters["failures"] += 1
+        self.counters["failures"] += not building.inner
         exit, failure = execution.exit, execution.failure
         building.tell_failed(
             failed.job,
@@ -376,6 +391,9 @@ class Scheduler:
 
     async def _complete(self, complete: Complete) -> None:
         building = self.buildings.pop(complete.request)
+        if building.inner:
+            self._steps.pop(complete.request).set_result(complete.outcome)
+            return
         if complete.outcome is m.Outcome.BUILT:
             for artifact in building.artifacts():
                 building.log.append(artifact)
@@ -438,7 +456,8 @@ class Scheduler:
             if now_s - told_s >= PROGRESS_S:
                 told_s = now_s
                 for building in self.buildings.values():
-                    self._tell_progress(building)
+                    if not building.inner:
+                        self._tell_progress(building)
 
     def _tell_progress(self, building: Building) -> None:
         asked = self.state.requests.get(building.request.request_id)
@@ -474,11 +493,3 @@ class Scheduler:
             _log.error(
                 "a task of the scheduler failed; what led here:\n%s", self.state.story, exc_info=task.exception()
             )
-
-
-def _graph(plan: Plan, resources: list[Resources]) -> tuple[NodeSpec, ...]:
-    maker = {output.path: i for i, action in enumerate(plan.actions) for output in action.outputs}
-    return tuple(
-        NodeSpec(tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)), resources[i].wall_s)
-        for i, action in enumerate(plan.actions)
-    )

@@ -79,10 +79,11 @@ def fake_plan(request: m.Request, knowledge: Knowledge) -> Plan:
 
 
 class Floor:
-    """One project and one store under a folder."""
+    """One project and one store under a folder; `options` are of its schedulers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: object) -> None:
         self.folder = folder
+        self.options = options
         self.project = folder / "project"
         self.store = folder / "store"
         for sub in ("src", "first", "include"):
@@ -138,10 +139,10 @@ class Shop:
 
     def __init__(self, floor: Floor, **options: object) -> None:
         self.floor = floor
-        self._options = options
+        self._options = {**floor.options, **options}
 
     async def __aenter__(self) -> Shop:
-        self.scheduler = Scheduler(default_store=self.floor.store, make=fake_plan, **{"cpus": 2, **self._options})
+        self.scheduler = Scheduler(default_store=self.floor.store, **{"make": fake_plan, "cpus": 2, **self._options})
         return self
 
     async def __aexit__(self, *error: object) -> None:

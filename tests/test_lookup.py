@@ -64,10 +64,9 @@ class Desk:
         """Pretend that the action ran now and read `used`."""
         lookup = self.lookup()
         missing = lookup.look(self.action, self.tool)
-        depfile = "inputs: " + " ".join(self.used if used is None else used)
-        return lookup.file_run(
-            self.action, self.tool, missing, depfile.encode(), ("/private",), time.time_ns() + 30_000_000_000
-        )
+        read = self.used if used is None else used
+        started_ns = time.time_ns() + 30_000_000_000
+        return lookup.file_run(self.action, self.tool, missing, read, ("/private",), started_ns)
 
     def build(self, used: tuple[str, ...] | None = None) -> None:
         lookup = self.lookup()
@@ -189,9 +188,7 @@ def test_inputs_that_changed_while_the_tool_ran(desk: Desk) -> None:
     missing = lookup.look(desk.action, desk.tool)
     desk.write("src/a.cu", "int edited;")
     started_ns = time.time_ns() + 30_000_000_000
-    assert lookup.file_run(desk.action, desk.tool, missing, b"inputs: second/x.h", ("/p",), started_ns).stale == (
-        "src/a.cu",
-    )
+    assert lookup.file_run(desk.action, desk.tool, missing, ("second/x.h",), ("/p",), started_ns).stale == ("src/a.cu",)
 
 
 def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
@@ -201,7 +198,7 @@ def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
     started_ns = time.time_ns()
     desk.write("second/x.h", "int edited;")
     lookup.snapshot.fact("second/x.h")  # seen, but after the run began: what the tool read is not known
-    filing = lookup.file_run(desk.action, desk.tool, missing, b"inputs: second/x.h", ("/p",), started_ns)
+    filing = lookup.file_run(desk.action, desk.tool, missing, ("second/x.h",), ("/p",), started_ns)
     assert filing.stale == ("second/x.h",)
 
 

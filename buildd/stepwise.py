@@ -1,0 +1,292 @@
+"""One job whose action is carried out in steps: a request of its own inside the scheduler, its result filed as ever.
+
+Knows how step files reach each other and how what the steps said and read becomes one tool's output and inputs. Which
+steps there are is `codegen.nvcc_steps`'s, what runs when `state`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from buildd import history
+from buildd.building import Building, Product
+from buildd.errors import StoreError
+from buildd.eventlog import RequestLog
+from buildd.execution import Execution, Failure, storage_failure, time_line_of
+from buildd.files import Traits
+from buildd.launch import Exit, KillReason, Launch
+from buildd.lookup import Found, Missing
+from buildd.runner import Runner
+from buildd.steps import Ending
+from buildd.store import Result
+from codegen import nvcc_steps
+from codegen.plan import Action, Plan
+from protocol import messages as m
+
+
+class FailedStep(NamedTuple):
+    failure: Failure
+    status: int
+    signal: int
+
+
+class Quiet(RequestLog):
+    """Steps have no followers of their own."""
+
+    def append(self, body: m.EventBody) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class Inner(Building):
+    """The steps of one job while they are built. Sees the files as the job's request does; what the steps make stays
+    below `scratch`, in one folder: some find each other's files by a bare name."""
+
+    _: KW_ONLY
+    outer: Building
+    said: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Standard output and error of the steps that ended or were found."""
+    reads: dict[int, tuple[str, ...] | None] = field(default_factory=dict)
+    timings: list[m.Timing] = field(default_factory=list)
+    """Of the steps that ran."""
+    failed: dict[int, FailedStep] = field(default_factory=dict)
+    _wanted: set[str] = field(default_factory=set)
+    _embeds: bool = False
+    """A file that a step read embeds another one below the preprocessor."""
+    _examined: set[int] = field(default_factory=set)
+    """The steps whose files were looked through for that."""
+
+    def __post_init__(self) -> None:
+        self.snapshot, self.lookup, self.tools = self.outer.snapshot, self.outer.lookup, self.outer.tools
+
+    @property
+    def inner(self) -> bool:
+        return True
+
+    @property
+    def writes_outputs(self) -> bool:
+        return False
+
+    def begin(self, plan: Plan, said: str) -> None:
+        """Take the steps on. In a worker thread; raises OSError.
+
+        Args:
+            said: what the compiler says on standard error before its first step.
+        """
+        self.said[-1] = (b"", said.encode(errors="surrogateescape"))
+        identities = [(self.lookup.name_key(a), a.kind, a.resources) for a in plan.actions]
+        self.plan = plan
+        self.resources = [e.resources for e in history.estimates(self.store, identities)]
+        self._wanted = {path for action in plan.actions for path in action.inputs}
+        self._wanted.update(output.path for output in plan.actions[-1].outputs)
+        for file in plan.files:
+            Path(self._place_of(file.path)).write_bytes(file.content)
+            product = Product(m.Digest(blake3(file.content).hexdigest()), len(file.content), False)
+            self.products[file.path] = product
+            self.snapshot.produced(file.path, product.digest)
+
+    def look(self, index: int, *, fresh: bool) -> Found | Missing:
+        with self._lock:
+            for made in [made for made in self.reads if made not in self._examined]:
+                self._examined.add(made)
+                # A depfile does not list the source itself.
+                read = (*self.plan.actions[made].inputs, *(self.reads[made] or ()))
+                self._embeds = self._embeds or self._embedding(read)
+            action = self.plan.actions[index]
+            if self._embeds and not action.transient and not action.uncacheable:
+                # The assembler will read a file that no depfile names.
+                actions = list(self.plan.actions)
+                actions[index] = msgspec.structs.replace(action, uncacheable="a source embeds another file")
+                self.plan = msgspec.structs.replace(self.plan, actions=tuple(actions))
+        return Building.look(self, index, fresh=fresh)
+
+    def _embedding(self, read: Iterable[str]) -> bool:
+        names = (self.lookup.normal(spelled) for spelled in read)
+        facts = (self.snapshot.fact(name) for name in names if not self.snapshot.is_aside(name))
+        return any(fact is not None and Traits.EMBED in fact.traits for fact in facts)
+
+    def _place_of(self, path: str) -> str:
+        return f"{self.scratch}/{os.path.basename(path)}"
+
+    def where(self, path: str) -> str:
+        product = self.products.get(path)
+        if product is None:
+            return self.outer.where(path)
+        place = self._place_of(path)
+        with self._lock:
+            if not os.path.exists(place) and not self.store.restore(product.digest, Path(place)):
+                raise StoreError("the result of a step is no longer there", file=place, next_step="build again")
+        return place
+
+    def place_made(self, path: str, made: Path, product: Product) -> None:
+        if path in self._wanted:
+            place = self._place_of(path)
+            try:
+                os.link(made, place)
+            except OSError:  # there from a run whose inputs changed, or a file system without links
+                shutil.copyfile(made, f"{place}.new")
+                os.replace(f"{place}.new", place)
+        self.products[path] = product
+        self.snapshot.produced(path, product.digest)
+
+    def ran(self, index: int, exit: Exit, read: tuple[str, ...] | None, note: str) -> None:
+        self.said[index] = (exit.stdout, exit.stderr)
+        self.reads[index] = read
+        self.timings.append(exit.timing)
+
+    def tell_hit(self, index: int, result: Result) -> None:
+        stdout, stderr = (self.store.get(digest) or b"" if digest else b"" for digest in (result.stdout, result.stderr))
+        self.said[index] = (stdout, stderr)
+        self.reads[index] = self.lookup.used_by(self.plan.actions[index])
+
+    def tell_failed(
+        self,
+        job: m.JobId,
+        action: Action,
+        kind: m.FailureKind,
+        message: str,
+        *,
+        status: int = 0,
+        signal: int = 0,
+        output: bytes = b"",
+        next_step: str = "",
+        timing: m.Timing | None = None,
+    ) -> None:
+        index = next(i for i, step in enumerate(self.plan.actions) if step is action)
+        self.failed[index] = FailedStep(Failure(kind, message, next_step), status, signal)
+
+    def close(self) -> None:
+        """The folder is the job's."""
+
+    def read(self) -> tuple[str, ...] | None:
+        """What the steps with a depfile read together; None where one did not say."""
+        found: dict[str, None] = {}
+        for index, action in enumerate(self.plan.actions):
+            read = self.reads.get(index)
+            if action.discovery.value != "none":
+                if read is None:
+                    return None
+                found.update(dict.fromkeys(read))
+        return tuple(found)
+
+    def shown(self) -> Iterator[tuple[str, bytes]]:
+        """What was said up to the first failure, in the order of the steps: stream and text."""
+        last = min(self.failed, default=len(self.plan.actions))
+        for index in sorted(self.said):
+            if index <= last:
+                yield from zip(("stdout", "stderr"), self.said[index], strict=True)
+
+    def exit(self, wall_s: float) -> Exit:
+        """The steps as one process, which stops at the first failure."""
+        failed = self.failed[min(self.failed)] if self.failed else None
+        return Exit(
+            status=failed.status if failed is not None else 0,
+            signal=failed.signal if failed is not None else 0,
+            timing=m.Timing(
+                wall_s=wall_s,
+                user_s=sum(timing.user_s for timing in self.timings),
+                system_s=sum(timing.system_s for timing in self.timings),
+                peak_rss_bytes=max((timing.peak_rss_bytes for timing in self.timings), default=0),
+            ),
+            stdout=b"".join(text for stream, text in self.shown() if stream == "stdout"),
+            stderr=b"".join(text for stream, text in self.shown() if stream == "stderr"),
+        )
+
+
+class Stepwise(Execution):
+    """Like `Execution`, for an action with steps.
+
+    Args:
+        carry_out: submits the steps as a request of this job's, and waits for their outcome.
+        cancel: ends that request.
+    """
+
+    def __init__(
+        self,
+        number: m.JobId,
+        building: Building,
+        index: int,
+        *,
+        final: bool,
+        tell: Callable[[m.EventBody], None],
+        released: Callable[[], None],
+        in_pool: Callable[..., Awaitable[Any]],
+        carry_out: Callable[[Inner], Awaitable[m.Outcome]],
+        cancel: Callable[[m.RequestId], object],
+    ) -> None:
+        super().__init__(number, building, index, final=final, tell=tell, released=released, in_pool=in_pool)
+        self._carry_out = carry_out
+        self._cancel = cancel
+        self._inner: Inner | None = None
+        self._whole: Launch | None = None
+
+    def kill(self, reason: KillReason) -> None:
+        self._kill = self._kill or reason
+        if self._inner is not None:
+            self._cancel(self._inner.request.request_id)
+
+    def time_line(self) -> str:
+        return "" if self.exit is None or self._whole is None else time_line_of(self._whole, self.exit)
+
+    async def run(self, runner: Runner) -> Ending:
+        """Carry the steps out and say how it ended, as one process would have. Starts none itself."""
+        try:
+            inner: Inner = await self._in_pool(self._begin)
+            await self._settle()
+            self._tell_started()
+            began_ns = time.time_ns()
+            if self._kill is not None:
+                return Ending.KILLED
+            self._inner = inner
+            outcome = await self._carry_out(inner)
+        except (OSError, StoreError) as error:
+            self.failure = storage_failure(error)
+            return Ending.FAILED
+        if outcome is m.Outcome.CANCELLED:
+            return Ending.KILLED
+        self.exit = inner.exit(time.monotonic() - self.started_s)
+        for stream, text in inner.shown():
+            for line in text.decode(errors="replace").splitlines():
+                self._line(stream, line)
+        if inner.failed:
+            self.failure = inner.failed[min(inner.failed)].failure
+            return Ending.FAILED
+        self._released()
+        return await self._kept(self.exit, began_ns)
+
+    def _inputs(self) -> tuple[str, ...] | None:
+        return self._inner.read() if self._inner is not None else None
+
+    def _keep(self, exit: Exit, began_ns: int) -> Ending:
+        assert self._inner is not None
+        # Its folder is this job's own, and its name the one that is looked for; where it was a hit it comes now.
+        self._inner.where(self._inner.plan.actions[-1].outputs[0].path)
+        return super()._keep(exit, began_ns)
+
+    def _begin(self) -> Inner:
+        self._whole = self._prepare()
+        building = self.building
+        steps = building.steps[self.action.steps]
+        inner = Inner(
+            msgspec.structs.replace(
+                building.request, request_id=m.RequestId(f"{building.request.request_id}#{self.number}")
+            ),
+            Quiet(building.request.request_id),
+            building.store,
+            building.files,
+            building.notebook,
+            outer=building,
+            begun_s=building.begun_s,
+        )
+        inner.scratch = self._private
+        inner.begin(nvcc_steps.expand(steps, self.action), steps.said)
+        return inner
