@@ -34,6 +34,8 @@ from protocol import messages as m
 
 
 class FailedStep(NamedTuple):
+    """Why a step failed, and how its process ended."""
+
     failure: Failure
     status: int
     signal: int
@@ -96,7 +98,8 @@ class Inner(Building):
 
     def look(self, index: int, *, fresh: bool) -> Found | Missing:
         with self._lock:
-            for made in [made for made in self.reads if made not in self._examined]:
+            # A copy: the event loop tells of other steps meanwhile.
+            for made in {*self.reads.copy()} - self._examined:
                 self._examined.add(made)
                 # A depfile does not list the source itself.
                 read = (*self.plan.actions[made].inputs, *(self.reads[made] or ()))
