@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from buildd.diagnostics import diagnose
 from buildd.errors import StoreError
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
+from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
 from buildd.store import Counter, Result, Store
@@ -37,7 +38,7 @@ from protocol import messages as m
 _log = logging.getLogger(__name__)
 HIT = m.JobId(0)
 """Job id in events about actions that did not run."""
-DELIVER_MODES = frozenset({m.Mode.BUILD})
+DELIVER_MODES = frozenset({m.Mode.BUILD, m.Mode.COMPILE})
 
 
 @dataclass(slots=True)
@@ -228,6 +229,17 @@ class Building:
         place.parent.mkdir(parents=True, exist_ok=True)
         return str(place)
 
+    def finish_outputs(self, action: Action, private: str) -> None:
+        """Make outputs that no tool makes, once it has ended well; `private` is the job's folder."""
+
+    def hand_over(self, action: Action, made: Sequence[tuple[Path, Product]], exit: Exit) -> None:
+        """Take what a job has made, under this request's own names: two targets may ask for the same bytes."""
+        for output, (file, product) in zip(action.outputs, made, strict=True):
+            self.place_made(output.path, file, product)
+
+    def published(self, result: Result) -> None:
+        """A job of this request is stored."""
+
     def close(self) -> None:
         """Remove what was only needed while it was built."""
         if self.scratch:
@@ -290,11 +302,8 @@ class Building:
         kind: m.FailureKind,
         message: str,
         *,
-        status: int = 0,
-        signal: int = 0,
-        output: bytes = b"",
+        exit: Exit | None = None,
         next_step: str = "",
-        timing: m.Timing | None = None,
     ) -> None:
         self.counts.failures += 1
         self.log.append(
@@ -303,14 +312,17 @@ class Building:
                 action=action.name,
                 kind=kind,
                 message=message,
-                exit_status=status,
-                signal=signal,
+                exit_status=exit.status if exit else 0,
+                signal=exit.signal if exit else 0,
                 command=self.command(action),
                 next_step=next_step,
-                diagnostics=diagnose(output.decode(errors="replace")),
-                timing=timing or m.Timing(),
+                diagnostics=diagnose((exit.stderr + exit.stdout).decode(errors="replace")) if exit else (),
+                timing=exit.timing if exit else m.Timing(),
             )
         )
+
+    def tell_end(self) -> None:
+        """All actions have ended: say what a follower waits for before anything is written down."""
 
     def tell_progress(self, running: int, waiting_for: str, eta_s: float) -> None:
         counts = self.counts
@@ -342,7 +354,7 @@ class Building:
 
     def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
         counts = self.counts
-        if self.request.mode in (m.Mode.BUILD, m.Mode.WARM):
+        if self.request.mode in (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE):
             self.store.count(Counter.HITS, counts.hits)
             self.store.count(Counter.MISSES, counts.misses)
             self.store.count(Counter.SAVED_MS, int(counts.saved_s * 1000))

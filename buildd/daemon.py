@@ -115,6 +115,7 @@ class Daemon:
             waiting_for=scheduler.state.waiting_for,
             stores=tuple(list(scheduler.intake.stores)),
             counters=dict(scheduler.counters),
+            builds={name: figures.frozen() for name, figures in list(scheduler.intake.builds.items())},
         )
 
     async def blob(self, store: str, digest: m.Digest) -> bytes | None:

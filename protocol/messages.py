@@ -36,6 +36,8 @@ class Mode(Enum):
     """Run nothing; fail and name each action that would run."""
     EXPLAIN = "explain"
     """Run nothing; say for each action why it would hit or miss."""
+    COMPILE = "compile"
+    """Do what `Request.command` does, for the stand-in of a compiler in somebody else's build."""
 
 
 class Priority(Enum):
@@ -111,6 +113,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """After a failure, go on with what does not depend on it."""
     recache: bool = False
     """Run every action again and overwrite its entry."""
+    command: tuple[str, ...] = ()
+    """COMPILE only: the command line, with the absolute path of the real tool as its first word; `project` is the
+    folder that it was called in."""
+    umask: int = 0o022
+    """COMPILE only: of the caller."""
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -332,6 +339,23 @@ class Failed(Body, frozen=True, tag="failed"):
     timing: Timing = Timing()
 
 
+class ToolOutput(Body, frozen=True, tag="tool_output"):
+    """What the tool of a COMPILE request wrote, byte for byte: all of it before `Exited`, in order for each stream."""
+
+    stream: str
+    data: bytes
+
+
+class Exited(Body, frozen=True, tag="exited"):
+    """The tool of a COMPILE request ended so, now or when its result was stored; its outputs are where they belong.
+
+    A COMPILE request that ends without it was not carried out: the caller has to run the tool itself.
+    """
+
+    exit_status: int = 0
+    signal: int = 0
+
+
 class Explained(Body, frozen=True, tag="explained"):
     """Answer of EXPLAIN and PROVE modes for one action."""
 
@@ -395,6 +419,8 @@ EventBody = (
     | CacheHit
     | Finished
     | Failed
+    | ToolOutput
+    | Exited
     | Explained
     | Artifact
     | Notice
@@ -428,6 +454,18 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
 
 
+class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the COMPILE requests of one build came to so far."""
+
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    saved_s: float = 0.0
+    """Time that the tools of the hits took when they ran."""
+    handed_through: dict[str, int] = {}
+    """Reason -> how many commands the stand-ins ran themselves for it."""
+
+
 class Status(Message, frozen=True, tag="status"):
     pid: int
     daemon: str
@@ -446,6 +484,8 @@ class Status(Message, frozen=True, tag="status"):
     """Monotonic counts: malformed frames, dropped messages, lagged followers, bad blobs, hits, misses ..."""
     active: tuple[RequestId, ...] = ()
     """Requests that have not ended, in the order in which they came."""
+    builds: dict[BuildId, BuildFigures] = {}
+    """The last builds that stand-ins compiled for."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):
