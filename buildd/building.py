@@ -321,7 +321,7 @@ class Building:
             )
         )
 
-    def tell_end(self) -> None:
+    def tell_end(self, outcome: m.Outcome) -> None:
         """All actions have ended: say what a follower waits for before anything is written down."""
 
     def tell_progress(self, running: int, waiting_for: str, eta_s: float) -> None:

@@ -21,7 +21,7 @@ from buildd import history, sweep
 from buildd.compiling import Compiling, Delivery, Figures, count_hit, said
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
-from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
+from buildd.files import Files, Snapshot, Stamp, listing_stamp, stamp_of, trustworthy
 from buildd.notebook import Notebook
 from buildd.planner import Planner
 from buildd.store import Result, Store
@@ -45,17 +45,23 @@ class Stamps:
 
     paths: list[bytes]
     stamps: bytes
-    folders: tuple[tuple[str, int], ...]
+    folders: tuple[tuple[str, int, frozenset[str]], ...]
+    """Path, stamp, and the names that alone matter in it, none of which was there; all names where that is empty."""
 
     def hold(self, sweeper: sweep.Sweep) -> bool:
         """Whether everything is still so. In a worker thread."""
-        snapshot = Snapshot(_NO_FILES, "/")
-        if any(snapshot.folder_stamp(folder) != stamp for folder, stamp in self.folders):
-            return False
+        for folder, stamp, names in self.folders:
+            try:
+                # One that is as it was when it was old enough has not been changed since.
+                if stamp != -1 and listing_stamp(os.stat(folder)) == stamp:
+                    continue
+                # Objects are often written where headers are looked for.
+                if not names or not names.isdisjoint(os.listdir(folder)):
+                    return False
+            except OSError:
+                if stamp != 0:
+                    return False
         return sweeper.all_equal(self.paths, self.stamps, worth_files=sweep.WORTH_FILES_LOADED)
-
-
-_NO_FILES = Files()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class Known:
     stamps: Stamps
     delivery: Delivery
     result: Result
+    rules: bytes
+    """Of the depfile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +152,11 @@ class Compiles:
             outputs = said(self._store, result)
             if outputs is None:
                 return None
-            listed = b""
             for output in result.outputs:
-                if output.name == DEPENDENCIES:
-                    if delivery.compile.depfile is not None:
-                        found = self._store.get(output.digest)
-                        if found is None:
-                            return None
-                        listed = found
-                elif not delivery.put_object(self._files, output.digest, partial(self._store.restore, output.digest)):
+                write = partial(self._store.restore, output.digest)
+                if output.name != DEPENDENCIES and not delivery.put_object(self._files, output.digest, write):
                     return None
-            delivery.put_depfile(listed)
+            delivery.put_depfile(known.rules)
             return outputs
         except (OSError, BuilddError, HandThrough):
             return None  # the long way says why
@@ -193,7 +195,7 @@ class Compiles:
                 return tool.described
             began_ns = self._files.now_ns()
             described, asked = await self._planner.learn(
-                lambda knowledge: foreign.describe(compile, request, knowledge)
+                f"tool {request.command[0]}", lambda knowledge: foreign.describe(compile, request, knowledge)
             )
             self._tools.pop(key, None)
             stamps = await self._in_pool(self._tool_stamps, described, asked, request, began_ns)
@@ -216,14 +218,23 @@ class Compiles:
                 folders.append(path if os.path.isdir(path) else os.path.dirname(path))
             else:
                 files.append((path, stamp))
-        return self._stamps(files, [(folder, snapshot.folder_stamp(folder)) for folder in folders], began_ns)
+        return self._stamps(files, {folder: snapshot.folder_stamp(folder) for folder in folders}, {}, began_ns)
 
-    def _stamps(self, files: list[tuple[str, Stamp]], folders: list[tuple[str, int]], since_ns: int) -> Stamps | None:
-        if any(stamp == -1 for _, stamp in folders) or not all(trustworthy(stamp, since_ns) for _, stamp in files):
+    def _stamps(
+        self,
+        files: list[tuple[str, Stamp]],
+        folders: dict[str, int],
+        names: dict[str, frozenset[str]],
+        since_ns: int,
+    ) -> Stamps | None:
+        if any(stamp == -1 and not names.get(folder) for folder, stamp in folders.items()) or not all(
+            trustworthy(stamp, since_ns) for _, stamp in files
+        ):
             return None
         paths = [self._names.setdefault(name, name) for name in (os.fsencode(path) for path, _ in files)]
         numbers = sweep.packed([number for _, stamp in files for number in stamp])
-        return Stamps(paths, numbers, tuple(dict.fromkeys(folders)))
+        nothing: frozenset[str] = frozenset()
+        return Stamps(paths, numbers, tuple((f, stamp, names.get(f, nothing)) for f, stamp in folders.items()))
 
     def _keep(self, building: Compiling, described: Described) -> None:
         """Remember what a compile that was just built stood on. In a worker thread."""
@@ -239,8 +250,9 @@ class Compiles:
             if fact is None:
                 return
             files.append((snapshot.absolute(path), fact.stamp))
-        folders = [(snapshot.absolute(folder), stamp) for folder, stamp in building.lookup.folders.items()]
-        stamps = self._stamps(files, folders, building.started_ns)
+        folders = {_folder(snapshot, folder): stamp for folder, stamp in building.lookup.folders.items()}
+        names = {_folder(snapshot, folder): asked for folder, asked in building.lookup.folder_names.items()}
+        stamps = self._stamps(files, folders, names, building.started_ns)
         if stamps is None:
             return
         together = Stamps(
@@ -248,8 +260,12 @@ class Compiles:
             stamps.stamps + tool.stamps.stamps,
             tuple(dict.fromkeys((*stamps.folders, *tool.stamps.folders))),
         )
+        listed = next((self._store.get(o.digest) for o in result.outputs if o.name == DEPENDENCIES), None)
+        if listed is None:
+            return
         self._sweep.expect(sweep.WORTH_FILES)
-        self._remember(_name(building.request), Known(together, building.delivery, result))
+        rules = building.delivery.rules(listed)
+        self._remember(_name(building.request), Known(together, building.delivery, result, rules))
 
     def _remember(self, name: bytes, known: Known) -> None:
         before = self._known.pop(name, None)
@@ -271,6 +287,10 @@ class Compiles:
         figures.handed_through[reason] = figures.handed_through.get(reason, 0) + 1
         self._store.tally.count_handed_through(reason)
         log.append(m.Done(outcome=m.Outcome.REFUSED, code=HANDED_THROUGH, message=str(why)))
+
+
+def _folder(snapshot: Snapshot, folder: str) -> str:
+    return snapshot.project if folder == "." else snapshot.absolute(folder)
 
 
 def _name(request: m.Request) -> bytes:

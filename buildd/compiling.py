@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from buildd import depfiles
-from buildd.building import HIT, Building, Product, copy_file, replace_file
+from buildd.building import HIT, Building, Product, copy_file
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
 from buildd.launch import Exit
@@ -83,19 +83,28 @@ class Delivery:
         os.chmod(place, 0o666 & ~self.umask)
         return True
 
-    def put_depfile(self, listed: bytes) -> None:
-        """Write the depfile that the command asks for.
+    def rules(self, listed: bytes) -> bytes:
+        """The depfile that the command asks for; empty where it asks for none.
 
         Args:
             listed: the output `DEPENDENCIES`.
         """
         depfile = self.compile.depfile
         if depfile is None:
-            return
-        place = Path(self.folder, depfile.path)
+            return b""
         paths = [os.fsdecode(path) for path in listed.split(b"\0")[:-1]]
-        replace_file(place, make_rules(depfile, self.compile.source, paths, self.system))
-        os.chmod(place, 0o666 & ~self.umask)
+        return make_rules(depfile, self.compile.source, paths, self.system)
+
+    def put_depfile(self, rules: bytes) -> None:
+        """Write the depfile, as tools do: in place."""
+        depfile = self.compile.depfile
+        if depfile is None:
+            return
+        place = os.path.join(self.folder, depfile.path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(place, flags, 0o666), "wb", buffering=0) as file:
+            os.fchmod(file.fileno(), 0o666 & ~self.umask)
+            file.write(rules)
 
 
 def make_rules(depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...]) -> bytes:
@@ -164,7 +173,7 @@ class Compiling(Building):
         if path != self.delivery.compile.output:
             listed = self.store.get(digest)
             if listed is not None:
-                self.delivery.put_depfile(listed)
+                self.delivery.put_depfile(self.delivery.rules(listed))
             return listed is not None
         return self.delivery.put_object(self.files, digest, partial(self.store.restore, digest))
 
@@ -176,7 +185,7 @@ class Compiling(Building):
         if path == self.delivery.compile.output:
             self.delivery.put_object(self.files, product.digest, copy)
         else:
-            self.delivery.put_depfile(made.read_bytes())
+            self.delivery.put_depfile(self.delivery.rules(made.read_bytes()))
         self.products[path] = product
 
     def hand_over(self, action: Action, made: Sequence[tuple[Path, Product]], exit: Exit) -> None:
@@ -223,16 +232,19 @@ class Compiling(Building):
         self.outputs = [*pieces("stdout", exit.stdout), *pieces("stderr", exit.stderr)]
         self.exited = m.Exited(exit_status=0 if exit.signal else exit.status, signal=exit.signal)
 
-    def tell_end(self) -> None:
+    def tell_end(self, outcome: m.Outcome) -> None:
         if self.exited is not None:
             for output in self.outputs:
                 self.log.append(output)
             self.log.append(self.exited)
+        self.tell_done(outcome)
 
     def tell_progress(self, running: int, waiting_for: str, eta_s: float) -> None:
         """Nobody looks at one compile's progress."""
 
     def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
+        if self.log.done is not None:
+            return  # at the end of the work, before it was written down
         counts = self.counts
         self.figures.hits += counts.hits
         self.figures.misses += counts.misses

@@ -373,7 +373,7 @@ class Scheduler:
 
     async def _complete(self, complete: Complete) -> None:
         building = self.buildings.pop(complete.request)
-        building.tell_end()
+        building.tell_end(complete.outcome)
         if complete.outcome is m.Outcome.BUILT:
             for artifact in building.artifacts():
                 building.log.append(artifact)

@@ -265,7 +265,8 @@ class _Parser:
         flags = tuple(argument for index, argument in enumerate(self.kept) if index != self.sources[0])
         if native := next((flag for flag in flags if _NATIVE.fullmatch(flag) or flag == "native"), ""):
             raise HandThrough(Reason.MACHINE, native)
-        if why := inspect(flags).uncacheable:
+        # nvcc's -arch looks like an option of the assembler that writes a listing.
+        if why := inspect(flag for flag in flags if not flag.startswith("-arch=")).uncacheable:
             raise HandThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise HandThrough(Reason.MACHINE, "no --offload-arch")
@@ -295,8 +296,13 @@ class _Parser:
         )
 
 
+_ODD = re.compile(r"[\s$#]")
+
+
 def quoted(name: str) -> str:
     """A file's name as make reads it back (gcc's -MQ)."""
+    if not _ODD.search(name):
+        return name
     name = re.sub(r"(\\*)([ \t])", lambda match: match[1] * 2 + "\\" + match[2], name)
     return name.replace("$", "$$").replace("#", "\\#")
 
@@ -311,7 +317,7 @@ _GCC_VALUE = re.compile(
 _GCC_PLAIN = re.compile(
     r"-O([0-3sgz]|fast)?|-g[a-z0-9-]*(=[\w-]+)?|--?std=[\w+:]+|-W(?![alp],)[\w+-]*(=[\w+,.-]*)?"
     r"|-m[a-z0-9][\w.+-]*(=[\w.+,-]*)?|-f(file|debug|macro)-prefix-map=.+|-frandom-seed=.*"
-    r"|-f[a-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?"
+    r"|-f[A-Za-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?"
     r"|-(pipe|pthread|ansi|w|pedantic|pedantic-errors|nostdinc|nostdinc\+\+|s|static|shared|rdynamic|no-pie|pie|p|pg"
     r"|nostdlib|nodefaultlibs|nostartfiles|static-libgcc|static-libstdc\+\+|symbolic|trigraphs|undef|Qunused-arguments"
     r"|pass-exit-codes)|-Wl,.*|-Wp,-[DU][^,]*|--param=[\w-]+=\d+"

@@ -119,8 +119,8 @@ def daemon(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     from buildd.location import NETWORK_FILE_SYSTEMS, file_system_of, locate
-    from buildd.store import Store, default_limit
     from buildd.native import NATIVE
+    from buildd.store import Store, default_limit
     from buildd.sweep import Sweep
 
     try:

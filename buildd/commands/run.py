@@ -14,12 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from buildd.cli import OK, USAGE
 from buildd.commands.common import is_on, parser, print_note, print_problem
 from buildd.errors import BuilddError
 from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId
+
+if TYPE_CHECKING:
+    from protocol.client import Client
 
 _STATUS_S = 5.0
 _LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
@@ -48,16 +52,27 @@ def run(arguments: list[str]) -> int:
     if is_on(environ, "BUILDD_DISABLE"):
         return _carry_out(rest, environ)
     try:
+        # Connected for as long as the command runs: a daemon does not end, nor start itself anew, while somebody is.
+        client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
     except (ProtocolError, BuilddError, OSError) as error:
         print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
         return _carry_out(rest, environ)
-    status = _carry_out(rest, environ)
+    with client:
+        status = _carry_out(rest, environ)
     if opened and not options.quiet:
         figures = _figures(environ, build)
         if figures is not None:
             print(f"buildd: {summary(figures)}", file=sys.stderr)
     return status
+
+
+def _connected(environ: Mapping[str, str]) -> Client:
+    from buildd.commands.connect import connect
+
+    client = connect(environ, start=True)
+    assert client.instance  # shakes hands
+    return client
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -71,16 +86,14 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -> dict[str, str]:
-    """What is different in the environment of the command. Starts the daemon and makes the stand-ins.
+    """What is different in the environment of the command. Makes the stand-ins.
 
     Raises: ProtocolError, BuilddError, OSError.
     """
-    from buildd.commands.connect import connect
     from buildd.location import locate
     from buildd.standins import LAUNCHER, toolkit
     from protocol.endpoint import runtime_folder
 
-    connect(environ, start=True).close()
     store = locate(environ).folder
     place = toolkit(store, environ)
     launcher = str(place.programs / LAUNCHER)
