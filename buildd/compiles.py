@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,14 +22,16 @@ from buildd import history, sweep
 from buildd.compiling import Compiling, Delivery, Figures, count_hit, said
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
-from buildd.files import Files, Snapshot, Stamp, listing_stamp, stamp_of, trustworthy
+from buildd.files import Files, Snapshot, Stamp, Traits, stamp_of, trustworthy
 from buildd.notebook import Notebook
 from buildd.planner import Planner
+from buildd.shadow import asked_names
+from buildd.stamps import Listing, Stamps, listed_names
 from buildd.store import Result, Store
 from codegen import foreign
 from codegen.commandline import Compile, HandThrough, Reason, parse
 from codegen.foreign import DEPENDENCIES, Described
-from codegen.plan import RequestError
+from codegen.plan import Action, RequestError
 from protocol import messages as m
 
 MOST_STAMPS = 500_000
@@ -37,31 +40,6 @@ MOST_BUILDS = 32
 MOST_TOOLS = 64
 HANDED_THROUGH = "handed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamps:
-    """Files and folders as they were, all old enough to be told by their stamps."""
-
-    paths: list[bytes]
-    stamps: bytes
-    folders: tuple[tuple[str, int, frozenset[str]], ...]
-    """Path, stamp, and the names that alone matter in it, none of which was there; all names where that is empty."""
-
-    def hold(self, sweeper: sweep.Sweep) -> bool:
-        """Whether everything is still so. In a worker thread."""
-        for folder, stamp, names in self.folders:
-            try:
-                # One that is as it was when it was old enough has not been changed since.
-                if stamp != -1 and listing_stamp(os.stat(folder)) == stamp:
-                    continue
-                # Objects are often written where headers are looked for.
-                if not names or not names.isdisjoint(os.listdir(folder)):
-                    return False
-            except OSError:
-                if stamp != 0:
-                    return False
-        return sweeper.all_equal(self.paths, self.stamps, worth_files=sweep.WORTH_FILES_LOADED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +84,8 @@ class Compiles:
         self._known: OrderedDict[bytes, Known] = OrderedDict()
         self._known_stamps = 0
         self._names: dict[bytes, bytes] = {}
+        self._words: dict[frozenset[str], frozenset[str]] = {}
+        self._lock = threading.Lock()
         self._tools: OrderedDict[tuple[object, ...], _Tool] = OrderedDict()
         self._describing = asyncio.Lock()
         self._sweep = sweep.sweep_of(store.folder)
@@ -113,11 +93,10 @@ class Compiles:
     async def receive(self, request: m.Request, log: RequestLog) -> Compiling | None:
         """A compile that has to be looked up; None where it is answered or handed through already."""
         figures = self._figures(request.build_id)
-        known = None if request.recache else self._known.get(_name(request))
+        known = None if request.recache else self._recall(request)
         if known is not None:
             outputs: list[m.ToolOutput] | None = await self._in_pool(self._answer, known, request.umask)
             if outputs is not None:
-                self._known.move_to_end(_name(request))
                 count_hit(self._store, figures, known.result)
                 for output in outputs:
                     log.append(output)
@@ -134,9 +113,11 @@ class Compiles:
 
     def forget(self) -> None:
         """Give memory back."""
-        self._known.clear()
-        self._known_stamps = 0
+        with self._lock:
+            self._known.clear()
+            self._known_stamps = 0
         self._names.clear()
+        self._words.clear()
         self._tools.clear()
 
     # ----------------------------------------------------------------
@@ -224,17 +205,46 @@ class Compiles:
         self,
         files: list[tuple[str, Stamp]],
         folders: dict[str, int],
-        names: dict[str, frozenset[str]],
+        listings: dict[str, Listing],
         since_ns: int,
     ) -> Stamps | None:
-        if any(stamp == -1 and not names.get(folder) for folder, stamp in folders.items()) or not all(
-            trustworthy(stamp, since_ns) for _, stamp in files
-        ):
+        if any(stamp == -1 and folder not in listings for folder, stamp in folders.items()):
+            return None
+        if not all(trustworthy(stamp, since_ns) for _, stamp in files):
             return None
         paths = [self._names.setdefault(name, name) for name in (os.fsencode(path) for path, _ in files)]
         numbers = sweep.packed([number for _, stamp in files for number in stamp])
-        nothing: frozenset[str] = frozenset()
-        return Stamps(paths, numbers, tuple((f, stamp, names.get(f, nothing)) for f, stamp in folders.items()))
+        return Stamps(paths, numbers, tuple((f, stamp, listings.get(f)) for f, stamp in folders.items()))
+
+    def _listings(self, building: Compiling, action: Action, used: Iterable[str]) -> dict[str, Listing]:
+        """What matters in the folders of the outputs: a name that some include could mean, which has a part of what was
+        read or searched, or which `__has_include` asked for."""
+        snapshot, delivery = building.snapshot, building.delivery
+        words: set[str] = set()
+        for path in (
+            *used,
+            *action.search,
+            *building.tool(action).search,
+            *(os.path.dirname(p) for p in action.inputs),
+        ):
+            words.update(path.split("/"))
+        for path in (*used, *action.inputs):
+            fact = snapshot.fact(path)
+            if fact is not None and Traits.HAS_INCLUDE in fact.traits:
+                with open(snapshot.absolute(path), "rb") as file:
+                    for name in asked_names(file.read()):
+                        words.update(name.split("/"))
+        names = frozenset(words)
+        names = self._words.setdefault(names, names)
+        found = {}
+        for output in (delivery.compile.output, delivery.compile.depfile.path if delivery.compile.depfile else ""):
+            folder = os.path.realpath(os.path.join(snapshot.project, os.path.dirname(output)))
+            listed = snapshot.listed("." if folder == snapshot.project else folder)
+            now = listed_names(folder, names)
+            # As it was when the answer was found: what came since is no part of it.
+            if listed is not None and {name for name, _ in now} == names & listed:
+                found[folder] = Listing(names, now)
+        return found
 
     def _keep(self, building: Compiling, described: Described) -> None:
         """Remember what a compile that was just built stood on. In a worker thread."""
@@ -251,8 +261,11 @@ class Compiles:
                 return
             files.append((snapshot.absolute(path), fact.stamp))
         folders = {_folder(snapshot, folder): stamp for folder, stamp in building.lookup.folders.items()}
-        names = {_folder(snapshot, folder): asked for folder, asked in building.lookup.folder_names.items()}
-        stamps = self._stamps(files, folders, names, building.started_ns)
+        try:
+            listings = self._listings(building, action, used)
+        except OSError:
+            return
+        stamps = self._stamps(files, folders, listings, building.started_ns)
         if stamps is None:
             return
         together = Stamps(
@@ -268,12 +281,21 @@ class Compiles:
         self._remember(_name(building.request), Known(together, building.delivery, result, rules))
 
     def _remember(self, name: bytes, known: Known) -> None:
-        before = self._known.pop(name, None)
-        self._known[name] = known
-        self._known_stamps += len(known.stamps.paths) - (len(before.stamps.paths) if before else 0)
-        while self._known_stamps > MOST_STAMPS and len(self._known) > 1:
-            _, old = self._known.popitem(last=False)
-            self._known_stamps -= len(old.stamps.paths)
+        with self._lock:
+            before = self._known.pop(name, None)
+            self._known[name] = known
+            self._known_stamps += len(known.stamps.paths) - (len(before.stamps.paths) if before else 0)
+            while self._known_stamps > MOST_STAMPS and len(self._known) > 1:
+                _, old = self._known.popitem(last=False)
+                self._known_stamps -= len(old.stamps.paths)
+
+    def _recall(self, request: m.Request) -> Known | None:
+        name = _name(request)
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                self._known.move_to_end(name)
+        return known
 
     def _figures(self, build: m.BuildId) -> Figures:
         figures = self._builds.pop(build, None) or Figures()
@@ -290,7 +312,7 @@ class Compiles:
 
 
 def _folder(snapshot: Snapshot, folder: str) -> str:
-    return snapshot.project if folder == "." else snapshot.absolute(folder)
+    return snapshot.project if folder == "." else os.path.normpath(snapshot.absolute(folder))
 
 
 def _name(request: m.Request) -> bytes:

@@ -443,6 +443,10 @@ class Snapshot:
             self._marks[folder] = mark
             return names
 
+    def listed(self, folder: str) -> frozenset[str] | None:
+        """What `listing` said, if it was asked; never looks."""
+        return self._listings.get(folder)
+
     def listed_since(self, folder: str, since_ns: int) -> bool:
         """Whether no name came to or went from a folder since. When in doubt: no."""
         mark = self._mark(folder)
