@@ -12,11 +12,24 @@ from collections.abc import Mapping
 
 import msgspec
 
-from codegen import closure
+from codegen import closure, hipcc
 from codegen.commandline import Compile, Family, HandThrough, Reason
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
-from codegen.plan import Action, Argument, Discovery, Frozen, Knowledge, Output, Place, Plan, Ref, Resources, Tool
+from codegen.plan import (
+    Action,
+    Argument,
+    Discovery,
+    Frozen,
+    Knowledge,
+    Output,
+    Place,
+    Plan,
+    Probe,
+    Ref,
+    Resources,
+    Tool,
+)
 from codegen.project import Settings
 from codegen.search import include_folders
 from codegen.toolchain import Toolchains
@@ -125,13 +138,21 @@ def _nvcc(
 def _hipcc(path: str, request: Request, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
     asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
     compiler = Toolchains(asked, Settings(hip=_root_of(path)), knowledge).hip()
+    environment = _environment(variables, Variables.HIP, ())
+    # Which platform hipcc takes by itself depends on what it finds: nvcc, perhaps.
+    steps = Probe(
+        argv=(path, "-###", "--offload-arch=gfx90a", "-x", "hip", "-c", "/dev/null", "-o", "buildd-probe.o"),
+        environment=environment,
+        files=closure.script_files(path, dict(environment)),
+    )
+    (answer,) = knowledge.ask(steps)
+    if not any("-cc1" in command for command in hipcc.clang_commands(answer.stderr + answer.stdout)):
+        raise HandThrough(Reason.ENVIRONMENT, "hipcc calls no clang here; HIP_PLATFORM=amd makes it")
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"hipcc {path}")
-    environment = dict(_environment(variables, Variables.HIP, ()))
-    environment["HIP_PLATFORM"] = "amd"
     return Described(
         tool=tool,
         program=compiler.program,
-        environment=tuple(sorted(environment.items())),
+        environment=environment,
         clang=True,
         host="",
         standard=tool.search,

@@ -486,6 +486,31 @@ def test_a_stand_in_as_host_compiler_is_the_tool_behind_it(cuda: Foreign) -> Non
     assert cuda.counts() == (0, 1) and cuda.figures().handed_through == {}
 
 
+@pytest.mark.hip
+def test_hipcc_is_one_compile(foreign: Foreign) -> None:
+    foreign.write("h.h", "#define SCALE 2.0f\n")
+    kernel = "__global__ void k(float *x) { int unused; *x *= SCALE; }\n"
+    foreign.write("k.hip", f'#include <hip/hip_runtime.h>\n#include "h.h"\n{kernel}')
+    command = ("hipcc", "--offload-arch=gfx90a", "-Wall", "-c", "-x", "hip", "k.hip", "-o", "k.o", "-MD")
+    foreign.call(*command)
+    assert foreign.figures().handed_through == {"environment": 1} or foreign.counts() == (0, 1)
+    before = foreign.figures()
+    for environ in (foreign.plain, foreign.environ):
+        environ["HIP_PLATFORM"] = "amd"
+    plain = foreign.plainly(*command)
+    assert plain.returncode == 0, plain.stderr
+    wanted = prerequisites((foreign.folder / "k.d").read_bytes())
+    for _ in range(3):
+        (foreign.folder / "k.o").unlink()
+        done = foreign.good(*command)
+        assert (done.stdout, done.stderr) == (plain.stdout, plain.stderr)
+        target, listed = prerequisites((foreign.folder / "k.d").read_bytes())
+        assert target == wanted[0] and same_files(listed, wanted[1])
+        assert (foreign.folder / "k.o").is_file()
+    assert foreign.figures().handed_through == before.handed_through
+    assert foreign.figures().hits == before.hits + 2
+
+
 def _command() -> list[str]:
     import sys
 
