@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -352,7 +353,7 @@ class Building:
             if (product := self.products.get(artifact.path)) is not None
         ]
 
-    def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
+    def tell_done(self, outcome: m.Outcome, **fields: Any) -> None:
         counts = self.counts
         if self.request.mode in (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE):
             self.store.count(Counter.HITS, counts.hits)

@@ -100,7 +100,6 @@ class Compiles:
                 count_hit(self._store, figures, known.result)
                 for output in outputs:
                     log.append(output)
-                log.append(m.Exited())
                 log.append(m.Done(outcome=m.Outcome.BUILT, hits=1, saved_s=known.result.timing.wall_s))
                 return None
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from buildd import depfiles
 from buildd.building import HIT, Building, Product, copy_file
@@ -101,10 +102,16 @@ class Delivery:
         if depfile is None:
             return
         place = os.path.join(self.folder, depfile.path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with open(os.open(place, flags, 0o666), "wb", buffering=0) as file:
-            os.fchmod(file.fileno(), 0o666 & ~self.umask)
-            file.write(rules)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(place, flags, 0o666), "r+b", buffering=0) as file:
+            if file.read() == rules:
+                # Not written again: ext4 takes two milliseconds for a file that was emptied.
+                os.utime(file.fileno())
+            else:
+                os.fchmod(file.fileno(), 0o666 & ~self.umask)
+                file.seek(0)
+                file.truncate()
+                file.write(rules)
 
 
 def make_rules(depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...]) -> bytes:
@@ -147,8 +154,10 @@ class Compiling(Building):
     figures: Figures
     keep: Callable[[Compiling], None]
     """Is told once it was built, in a worker thread."""
-    exited: m.Exited | None = None
-    """How the tool ended; None where the caller has to run it itself."""
+    carried_out: bool = False
+    """Otherwise the caller has to run the tool itself."""
+    exit_status: int = 0
+    signal: int = 0
     outputs: list[m.ToolOutput] = field(default_factory=list)
     result: Result | None = None
     """What was found, or stored."""
@@ -193,7 +202,7 @@ class Compiling(Building):
         if exit.output_truncated:
             return  # what is missing in the middle nobody has any more
         self.outputs = [*pieces("stdout", exit.stdout), *pieces("stderr", exit.stderr)]
-        self.exited = m.Exited()
+        self.carried_out = True
 
     def published(self, result: Result) -> None:
         self.result = result
@@ -212,7 +221,7 @@ class Compiling(Building):
         self.counts.saved_s += result.timing.wall_s
         self.result = result
         if outputs is not None:
-            self.outputs, self.exited = outputs, m.Exited()
+            self.outputs, self.carried_out = outputs, True
         self.log.append(m.CacheHit(job_id=HIT, action=self.plan.actions[index].name, reason="same inputs"))
 
     def tell_failed(
@@ -230,19 +239,19 @@ class Compiling(Building):
         if exit is None or exit.lost or exit.output_truncated or not by_itself or _NO_SPACE in exit.stderr:
             return  # our fault, perhaps: the caller tries again without us
         self.outputs = [*pieces("stdout", exit.stdout), *pieces("stderr", exit.stderr)]
-        self.exited = m.Exited(exit_status=0 if exit.signal else exit.status, signal=exit.signal)
+        self.exit_status, self.signal = 0 if exit.signal else exit.status, exit.signal
+        self.carried_out = True
 
     def tell_end(self, outcome: m.Outcome) -> None:
-        if self.exited is not None:
+        if self.carried_out:
             for output in self.outputs:
                 self.log.append(output)
-            self.log.append(self.exited)
         self.tell_done(outcome)
 
     def tell_progress(self, running: int, waiting_for: str, eta_s: float) -> None:
         """Nobody looks at one compile's progress."""
 
-    def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
+    def tell_done(self, outcome: m.Outcome, **fields: Any) -> None:
         if self.log.done is not None:
             return  # at the end of the work, before it was written down
         counts = self.counts
@@ -250,11 +259,12 @@ class Compiling(Building):
         self.figures.misses += counts.misses
         self.figures.failures += counts.failures
         self.figures.saved_s += counts.saved_s
-        if self.exited is None and outcome is not m.Outcome.CANCELLED:
+        if not self.carried_out and outcome is not m.Outcome.CANCELLED:
+            outcome = m.Outcome.DAEMON_ERROR
             reason = Reason.NOT_CARRIED_OUT.value
             self.figures.handed_through[reason] = self.figures.handed_through.get(reason, 0) + 1
             self.store.tally.count_handed_through(reason)
-        Building.tell_done(self, outcome, **fields)
+        Building.tell_done(self, outcome, exit_status=self.exit_status, signal=self.signal)
 
 
 def count_hit(store: Store, figures: Figures, result: Result) -> None:

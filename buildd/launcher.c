@@ -642,14 +642,15 @@ static int heard(const unsigned char *data, size_t length)
 		inner = look_up(body, "data", &field);
 		if (inner.kind == TEXT)
 			put(&said[stream], inner.text, inner.length);
-	} else if (is_word(type, "exited")) {
+	} else if (is_word(type, "done")) {
 		struct value status = look_up(body, "exit_status", &field), number = look_up(body, "signal", &field);
+		struct value outcome = look_up(body, "outcome", &field);
 
+		if (!is_word(outcome, "built") && !(is_word(outcome, "failed") && (status.number || number.number)))
+			run_tool();
 		write_all(1, said[0].data, said[0].length);
 		write_all(2, said[1].data, said[1].length);
-		end_as(status.kind == NUMBER ? status.number : 0, number.kind == NUMBER ? number.number : 0);
-	} else if (is_word(type, "done")) {
-		run_tool();
+		end_as(status.number, number.number);
 	}
 	return 0;
 }

@@ -340,20 +340,10 @@ class Failed(Body, frozen=True, tag="failed"):
 
 
 class ToolOutput(Body, frozen=True, tag="tool_output"):
-    """What the tool of a COMPILE request wrote, byte for byte: all of it before `Exited`, in order for each stream."""
+    """What the tool of a COMPILE request wrote, byte for byte: all of it before `Done`, in order for each stream."""
 
     stream: str
     data: bytes
-
-
-class Exited(Body, frozen=True, tag="exited"):
-    """The tool of a COMPILE request ended so, now or when its result was stored; its outputs are where they belong.
-
-    A COMPILE request that ends without it was not carried out: the caller has to run the tool itself.
-    """
-
-    exit_status: int = 0
-    signal: int = 0
 
 
 class Explained(Body, frozen=True, tag="explained"):
@@ -401,6 +391,10 @@ class Done(Body, frozen=True, tag="done"):
     failures: int = 0
     wall_s: float = 0.0
     saved_s: float = 0.0
+    exit_status: int = 0
+    """COMPILE only, with FAILED: how the tool ended. A COMPILE request that was not BUILT and has neither this nor `signal`
+    was not carried out: the caller has to run the tool itself."""
+    signal: int = 0
 
 
 class Unknown(Body, frozen=True, tag="unknown"):
@@ -420,7 +414,6 @@ EventBody = (
     | Finished
     | Failed
     | ToolOutput
-    | Exited
     | Explained
     | Artifact
     | Notice
