@@ -142,6 +142,8 @@ class Compiles:
             return None  # the long way says why
 
     async def _plan(self, request: m.Request, log: RequestLog, figures: Figures) -> Compiling:
+        if not os.path.isabs(request.project) or not os.path.isdir(request.project) or not request.command:
+            raise HandThrough(Reason.TOOL, f"nothing to do in {request.project}")
         compile = parse(request.command, request.project, tuple(request.environment.items()))
         described = await self._describe(compile, request)
         delivery = Delivery(compile, request.project, request.umask, foreign.system_folders(compile, described))

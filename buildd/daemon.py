@@ -80,6 +80,10 @@ class Daemon:
     # ---------------------------------------------------------------- what the server asks
 
     def submit(self, client: ClientInfo, request: m.Request, log: RequestLog) -> None:
+        if request.mode is m.Mode.COMPILE and client.origin != "local":
+            # It names files by their absolute paths, which mean something else where the client is.
+            log.append(m.Done(outcome=m.Outcome.REFUSED, code="forbidden", message="compiles are for local clients"))
+            return
         self._touched_s = time.monotonic()
         rested, self._rested = self._rested, False
         self.scheduler.submit(request, log)

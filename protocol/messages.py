@@ -392,8 +392,8 @@ class Done(Body, frozen=True, tag="done"):
     wall_s: float = 0.0
     saved_s: float = 0.0
     exit_status: int = 0
-    """COMPILE only, with FAILED: how the tool ended. A COMPILE request that was not BUILT and has neither this nor `signal`
-    was not carried out: the caller has to run the tool itself."""
+    """COMPILE only, with FAILED: how the tool ended. A COMPILE request that was not BUILT and has neither this nor
+    `signal` was not carried out: the caller has to run the tool itself."""
     signal: int = 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from protocol import curve
 from protocol import endpoint as ep
 from protocol import messages as m
 from protocol.client import Client
@@ -162,6 +163,26 @@ def test_a_wrong_request_is_refused_with_the_next_step(daemon: Daemon, tmp_path:
     assert isinstance(done, m.Done)
     assert done.outcome is m.Outcome.REFUSED and done.code == "unknown-target"
     assert 'did you mean "saxpy"' in done.message + done.next_step
+
+
+def test_a_client_from_elsewhere_has_nothing_compiled_by_path(daemon: Daemon, tmp_path: Path) -> None:
+    keys = curve.new_key_pair()
+    allowed = curve.allow_list_file(daemon.environ)
+    allowed.parent.mkdir(parents=True, mode=0o700)
+    allowed.write_text(f"{keys.public} submit,follow\n")
+    allowed.chmod(0o600)
+    daemon.start(BUILDD_TCP="127.0.0.1:0")
+    endpoint = daemon.ready()
+    (tmp_path / "a.c").write_text("int a;\n")
+    request = daemon.request(
+        tmp_path, mode=m.Mode.COMPILE, command=("/usr/bin/gcc", "-c", "a.c"), environment={"PATH": "/usr/bin:/bin"}
+    )
+    with Client.connect_tcp(
+        endpoint.tcp_work, endpoint.tcp_control, server_key=endpoint.tcp_server_key, keys=keys, timeout_s=DEADLINE_S
+    ) as client:
+        (event,) = client.submit(request)
+    assert isinstance(event.body, m.Done) and event.body.code == "forbidden"
+    assert not (tmp_path / "a.o").exists()
 
 
 def test_every_request_leaves_an_audit_line(daemon: Daemon, tmp_path: Path) -> None:

@@ -138,6 +138,26 @@ def test_two_at_once_share_one_execution(fake: Foreign) -> None:
     assert fake.counts() == (0, 1)
 
 
+def test_however_wide_a_build_goes_the_machine_has_its_processors(toolkit: Path) -> None:
+    with short_folder() as folder:
+        other = Household(folder, {"BUILDD_JOBS": "2"})
+        other.buildd("up")
+        try:
+            fake = Foreign(other, folder / "project", str(toolkit.parent))
+            for number in range(6):
+                fake.write(f"{number}.cu", f"//! wait go\nint unit_{number};\n")
+            processes = [fake.start("nvcc", "-c", f"{number}.cu") for number in range(6)]
+            wait_until(lambda: fake.status().queued == 4, "the others wait")
+            assert len(fake.status().running) == 2
+            fake.write("go", "")
+            for process in processes:
+                process.communicate(timeout=60)
+                assert process.returncode == 0
+            assert fake.counts() == (0, 6)
+        finally:
+            assert other.end() == []
+
+
 # ---------------------------------------------------------------- what comes out
 
 
