@@ -10,11 +10,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
-from protocol import curve
+from buildd import daemon as serving
+from buildd.eventlog import RequestLog
+from buildd.handler import ClientInfo
 from protocol import endpoint as ep
 from protocol import messages as m
 from protocol.client import Client
@@ -166,23 +169,12 @@ def test_a_wrong_request_is_refused_with_the_next_step(daemon: Daemon, tmp_path:
 
 
 def test_a_client_from_elsewhere_has_nothing_compiled_by_path(daemon: Daemon, tmp_path: Path) -> None:
-    keys = curve.new_key_pair()
-    allowed = curve.allow_list_file(daemon.environ)
-    allowed.parent.mkdir(parents=True, mode=0o700)
-    allowed.write_text(f"{keys.public} submit,follow\n")
-    allowed.chmod(0o600)
-    daemon.start(BUILDD_TCP="127.0.0.1:0")
-    endpoint = daemon.ready()
-    (tmp_path / "a.c").write_text("int a;\n")
-    request = daemon.request(
-        tmp_path, mode=m.Mode.COMPILE, command=("/usr/bin/gcc", "-c", "a.c"), environment={"PATH": "/usr/bin:/bin"}
-    )
-    with Client.connect_tcp(
-        endpoint.tcp_work, endpoint.tcp_control, server_key=endpoint.tcp_server_key, keys=keys, timeout_s=DEADLINE_S
-    ) as client:
-        (event,) = client.submit(request)
-    assert isinstance(event.body, m.Done) and event.body.code == "forbidden"
-    assert not (tmp_path / "a.o").exists()
+    request = daemon.request(tmp_path, mode=m.Mode.COMPILE, command=("/usr/bin/gcc", "-c", "a.c"))
+    client = ClientInfo(name="x", user="", pid=0, origin="tcp:x", namespaces=m.Namespaces())
+    log = RequestLog(request.request_id)
+    # It is refused before anything of the daemon is looked at.
+    serving.Daemon.submit(cast(serving.Daemon, None), client, request, log)
+    assert log.done is not None and (log.done.outcome, log.done.code) == (m.Outcome.REFUSED, "forbidden")
 
 
 def test_every_request_leaves_an_audit_line(daemon: Daemon, tmp_path: Path) -> None:
