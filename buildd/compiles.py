@@ -36,6 +36,8 @@ from protocol import messages as m
 
 MOST_STAMPS = 500_000
 """Of all known answers together; about 50 bytes each."""
+RESTING_STAMPS = 50_000
+"""The same while nothing is built."""
 MOST_BUILDS = 32
 MOST_TOOLS = 64
 HANDED_THROUGH = "handed-through"
@@ -110,14 +112,13 @@ class Compiles:
             self._hand_through(log, figures, HandThrough(Reason.TOOL, str(error)))
         return None
 
-    def forget(self) -> None:
-        """Give memory back."""
+    def rest(self) -> None:
+        """Give memory back, but for the answers that an edited project of usual size asks for next."""
         with self._lock:
-            self._known.clear()
-            self._known_stamps = 0
-        self._names.clear()
-        self._words.clear()
-        self._tools.clear()
+            self._evict(RESTING_STAMPS)
+            names = {name for known in self._known.values() for name in known.stamps.paths}
+            self._names = {name: name for name in names}
+            self._words.clear()
 
     # ----------------------------------------------------------------
 
@@ -286,9 +287,12 @@ class Compiles:
             before = self._known.pop(name, None)
             self._known[name] = known
             self._known_stamps += len(known.stamps.paths) - (len(before.stamps.paths) if before else 0)
-            while self._known_stamps > MOST_STAMPS and len(self._known) > 1:
-                _, old = self._known.popitem(last=False)
-                self._known_stamps -= len(old.stamps.paths)
+            self._evict(MOST_STAMPS)
+
+    def _evict(self, most_stamps: int) -> None:
+        while self._known_stamps > most_stamps and len(self._known) > 1:
+            _, old = self._known.popitem(last=False)
+            self._known_stamps -= len(old.stamps.paths)
 
     def _recall(self, request: m.Request) -> Known | None:
         name = _name(request)

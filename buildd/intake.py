@@ -160,7 +160,7 @@ class Intake:
         """Write down what is known and give memory back."""
         for opened in self.stores.values():
             opened.files.drop()
-            opened.compiles.forget()
+            opened.compiles.rest()
             opened.store.tally.flush()
             if not opened.store.read_only:
                 sweep.sweep_of(opened.store.folder).rest()
