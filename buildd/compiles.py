@@ -29,8 +29,9 @@ from buildd.shadow import asked_names
 from buildd.stamps import Listing, Stamps, listed_names
 from buildd.store import Result, Store
 from codegen import foreign
-from codegen.commandline import Compile, HandThrough, Reason, parse
+from codegen.commandline import parse
 from codegen.foreign import DEPENDENCIES, Described
+from codegen.parsing import Compile, HandThrough, Reason
 from codegen.plan import Action, RequestError
 from protocol import messages as m
 

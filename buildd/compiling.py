@@ -19,8 +19,8 @@ from buildd.command import DEPFILE, output_path
 from buildd.files import Files
 from buildd.launch import Exit
 from buildd.store import Counter, Result, Store
-from codegen.commandline import Compile, Depfile, HandThrough, Reason, quoted
 from codegen.foreign import DEPENDENCIES
+from codegen.parsing import Compile, Depfile, HandThrough, Reason, quoted
 from codegen.plan import Action
 from protocol import messages as m
 

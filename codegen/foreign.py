@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import msgspec
 
 from codegen import closure, hipcc
-from codegen.commandline import Compile, Family, HandThrough, Reason
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
+from codegen.parsing import Compile, Family, HandThrough, Reason
 from codegen.plan import (
     Action,
     Argument,

@@ -37,7 +37,7 @@ class Mode(Enum):
     EXPLAIN = "explain"
     """Run nothing; say for each action why it would hit or miss."""
     COMPILE = "compile"
-    """Do what `Request.command` does, for the stand-in of a compiler in somebody else's build."""
+    """Do what `command` (with the tool's absolute path) does in `project`, for a stand-in in somebody else's build."""
 
 
 class Priority(Enum):
@@ -114,10 +114,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recache: bool = False
     """Run every action again and overwrite its entry."""
     command: tuple[str, ...] = ()
-    """COMPILE only: the command line, with the absolute path of the real tool as its first word; `project` is the
-    folder that it was called in."""
     umask: int = 0o022
-    """COMPILE only: of the caller."""
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -379,7 +376,7 @@ class Lagged(Body, frozen=True, tag="lagged"):
 
 
 class Done(Body, frozen=True, tag="done"):
-    """Last event of a request."""
+    """Last event of a request. A COMPILE that FAILED without `exit_status` and `signal` was not carried out."""
 
     outcome: Outcome
     message: str = ""
@@ -392,8 +389,6 @@ class Done(Body, frozen=True, tag="done"):
     wall_s: float = 0.0
     saved_s: float = 0.0
     exit_status: int = 0
-    """COMPILE only, with FAILED: how the tool ended. A COMPILE request that was not BUILT and has neither this nor
-    `signal` was not carried out: the caller has to run the tool itself."""
     signal: int = 0
 
 
@@ -448,15 +443,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the COMPILE requests of one build came to so far."""
+    """What a build's COMPILE requests came to; `handed_through` counts by reason what stand-ins ran themselves."""
 
     hits: int = 0
     misses: int = 0
     failures: int = 0
     saved_s: float = 0.0
-    """Time that the tools of the hits took when they ran."""
     handed_through: dict[str, int] = {}
-    """Reason -> how many commands the stand-ins ran themselves for it."""
 
 
 class Status(Message, frozen=True, tag="status"):
@@ -478,7 +471,6 @@ class Status(Message, frozen=True, tag="status"):
     active: tuple[RequestId, ...] = ()
     """Requests that have not ended, in the order in which they came."""
     builds: dict[BuildId, BuildFigures] = {}
-    """The last builds that stand-ins compiled for."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):

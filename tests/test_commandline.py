@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codegen.commandline import TOOLS, Compile, Depfile, Family, HandThrough, Reason, parse, quoted
+from codegen.commandline import TOOLS, parse
+from codegen.parsing import Compile, Depfile, Family, HandThrough, Reason, quoted
 
 
 def parsed(*command: str, folder: str = "/somewhere", **environment: str) -> Compile:

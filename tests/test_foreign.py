@@ -13,8 +13,9 @@ from serving import short_folder
 from buildd.compiling import Delivery, make_rules, pieces
 from buildd.stamps import Listing, Stamps, listed_names
 from buildd.sweep import Sweep
-from codegen.commandline import Depfile, HandThrough, Reason, parse
+from codegen.commandline import parse
 from codegen.foreign import MARK, sent_variables, without_stand_ins
+from codegen.parsing import Depfile, HandThrough, Reason
 from tests.foreign import Foreign
 from tests.household import Household
 from tests.toolkit import host_compiler
