@@ -14,10 +14,11 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 OUR_FAULT = ("the daemon failed; its log has the story", "build again; buildd doctor --bundle makes a report of it")
 HIT = m.JobId(0)
 """Job id in events about actions that did not run."""
-DELIVER_MODES = frozenset({m.Mode.BUILD})
+DELIVER_MODES = frozenset({m.Mode.BUILD, m.Mode.COMPILE})
 
 
 @dataclass(slots=True)
@@ -275,6 +276,17 @@ class Building:
         place.parent.mkdir(parents=True, exist_ok=True)
         return str(place)
 
+    def finish_outputs(self, action: Action, private: str) -> None:
+        """Make outputs that no tool makes, once it has ended well; `private` is the job's folder."""
+
+    def hand_over(self, action: Action, made: Sequence[tuple[Path, Product]], exit: Exit) -> None:
+        """Take what a job has made, under this request's own names: two targets may ask for the same bytes."""
+        for output, (file, product) in zip(action.outputs, made, strict=True):
+            self.place_made(output.path, file, product)
+
+    def published(self, result: Result) -> None:
+        """A job of this request is stored."""
+
     def close(self) -> None:
         """Remove what was only needed while it was built."""
         if self.scratch:
@@ -337,11 +349,8 @@ class Building:
         kind: m.FailureKind,
         message: str,
         *,
-        status: int = 0,
-        signal: int = 0,
-        output: bytes = b"",
+        exit: Exit | None = None,
         next_step: str = "",
-        timing: m.Timing | None = None,
     ) -> None:
         self.counts.failures += 1
         self.log.append(
@@ -350,14 +359,17 @@ class Building:
                 action=action.name,
                 kind=kind,
                 message=message,
-                exit_status=status,
-                signal=signal,
+                exit_status=exit.status if exit else 0,
+                signal=exit.signal if exit else 0,
                 command=self.command(action),
                 next_step=next_step,
-                diagnostics=diagnose(output.decode(errors="replace")),
-                timing=timing or m.Timing(),
+                diagnostics=diagnose((exit.stderr + exit.stdout).decode(errors="replace")) if exit else (),
+                timing=exit.timing if exit else m.Timing(),
             )
         )
+
+    def tell_end(self, outcome: m.Outcome) -> None:
+        """All actions have ended: say what a follower waits for before anything is written down."""
 
     def tell_progress(self, running: int, waiting_for: str, eta_s: float) -> None:
         counts = self.counts
@@ -387,9 +399,9 @@ class Building:
             if (product := self.products.get(artifact.path)) is not None
         ]
 
-    def tell_done(self, outcome: m.Outcome, **fields: str) -> None:
+    def tell_done(self, outcome: m.Outcome, **fields: Any) -> None:
         counts = self.counts
-        if self.request.mode in (m.Mode.BUILD, m.Mode.WARM):
+        if self.request.mode in (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE):
             self.store.count(Counter.HITS, counts.hits)
             self.store.count(Counter.MISSES, counts.misses)
             self.store.count(Counter.SAVED_MS, int(counts.saved_s * 1000))

@@ -14,6 +14,7 @@ import sys
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "build targets of buildd.toml"),
+    "run": ("run", "any command, with its compilers going through the daemon"),
     "explain": ("explain", "say why targets were, or would be, built again"),
     "warm": ("warm", "fill the cache ahead; --prove: fail if anything would still compile"),
     "log": ("log", "recent builds, or everything one of them said"),
@@ -24,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("daemon_control:down", "stop the daemon when its work is done; --now: at once"),
     "status": ("daemon_control:status", "what the daemon does right now"),
     "doctor": ("doctor", "check this machine; --bundle FILE: a report for a bug tracker"),
+    "install-launchers": ("run:install", "stand-ins of the compilers in a folder, for good"),
     "uninstall": ("uninstall", "stop the daemon and remove everything that buildd keeps"),
 }
 """Command -> (module under `buildd.commands`, with a function other than `run` after a colon; help line)."""
@@ -43,7 +45,7 @@ class Interrupted(KeyboardInterrupt):
 
 def usage() -> str:
     lines = ["usage: buildd COMMAND [ARGUMENT...]", "", "The build daemon for GPU kernels.", ""]
-    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += [f"  {name:<17} {summary}" for name, (_, summary) in COMMANDS.items()]
     lines += [
         "",
         "  buildd COMMAND --help says more; buildd --version the version.",

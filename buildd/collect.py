@@ -85,6 +85,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that write to the store right now."""
     leased: int
     counters: dict[str, int]
+    handed_through: dict[str, int]
+    """Reason -> how many commands of foreign builds the stand-ins ran themselves for it."""
 
 
 def step(store: Shelf, total_bytes: int) -> bool:
@@ -205,6 +207,7 @@ def stats(store: Shelf) -> Stats:
         sessions=sum(sessions.is_alive(store.folder, _decoded(name)) for name in live),
         leased=sum(as_int(n) for name, n in leases if sessions.is_alive(store.folder, _decoded(name))),
         counters={counter.value: count for counter, count in store.counters().items()},
+        handed_through=store.tally.handed_through(),
     )
 
 

@@ -80,10 +80,14 @@ class Daemon:
     # ---------------------------------------------------------------- what the server asks
 
     def submit(self, client: ClientInfo, request: m.Request, log: RequestLog) -> None:
+        if request.mode is m.Mode.COMPILE and client.origin != "local":
+            # It names files by their absolute paths, which mean something else where the client is.
+            log.append(m.Done(outcome=m.Outcome.REFUSED, code="forbidden", message="compiles are for local clients"))
+            return
         self._touched_s = time.monotonic()
-        self._rested = False
+        rested, self._rested = self._rested, False
         self.scheduler.submit(request, log)
-        self._watch_idle()
+        self._watch_idle(wake=rested)
 
     def cancel(self, request_id: m.RequestId) -> bool:
         return self.scheduler.cancel(request_id)
@@ -116,6 +120,7 @@ class Daemon:
             waiting_for=scheduler.state.waiting_for,
             stores=tuple(list(scheduler.intake.stores)),
             counters=dict(scheduler.counters),
+            builds={name: figures.frozen() for name, figures in list(scheduler.intake.builds.items())},
         )
 
     async def blob(self, store: str, digest: m.Digest) -> bytes | None:
@@ -182,11 +187,12 @@ class Daemon:
         assert self.server is not None
         self.server.drain(now=self.server.draining)
 
-    def _watch_idle(self) -> None:
-        """Called at every request: the count of quiet seconds begins anew."""
+    def _watch_idle(self, *, wake: bool = True) -> None:
+        """Called at every request; one that comes while it looks every few seconds anyway need not wake it."""
         if self._watch is None or self._watch.done():
             self._watch = asyncio.get_running_loop().create_task(self._until_idle())
-        self._woken.set()
+        if wake:
+            self._woken.set()
 
     async def _until_idle(self) -> None:
         """Gives memory back after a while of rest, ends the daemon after a long one. Sleeps in between: no polling."""

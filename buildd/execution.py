@@ -232,6 +232,7 @@ class Execution:
         """Check the inputs again, store the outputs. In a worker thread."""
         building, action = self.building, self.action
         tool, store = building.tool(action), building.store
+        building.finish_outputs(action, self._private)
         files = []
         for output in action.outputs:
             path = Path(output_path(self._private, action, output.name))
@@ -296,6 +297,7 @@ class Execution:
                 created_ns=time.time_ns(),
             )
             store.publish(first, input_set, result)
+            building.published(result)
             components = building.misses[self.index].components
             if components:
                 building.notebook.ran_with(building.lookup.name_key(self.action), components)

@@ -142,6 +142,11 @@ def stamp_of(path: str) -> Stamp | None:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+def listing_stamp(folder: os.stat_result) -> int:
+    """A number that changes when a name comes to or goes from a folder."""
+    return (folder.st_mtime_ns ^ (folder.st_ino << 8)) & 0x7FFF_FFFF_FFFF_FFFF
+
+
 def trustworthy(stamp: Stamp, now_ns: int) -> bool:
     """Whether a write after `now_ns` must change the stamp. One from the future (a clock set back) is not trusted."""
     newest = max(stamp.mtime_ns, stamp.ctime_ns)
@@ -442,6 +447,10 @@ class Snapshot:
             self._marks[folder] = mark
             return names
 
+    def listed(self, folder: str) -> frozenset[str] | None:
+        """What `listing` said, if it was asked; never looks."""
+        return self._listings.get(folder)
+
     def listed_since(self, folder: str, since_ns: int) -> bool:
         """Whether no name came to or went from a folder since. When in doubt: no."""
         mark = self._mark(folder)
@@ -478,10 +487,6 @@ class Snapshot:
                 stamp = 0
             else:
                 mark = Stamp(status.st_dev, status.st_ino, 0, status.st_mtime_ns, status.st_mtime_ns)
-                stamp = (
-                    (status.st_mtime_ns ^ (status.st_ino << 8)) & 0x7FFF_FFFF_FFFF_FFFF
-                    if trustworthy(mark, now)
-                    else -1
-                )
+                stamp = listing_stamp(status) if trustworthy(mark, now) else -1
             self._folders[folder] = stamp
             return stamp

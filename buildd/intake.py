@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from buildd import history, prove, sweep, uptodate
 from buildd.building import Building
+from buildd.compiles import Compiles
+from buildd.compiling import Figures
 from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
 from buildd.files import Files
@@ -31,11 +34,19 @@ _log = logging.getLogger(__name__)
 class OpenStore:
     """A store with what is kept beside it while the daemon lives."""
 
-    def __init__(self, store: Store, runner: Runner, make: Make | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        runner: Runner,
+        make: Make | None,
+        in_pool: Callable[..., Awaitable[Any]],
+        builds: OrderedDict[m.BuildId, Figures],
+    ) -> None:
         self.store = store
         self.files = Files(store)
         self.notebook = Notebook(store)
         self.planner = Planner(runner, store, self.files, make)
+        self.compiles = Compiles(store, self.files, self.notebook, self.planner, in_pool, builds)
 
 
 class Intake:
@@ -59,6 +70,8 @@ class Intake:
         make: Make | None = None,
     ) -> None:
         self.stores: dict[str, OpenStore] = {}
+        self.builds: OrderedDict[m.BuildId, Figures] = OrderedDict()
+        """What the last builds that stand-ins compiled for came to."""
         self.default_store = str(default_store)
         self._runner = runner
         self._in_pool = in_pool
@@ -81,6 +94,8 @@ class Intake:
             return None
         for notice in opened.store.take_notices():
             log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
+        if request.mode is m.Mode.COMPILE:
+            return await self._receive_compile(opened, request, log)
         building = Building(request, log, opened.store, opened.files, opened.notebook)
         if uptodate.may_use(request):
             record = await self._in_pool(uptodate.still_true, opened.store, opened.files, request)
@@ -103,6 +118,14 @@ class Intake:
             return None
         return building
 
+    async def _receive_compile(self, opened: OpenStore, request: m.Request, log: RequestLog) -> Building | None:
+        try:
+            return await opened.compiles.receive(request, log)
+        except Exception as error:  # the edge, as above
+            _log.exception("taking %s in failed", request.request_id)
+            _refuse(log, m.Outcome.DAEMON_ERROR, error)
+            return None
+
     async def _adopt(self, building: Building, plan: Plan) -> None:
         def work() -> None:
             building.files.read_ahead(file.path for tool in plan.tools for file in tool.files)
@@ -122,7 +145,7 @@ class Intake:
             opened = self.stores.get(path)
             if opened is None:
                 store = await self._in_pool(lambda: Store.open(Path(path), limit_bytes=self._store_limit_bytes))
-                opened = self.stores[path] = OpenStore(store, self._runner, self._make)
+                opened = self.stores[path] = OpenStore(store, self._runner, self._make, self._in_pool, self.builds)
             return opened
 
     def close(self) -> None:
@@ -137,6 +160,7 @@ class Intake:
         """Write down what is known and give memory back."""
         for opened in self.stores.values():
             opened.files.drop()
+            opened.compiles.rest()
             opened.store.tally.flush()
             if not opened.store.read_only:
                 sweep.sweep_of(opened.store.folder).rest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -18,6 +19,7 @@ from buildd.store import Store
 from codegen.plan import Answer, Knowledge, Plan, Probe, ProbesNeeded, RequestError
 from protocol.messages import Digest, Request
 
+T = TypeVar("T")
 Make = Callable[[Request, Knowledge], Plan]
 MOST_ROUNDS = 30
 """A plan that still asks after so many rounds asks in a circle."""
@@ -58,31 +60,41 @@ class Planner:
             from codegen.generate import make_plan  # on first use: an idle daemon needs no generators
 
             self._make = make_plan
+        make = self._make
+        plan, asked = await self.learn(request.project, lambda knowledge: make(request, knowledge))
+        return msgspec.structs.replace(plan, read=(*plan.read, *asked))
+
+    async def learn(self, name: str, make: Callable[[Knowledge], T]) -> tuple[T, tuple[str, ...]]:
+        """What `make` returns once its probes are answered, and the files that the answers depend on.
+
+        Args:
+            name: of what is made: what it asked the last time is likely to be asked again.
+
+        Raises: as `plan`, and as `make` does.
+        """
         knowledge = Knowledge()
-        # What the project's last plan asked, or else another's, is likely to be asked again: looked up at once instead
-        # of round by round.
-        expected = self._expected.pop(request.project, self._latest)
+        # Looked up at once instead of round by round; what another asked is a good guess, too.
+        expected = self._expected.pop(name, self._latest)
         if expected:
             for probe, answer in await asyncio.to_thread(self._recall, expected):
                 knowledge.learn(probe, answer)
         for _ in range(MOST_ROUNDS):
             try:
-                plan = await asyncio.to_thread(self._make, request, knowledge)
+                made = await asyncio.to_thread(make, knowledge)
             except ProbesNeeded as needed:
                 digests = await asyncio.to_thread(self._digests, needed.probes)
                 answers = await asyncio.gather(*(self._answer(probe, digests) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)
             else:
-                self._expect(request.project, knowledge.asked)
-                asked = dict.fromkeys(path for probe in knowledge.asked for path in probe.files)
-                return msgspec.structs.replace(plan, read=(*plan.read, *asked))
+                self._expect(name, knowledge.asked)
+                return made, tuple(dict.fromkeys(path for probe in knowledge.asked for path in probe.files))
         raise RequestError(
             "probes", f"the plan still asks questions after {MOST_ROUNDS} rounds", next_step="report this as a bug"
         )
 
-    def _expect(self, project: str, probes: tuple[Probe, ...]) -> None:
-        self._expected[project] = self._latest = probes
+    def _expect(self, name: str, probes: tuple[Probe, ...]) -> None:
+        self._expected[name] = self._latest = probes
         if len(self._expected) > MOST_EXPECTED:
             del self._expected[next(iter(self._expected))]
 

@@ -20,6 +20,7 @@ from buildd import uptodate
 from buildd.admission import Ask, Budget, Running
 from buildd.building import OUR_FAULT, Building
 from buildd.claims import Claims
+from buildd.compiling import Compiling
 from buildd.errors import BuilddError, told
 from buildd.eventlog import RequestLog
 from buildd.execution import Execution
@@ -336,9 +337,8 @@ class Scheduler:
         action = building.plan.actions[deliver.node]
 
         def work() -> None:
-            # The followers' own names for the outputs: two targets may ask for the same bytes under two names.
-            for output, made in zip(action.outputs, execution.made, strict=True):
-                building.place_made(output.path, made.file, made.product)
+            assert execution.exit is not None
+            building.hand_over(action, [(made.file, made.product) for made in execution.made], execution.exit)
 
         problem: tuple[str, str] | None = None
         try:
@@ -382,11 +382,8 @@ class Scheduler:
             building.plan.actions[failed.node],
             failure.kind if failure else m.FailureKind.INTERNAL,
             failure.message if failure else "the daemon failed; its log has the story",
-            status=exit.status if exit else 0,
-            signal=exit.signal if exit else 0,
-            output=exit.stderr + exit.stdout if exit else b"",
+            exit=exit,
             next_step=failure.next_step if failure else "",
-            timing=exit.timing if exit else None,
         )
 
     async def _complete(self, complete: Complete) -> None:
@@ -394,6 +391,7 @@ class Scheduler:
         if building.inner:
             self._steps.pop(complete.request).set_result(complete.outcome)
             return
+        building.tell_end(complete.outcome)
         if complete.outcome is m.Outcome.BUILT:
             for artifact in building.artifacts():
                 building.log.append(artifact)
@@ -403,7 +401,7 @@ class Scheduler:
             building.close()
             building.notebook.write()
             if complete.outcome is m.Outcome.BUILT:
-                uptodate.keep(building)
+                building.remember() if isinstance(building, Compiling) else uptodate.keep(building)
             building.files.save()
 
         try:

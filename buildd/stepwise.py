@@ -158,13 +158,11 @@ class Inner(Building):
         kind: m.FailureKind,
         message: str,
         *,
-        status: int = 0,
-        signal: int = 0,
-        output: bytes = b"",
+        exit: Exit | None = None,
         next_step: str = "",
-        timing: m.Timing | None = None,
     ) -> None:
         index = next(i for i, step in enumerate(self.plan.actions) if step is action)
+        status, signal = (exit.status, exit.signal) if exit is not None else (0, 0)
         self.failed[index] = FailedStep(Failure(kind, message, next_step), status, signal)
 
     def close(self) -> None:

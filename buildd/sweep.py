@@ -12,8 +12,6 @@ import ctypes
 import itertools
 import logging
 import os
-import platform
-import shutil
 import stat
 import subprocess
 import sys
@@ -24,15 +22,16 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from buildd.native import NATIVE, Unusable, check_owner, find_compiler, place_of
+
 FIELDS = 5
 """Numbers in a stamp: device, inode, size, mtime and ctime in nanoseconds; modulo 2^64, as signed 64-bit numbers."""
 WORTH_FILES = 1000
 """Below this Python is done before a library would be loaded."""
-NATIVE = "native"
-"""The library's folder in a store."""
+WORTH_FILES_LOADED = 50
+"""The same once the library is there."""
 
 _SOURCE = Path(__file__).with_name("sweep.c")
-_COMPILERS = ("gcc", "cc", "clang")
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 _COMPILE_S = 30.0
 _CHECK_BYTES = 32
@@ -102,11 +101,15 @@ class Sweep:
         function(joined, len(paths), None, found, _threads(len(paths)))
         return found.raw
 
-    def all_equal(self, paths: Sequence[bytes], stamps: bytes) -> bool:
-        """Whether these files have these stamps now. Ends at the first that has not."""
+    def all_equal(self, paths: Sequence[bytes], stamps: bytes, *, worth_files: int = WORTH_FILES) -> bool:
+        """Whether these files have these stamps now. Ends at the first that has not.
+
+        Args:
+            worth_files: from so many on the library is used.
+        """
         if len(stamps) != 8 * FIELDS * len(paths):
             return False
-        function, joined = self._native(paths)
+        function, joined = self._native(paths, worth_files)
         if function is not None:
             return bool(function(joined, len(paths), stamps, None, _threads(len(paths))))
         step = 8 * FIELDS
@@ -134,9 +137,11 @@ class Sweep:
             place += FIELDS
         return True
 
-    def _native(self, paths: Sequence[bytes]) -> tuple[ctypes._NamedFuncPointer | None, bytes]:
+    def _native(
+        self, paths: Sequence[bytes], worth_files: int = WORTH_FILES
+    ) -> tuple[ctypes._NamedFuncPointer | None, bytes]:
         """The library's function and the paths as it takes them; None where Python has to do it."""
-        if len(paths) < WORTH_FILES:
+        if len(paths) < worth_files:
             return None, b""
         if self._function is None:
             self._wanted = True
@@ -186,7 +191,7 @@ class Sweep:
                 self._compile()
                 if not self.load():
                     self.problem = self.problem or "what was compiled cannot be loaded"
-        except (OSError, subprocess.SubprocessError, _Unusable) as error:
+        except (OSError, subprocess.SubprocessError, Unusable) as error:
             self.problem = str(error) or type(error).__name__
         if self.problem and not self._closed:
             _log.info("files are looked at by Python: %s", self.problem)
@@ -195,13 +200,13 @@ class Sweep:
         """Whether the library is there and is what it should be; it is used then."""
         self._looked = True
         try:
-            compiler = self._find_compiler()
+            compiler = find_compiler(self._search_path())
             descriptor = os.open(self._place(compiler), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except (OSError, _Unusable):
+        except (OSError, Unusable):
             return False
         try:
-            _check_owner(os.stat(self._folder))
-            _check_owner(os.fstat(descriptor))
+            check_owner(os.stat(self._folder))
+            check_owner(os.fstat(descriptor))
             content = os.read(descriptor, _MOST_BYTES)
             if blake3(content[:-_CHECK_BYTES]).digest() != content[-_CHECK_BYTES:]:
                 return False
@@ -209,7 +214,7 @@ class Sweep:
             # name that it knows for the library that it knows.
             library = ctypes.CDLL(f"/proc/self/{'./' * next(_loads)}fd/{descriptor}")
             function = library.buildd_sweep
-        except (OSError, AttributeError, _Unusable) as error:
+        except (OSError, AttributeError, Unusable) as error:
             self.problem = f"{type(error).__name__}: {error}"
             return False
         finally:
@@ -229,10 +234,10 @@ class Sweep:
         return True
 
     def _compile(self) -> None:
-        compiler = self._find_compiler()
+        compiler = find_compiler(self._search_path())
         place = self._place(compiler)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        _check_owner(os.stat(self._folder))
+        check_owner(os.stat(self._folder))
         aside = place.with_name(f".{place.name}.{os.getpid()}")
         command = [compiler, *_FLAGS, "-o", str(aside), str(_SOURCE)]
         try:
@@ -252,7 +257,7 @@ class Sweep:
                 self._compiler.kill()
                 self._compiler.wait()
             if self._compiler.returncode != 0:
-                raise _Unusable(f"{compiler}: {said.decode(errors='replace').strip()[-300:]}")
+                raise Unusable(f"{compiler}: {said.decode(errors='replace').strip()[-300:]}")
             with open(aside, "r+b") as file:
                 # Behind the end of an ELF file nobody looks: a check of what stands before.
                 file.write(blake3(file.read()).digest())
@@ -269,27 +274,8 @@ class Sweep:
     def _search_path(self) -> str:
         return os.environ.get("PATH", os.defpath) if self._path is None else self._path
 
-    def _find_compiler(self) -> str:
-        for name in _COMPILERS:
-            found = shutil.which(name, path=self._search_path())
-            if found:
-                return os.path.abspath(found)
-        raise _Unusable("no host compiler")
-
     def _place(self, compiler: str) -> Path:
-        """The library's file: another one for another source, compiler or machine."""
-        parts = (_SOURCE.read_bytes(), *_FLAGS, compiler, str(stamp(os.fsencode(compiler))))
-        machine = (platform.machine(), sys.byteorder, *platform.libc_ver())
-        return self._folder / f"{blake3(repr((parts, machine)).encode()).hexdigest()[:32]}.so"
-
-
-class _Unusable(Exception):
-    """There is no library that may be used."""
-
-
-def _check_owner(status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise _Unusable("the library belongs to others or may be written by them")
+        return place_of(self._folder, _SOURCE, _FLAGS, compiler, ".so")
 
 
 def _agrees(function: ctypes._NamedFuncPointer, place: Path) -> bool:

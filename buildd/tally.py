@@ -18,6 +18,7 @@ from buildd.values import as_int
 
 FLUSH_S = 5.0
 _MOST_TOUCHES = 20_000
+_HANDED = "handed_through:"
 _COLUMN = {"results": "key", "actions": "name", "probes": "name", "records": "name"}
 
 
@@ -56,6 +57,7 @@ class Tally:
         self._database = database
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(Counter, 0)
+        self._handed_through: dict[str, int] = {}
         self._touched: dict[tuple[str, bytes], None] = {}
         self._flushed_s = time.monotonic()
 
@@ -63,6 +65,22 @@ class Tally:
         with self._lock:
             self._counts[counter] += amount
         self._maybe_flush()
+
+    def count_handed_through(self, reason: str) -> None:
+        """A command that a stand-in ran itself."""
+        with self._lock:
+            self._handed_through[reason] = self._handed_through.get(reason, 0) + 1
+        self._maybe_flush()
+
+    def handed_through(self) -> dict[str, int]:
+        """How many commands stand-ins ran themselves, by reason."""
+        rows = self._database.rows("SELECT name, value FROM counters")
+        named = {name.decode(errors="replace"): as_int(value) for name, value in rows if isinstance(name, bytes)}
+        stored = {name[len(_HANDED) :]: count for name, count in named.items() if name.startswith(_HANDED)}
+        with self._lock:
+            for reason, count in self._handed_through.items():
+                stored[reason] = stored.get(reason, 0) + count
+        return dict(sorted(stored.items()))
 
     def touch(self, table: str, names: Iterable[bytes]) -> None:
         """These rows were used just now, in this order."""
@@ -89,13 +107,18 @@ class Tally:
             counts.pop(Counter.DROPPED_PUTS, None)
             for counter in counts:
                 self._counts[counter] = 0
+            handed, self._handed_through = self._handed_through, {}
             touched, self._touched = self._touched, {}
-        if not counts and not touched:
+        if not counts and not touched and not handed:
             return
+        named = {counter.value: count for counter, count in counts.items()}
+        named |= {_HANDED + reason: count for reason, count in handed.items()}
         try:
-            self._database.transact(lambda connection: _write(connection, counts, touched), wait=wait)
+            self._database.transact(lambda connection: _write(connection, named, touched), wait=wait)
         except StoreError:
             with self._lock:
+                for reason, count in handed.items():
+                    self._handed_through[reason] = self._handed_through.get(reason, 0) + count
                 for counter, count in counts.items():
                     self._counts[counter] += count
                 if len(touched) + len(self._touched) <= _MOST_TOUCHES:
@@ -106,11 +129,11 @@ class Tally:
             self.flush()
 
 
-def _write(connection: sqlite3.Connection, counts: dict[Counter, int], touched: dict[tuple[str, bytes], None]) -> None:
+def _write(connection: sqlite3.Connection, counts: dict[str, int], touched: dict[tuple[str, bytes], None]) -> None:
     connection.executemany(
         "INSERT INTO counters (name, value) VALUES (?, ?)"
         " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-        [(counter.value, count) for counter, count in counts.items()],
+        list(counts.items()),
     )
     tick = next_tick(connection, max(1, len(touched)))
     for offset, (table, name) in enumerate(touched):

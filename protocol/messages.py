@@ -36,6 +36,8 @@ class Mode(Enum):
     """Run nothing; fail and name each action that would run."""
     EXPLAIN = "explain"
     """Run nothing; say for each action why it would hit or miss."""
+    COMPILE = "compile"
+    """Do what `command` (with the tool's absolute path) does in `project`, for a stand-in in somebody else's build."""
 
 
 class Priority(Enum):
@@ -111,6 +113,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """After a failure, go on with what does not depend on it."""
     recache: bool = False
     """Run every action again and overwrite its entry."""
+    command: tuple[str, ...] = ()
+    umask: int = 0o022
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -332,6 +336,13 @@ class Failed(Body, frozen=True, tag="failed"):
     timing: Timing = Timing()
 
 
+class ToolOutput(Body, frozen=True, tag="tool_output"):
+    """What the tool of a COMPILE request wrote, byte for byte: all of it before `Done`, in order for each stream."""
+
+    stream: str
+    data: bytes
+
+
 class Explained(Body, frozen=True, tag="explained"):
     """Answer of EXPLAIN and PROVE modes for one action."""
 
@@ -365,7 +376,7 @@ class Lagged(Body, frozen=True, tag="lagged"):
 
 
 class Done(Body, frozen=True, tag="done"):
-    """Last event of a request."""
+    """Last event of a request. A COMPILE that FAILED without `exit_status` and `signal` was not carried out."""
 
     outcome: Outcome
     message: str = ""
@@ -377,6 +388,8 @@ class Done(Body, frozen=True, tag="done"):
     failures: int = 0
     wall_s: float = 0.0
     saved_s: float = 0.0
+    exit_status: int = 0
+    signal: int = 0
 
 
 class Unknown(Body, frozen=True, tag="unknown"):
@@ -395,6 +408,7 @@ EventBody = (
     | CacheHit
     | Finished
     | Failed
+    | ToolOutput
     | Explained
     | Artifact
     | Notice
@@ -428,6 +442,16 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
 
 
+class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a build's COMPILE requests came to; `handed_through` counts by reason what stand-ins ran themselves."""
+
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    saved_s: float = 0.0
+    handed_through: dict[str, int] = {}
+
+
 class Status(Message, frozen=True, tag="status"):
     pid: int
     daemon: str
@@ -446,6 +470,7 @@ class Status(Message, frozen=True, tag="status"):
     """Monotonic counts: malformed frames, dropped messages, lagged followers, bad blobs, hits, misses ..."""
     active: tuple[RequestId, ...] = ()
     """Requests that have not ended, in the order in which they came."""
+    builds: dict[BuildId, BuildFigures] = {}
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):

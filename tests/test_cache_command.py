@@ -23,6 +23,9 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
             publish(store, seed)
         store.count(Counter.HITS, 3)
         store.count(Counter.MISSES, 1)
+        store.tally.count_handed_through("link")
+        store.tally.count_handed_through("unknown-option")
+        store.tally.count_handed_through("link")
     yield {"BUILDD_DIR": str(tmp_path / "store"), "HOME": str(tmp_path)}
 
 
@@ -30,10 +33,12 @@ def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
     assert cache.run(["stats"], environ=environ) == 0
     text = capsys.readouterr().out
     assert "results     12 of 0 actions" in text
-    assert "hits        3 of 4 (75 %)" in text
+    assert "hits        3 of 4 (75 %)\nmisses      1\n" in text
+    assert "handed      3 through to the tool\n  2         link\n  1         unknown-option\n" in text
     assert cache.run(["stats", "--json"], environ=environ) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["results"], figures["blobs"], figures["counters"]["hits"]) == (12, 24, 3)
+    assert figures["handed_through"] == {"link": 2, "unknown-option": 1}
     assert figures["folder"] == environ["BUILDD_DIR"]
 
 

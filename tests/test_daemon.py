@@ -10,10 +10,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
+from buildd import daemon as serving
+from buildd.eventlog import RequestLog
+from buildd.handler import ClientInfo
 from protocol import endpoint as ep
 from protocol import messages as m
 from protocol.client import Client
@@ -162,6 +166,15 @@ def test_a_wrong_request_is_refused_with_the_next_step(daemon: Daemon, tmp_path:
     assert isinstance(done, m.Done)
     assert done.outcome is m.Outcome.REFUSED and done.code == "unknown-target"
     assert 'did you mean "saxpy"' in done.message + done.next_step
+
+
+def test_a_client_from_elsewhere_has_nothing_compiled_by_path(daemon: Daemon, tmp_path: Path) -> None:
+    request = daemon.request(tmp_path, mode=m.Mode.COMPILE, command=("/usr/bin/gcc", "-c", "a.c"))
+    client = ClientInfo(name="x", user="", pid=0, origin="tcp:x", namespaces=m.Namespaces())
+    log = RequestLog(request.request_id)
+    # It is refused before anything of the daemon is looked at.
+    serving.Daemon.submit(cast(serving.Daemon, None), client, request, log)
+    assert log.done is not None and (log.done.outcome, log.done.code) == (m.Outcome.REFUSED, "forbidden")
 
 
 def test_every_request_leaves_an_audit_line(daemon: Daemon, tmp_path: Path) -> None:

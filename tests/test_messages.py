@@ -40,6 +40,7 @@ NESTED = {
     messages.Output: "finished",
     messages.Diagnostic: "failed",
     messages.JobStatus: "status",
+    messages.BuildFigures: "status",
     Endpoint: "endpoint.json",
 }
 ENUMS = [kind for _, kind in inspect.getmembers(messages, inspect.isclass) if issubclass(kind, enum.Enum)]

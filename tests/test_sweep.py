@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildd.sweep import FIELDS, NATIVE, WORTH_FILES, Sweep, packed, stamp
+from buildd.native import NATIVE
+from buildd.sweep import FIELDS, WORTH_FILES, Sweep, packed, stamp
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("gcc") or shutil.which("cc")), reason="no host compiler")
 

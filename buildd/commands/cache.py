@@ -120,12 +120,22 @@ def _stats(store: Store, options: Namespace) -> int:
         f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
+        f"misses      {counts['misses']}",
+        *_handed_through(found.handed_through),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
         f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
         f"in use by   {found.sessions} processes, {found.leased} results leased",
     ]
     return _say(options, found, lines)
+
+
+def _handed_through(reasons: Mapping[str, int]) -> list[str]:
+    """Commands of foreign builds that were not taken, and why; nothing where there was none."""
+    if not reasons:
+        return []
+    listed = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [f"handed      {sum(reasons.values())} through to the tool", *(f"  {n:<9} {why}" for why, n in listed)]
 
 
 def _gc(store: Store, options: Namespace) -> int:

@@ -119,8 +119,9 @@ def daemon(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     from buildd.location import NETWORK_FILE_SYSTEMS, file_system_of, locate
+    from buildd.native import NATIVE
     from buildd.store import Store, default_limit
-    from buildd.sweep import NATIVE, Sweep
+    from buildd.sweep import Sweep
 
     try:
         found = locate(environ)

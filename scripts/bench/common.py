@@ -6,6 +6,7 @@ Knows nothing of what is measured. A goal is met when the upper end of a 95 % bo
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -177,6 +178,17 @@ def program(name: str, hint: str) -> str:
     if not found:
         raise SystemExit(f"{name} is missing: {hint}")
     return found
+
+
+def real_nvcc(option: str) -> Path:
+    """nvcc of an option, of the PyPI wheels, or on the PATH, in this order."""
+    if option:
+        return Path(option)
+    found = importlib.util.find_spec("nvidia.cu13")
+    for place in found.submodule_search_locations or () if found else ():
+        if (Path(place) / "bin" / "nvcc").exists():
+            return Path(place) / "bin" / "nvcc"
+    return Path(os.path.realpath(program("nvcc", "pip install buildd[cuda], or --nvcc PATH")))
 
 
 @contextmanager

@@ -14,9 +14,12 @@
 //   //! linger S        wait S seconds when half of the output is written
 //   //! bytes N         at least N bytes of output, which do not pack well
 //   //! print N         N bytes on stdout, in lines that are not UTF-8
+//   //! wait FILE       wait for a file to be there
+//   //! signal N        end by a signal
 //   //! fail            "FILE:1: error: asked for" on stderr, status 1, no output
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,6 +100,10 @@ static void read_source(const char *path) {
       sleep_s += atof(line + 10);
     } else if (strncmp(line, "//! linger ", 11) == 0) {
       linger_s += atof(line + 11);
+    } else if (strncmp(line, "//! wait ", 9) == 0) {
+      while (access(line + 9, F_OK) != 0) wait_s(0.002);
+    } else if (strncmp(line, "//! signal ", 11) == 0) {
+      raise(atoi(line + 11));
     } else if (strncmp(line, "//! bytes ", 10) == 0) {
       least_bytes += atol(line + 10);
     } else if (strncmp(line, "//! print ", 10) == 0) {

@@ -1,0 +1,181 @@
+"""`buildd run -- COMMAND`: any command, with its compilers going through the daemon; `buildd install-launchers DIR`.
+
+Knows what a foreign build finds its compilers by; everything else is the stand-ins' and the daemon's. Where there is no
+daemon to be had the command runs as it would without us.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from buildd.cli import OK, USAGE
+from buildd.commands.common import is_on, parser, print_note, print_problem
+from buildd.errors import BuilddError
+from protocol.errors import ProtocolError
+from protocol.messages import BuildFigures, BuildId
+
+if TYPE_CHECKING:
+    from protocol.client import Client
+
+_STATUS_S = 5.0
+_LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
+_WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out `buildd run`; the exit status of its command, 2 for wrong usage, 127 or 126 where it cannot start."""
+    command = parser("run", "Run a command, with its compilers (nvcc, hipcc, gcc, clang ...) going through the daemon.")
+    command.usage = "buildd run [-j N] [--] COMMAND [ARGUMENT...]"
+    command.add_argument(
+        "-j", "--jobs", type=int, default=None, metavar="N", help="tell make, ninja and pip this width"
+    )
+    command.add_argument("--quiet", action="store_true", help="no summary at the end")
+    own, rest = _divided(arguments)
+    options = command.parse_args(own)
+    if not rest:
+        print_problem("no command to run", command="buildd run -- make", next_step="name one after --")
+        return USAGE
+    if options.jobs is not None and not 1 <= options.jobs <= 65535:
+        print_problem(f"-j {options.jobs} makes no sense", next_step="give a whole number from 1 to 65535")
+        return USAGE
+    environ = dict(os.environ)
+    build = BuildId(os.urandom(6).hex())
+    opened = not environ.get("BUILDD_BUILD_ID")
+    if is_on(environ, "BUILDD_DISABLE"):
+        return _carry_out(rest, environ)
+    try:
+        # Connected for as long as the command runs: a daemon does not end, nor start itself anew, while somebody is.
+        client = _connected(environ)
+        environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
+    except (ProtocolError, BuilddError, OSError) as error:
+        print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
+        return _carry_out(rest, environ)
+    with client:
+        status = _carry_out(rest, environ)
+    if opened and not options.quiet:
+        figures = _figures(environ, build)
+        if figures is not None:
+            print(f"buildd: {summary(figures)}", file=sys.stderr)
+    return status
+
+
+def _connected(environ: Mapping[str, str]) -> Client:
+    from buildd.commands.connect import connect
+
+    client = connect(environ, start=True)
+    assert client.instance  # shakes hands
+    return client
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our options and the command, which begins after -- or with the first word that is no option."""
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-"):
+        if arguments[index] == "--":
+            return arguments[:index], arguments[index + 1 :]
+        index += 2 if arguments[index] in ("-j", "--jobs") else 1
+    return arguments[:index], arguments[index:]
+
+
+def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -> dict[str, str]:
+    """What is different in the environment of the command. Makes the stand-ins.
+
+    Raises: ProtocolError, BuilddError, OSError.
+    """
+    from buildd.location import locate
+    from buildd.standins import LAUNCHER, toolkit
+    from protocol.endpoint import runtime_folder
+
+    store = locate(environ).folder
+    place = toolkit(store, environ)
+    launcher = str(place.programs / LAUNCHER)
+    found = {
+        "PATH": f"{place.programs}{os.pathsep}{environ.get('PATH', os.defpath)}",
+        "BUILDD_RUNTIME_DIR": os.path.dirname(runtime_folder(environ).place),
+        "BUILDD_DIR": str(store),
+        "BUILDD_BUILD_ID": build,
+    }
+    found |= {name: launcher for name in _LAUNCHERS if not environ.get(name)}
+    if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
+        found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
+    if jobs is not None:
+        found |= dict.fromkeys(_WIDTHS, str(jobs))
+        found["MAKEFLAGS"] = f"{environ.get('MAKEFLAGS', '')} -j{jobs}".strip()
+    return found
+
+
+def _carry_out(command: list[str], environ: Mapping[str, str]) -> int:
+    """Run a command in our place: our terminal, our signals; its exit status as a shell tells it."""
+    try:
+        process = subprocess.Popen(command, env=environ)
+    except OSError as error:
+        print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check its name and PATH")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    with _passing_signals(process):
+        status = process.wait()
+    return 128 - status if status < 0 else status
+
+
+@contextmanager
+def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ctrl-C reaches the command by itself; what was sent to us alone is passed on. We end when it has ended."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _figures(environ: Mapping[str, str], build: BuildId) -> BuildFigures | None:
+    from buildd.commands.connect import connect
+
+    try:
+        with connect(environ, start=False, timeout_s=_STATUS_S) as client:
+            return client.status().builds.get(build)
+    except ProtocolError:
+        return None
+
+
+def summary(figures: BuildFigures) -> str:
+    """What became of a build's compiles, in one line."""
+    from buildd.ui.text import duration
+
+    handed = sum(figures.handed_through.values())
+    reasons = sorted(figures.handed_through.items(), key=lambda pair: (-pair[1], pair[0]))
+    parts = [f"{figures.hits} hits", f"{figures.misses} misses"]
+    if figures.failures:
+        parts.append(f"{figures.failures} failed")
+    if handed:
+        parts.append(f"{handed} handed through ({', '.join(f'{name} {count}' for name, count in reasons[:4])})")
+    return ", ".join([*parts, f"{duration(figures.saved_s)} saved"])
+
+
+def install(arguments: list[str]) -> int:
+    """Carry out `buildd install-launchers DIR`."""
+    command = parser("install-launchers", "Put stand-ins of the compilers into a folder, for your PATH.")
+    command.add_argument("folder", metavar="DIR", type=Path)
+    options = command.parse_args(arguments)
+    from buildd import standins
+    from buildd.location import locate
+
+    folder: Path = options.folder.absolute()
+    binary = standins.program(locate(os.environ).folder, os.environ.get("PATH", os.defpath))
+    names = standins.install(folder, binary, standins.find_tools(os.environ))
+    print(f"{folder}: {', '.join(names)}")
+    print("put it first on your PATH; without a running daemon (buildd up) they are the plain tools")
+    return OK

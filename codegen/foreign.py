@@ -1,0 +1,260 @@
+"""One compile of a foreign build -> a plan of one action.
+
+Knows how a tool that somebody else's build named is described, not how command lines are spelled (`commandline`). Pure,
+as all of codegen: what has to be asked of the tool is a probe. The description of a tool serves all of its compiles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from codegen import closure, hipcc
+from codegen.environment import TOOL_PATH, find
+from codegen.flags import inspect
+from codegen.parsing import Compile, Family, HandThrough, Reason
+from codegen.plan import (
+    Action,
+    Argument,
+    Discovery,
+    Frozen,
+    Knowledge,
+    Output,
+    Place,
+    Plan,
+    Probe,
+    Ref,
+    Resources,
+    Tool,
+)
+from codegen.project import Settings
+from codegen.search import include_folders
+from codegen.toolchain import Toolchains
+from codegen.variable import Family as Variables
+from protocol.messages import Request
+
+MARK = ".buildd-launchers"
+"""In every folder of stand-ins: a folder with links to the tools that they stand for, by name."""
+DEPENDENCIES = "dependencies"
+"""Output that holds the files that the tool read, as it spelled them, each with a final NUL."""
+_OTHER_CACHES = frozenset({"ccache", "sccache", "distcc", "icecc", "buildd-cc"})
+_VARIABLES = {Family.GCC: Variables.HOST, Family.HIPCC: Variables.HIP, Family.NVCC: Variables.CUDA}
+_NVCC = Resources(memory_bytes=700 << 20, wall_s=3.0)
+_HIPCC = Resources(memory_bytes=600 << 20, wall_s=3.0)
+_CXX = Resources(memory_bytes=300 << 20, wall_s=1.0)
+
+
+class Described(Frozen, frozen=True):
+    """A tool as a foreign build calls it, the same for all of its compiles with one environment."""
+
+    tool: Tool
+    program: Argument
+    environment: tuple[tuple[str, str], ...]
+    clang: bool
+    host: str
+    """nvcc's host compiler where the command names one: the tool behind a stand-in."""
+    standard: tuple[str, ...]
+    """System folders: what -MMD leaves out."""
+
+
+def sent_variables() -> tuple[str, ...]:
+    """Names of the variables that a stand-in sends; a star at the end stands for any rest."""
+    from codegen.environment import all_variables
+
+    passed = [variable.name for variable in all_variables() if set(_VARIABLES.values()) & set(variable.families)]
+    watched = ("PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CC_PRINT_*")
+    return tuple(sorted({*passed, *watched}))
+
+
+def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
+    """What a description depends on, besides the files on disk."""
+    return (request.command[0], compile.host, tuple(sorted(request.environment.items())))
+
+
+def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Described:
+    """The tool of a compile.
+
+    Raises:
+        ProbesNeeded: run these, tell `knowledge` the answers, and call again.
+        HandThrough: it is not one whose parts are known.
+        RequestError: it does not work.
+    """
+    path = request.command[0]
+    if not os.path.isabs(path):
+        raise HandThrough(Reason.TOOL, path)
+    if os.path.basename(os.path.realpath(path)) in _OTHER_CACHES:
+        raise HandThrough(Reason.OTHER_CACHE, os.path.realpath(path))
+    variables = {**request.environment, "PATH": without_stand_ins(request.environment.get("PATH", TOOL_PATH))}
+    if variables.get("NVCC_CCBIN"):
+        variables["NVCC_CCBIN"] = _behind(variables["NVCC_CCBIN"], variables["PATH"])
+    match compile.family:
+        case Family.GCC:
+            return _host(path, variables, knowledge)
+        case Family.NVCC:
+            return _nvcc(path, compile, request, variables, knowledge)
+        case Family.HIPCC:
+            return _hipcc(path, request, variables, knowledge)
+
+
+def _host(path: str, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
+    if closure.is_script(path):
+        raise HandThrough(Reason.WRAPPER, path)
+    environment = _environment(variables, Variables.HOST, (os.path.dirname(path),))
+    compiler = closure.host_compiler(knowledge, (path,), environment, dict(environment)["PATH"])
+    tool = Tool(
+        name=os.path.basename(path),
+        files=compiler.files,
+        facts=(("compiler", compiler.version), ("path", path)),
+        search=compiler.search,
+    )
+    return Described(
+        tool=tool, program=path, environment=environment, clang=compiler.clang, host="", standard=compiler.search
+    )
+
+
+def _nvcc(
+    path: str, compile: Compile, request: Request, variables: Mapping[str, str], knowledge: Knowledge
+) -> Described:
+    host = _behind(compile.host, variables["PATH"]) if compile.host else ""
+    asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
+    toolchains = Toolchains(asked, Settings(cuda=_root_of(path), host_compiler=host), knowledge)
+    compiler = toolchains.cuda()
+    # Where the probes found the host compiler, the compile has to find it too.
+    folders = dict(compiler.environment)["PATH"].split(os.pathsep)
+    tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"nvcc {path}")
+    return Described(
+        tool=tool,
+        program=compiler.program,
+        environment=_environment(variables, Variables.CUDA, folders),
+        clang=compiler.clang,
+        host=host,
+        standard=tool.search,
+    )
+
+
+def _hipcc(path: str, request: Request, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
+    asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
+    compiler = Toolchains(asked, Settings(hip=_root_of(path)), knowledge).hip()
+    environment = _environment(variables, Variables.HIP, ())
+    # Which platform hipcc takes by itself depends on what it finds: nvcc, perhaps.
+    steps = Probe(
+        argv=(path, "-###", "--offload-arch=gfx90a", "-x", "hip", "-c", "/dev/null", "-o", "buildd-probe.o"),
+        environment=environment,
+        files=closure.script_files(path, dict(environment)),
+    )
+    (answer,) = knowledge.ask(steps)
+    if not any("-cc1" in command for command in hipcc.clang_commands(answer.stderr + answer.stdout)):
+        raise HandThrough(Reason.ENVIRONMENT, "hipcc calls no clang here; HIP_PLATFORM=amd makes it")
+    tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"hipcc {path}")
+    return Described(
+        tool=tool,
+        program=compiler.program,
+        environment=environment,
+        clang=True,
+        host="",
+        standard=tool.search,
+    )
+
+
+def plan(compile: Compile, described: Described, request: Request) -> Plan:
+    """The plan of a compile, and nothing to ask any more."""
+    nvcc = compile.family is Family.NVCC
+    effects = inspect(compile.flags)
+    environment = described.environment
+    # nvcc names its module after the source's absolute path, which links relocatable device code: cwd is in the key.
+    sensitive = nvcc or effects.path_sensitive
+    if sensitive:
+        environment = tuple(sorted((*environment, ("PWD", request.project))))
+    name = "object"
+    if nvcc:
+        # Two objects of one source in one program need not be one object of two names.
+        name += " " + hashlib.blake2b(compile.output.encode(), digest_size=8).hexdigest()
+    discovery = Discovery.CLANG if described.clang else Discovery.GCC
+    action = Action(
+        name=compile.output,
+        kind=os.path.basename(request.command[0]),
+        tool=described.tool.name,
+        argv=(
+            described.program,
+            *(("-ccbin", described.host) if described.host else ()),
+            *compile.arguments,
+            "-o",
+            Ref(place=Place.OUTPUT, name=name),
+        ),
+        environment=environment,
+        inputs=(compile.source,),
+        outputs=(
+            Output(name=name, path=compile.output),
+            Output(name=DEPENDENCIES, path=f"{compile.output}.{DEPENDENCIES}"),
+        ),
+        discovery=discovery,
+        search=include_folders((), compile.flags, dict(described.tool.roots)),
+        path_sensitive=sensitive,
+        resources=_NVCC if nvcc else _HIPCC if compile.family is Family.HIPCC else _CXX,
+    )
+    return Plan(targets=(compile.output,), actions=(action,), tools=(described.tool,))
+
+
+def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
+    """Folders whose headers -MMD leaves out, as the compiler spells them, each with its final slash."""
+    named: list[str] = []
+    waiting = False
+    for flag in compile.flags:
+        if waiting:
+            named.append(flag)
+        elif flag.startswith("-isystem") and len(flag) > len("-isystem"):
+            named.append(flag.removeprefix("-isystem").removeprefix("="))
+        waiting = flag in ("-isystem", "--system-include") and not waiting
+    return tuple(f"{folder.rstrip('/')}/" for folder in (*named, *described.standard) if folder)
+
+
+def _environment(
+    variables: Mapping[str, str], family: Variables, folders: tuple[str, ...] | list[str]
+) -> tuple[tuple[str, str], ...]:
+    """The tool's whole environment. Unlike for our own targets the language is the caller's: it reads the messages."""
+    chosen = {}
+    for name, value in variables.items():
+        row = find(name)
+        if row is not None and family in row.families:
+            chosen[name] = value
+    chosen["PATH"] = ":".join(dict.fromkeys((*folders, *TOOL_PATH.split(":"))))
+    return tuple(sorted(chosen.items()))
+
+
+def _without_project(tool: Tool) -> tuple[tuple[str, str], ...]:
+    return tuple(root for root in tool.roots if root[0] != "project")
+
+
+def _root_of(path: str) -> str:
+    if os.path.basename(os.path.dirname(path)) != "bin":
+        raise HandThrough(Reason.TOOL, path)
+    return os.path.dirname(os.path.dirname(path))
+
+
+def without_stand_ins(path: str) -> str:
+    """A PATH without the folders of stand-ins."""
+    folders = [folder for folder in path.split(os.pathsep) if folder and not _is_marked(folder)]
+    return os.pathsep.join(folders)
+
+
+def _is_marked(folder: str) -> bool:
+    return os.path.isdir(os.path.join(folder, MARK))
+
+
+def _behind(program: str, path: str) -> str:
+    """The tool that a stand-in stands for; any other program as it is."""
+    folder, name = os.path.split(program)
+    if not folder or not _is_marked(folder):
+        if os.path.isdir(program) and _is_marked(program):
+            raise HandThrough(Reason.TOOL, program)
+        return program
+    try:
+        return os.readlink(os.path.join(folder, MARK, name))
+    except OSError:
+        found = closure.which(name, path)
+        if not found:
+            raise HandThrough(Reason.TOOL, program) from None
+        return found

@@ -1,0 +1,110 @@
+"""A foreign build for tests: a user, their daemon, and a project whose compilers are stand-ins.
+
+Knows how `buildd run` sets an environment up; a test calls compilers by their plain names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from buildd.commands.run import variables
+from protocol.client import Client
+from protocol.messages import BuildFigures, BuildId, Status
+from tests.household import Household
+
+DEADLINE_S = 60.0
+
+
+class Foreign:
+    """One build of a foreign project.
+
+    Args:
+        user: whose daemon serves.
+        folder: the project; made here.
+        path: before the user's own PATH, as a toolkit's bin/.
+    """
+
+    def __init__(self, user: Household, folder: Path, path: str = "") -> None:
+        folder.mkdir(parents=True)
+        self.user = user
+        self.folder = folder
+        self.build = BuildId(f"build of {folder.name}")
+        self.plain = {
+            **user.environ,
+            "PATH": f"{path}{os.pathsep}{user.environ['PATH']}" if path else user.environ["PATH"],
+        }
+        self.environ = {**self.plain, **variables(self.plain, self.build)}
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def start(
+        self, *command: str | bytes, environ: Mapping[str, str] | None = None, cwd: Path | None = None, umask: int = -1
+    ) -> subprocess.Popen[bytes]:
+        environ = self.environ if environ is None else environ
+        # Popen searches this process's PATH, not that of the environment that it is given.
+        program = shutil.which(os.fsdecode(command[0]), path=environ["PATH"])
+        assert program, command[0]
+        return subprocess.Popen(
+            command,
+            executable=program,
+            cwd=cwd or self.folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            umask=umask,
+        )
+
+    def call(
+        self, *command: str | bytes, environ: Mapping[str, str] | None = None, cwd: Path | None = None, umask: int = -1
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command with the stand-ins first on its PATH."""
+        process = self.start(*command, environ=environ, cwd=cwd, umask=umask)
+        try:
+            stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+    def plainly(self, *command: str | bytes, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+        """The same without us."""
+        return self.call(*command, environ=self.plain, cwd=cwd)
+
+    def good(self, *command: str | bytes) -> subprocess.CompletedProcess[bytes]:
+        """`call` of a command that must succeed."""
+        done = self.call(*command)
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        return done
+
+    def status(self) -> Status:
+        with Client.connect(environ=self.user.environ) as client:
+            return client.status()
+
+    def figures(self) -> BuildFigures:
+        return self.status().builds.get(self.build, BuildFigures())
+
+    def counts(self) -> tuple[int, int]:
+        """Hits and misses so far."""
+        figures = self.figures()
+        return figures.hits, figures.misses
+
+
+def prerequisites(depfile: bytes) -> tuple[str, list[str]]:
+    """Target and prerequisites of a depfile's first rule."""
+    rule = depfile.decode().replace("\\\n", " ").splitlines()[0]
+    target, _, rest = rule.partition(": ")
+    return target.rstrip(), rest.split()
+
+
+def same_files(one: Sequence[str], other: Sequence[str]) -> bool:
+    return {os.path.normpath(path) for path in one} == {os.path.normpath(path) for path in other}

@@ -1,0 +1,227 @@
+"""Command lines of foreign builds: what they come to, and which are left to the tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codegen.commandline import TOOLS, parse
+from codegen.parsing import Compile, Depfile, Family, HandThrough, Reason, quoted
+
+
+def parsed(*command: str, folder: str = "/somewhere", **environment: str) -> Compile:
+    return parse((f"/usr/bin/{command[0]}", *command[1:]), folder, tuple(environment.items()))
+
+
+def refused(*command: str, **environment: str) -> Reason:
+    with pytest.raises(HandThrough) as why:
+        parsed(*command, **environment)
+    return why.value.reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-O2", "-g", "-std=c++17", "-Wall", "-Wno-unused-variable", "-Werror=format", "-fPIC", "-pthread", "-pipe"),
+        ("-I", "inc", "-Iother", "-isystem", "/opt/x", "-isystem/opt/y", "-iquote", "q", "-idirafter", "z"),
+        ("-D", "A", "-DB=1", "-DC(x)=x y", '-DD="a b"', "-U", "E", "-UF", "-include", "pre.h"),
+        ("-x", "c++", "-fvisibility=hidden", "-fstack-protector-strong", "-ffile-prefix-map=/a=b", "-mavx2", "-m64"),
+        (
+            "-Wp,-D_FORTIFY_SOURCE=2",
+            "-Wa,--noexecstack",
+            "-Wl,-O1",
+            "-L/usr/lib",
+            "-lm",
+            "--param",
+            "ggc-min-heapsize=8192",
+        ),
+        ("-march=x86-64-v3", "-mtune=generic", "-fabi-version=11", "-fno-exceptions", "-fdiagnostics-color=always"),
+        ("-D_GLIBCXX_USE_CXX11_ABI=0", "-fdebug-prefix-map=/build=.", "-flto=auto", "-ffat-lto-objects", "-fopenmp"),
+    ],
+    ids=lambda options: options[0],
+)
+def test_gccs_usual_options_are_kept_in_their_order(options: tuple[str, ...]) -> None:
+    if "-flto=auto" in options:
+        assert refused("g++", *options, "-c", "a.cpp") is Reason.UNSUPPORTED_OPTION
+        options = tuple(option for option in options if option != "-flto=auto")
+    found = parsed("g++", *options, "-c", "a.cpp", "-o", "out/a.o")
+    assert found.arguments == (*options, "-c", "a.cpp")
+    assert (found.family, found.source, found.output) == (Family.GCC, "a.cpp", "out/a.o")
+    assert found.flags == (*options, "-c")
+    assert found.depfile is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-gencode", "arch=compute_80,code=[sm_80,compute_80]", "-O3", "--expt-relaxed-constexpr", "-std=c++17"),
+        ("--generate-code=arch=compute_90a,code=sm_90a", "-Xcompiler=-fPIC", "-x", "cu", "-rdc=true"),
+        ("-forward-unknown-to-host-compiler", "-Wall", "-fPIC", "-arch=sm_80", "-lineinfo"),
+        ("--compiler-options", "'-fPIC'", "-Xptxas", "-v,-O3", "--ptxas-options=-v", "--use_fast_math"),
+        ("-Xcudafe", "--diag_suppress=177,--display_error_number", "-t", "4", "-DX=1", "-I/a/b", "-isystem=/c", "-w"),
+        (
+            "-Xcompiler",
+            "-Wall,-O2,-fno-strict-aliasing",
+            "--threads=0",
+            "-maxrregcount=64",
+            "--default-stream",
+            "per-thread",
+        ),
+        (
+            "-diag-suppress",
+            "20012",
+            "--extended-lambda",
+            "-U__CUDA_NO_HALF_OPERATORS__",
+            "-DTORCH_EXTENSION_NAME=x",
+            "-G",
+        ),
+    ],
+    ids=lambda options: options[0],
+)
+def test_nvccs_usual_options_are_kept_in_their_order(options: tuple[str, ...]) -> None:
+    found = parsed("nvcc", *options, "-c", "a.cu", "-o", "a.o")
+    assert found.arguments == (*options, "-c", "a.cu")
+    assert found.relocatable == ("-rdc=true" in options)
+
+
+def test_nvccs_host_compiler_and_other_ways_to_say_compile() -> None:
+    assert parsed("nvcc", "-ccbin", "/usr/bin/g++", "-dc", "a.cu").host == "/usr/bin/g++"
+    found = parsed("nvcc", "--compiler-bindir=clang++", "--device-c", "x.cu.cpp", "--output-file", "b.o")
+    assert (found.host, found.relocatable, found.output, found.arguments) == (
+        "clang++",
+        True,
+        "b.o",
+        ("--device-c", "x.cu.cpp"),
+    )
+
+
+def test_hipcc_needs_an_architecture() -> None:
+    assert parsed("hipcc", "--offload-arch=gfx90a", "-fgpu-rdc", "-c", "a.hip").output == "a.o"
+    assert refused("hipcc", "-c", "a.hip") is Reason.MACHINE
+    assert refused("hipcc", "--offload-arch=gfx90a", "-c", "a.hip", HIP_PLATFORM="nvidia") is Reason.ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("-MD",), Depfile(path="out/a.d", targets=("out/a.o",))),
+        (("-MMD", "-MP"), Depfile(path="out/a.d", targets=("out/a.o",), phony=True, system=False)),
+        (("-MD", "-MF", "x.d", "-MT", "t", "-MTu"), Depfile(path="x.d", targets=("t", "u"))),
+        (("-MD", "-MFx.d", "-MQ", "a b$"), Depfile(path="x.d", targets=("a\\ b$$",))),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_concerns_the_depfile_is_taken_out(options: tuple[str, ...], wanted: Depfile) -> None:
+    found = parsed("gcc", *options, "-c", "a.c", "-o", "out/a.o")
+    assert found.depfile == wanted
+    assert found.arguments == ("-c", "a.c")
+
+
+def test_nvccs_depfile_options() -> None:
+    found = parsed("nvcc", "-c", "a.cu", "-MD", "-MT", "t.o", "-MF", "t.d", "-o", "t.o")
+    assert found.depfile == Depfile(path="t.d", targets=("t.o",))
+    spelled = ("--generate-dependencies-with-compile", "--dependency-output", "x.o.d")
+    found = parsed("nvcc", *spelled, "-c", "a.cu", "-o", "x.o")
+    assert found.depfile == Depfile(path="x.o.d", targets=("x.o",))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("gcc a.c", Reason.LINK),
+        ("gcc a.o -o a", Reason.LINK),
+        ("gcc -c", Reason.NO_SOURCE),
+        ("gcc -c a.c b.c", Reason.SEVERAL_SOURCES),
+        ("gcc -c -", Reason.STANDARD_INPUT),
+        ("gcc -E a.c", Reason.PREPROCESS),
+        ("gcc -MM a.c", Reason.DEPENDENCIES_ONLY),
+        ("gcc -c a.s", Reason.ASSEMBLER),
+        ("gcc -c a.f90", Reason.LANGUAGE),
+        ("gcc -x c-header -c a.h", Reason.LANGUAGE),
+        ("gcc -c a.c -MG -MD", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -MF x", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -fplugin=x.so", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -fsanitize-blacklist=list", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -fprofile-use=x", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -fauto-profile=data.afdo", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c --coverage", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -fdump-tree-all", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -fstack-usage", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -gsplit-dwarf", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -Wp,-MD,x.d", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -Wa,-al=x.lst", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -B/opt", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -specs=x", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -march=native", Reason.MACHINE),
+        ("gcc -c a.c -v", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -H", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -o", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -o a.o -o b.o", Reason.OUTPUT),
+        ("gcc -c a.c -x c++", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -D__DATE__=__TIME__", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c @missing", Reason.RESPONSE_FILE),
+        ("clang -c a.c -Xclang -load", Reason.UNKNOWN_OPTION),
+        ("clang -c a.c -mllvm -x", Reason.UNSUPPORTED_OPTION),
+        ("clang -c a.c --target=arm", Reason.UNKNOWN_OPTION),
+        ("ld a.o", Reason.TOOL),
+        ("nvcc a.cu -o a", Reason.LINK),
+        ("nvcc -c a.cu -keep", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -c a.cu --dryrun", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -c a.cu -v", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -c a.cu --keep-dir=x", Reason.UNKNOWN_OPTION),
+        ("nvcc -ptx a.cu", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -dlink a.o", Reason.LINK),
+        ("nvcc -E a.cu", Reason.PREPROCESS),
+        ("nvcc -M a.cu", Reason.DEPENDENCIES_ONLY),
+        ("nvcc -c a.ptx", Reason.LANGUAGE),
+        ("nvcc -c a.cu -arch=native", Reason.MACHINE),
+        ("nvcc -c a.cu -arch native", Reason.MACHINE),
+        ("nvcc -c a.cu -Wall", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu -Xcompiler -save-temps", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu -Xcompiler -MD", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu -Xcompiler -o,x", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu -Xptxas --output-file=x", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu --time=x", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu -forward-unknown-to-host-compiler -fplugin=x", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -c a.cu -gencode arch=native", Reason.MACHINE),
+    ],
+)
+def test_what_is_not_understood_is_left_to_the_tool(command: str, reason: Reason) -> None:
+    assert refused(*command.split()) is reason
+
+
+def test_flags_in_the_environment_must_be_plain_flags() -> None:
+    assert parsed("nvcc", "-c", "a.cu", NVCC_APPEND_FLAGS="-lineinfo -Xcompiler -Wall").source == "a.cu"
+    for flags in ("-o x", "-c", "-MD", "b.cu", "-ccbin g++", "-keep", "'"):
+        assert refused("nvcc", "-c", "a.cu", NVCC_PREPEND_FLAGS=flags) in (
+            Reason.ENVIRONMENT,
+            Reason.UNSUPPORTED_OPTION,
+        ), flags
+    for name in ("SUNPRO_DEPENDENCIES", "DEPENDENCIES_OUTPUT", "LD_PRELOAD", "CC_PRINT_HEADERS_FILE"):
+        assert refused("gcc", "-c", "a.c", **{name: "x"}) is Reason.ENVIRONMENT
+
+
+def test_response_files_are_read_in_their_place(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("-O2 '-DX=a b'\n-c a.cu")
+    (tmp_path / "two").write_text("@one")
+    (tmp_path / "three").write_text("-DX=a\\ b")
+    (tmp_path / "four").write_text("-DX " * 30_000)
+    found = parsed("nvcc", "--options-file", "one", "-o", "x.o", folder=str(tmp_path))
+    assert found.arguments == ("-O2", "-DX=a b", "-c", "a.cu") and found.read == (str(tmp_path / "one"),)
+    for name, reason in (("two", Reason.RESPONSE_FILE), ("three", Reason.RESPONSE_FILE), ("four", Reason.TOO_LONG)):
+        with pytest.raises(HandThrough) as why:
+            parsed("nvcc", f"@{name}", folder=str(tmp_path))
+        assert why.value.reason is reason
+
+
+def test_names_are_quoted_for_make() -> None:
+    assert quoted("a/b.o") == "a/b.o"
+    assert quoted("a b#c$d") == "a\\ b\\#c$$d"
+    assert quoted("a\\ b") == "a\\\\\\ b"
+
+
+def test_every_tool_has_its_family() -> None:
+    assert {name for name, family in TOOLS.items() if family is Family.GCC} == {
+        *("gcc", "g++", "cc", "c++", "clang", "clang++")
+    }
