@@ -64,6 +64,9 @@ def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str
     made = context.socket(kind)
     made.linger = 0
     made.maxmsgsize = wire.MAX_MESSAGE_BYTES + (1 << 10)
+    if kind == zmq.DEALER:
+        # With a bound, libzmq stops reading while we are slow, and forgets what it has not read if the daemon ends then.
+        made.rcvhwm = 0
     if route.keys is not None:
         made.curve_serverkey = route.server_key.encode("ascii")
         made.curve_publickey = route.keys.public.encode("ascii")

@@ -85,7 +85,7 @@ function findEndpoint(where) {
 
 class Connection {
   constructor(address) {
-    this.socket = new Dealer({ linger: 200, maxMessageSize: MAX_MESSAGE_BYTES });
+    this.socket = new Dealer({ linger: 200, receiveHighWaterMark: 0, maxMessageSize: MAX_MESSAGE_BYTES });
     this.socket.connect(address);
   }
 
