@@ -65,7 +65,7 @@ def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str
     made.linger = 0
     made.maxmsgsize = wire.MAX_MESSAGE_BYTES + (1 << 10)
     if kind == zmq.DEALER:
-        # With a bound, libzmq stops reading while we are slow, and forgets what it has not read if the daemon ends then.
+        # With a bound libzmq stops reading while we are slow, and forgets the rest if the daemon ends then.
         made.rcvhwm = 0
     if route.keys is not None:
         made.curve_serverkey = route.server_key.encode("ascii")
