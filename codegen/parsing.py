@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 
@@ -105,7 +106,7 @@ _TAKEN = {
 _NATIVE = re.compile(r"-{1,2}(arch|gpu-architecture|offload-arch|amdgpu-target|gencode|generate-code)=?.*\bnative\b.*")
 
 
-class Parser:
+class Parser(ABC):
     """Takes options one after the other; `result` says what they come to."""
 
     def __init__(self) -> None:
@@ -129,8 +130,9 @@ class Parser:
         touched = self.sources or self.compiles or self.output or self.language or self.host
         return not (touched or self.dep_kind or self.dep_path or self.dep_targets or self.stop)
 
+    @abstractmethod
     def run(self, arguments: Sequence[str]) -> None:
-        raise NotImplementedError
+        """Read a command line into the fields. Raises HandThrough."""
 
     def source(self, path: str) -> None:
         if path == "-":
