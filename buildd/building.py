@@ -28,6 +28,7 @@ from buildd.diagnostics import diagnose
 from buildd.errors import BuilddError, StoreError, told
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
+from buildd.kernels import kernels_in, without_report
 from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
@@ -246,7 +247,8 @@ class Building:
 
     def ran(self, index: int, exit: Exit, read: tuple[str, ...] | None, note: str) -> None:
         """A job of this request's action ended, however it did."""
-        self.said_something = self.said_something or bool(note or exit.stdout or exit.stderr)
+        said = exit.stdout or (without_report(exit.stderr) if self.plan.actions[index].reports else exit.stderr)
+        self.said_something = self.said_something or bool(note or said)
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
         """Put a file that was just made where it belongs."""
@@ -331,16 +333,24 @@ class Building:
         action = self.plan.actions[index]
         self.counts.hits += 1
         self.counts.saved_s += result.timing.wall_s
-        self.log.append(m.CacheHit(job_id=HIT, action=action.name, reason="same inputs", saved_s=result.timing.wall_s))
-        self.replay(HIT, result)
-
-    def replay(self, job: m.JobId, result: Result) -> None:
-        """Say again what the tool said when it ran: warnings are part of a result."""
-        self.said_something = self.said_something or bool(result.stdout or result.stderr)
-        for stream, digest in (("stdout", result.stdout), ("stderr", result.stderr)):
-            text = self.store.get(digest) if digest else None
-            for line in (text or b"").decode(errors="replace").splitlines():
-                self.log.append(m.LogLine(job_id=job, stream=stream, text=line))
+        stdout, stderr = (self.store.get(d) or b"" if d else b"" for d in (result.stdout, result.stderr))
+        kernels = kernels_in(stderr.decode(errors="replace")) if action.reports else ()
+        self.log.append(
+            m.CacheHit(
+                job_id=HIT,
+                action=action.name,
+                reason="same inputs",
+                saved_s=result.timing.wall_s,
+                kernels=kernels,
+            )
+        )
+        if action.reports:
+            stderr = without_report(stderr)
+        # Warnings are part of a result.
+        self.said_something = self.said_something or bool(stdout or stderr)
+        for stream, text in (("stdout", stdout), ("stderr", stderr)):
+            for line in text.decode(errors="replace").splitlines():
+                self.log.append(m.LogLine(job_id=HIT, stream=stream, text=line))
 
     def tell_failed(
         self,

@@ -14,6 +14,7 @@ import sys
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "build targets of buildd.toml"),
+    "watch": ("watch", "build now, and again on every save"),
     "run": ("run", "any command, with its compilers going through the daemon"),
     "explain": ("explain", "say why targets were, or would be, built again"),
     "warm": ("warm", "fill the cache ahead; --prove: fail if anything would still compile"),

@@ -131,6 +131,7 @@ class Daemon:
         self._make_room()
         if now:
             self.scheduler.cancel_all()
+        self.scheduler.intake.watches.end_all()
         _log.info("draining: %d requests left", len(self.scheduler.buildings))
         while not self.scheduler.idle:
             await asyncio.sleep(0.02)
@@ -198,7 +199,7 @@ class Daemon:
         """Gives memory back after a while of rest, ends the daemon after a long one. Sleeps in between: no polling."""
         assert self.server is not None
         while True:
-            if not self.scheduler.idle or self.server.open_requests:
+            if not self.scheduler.idle or self.server.open_requests > len(self.scheduler.intake.watches):
                 self._touched_s = time.monotonic()
                 if own_memory_bytes() > self._memory_cap_bytes and not self.server.draining:
                     _log.warning("%d MiB held: finishing what runs, a new daemon takes over", own_memory_bytes() >> 20)

@@ -25,6 +25,7 @@ from buildd.building import Building, Made, Product
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.errors import BuilddError, RunnerError, StoreError, told
 from buildd.files import FINE_STEP_NS, Files
+from buildd.kernels import is_report
 from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
@@ -183,7 +184,8 @@ class Execution:
         )
 
     def _line(self, stream: str, text: str) -> None:
-        self._tell(m.LogLine(job_id=self.number, stream=stream, text=text))
+        if not (self.action.reports and is_report(text)):
+            self._tell(m.LogLine(job_id=self.number, stream=stream, text=text))
 
     def _why_failed(self, exit: Exit) -> Ending:
         if exit.timed_out:

@@ -25,6 +25,8 @@ from buildd.notebook import Notebook
 from buildd.planner import Make, Planner
 from buildd.runner import Runner
 from buildd.store import Store
+from buildd.watches import Watches
+from buildd.watching import Watch
 from codegen.plan import Plan, RequestError
 from protocol import messages as m
 
@@ -78,6 +80,7 @@ class Intake:
         self._store_limit_bytes = store_limit_bytes
         self._make = make
         self._opening = asyncio.Lock()
+        self.watches = Watches(in_pool)
 
     async def receive(
         self, request: m.Request, log: RequestLog, *, found: list[m.Digest] | None = None
@@ -96,9 +99,13 @@ class Intake:
             log.append(m.Notice(text=notice, severity=m.Severity.WARNING))
         if request.mode is m.Mode.COMPILE:
             return await self._receive_compile(opened, request, log)
+        if request.mode is m.Mode.WATCH:
+            watch = Watch(request, log, opened.store, opened.files)
+            await self.watches.begin(watch, lambda: self._prepare(opened, watch))
+            return None
         building = Building(request, log, opened.store, opened.files, opened.notebook)
         if uptodate.may_use(request):
-            record = await self._in_pool(uptodate.still_true, opened.store, opened.files, request)
+            record = await self.watches.still_true(opened.store, opened.files, request)
             if record is not None:
                 uptodate.tell(record, building)
                 await self._in_pool(building.keep_log)
@@ -117,6 +124,13 @@ class Intake:
             await self._in_pool(prove.answer, building, [] if found is None else found)
             return None
         return building
+
+    async def _prepare(self, opened: OpenStore, watch: Watch) -> None:
+        try:
+            plan = await opened.planner.plan(watch.request)
+        except (RequestError, BuilddError, OSError):
+            plan = None  # the build says what is wrong; meanwhile the project file is watched
+        await self._in_pool(watch.begin, plan)
 
     async def _receive_compile(self, opened: OpenStore, request: m.Request, log: RequestLog) -> Building | None:
         try:

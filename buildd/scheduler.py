@@ -26,6 +26,7 @@ from buildd.eventlog import RequestLog
 from buildd.execution import Execution
 from buildd.gate import Gate
 from buildd.intake import Intake
+from buildd.kernels import kernels_in
 from buildd.launch import KillReason as RunnerKill
 from buildd.planner import Make
 from buildd.runner import Runner
@@ -129,7 +130,7 @@ class Scheduler:
             self._arriving[request_id] = True
             return True
         if request_id not in self.buildings:
-            return False
+            return self.intake.watches.end(request_id)
         self._feed(Cancelled(request_id))
         return True
 
@@ -144,6 +145,7 @@ class Scheduler:
     async def close(self) -> None:
         """End what runs, forget everything, close the stores."""
         self.cancel_all()
+        await self.intake.watches.close()
         while self._tasks:
             await asyncio.wait(set(self._tasks), timeout=10)
         if self._ticker is not None:
@@ -171,6 +173,8 @@ class Scheduler:
         if building is None:
             if log.done is not None:
                 self.counters["hits"] += log.done.hits
+            elif cancelled:
+                self.intake.watches.end(request.request_id)
             return
         self.buildings[request.request_id] = building
         self._feed(
@@ -319,6 +323,7 @@ class Scheduler:
                         for made in execution.made
                     ),
                     note=execution.note,
+                    kernels=kernels_in(exit.stderr.decode(errors="replace")) if execution.action.reports else (),
                 ),
             )
         self._feed(Ended(execution.number, ending))
@@ -413,6 +418,7 @@ class Scheduler:
             message = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
         building.tell_done(complete.outcome, message=message)
         await self._in_pool(building.keep_log)
+        await self.intake.watches.learn(building, complete.outcome)
 
     # ---------------------------------------------------------------- admission, samples, progress
 

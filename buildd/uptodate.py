@@ -62,14 +62,21 @@ def may_use(request: m.Request) -> bool:
     return request.mode is m.Mode.BUILD and not request.recache
 
 
-def still_true(store: Store, files: Files, request: m.Request) -> Record | None:
-    """The record of a request if every stamp in it still holds. In a worker thread."""
+def recorded(store: Store, request: m.Request) -> Record | None:
+    """The record of a request, whether it still holds or not."""
     encoded = store.record(name_of(request))
     if encoded is None:
         return None
     try:
-        record = _decoder.decode(encoded)
+        return _decoder.decode(encoded)
     except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def still_true(store: Store, files: Files, request: m.Request) -> Record | None:
+    """The record of a request if every stamp in it still holds. In a worker thread."""
+    record = recorded(store, request)
+    if record is None:
         return None
     if not sweep.sweep_of(store.folder).all_equal(record.paths, record.stamps):
         return None

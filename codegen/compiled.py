@@ -84,6 +84,8 @@ class Recipe:
     library_search: tuple[str, ...] = ()
     """Library folders of the flags."""
     device_link: bool = False
+    reports: bool = False
+    """The compiles report on each kernel; see `Action.reports`."""
 
 
 def plan_compiled(
@@ -204,6 +206,7 @@ def _compile(
                     uncacheable=effects.uncacheable,
                     steps=steps.name if isinstance(steps, Steps) else "",
                     whole=steps if isinstance(steps, str) else "",
+                    reports=recipe.reports,
                     resources=step.resources or recipe.resources,
                     timeout_s=target.timeout_s,
                 )

@@ -107,7 +107,9 @@ def nvcc_recipe(
     needs_arch(target, asked, "sm_80")
     found = nvcc.architectures(asked, compiler.archs, target.where)
     relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
+    reports = not nvcc.asks_for_report((*flags, *_environment_flags(compiler)))
     base: tuple[Argument, ...] = (
+        *((nvcc.REPORT,) if reports else ()),
         *(("-ccbin", host) if host else ()),
         *(("-Xcompiler=-fPIC",) if options.output is not OutputKind.EXECUTABLE else ()),
         *(_path_maps() if options.map_paths else ()),
@@ -159,6 +161,7 @@ def nvcc_recipe(
             *compiler.libraries,
         ),
         device_link=options.rdc,
+        reports=reports,
         decompose=None
         if effects.uncacheable
         else lambda step, extension: _decompose(context, compiler, step, extension),

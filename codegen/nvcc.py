@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from codegen.plan import RequestError
 from codegen.project import nearest
 
+REPORT = "-Xptxas=-v"
+"""Has ptxas report on each kernel: registers, memory, spills."""
+_VERBOSE = re.compile(r"(?:.*[=,])?(?:-v|--verbose|-res-usage|--resource-usage)")
 _ARCH = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
 
@@ -44,6 +47,11 @@ def parse_dryrun(text: str) -> Dryrun:
         if command:
             commands.append(tuple(command))
     return Dryrun(variables, tuple(commands))
+
+
+def asks_for_report(flags: Iterable[str]) -> bool:
+    """Whether the user wants to read ptxas's report as it is."""
+    return any(_VERBOSE.fullmatch(flag) for flag in flags)
 
 
 def include_folders(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -108,6 +108,8 @@ class Action(Frozen, frozen=True):
     """Name of the `Steps` of the plan that it is carried out by; empty where it runs as one process."""
     whole: str = ""
     """Why it is not carried out in steps though others of its kind are."""
+    reports: bool = False
+    """It was told to report on each kernel, which nobody asked to read: the report is told as data."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 

@@ -9,17 +9,42 @@ Units are in the names: `_s` seconds, `_ns` nanoseconds, `_bytes` bytes. Times o
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, NewType
+from typing import Any
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+from protocol.events import Artifact as Artifact
+from protocol.events import Body as Body
+from protocol.events import BuildId as BuildId
+from protocol.events import CacheHit as CacheHit
+from protocol.events import Changed as Changed
+from protocol.events import Diagnostic as Diagnostic
+from protocol.events import Digest as Digest
+from protocol.events import Done as Done
+from protocol.events import EventBody as EventBody
+from protocol.events import Explained as Explained
+from protocol.events import Failed as Failed
+from protocol.events import FailureKind as FailureKind
+from protocol.events import Finished as Finished
+from protocol.events import JobId as JobId
+from protocol.events import Kernel as Kernel
+from protocol.events import Lagged as Lagged
+from protocol.events import LogLine as LogLine
+from protocol.events import Notice as Notice
+from protocol.events import Outcome as Outcome
+from protocol.events import Output as Output
+from protocol.events import Planned as Planned
+from protocol.events import Progress as Progress
+from protocol.events import Queued as Queued
+from protocol.events import RequestId as RequestId
+from protocol.events import Severity as Severity
+from protocol.events import Started as Started
+from protocol.events import Timing as Timing
+from protocol.events import ToolOutput as ToolOutput
+from protocol.events import Unknown as Unknown
+from protocol.events import Watching as Watching
 
-RequestId = NewType("RequestId", str)
-BuildId = NewType("BuildId", str)
-JobId = NewType("JobId", int)
-Digest = NewType("Digest", str)
-"""A BLAKE3 digest, 64 hexadecimal characters."""
+PROTOCOL_VERSION = 1
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -38,6 +63,8 @@ class Mode(Enum):
     """Run nothing; say for each action why it would hit or miss."""
     COMPILE = "compile"
     """Do what `command` (with the tool's absolute path) does in `project`, for a stand-in in somebody else's build."""
+    WATCH = "watch"
+    """Build nothing; until it is cancelled, say when the targets would be built of something else."""
 
 
 class Priority(Enum):
@@ -197,225 +224,7 @@ class Pong(Message, frozen=True, tag="pong"):
     pass
 
 
-# ---------------------------------------------------------------- events (bodies of `Event`)
-
-
-class Severity(Enum):
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-class Diagnostic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One finding of a compiler. `line` and `column` count from 1; 0 means unknown."""
-
-    severity: Severity
-    message: str
-    file: str = ""
-    line: int = 0
-    column: int = 0
-    code: str = ""
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job used."""
-
-    wall_s: float = 0.0
-    user_s: float = 0.0
-    system_s: float = 0.0
-    peak_rss_bytes: int = 0
-
-
-class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file that an action made. `path` is relative to the project unless absolute."""
-
-    path: str
-    digest: Digest
-    size_bytes: int
-
-
-class FailureKind(Enum):
-    COMPILE_ERROR = "compile_error"
-    KILLED = "killed"
-    OUT_OF_MEMORY = "out_of_memory"
-    TIMEOUT = "timeout"
-    TOOL_MISSING = "tool_missing"
-    OUTPUT_MISSING = "output_missing"
-    STORE = "store"
-    """A disk is full, a folder is read-only: the tool itself did not fail."""
-    INTERNAL = "internal"
-
-
-class Outcome(Enum):
-    BUILT = "built"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    REFUSED = "refused"
-    """The request itself was wrong: unknown target, bad TOML, no compiler."""
-    DAEMON_ERROR = "daemon_error"
-
-
-class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Base of event bodies."""
-
-
-class Planned(Body, frozen=True, tag="planned"):
-    """The request became a plan."""
-
-    targets: tuple[str, ...]
-    actions: int
-    expected_s: float = 0.0
-
-
-class Queued(Body, frozen=True, tag="queued"):
-    """An action missed and waits. `reasons` say which inputs, flags, variables or tools made it miss."""
-
-    job_id: JobId
-    action: str
-    reasons: tuple[str, ...] = ()
-    expected_s: float = 0.0
-    shared: bool = False
-    """An equal job of another request already runs; this one joined it."""
-
-
-class Started(Body, frozen=True, tag="started"):
-    job_id: JobId
-    action: str
-    command: str
-    """One line that repeats the command by hand (for people, shell-quoted)."""
-    expected_s: float = 0.0
-    kind: str = ""
-    """Short name of what runs: "nvcc", "link", "ar", "triton"."""
-
-
-class LogLine(Body, frozen=True, tag="log_line"):
-    job_id: JobId
-    stream: str
-    """"stdout" or "stderr"."""
-    text: str
-    """Without the newline; bytes that are not UTF-8 arrive as surrogate-free replacement characters."""
-
-
-class Progress(Body, frozen=True, tag="progress"):
-    done: int
-    total: int
-    hits: int = 0
-    misses: int = 0
-    running: int = 0
-    eta_s: float = 0.0
-    waiting_for: str = ""
-    """Why nothing starts right now, in words: "memory: needs 1.9 GiB, 0.8 GiB free"."""
-
-
-class CacheHit(Body, frozen=True, tag="cache_hit"):
-    job_id: JobId
-    action: str
-    reason: str
-    saved_s: float = 0.0
-
-
-class Finished(Body, frozen=True, tag="finished"):
-    job_id: JobId
-    action: str
-    timing: Timing
-    outputs: tuple[Output, ...] = ()
-    note: str = ""
-    """Set where something is worth saying: "not stored: src/a.cu changed while it was compiled"."""
-
-
-class Failed(Body, frozen=True, tag="failed"):
-    job_id: JobId
-    action: str
-    kind: FailureKind
-    message: str
-    exit_status: int = 0
-    signal: int = 0
-    command: str = ""
-    next_step: str = ""
-    diagnostics: tuple[Diagnostic, ...] = ()
-    timing: Timing = Timing()
-
-
-class ToolOutput(Body, frozen=True, tag="tool_output"):
-    """What the tool of a COMPILE request wrote, byte for byte: all of it before `Done`, in order for each stream."""
-
-    stream: str
-    data: bytes
-
-
-class Explained(Body, frozen=True, tag="explained"):
-    """Answer of EXPLAIN and PROVE modes for one action."""
-
-    action: str
-    would_run: bool
-    reasons: tuple[str, ...]
-
-
-class Artifact(Body, frozen=True, tag="artifact"):
-    """A named output of a target was published."""
-
-    target: str
-    name: str
-    path: str
-    digest: Digest
-    size_bytes: int
-
-
-class Notice(Body, frozen=True, tag="notice"):
-    """One line worth showing: a fallback, a variable that acted, a deviation."""
-
-    text: str
-    severity: Severity = Severity.NOTE
-
-
-class Lagged(Body, frozen=True, tag="lagged"):
-    """Events `first`..`last` were dropped for this follower; `buildd log` has them."""
-
-    first: int
-    last: int
-
-
-class Done(Body, frozen=True, tag="done"):
-    """Last event of a request. A COMPILE that FAILED without `exit_status` and `signal` was not carried out."""
-
-    outcome: Outcome
-    message: str = ""
-    code: str = ""
-    file: str = ""
-    next_step: str = ""
-    hits: int = 0
-    misses: int = 0
-    failures: int = 0
-    wall_s: float = 0.0
-    saved_s: float = 0.0
-    exit_status: int = 0
-    signal: int = 0
-
-
-class Unknown(Body, frozen=True, tag="unknown"):
-    """A body that this side does not know. Never sent: the decoder puts it where a newer daemon said more."""
-
-    name: str = ""
-    """The `type` that it had."""
-
-
-EventBody = (
-    Planned
-    | Queued
-    | Started
-    | LogLine
-    | Progress
-    | CacheHit
-    | Finished
-    | Failed
-    | ToolOutput
-    | Explained
-    | Artifact
-    | Notice
-    | Lagged
-    | Done
-    | Unknown
-)
+# ---------------------------------------------------------------- events
 
 
 class Event(Message, frozen=True, tag="event"):

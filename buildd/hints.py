@@ -1,0 +1,233 @@
+"""Folders under watch: what may have changed in them, as it happens.
+
+Gives hints, not facts: a name that was touched, or that names may have been missed. What a change is, its receiver
+finds out by reading. watchdog reads the events: its inotify class and not its observers, which take a thread for each
+folder and say nothing when the kernel's queue was full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
+
+from buildd.location import NETWORK_FILE_SYSTEMS, file_system_of
+
+LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
+BARRIER_S = 1.0
+"""A barrier that takes longer is none."""
+LIMIT_SHARE = 0.5
+"""Of the user's watches: the others are the editor's."""
+_UNKNOWN_LIMIT = 8192
+_MASK = Mask(
+    InotifyConstants.IN_MODIFY
+    | InotifyConstants.IN_CLOSE_WRITE
+    | InotifyConstants.IN_ATTRIB
+    | InotifyConstants.IN_MOVED_FROM
+    | InotifyConstants.IN_MOVED_TO
+    | InotifyConstants.IN_CREATE
+    | InotifyConstants.IN_DELETE
+    | InotifyConstants.IN_DELETE_SELF
+    | InotifyConstants.IN_MOVE_SELF
+    | InotifyConstants.IN_ONLYDIR
+)
+_log = logging.getLogger(__name__)
+
+
+class Folder:
+    """One folder under watch; spoken to by watchdog's thread."""
+
+    def __init__(self, path: str, hints: Hints) -> None:
+        self.path = path
+        self.descriptor = WatchDescriptor(-1)
+        self._hints = hints
+
+    def on_event(self, event: InotifyEvent) -> None:
+        gone = event.mask & (InotifyConstants.IN_DELETE_SELF | InotifyConstants.IN_MOVE_SELF)
+        if gone:
+            # The watch would follow a folder that was moved; its name may mean another one by now.
+            self._hints.leave(self)
+        name = os.fsdecode(event.name)
+        self._hints.hint(f"{self.path}/{name}" if name and not gone else self.path)
+
+    def on_watch_deleted(self, wd: WatchDescriptor) -> None:
+        self._hints.lost(self)
+
+    def on_queue_overflow(self) -> None:
+        self._hints.missed()
+
+
+class Hints:
+    """Folders that several watchers want watched. `watch` and `close` are called one at a time.
+
+    Args:
+        tell: called from another thread when there are hints to `take`; not again before they were taken.
+        most: folders watched at once; by default half of what the kernel grants the user.
+    """
+
+    def __init__(self, tell: Callable[[], None], *, most: int = 0) -> None:
+        self._tell = tell
+        self._most = most or _limit()
+        self._notifier: InotifyFD | None = None
+        self._folders: dict[str, Folder] = {}
+        self._remote: dict[int, bool] = {}
+        """Devices whose other users' changes give no event."""
+        self._paths: set[str] = set()
+        self._missed = False
+        self._told = False
+        self.count = 0
+        """Of hints so far: where it has not moved between two barriers, nothing was touched."""
+        self._cookies = ""
+        self._awaited: dict[str, threading.Event] = {}
+        self._numbers = itertools.count()
+        self._said_full = False
+        self._lock = threading.Lock()
+
+    def watch(self, folders: Iterable[str]) -> tuple[str, ...]:
+        """Have exactly these folders watched from now on. In a worker thread.
+
+        Args:
+            folders: absolute, and there.
+
+        Returns:
+            Those that give no events: on a network, unreadable, gone, or beyond the share of the kernel's limit.
+        """
+        wanted = dict.fromkeys(folders)
+        with self._lock:
+            kept = {**wanted, self._cookies: None}
+            superfluous = [folder for path, folder in self._folders.items() if path not in kept]
+            new = [path for path in wanted if path not in self._folders]
+        for folder in superfluous:
+            self.leave(folder)
+        with self._lock:
+            polled = tuple(path for path in new if not self._add(path))
+        return polled
+
+    def covers(self, folder: str) -> bool:
+        """Whether what happens in a folder gives hints."""
+        return folder in self._folders
+
+    def barrier(self, scratch: Path) -> bool:
+        """Wait until everything that happened before this call has been hinted at. In a worker thread.
+
+        The kernel queues the events of all folders in their order, so one of our own, seen, has all others before it.
+
+        Args:
+            scratch: a local folder in which files may be made.
+        """
+        with self._lock:
+            if not self._cookies:
+                cookies = tempfile.mkdtemp(prefix="cookies-", dir=scratch)
+                if not self._add(cookies):
+                    return False
+                self._cookies = cookies
+            cookie = f"{self._cookies}/{next(self._numbers)}"
+            seen = self._awaited[cookie] = threading.Event()
+        try:
+            os.close(os.open(cookie, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            return seen.wait(BARRIER_S)
+        except OSError:
+            return False
+        finally:
+            del self._awaited[cookie]
+            with contextlib.suppress(OSError):
+                os.unlink(cookie)
+
+    def take(self) -> tuple[set[str], bool]:
+        """The paths that were touched since the last call, and whether others may have been."""
+        with self._lock:
+            taken = self._paths, self._missed
+            self._paths, self._missed, self._told = set(), False, False
+            return taken
+
+    def close(self) -> None:
+        notifier, self._notifier = self._notifier, None
+        with self._lock:
+            self._folders.clear()
+        if notifier is not None:
+            notifier.stop()
+            notifier.join()
+        if self._cookies:
+            shutil.rmtree(self._cookies, ignore_errors=True)
+
+    # ---------------------------------------------------------------- watchdog's thread
+
+    def hint(self, path: str) -> None:
+        if self._cookies and path.startswith(self._cookies):
+            awaited = self._awaited.get(path)
+            if awaited is not None:
+                awaited.set()
+            return
+        with self._lock:
+            self.count += 1
+            self._paths.add(path)
+            told, self._told = self._told, True
+        if not told:
+            self._tell()
+
+    def missed(self) -> None:
+        """The kernel's queue was full."""
+        with self._lock:
+            if self._missed:
+                return  # every folder says so
+            self._missed = True
+            self.count += 1
+            told, self._told = self._told, True
+        _log.warning("inotify's queue overflowed: every watched file is looked at")
+        if not told:
+            self._tell()
+
+    def lost(self, folder: Folder) -> None:
+        """A folder that is no longer there under its name. It is watched anew when somebody asks for it."""
+        with self._lock:
+            if self._folders.get(folder.path) is folder:
+                del self._folders[folder.path]
+
+    # ----------------------------------------------------------------
+
+    def _add(self, path: str) -> bool:
+        if len(self._folders) >= self._most:
+            if not self._said_full:
+                self._said_full = True
+                _log.warning("%d folders are watched, half of the user's limit: the others are polled", self._most)
+            return False
+        folder = Folder(path, self)
+        try:
+            if not os.access(path, os.R_OK) or self._is_remote(path):
+                return False
+            if self._notifier is None:
+                self._notifier = InotifyFD()
+                self._notifier.start()
+            folder.descriptor = self._notifier.add_callback(os.fsencode(path), _MASK, folder, CallbackId(id(folder)))
+        except OSError as error:
+            _log.warning("%s cannot be watched and is polled: %s", path, error.strerror)
+            return False
+        self._folders[path] = folder
+        return True
+
+    def _is_remote(self, path: str) -> bool:
+        device = os.stat(path).st_dev
+        if device not in self._remote:
+            self._remote[device] = file_system_of(Path(path)) in NETWORK_FILE_SYSTEMS
+        return self._remote[device]
+
+    def leave(self, folder: Folder) -> None:
+        """Watch a folder no longer."""
+        self.lost(folder)
+        if self._notifier is not None:
+            self._notifier.remove_callbacks([(folder.descriptor, CallbackId(id(folder)))])
+
+
+def _limit() -> int:
+    try:
+        return int(int(LIMIT_FILE.read_text()) * LIMIT_SHARE)
+    except (OSError, ValueError):
+        return _UNKNOWN_LIMIT

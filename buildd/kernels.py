@@ -1,0 +1,81 @@
+"""What assemblers say about each kernel -> `Kernel`s. PURE: text in, structs out.
+
+Understands `ptxas -v`, whose lines nobody wants to read for their own sake: the whole report is told as one table. Knows
+no binary formats and does not demangle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from protocol.messages import Kernel
+
+_KERNEL = re.compile(r"ptxas info    : Compiling entry function '(?P<name>[^']+)' for '(?P<arch>\w+)'")
+_PROPERTIES = re.compile(r"ptxas info    : Function properties for (?P<name>\S+)")
+_STACK = re.compile(
+    r"    (?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+)
+_USED = re.compile(r"ptxas info    : Used (?P<registers>\d+) registers(?P<rest>.*)")
+_MEMORY = re.compile(r"(?P<bytes>\d+) bytes (?P<what>smem|cmem\[\d+\])")
+_OTHER = re.compile(
+    r"ptxas info    : (?:\d+ bytes gmem.*|Compile time = .*|Compiling for .*|Function properties for .*)"
+    r"|    \d+ bytes stack frame, .*"
+)
+
+
+def is_report(line: str) -> bool:
+    """Whether a line of a tool's output is there only because of `-v`."""
+    if not line.startswith(("ptxas info    : ", "    ")):
+        return False
+    return any(shape.fullmatch(line) for shape in (_KERNEL, _USED, _OTHER))
+
+
+def without_report(text: bytes) -> bytes:
+    """What a tool said besides."""
+    if b"ptxas info" not in text:
+        return text
+    lines = text.splitlines(keepends=True)
+    return b"".join(line for line in lines if not is_report(line.decode(errors="replace").rstrip("\r\n")))
+
+
+def kernels_in(text: str) -> tuple[Kernel, ...]:
+    """The kernels of a report, in its order; device functions that are called and not launched are left out."""
+    found: dict[tuple[str, str], Kernel] = {}
+    current: tuple[str, str] = ("", "")
+    described = ""
+    for line in text.splitlines() if "ptxas info" in text else ():
+        if match := _KERNEL.fullmatch(line):
+            current = match["name"], match["arch"]
+            described = ""
+            found[current] = Kernel(name=match["name"], arch=match["arch"])
+        elif match := _PROPERTIES.fullmatch(line):
+            described = match["name"]
+        elif current not in found:
+            continue
+        elif (match := _STACK.fullmatch(line)) and described == current[0]:
+            found[current] = msgspec.structs.replace(
+                found[current],
+                stack_bytes=int(match["stack"]),
+                spill_store_bytes=int(match["stores"]),
+                spill_load_bytes=int(match["loads"]),
+            )
+        elif match := _USED.fullmatch(line):
+            memory = [(use["what"], int(use["bytes"])) for use in _MEMORY.finditer(match["rest"])]
+            found[current] = msgspec.structs.replace(
+                found[current],
+                registers=int(match["registers"]),
+                shared_bytes=sum(size for what, size in memory if what == "smem"),
+                constant_bytes=sum(size for what, size in memory if what != "smem"),
+            )
+            current = ("", "")
+    return tuple(found.values())
+
+
+def moved(before: Iterable[Kernel], now: Iterable[Kernel]) -> list[tuple[Kernel | None, Kernel | None]]:
+    """The kernels whose needs are not what they were: as they were and as they are; None for one that came or went."""
+    old = {(kernel.name, kernel.arch): kernel for kernel in before}
+    new = {(kernel.name, kernel.arch): kernel for kernel in now}
+    return [(old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]

@@ -1,0 +1,217 @@
+"""What `buildd watch` shows: one build after another, and how each kernel's needs moved.
+
+A round in which nothing ran is not shown: most saves of most files touch nothing. Knows no daemon and decides nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from buildd.kernels import moved
+from buildd.ui import text
+from buildd.ui.text import Line, Style, clean
+from buildd.ui.view import View, Writer
+from protocol import messages as m
+
+MOST_KERNELS = 24
+"""Rows of a table; more scroll the errors away."""
+_CLEAR = "\x1b[H\x1b[2J"
+_DEMANGLER = "c++filt"
+_DEMANGLE_S = 5.0
+_COLUMNS: tuple[tuple[str, Callable[[m.Kernel], int]], ...] = (
+    ("registers", lambda kernel: kernel.registers),
+    ("shared", lambda kernel: kernel.shared_bytes),
+    ("constant", lambda kernel: kernel.constant_bytes),
+    ("stack", lambda kernel: kernel.stack_bytes),
+    ("spill stores", lambda kernel: kernel.spill_store_bytes),
+    ("loads", lambda kernel: kernel.spill_load_bytes),
+)
+_NAME_COLUMNS = 60
+
+
+class Rounds:
+    """Shows the builds of one watch.
+
+    Args:
+        writer: for the words between the builds.
+        view: makes the view of one build.
+        clear: begin every round on an empty screen.
+    """
+
+    def __init__(self, writer: Writer, view: Callable[[m.BuildId], View], *, clear: bool) -> None:
+        self._writer = writer
+        self._make_view = view
+        self._clear = clear
+        self._build_id = m.BuildId("")
+        """Of the round under way; empty between rounds."""
+        self._view: View | None = None
+        """Of a round that has something to show."""
+        self._waiting: list[m.Event] = []
+        """Events of one that has not yet."""
+        self._number = 0
+        self._why = ""
+        self._expected_s = 0.0
+        self._kernels: dict[str, tuple[m.Kernel, ...]] = {}
+        """Of each action, as the last good build had them."""
+        self._new: dict[str, tuple[m.Kernel, ...]] = {}
+        self._watching = ""
+
+    def begin(self, build_id: m.BuildId, changed: m.Changed | None) -> None:
+        """A round begins; the one before it is over, whatever became of it."""
+        self.drop()
+        self._number += 1
+        self._why = "" if changed is None else f"changed: {_named(changed)}"
+        self._build_id = build_id
+        self._waiting, self._expected_s, self._new = [], 0.0, {}
+        if self._number == 1:
+            self._show()
+
+    def drop(self) -> None:
+        """Show no more of the round: another one takes its place, or the watch ends."""
+        self._build_id = m.BuildId("")
+        view, self._view = self._view, None
+        if view is not None:
+            view.close()
+
+    def event(self, event: m.Event) -> None:
+        """Something happened in the round."""
+        if not self._build_id:
+            return
+        body = event.body
+        if isinstance(body, m.Queued):
+            self._expected_s += body.expected_s
+        elif isinstance(body, m.Finished | m.CacheHit):
+            self._new[body.action] = body.kernels
+        if self._view is None and _is_worth_showing(body):
+            self._show()
+        if self._view is not None:
+            self._view.event(event)
+        else:
+            self._waiting.append(event)
+        if isinstance(body, m.Done):
+            self._end(body)
+
+    def watching(self, body: m.Watching) -> None:
+        """What is watched, where that changed."""
+        before = self._watching
+        files, folders = text.count(body.files, "file"), text.count(body.folders, "folder")
+        self._watching = f"watching {files} in {folders}"
+        if body.polled:
+            self._watching += f", {len(body.polled)} of them polled ({clean(body.polled[0])})"
+        if before != self._watching and not self._build_id:
+            self._writer.lines([Line(self._watching, Style.FAINT)])
+
+    def note(self, words: str) -> None:
+        self._writer.lines([Line(clean(words), Style.WARNING)])
+
+    # ----------------------------------------------------------------
+
+    def _show(self) -> None:
+        view = self._view = self._make_view(self._build_id)
+        if self._clear:
+            self._writer.write(_CLEAR)
+        if self._why:
+            self._writer.lines([Line(f"{time.strftime('%H:%M:%S')} {self._why}", Style.HEADING)])
+        for event in self._waiting:
+            view.event(event)
+        self._waiting = []
+
+    def _end(self, done: m.Done) -> None:
+        first = not self._kernels
+        before = [kernel for kernels in self._kernels.values() for kernel in kernels]
+        # An action that said nothing has what it had: a build that stopped early has not asked for all of them.
+        now_of = {**self._kernels, **self._new}
+        changes = moved(before, (kernel for kernels in now_of.values() for kernel in kernels))
+        shown = self._view is not None
+        self.drop()
+        if done.outcome is m.Outcome.BUILT:
+            self._kernels = now_of
+            if shown:
+                self._writer.lines(self._table(changes, first))
+        if shown:
+            learned = f"learned time {text.duration(self._expected_s)}; " if self._expected_s >= 0.005 else ""
+            self._writer.lines([Line(f"{learned}{self._watching}", Style.FAINT)])
+
+    def _table(self, changes: list[tuple[m.Kernel | None, m.Kernel | None]], first: bool) -> list[Line]:
+        total = sum(len(kernels) for kernels in self._kernels.values())
+        if not total:
+            return []
+        if not changes:
+            return [Line(f"{text.count(total, 'kernel')}, none needs more or less than before")]
+        return [
+            Line(
+                f"{text.count(total, 'kernel')}" if first else f"{len(changes)} of {text.count(total, 'kernel')} moved"
+            ),
+            *kernel_table(changes, whole=first),
+        ]
+
+
+def kernel_table(changes: list[tuple[m.Kernel | None, m.Kernel | None]], *, whole: bool = False) -> list[Line]:
+    """Rows of kernels with their needs, before and after where those differ.
+
+    Args:
+        whole: there is no build before: what is there is not new.
+    """
+    shown = changes[:MOST_KERNELS]
+    kernels = [now or before for before, now in shown]
+    names = demangled([kernel.name for kernel in kernels if kernel is not None])
+    rows = [["kernel", "arch", *(title for title, _ in _COLUMNS)]]
+    styles = [Style.FAINT]
+    for name, (before, now) in zip(names, shown, strict=True):
+        kernel = now or before
+        assert kernel is not None
+        mark = "" if whole or (before and now) else "+ " if now else "- "
+        rows.append([mark + text.shortened(clean(name), _NAME_COLUMNS), kernel.arch])
+        for _, value in _COLUMNS:
+            old, new = (-1 if k is None else value(k) for k in (before, now))
+            rows[-1].append(f"{old} -> {new}" if min(old, new) >= 0 and old != new else str(max(old, new, 0)))
+        styles.append(_style_of(before, now))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        Line("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), style)
+        for row, style in zip(rows, styles, strict=True)
+    ]
+    if len(changes) > len(shown):
+        lines.append(Line(f"  and {len(changes) - len(shown)} more", Style.FAINT))
+    return lines
+
+
+def demangled(names: list[str]) -> list[str]:
+    """C++ names as people write them; as they are where there is no c++filt."""
+    try:
+        ran = subprocess.run(
+            [_DEMANGLER], input="\n".join(names), capture_output=True, text=True, timeout=_DEMANGLE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return names
+    found = ran.stdout.splitlines()
+    return found if len(found) == len(names) else names
+
+
+def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:
+    if before is None or now is None:
+        return Style.PLAIN
+    spills = [kernel.spill_store_bytes + kernel.spill_load_bytes for kernel in (before, now)]
+    if spills[1] > spills[0]:
+        return Style.WARNING
+    return Style.GOOD if spills[1] < spills[0] else Style.PLAIN
+
+
+def _is_worth_showing(body: m.EventBody) -> bool:
+    match body:
+        case m.Queued() | m.Started() | m.Failed() | m.LogLine():
+            return True
+        case m.Notice(severity=severity):
+            return severity is not m.Severity.NOTE
+        case m.Done(outcome=outcome, misses=misses):
+            return outcome is not m.Outcome.BUILT or misses > 0
+        case _:
+            return False
+
+
+def _named(changed: m.Changed) -> str:
+    names = [clean(path) for path in changed.paths[:3]]
+    more = len(changed.paths) + changed.more - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")

@@ -1,0 +1,227 @@
+"""The WATCH requests of a daemon: hints gathered into changes, and every change told once.
+
+On one event loop; what touches files runs in the threads that it is given. Builds nothing: whoever watches asks for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from buildd import sweep, uptodate
+from buildd.building import Building
+from buildd.files import Files, Snapshot
+from buildd.hints import Hints
+from buildd.store import Store
+from buildd.watching import Watch
+from protocol import messages as m
+
+QUIET_S = 0.015
+"""So long without a hint, and a burst of writes is over."""
+PATIENCE_S = 0.25
+"""The longest wait for that."""
+SWEEP_S = 2.0
+"""Between looks at all files, for what gives no event: writes through a mapping, other hosts."""
+SWEEP_SHARE = 0.01
+"""The most of the time that those looks take."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A record that was true, and how to tell that it still is without a look at every file."""
+
+    record: uptodate.Record
+    hints: int
+    """`Hints.count` before it was found true."""
+    paths: list[bytes]
+    stamps: bytes
+    """Of the files in folders that are not watched: the system's, the toolchain's."""
+    folders: tuple[tuple[str, int], ...]
+
+
+class Watches:
+    """All watches.
+
+    Args:
+        in_pool: runs a function in a worker thread.
+    """
+
+    def __init__(self, in_pool: Callable[..., Awaitable[Any]]) -> None:
+        self._in_pool = in_pool
+        self._loop = asyncio.get_running_loop()
+        self._hints = Hints(lambda: self._loop.call_soon_threadsafe(self._hinted))
+        self._watches: dict[m.RequestId, Watch] = {}
+        self._names: dict[m.RequestId, m.Digest] = {}
+        self._verified: dict[m.Digest, _Verified] = {}
+        self._looking = asyncio.Lock()
+        self._gathering: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    async def begin(self, watch: Watch, prepare: Callable[[], Awaitable[None]]) -> None:
+        """Watch from now on.
+
+        Args:
+            prepare: makes `watch` know what counts.
+        """
+        async with self._looking:
+            await prepare()
+            self._watches[watch.request.request_id] = watch
+            self._names[watch.request.request_id] = uptodate.name_of(watch.request)
+            await self._rearm()
+        await self._look(set(), everything=True)
+        watch.tell_watching()
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = self._loop.create_task(self._sweep())
+
+    def end(self, request_id: m.RequestId, **reason: str) -> bool:
+        """End a watch; False when there is none of that name."""
+        watch = self._watches.pop(request_id, None)
+        if watch is None:
+            return False
+        self._verified.pop(self._names.pop(request_id), None)
+        watch.log.append(m.Done(outcome=m.Outcome.CANCELLED, **reason))
+        if not self._watches and self._sweeping is not None:
+            self._sweeping.cancel()
+        return True
+
+    def end_all(self) -> None:
+        for request_id in list(self._watches):
+            self.end(request_id, code="draining", message="this daemon ends")
+
+    async def learn(self, building: Building, outcome: m.Outcome) -> None:
+        """A request was built: those that watch the same targets know more now."""
+        if not self._watches or building.request.mode not in (m.Mode.BUILD, m.Mode.WARM):
+            return
+        name = uptodate.name_of(building.request)
+        for request_id, watch in list(self._watches.items()):
+            if self._names.get(request_id) == name:
+                async with self._looking:
+                    before = len(watch.contents), watch.folders
+                    await self._in_pool(watch.learn, building, outcome)
+                    await self._rearm()
+                    watch.tell(await self._in_pool(watch.changed_anywhere))
+                    if before != (len(watch.contents), watch.folders):
+                        watch.tell_watching()
+
+    async def still_true(self, store: Store, files: Files, request: m.Request) -> uptodate.Record | None:
+        """The record of a request if it still holds. Where its folders are watched and nothing was touched in them, no
+        file of theirs is looked at."""
+        name = uptodate.name_of(request)
+        if name not in self._names.values():
+            return await self._in_pool(uptodate.still_true, store, files, request)
+        verified = self._verified.get(name)
+        if verified is not None and await self._in_pool(self._untouched, verified, store, files):
+            return verified.record
+        self._verified.pop(name, None)
+        hints = self._hints.count
+        record: uptodate.Record | None = await self._in_pool(uptodate.still_true, store, files, request)
+        if record is not None and not record.young:
+            project = os.path.realpath(request.project)
+            self._verified[name] = await self._in_pool(self._split, record, hints, project)
+        return record
+
+    def _untouched(self, verified: _Verified, store: Store, files: Files) -> bool:
+        if not self._hints.barrier(store.scratch_folder()) or self._hints.count != verified.hints:
+            return False
+        snapshot = Snapshot(files, "/")
+        return sweep.sweep_of(store.folder).all_equal(verified.paths, verified.stamps) and all(
+            snapshot.folder_stamp(folder) == stamp for folder, stamp in verified.folders
+        )
+
+    def _split(self, record: uptodate.Record, hints: int, project: str) -> _Verified:
+        covered: dict[bytes, bool] = {}
+
+        def is_watched(path: bytes) -> bool:
+            folder = os.path.dirname(path)
+            if folder not in covered:
+                # Not outside of the project: what is done to the folders above gives no hint there.
+                name = os.fsdecode(folder)
+                covered[folder] = f"{name}/".startswith(f"{project}/") and self._hints.covers(name)
+            return covered[folder] and not os.path.islink(path)
+
+        left = [index for index, path in enumerate(record.paths) if not is_watched(path)]
+        size = len(record.stamps) // max(1, len(record.paths))
+        folders = [(os.fsdecode(folder), stamp) for folder, stamp in record.folders]
+        return _Verified(
+            record,
+            hints,
+            [record.paths[index] for index in left],
+            b"".join(record.stamps[size * index : size * (index + 1)] for index in left),
+            tuple((folder, stamp) for folder, stamp in folders if not is_watched(os.fsencode(f"{folder}/."))),
+        )
+
+    async def close(self) -> None:
+        self.end_all()
+        for task in (self._gathering, self._sweeping):
+            if task is not None:
+                task.cancel()
+        await self._in_pool(self._hints.close)
+
+    # ---------------------------------------------------------------- hints
+
+    def _hinted(self) -> None:
+        if self._gathering is None or self._gathering.done():
+            self._gathering = self._loop.create_task(self._gather())
+
+    async def _gather(self) -> None:
+        while True:
+            paths, missed = await self._burst()
+            if not paths and not missed:
+                return
+            try:
+                await self._look(paths, everything=missed)
+            except Exception:  # the edge: the sweep finds what is lost here
+                _log.exception("a change could not be looked at")
+
+    async def _burst(self) -> tuple[set[str], bool]:
+        """Hints until none came for a moment: an editor writes several times, a checkout thousands of files."""
+        began_s = time.monotonic()
+        paths, missed = self._hints.take()
+        while (paths or missed) and time.monotonic() - began_s < PATIENCE_S:
+            await asyncio.sleep(QUIET_S)
+            more, missed_more = self._hints.take()
+            if not more and not missed_more:
+                break
+            paths |= more
+            missed = missed or missed_more
+        return paths, missed
+
+    async def _look(self, paths: set[str], *, everything: bool) -> None:
+        async with self._looking:
+            for watch in list(self._watches.values()):
+                found, moved = await self._in_pool(watch.changed, paths)
+                if moved or everything:
+                    # A folder that came is watched before its files are looked at: it may have been filled at once.
+                    await self._in_pool(watch.settle)
+                    await self._rearm()
+                    found |= await self._in_pool(watch.changed_anywhere)
+                watch.tell(found)
+
+    async def _rearm(self) -> None:
+        """Have the folders watched that count now."""
+        wanted = set().union(*(watch.folders for watch in self._watches.values()))
+        polled = await self._in_pool(self._hints.watch, wanted)
+        for watch in self._watches.values():
+            watch.polled = polled
+
+    async def _sweep(self) -> None:
+        pause_s = SWEEP_S
+        while self._watches:
+            await asyncio.sleep(pause_s)
+            took_s = 0.0
+            for watch in list(self._watches.values()):
+                began_s = time.monotonic()
+                async with self._looking:
+                    if not await self._in_pool(watch.unmoved):
+                        watch.tell(await self._in_pool(watch.changed_anywhere))
+                took_s += time.monotonic() - began_s
+            pause_s = max(SWEEP_S, took_s / SWEEP_SHARE)

@@ -1,0 +1,216 @@
+"""What the targets of one WATCH request are built of, and whether that is still so.
+
+Content decides: a file that was only touched is no change. Knows files and folders, not where hints come from (`hints`)
+nor who is told (`watches`). Everything here runs in worker threads, one call at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from buildd import sweep, uptodate
+from buildd.building import Building
+from buildd.eventlog import RequestLog
+from buildd.files import Files
+from buildd.store import Store
+from codegen.plan import Plan
+from protocol import messages as m
+
+MOST_NAMED = 50
+"""Changed paths that are named."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """One WATCH request."""
+
+    request: m.Request
+    log: RequestLog
+    store: Store
+    files: Files
+    project: str = field(init=False)
+    contents: dict[str, m.Digest | None] = field(default_factory=dict)
+    """Absolute path of every file that counts -> what the last build saw, or what was told since; None: not there."""
+    folders: set[str] = field(default_factory=set)
+    """Where those are, and where others would be found first."""
+    polled: tuple[str, ...] = ()
+    _listings: set[str] = field(default_factory=set)
+    """Folders in which a new name may count."""
+    _others: dict[str, m.Digest | None] = field(default_factory=dict)
+    """Files in those that count for nothing yet."""
+    _outputs: set[str] = field(default_factory=set)
+    _system: tuple[str, ...] = ()
+    _failed: bool = False
+    """The last build failed: what it would have read next is not known, so every file in the folders may count."""
+    _real: dict[str, list[str]] = field(default_factory=dict)
+    """What a file is really called -> its names in `contents`, where they differ."""
+    _told: dict[str, float] = field(default_factory=dict)
+    """When a change was told last, on the monotonic clock."""
+    _stamps: tuple[list[bytes], bytes] = ([], b"")
+
+    def __post_init__(self) -> None:
+        self.project = os.path.realpath(self.request.project)
+
+    # ---------------------------------------------------------------- what counts
+
+    def begin(self, plan: Plan | None) -> None:
+        """Take on what is known before the first build.
+
+        Args:
+            plan: None where the project file cannot be planned as it is.
+        """
+        known: dict[str, None] = {}
+        if self.request.file:
+            known[os.path.join(self.project, self.request.file)] = None
+        if plan is None:
+            self._failed = True
+        else:
+            self._describe(plan)
+            known.update(dict.fromkeys(map(self._absolute, self._inputs(plan))))
+            record = uptodate.recorded(self.store, self.request)
+            tools = {file.path for tool in plan.tools for file in tool.files}
+            if record is not None:
+                known.update((p, None) for p in map(os.fsdecode, record.paths) if p not in tools)
+                self._listings.update(os.fsdecode(folder) for folder, _ in record.folders)
+        self.contents = {path: self._digest(path) for path in known if self._counts(path)}
+        self.settle()
+
+    def learn(self, building: Building, outcome: m.Outcome) -> None:
+        """Take on what a build of these targets has seen."""
+        plan, snapshot = building.plan, building.snapshot
+        self._describe(plan)
+        self._failed = outcome is not m.Outcome.BUILT
+        known = dict.fromkeys(self._inputs(plan))
+        for action in plan.actions:
+            known.update(dict.fromkeys(building.lookup.used_by(action) or ()))
+        seen: dict[str, m.Digest | None] = {}
+        for spelled in known:
+            if self._counts(path := self._absolute(spelled)):
+                # By the name that the build knows it by: it must be the content that the build has seen.
+                fact = snapshot.fact(spelled)
+                seen[path] = None if fact is None else fact.digest
+                if self._told.get(path, 0.0) > building.begun_s:
+                    # Whoever watches heard of a newer content while this was built.
+                    seen[path] = self.contents.get(path)
+        # What a build that failed has not read it would have read without the error.
+        self.contents = {**self.contents, **seen} if self._failed else seen
+        self._listings.update(os.path.normpath(snapshot.absolute(folder)) for folder in building.lookup.folders)
+        self.settle()
+
+    def _describe(self, plan: Plan) -> None:
+        # Not normalised by links: that is how the project's own files are spelled.
+        made = [output.path for action in plan.actions for output in action.outputs]
+        self._outputs = {self._absolute(path) for path in (*made, *(file.path for file in plan.files))}
+        named = [folder for tool in plan.tools for name, folder in tool.roots if name != "project"]
+        named += [folder for tool in plan.tools for folder in tool.search]
+        self._system = tuple(f"{folder.rstrip('/')}/" for folder in dict.fromkeys(named) if folder.startswith("/"))
+        self._listings = {path for path in map(self._absolute, plan.read) if os.path.isdir(path)}
+        for action in plan.actions:
+            self._listings.update(self._absolute(folder) for folder in action.search)
+
+    def _inputs(self, plan: Plan) -> Iterator[str]:
+        yield from (path for path in plan.read if not os.path.isdir(self._absolute(path)))
+        for action in plan.actions:
+            yield from action.inputs
+
+    def _absolute(self, path: str) -> str:
+        return os.path.normpath(os.path.join(self.project, path))
+
+    def _counts(self, path: str) -> bool:
+        """Not what a build makes, nor what belongs to the toolchain or the system."""
+        if path in self._outputs:
+            return False
+        return path.startswith(f"{self.project}/") or not path.startswith(("/usr/", "/proc/", "/sys/", *self._system))
+
+    def settle(self) -> None:
+        """Have the folders and stamps that belong to `contents`."""
+        self._real.clear()
+        folders = {folder for folder in self._listings if self._counts(f"{folder}/")}
+        # What a build makes is no change, but a request that nothing was touched for need not look at it.
+        folders.update(os.path.dirname(path) for path in self._outputs)
+        for path in self.contents:
+            real = os.path.realpath(path)
+            if real != path:
+                self._real.setdefault(real, []).append(path)
+                folders.add(os.path.dirname(real))
+            folder = os.path.dirname(path)
+            while folder not in folders:  # up to the project: a folder above may be moved, or a link be turned
+                folders.add(folder)
+                if folder == self.project or not folder.startswith(self.project):
+                    break
+                folder = os.path.dirname(folder)
+        self.folders = {_existing(folder) for folder in folders}
+
+    def _restamp(self) -> None:
+        there = [(path, stamp) for path in self.contents if (stamp := self.files.stamp(path)) is not None]
+        packed = sweep.packed([number for _, stamp in there for number in stamp])
+        self._stamps = [os.fsencode(path) for path, _ in there], packed
+
+    # ---------------------------------------------------------------- is it still so?
+
+    def changed(self, paths: Iterable[str]) -> tuple[dict[str, None], bool]:
+        """Of paths that were touched, those whose content is another one; and whether folders came or went."""
+        found: dict[str, None] = {}
+        moved = False
+        for path in paths:
+            names = [*self._real.get(path, ()), *((path,) if path in self.contents else ())]
+            if not names and os.path.isdir(path) != (path in self.folders):
+                # A folder that came or went: whatever is below it is to be looked at.
+                moved = True
+                names = [name for name in self.contents if name.startswith(f"{path}/")]
+            found.update(dict.fromkeys(name for name in names if self._differs(name)))
+            if not names and self._is_news(path):
+                found[path] = None
+        return found, moved
+
+    def changed_anywhere(self) -> dict[str, None]:
+        """The same of all files."""
+        self._restamp()
+        return dict.fromkeys(path for path in list(self.contents) if self._differs(path))
+
+    def unmoved(self) -> bool:
+        """Whether every file has its stamp still: a fast look, for changes that gave no event."""
+        return sweep.sweep_of(self.store.folder).all_equal(*self._stamps)
+
+    def tell(self, found: Iterable[str]) -> None:
+        names = [os.path.relpath(p, self.project) if p.startswith(f"{self.project}/") else p for p in found]
+        if names:
+            names.sort()
+            self.log.append(m.Changed(paths=tuple(names[:MOST_NAMED]), more=max(0, len(names) - MOST_NAMED)))
+
+    def tell_watching(self) -> None:
+        polled = tuple(folder for folder in self.polled if folder in self.folders)
+        self.log.append(m.Watching(files=len(self.contents), folders=len(self.folders), polled=polled))
+
+    def _digest(self, path: str) -> m.Digest | None:
+        fact = self.files.fact(path)
+        return None if fact is None else fact.digest
+
+    def _differs(self, path: str) -> bool:
+        digest = self._digest(path)
+        if digest == self.contents[path]:
+            return False
+        self.contents[path] = digest
+        self._told[path] = time.monotonic()
+        return True
+
+    def _is_news(self, path: str) -> bool:
+        """Whether a file that counted for nothing may count now: it is new, or any could be what is missing."""
+        folder = os.path.dirname(path)
+        if not self._counts(path) or not (self._failed or folder in self._listings):
+            return False
+        before, digest = self._others.get(path, ""), self._digest(path)
+        self._others[path] = digest
+        if digest is None:
+            return before not in ("", None)
+        return digest != before and (self._failed or before in ("", None))
+
+
+def _existing(folder: str) -> str:
+    """The folder, or the nearest one above it that is there."""
+    while not os.path.isdir(folder) and folder != "/":
+        folder = os.path.dirname(folder)
+    return folder
