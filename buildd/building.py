@@ -85,6 +85,8 @@ class Building:
     notebook: Notebook
     started_ns: int = field(default_factory=time.time_ns)
     begun_s: float = field(default_factory=time.monotonic)
+    settled_s: float = 0.0
+    """Since when nothing is known to have been written that it reads; no later than `begun_s`."""
     counts: Counts = field(default_factory=Counts)
     plan: Plan = field(default_factory=lambda: Plan(targets=(), actions=()))
     tools: dict[str, Tool] = field(default_factory=dict)
@@ -104,6 +106,7 @@ class Building:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.settled_s = self.settled_s or self.begun_s
         self.renew()
 
     def renew(self) -> None:

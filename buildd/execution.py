@@ -140,7 +140,7 @@ class Execution:
 
     async def _settle(self) -> None:
         # A header written just before the request would look as if it had changed while the tool read it.
-        await asyncio.sleep(self.building.begun_s + FINE_STEP_NS / 1e9 - time.monotonic())
+        await asyncio.sleep(self.building.settled_s + FINE_STEP_NS / 1e9 - time.monotonic())
 
     def _tell_started(self) -> None:
         if not self.building.inner:  # nobody follows a step, and its line takes a while to write

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -85,6 +86,8 @@ class Hints:
         self._told = False
         self.count = 0
         """Of hints so far: where it has not moved between two barriers, nothing was touched."""
+        self.last_s = 0.0
+        """When the last one came, on the monotonic clock."""
         self._cookies = ""
         self._awaited: dict[str, threading.Event] = {}
         self._numbers = itertools.count()
@@ -168,6 +171,7 @@ class Hints:
             return
         with self._lock:
             self.count += 1
+            self.last_s = time.monotonic()
             self._paths.add(path)
             told, self._told = self._told, True
         if not told:

@@ -104,6 +104,7 @@ class Intake:
             await self.watches.begin(watch, lambda: self._prepare(opened, watch))
             return None
         building = Building(request, log, opened.store, opened.files, opened.notebook)
+        building.settled_s = self.watches.settled_s(request, building.begun_s)
         if uptodate.may_use(request):
             record = await self.watches.still_true(opened.store, opened.files, request)
             if record is not None:

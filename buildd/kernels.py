@@ -1,7 +1,7 @@
 """What assemblers say about each kernel -> `Kernel`s. PURE: text in, structs out.
 
-Understands `ptxas -v`, whose lines nobody wants to read for their own sake: the whole report is told as one table. Knows
-no binary formats and does not demangle.
+Understands `ptxas -v`, whose lines nobody wants to read for their own sake: the report is told as one table. Knows no
+binary formats and does not demangle.
 """
 
 from __future__ import annotations

@@ -287,6 +287,7 @@ class Stepwise(Execution):
             building.notebook,
             outer=building,
             begun_s=building.begun_s,
+            settled_s=building.settled_s,
         )
         inner.scratch = self._private
         inner.begin(nvcc_steps.expand(steps, self.action), steps.said)

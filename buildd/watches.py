@@ -1,6 +1,6 @@
 """The WATCH requests of a daemon: hints gathered into changes, and every change told once.
 
-On one event loop; what touches files runs in the threads that it is given. Builds nothing: whoever watches asks for that.
+On one event loop; what touches files runs in the threads that it is given. Builds nothing: whoever watches asks for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from buildd.store import Store
 from buildd.watching import Watch
 from protocol import messages as m
 
-QUIET_S = 0.015
-"""So long without a hint, and a burst of writes is over."""
+BURST_S = 0.003
+"""An editor's several system calls for one save take less."""
+QUIET_S = 0.012
+"""So long without a further hint, and a burst of writes is over."""
 PATIENCE_S = 0.25
 """The longest wait for that."""
 SWEEP_S = 2.0
@@ -55,7 +57,7 @@ class Watches:
     def __init__(self, in_pool: Callable[..., Awaitable[Any]]) -> None:
         self._in_pool = in_pool
         self._loop = asyncio.get_running_loop()
-        self._hints = Hints(lambda: self._loop.call_soon_threadsafe(self._hinted))
+        self._hints = Hints(self._wake)
         self._watches: dict[m.RequestId, Watch] = {}
         self._names: dict[m.RequestId, m.Digest] = {}
         self._verified: dict[m.Digest, _Verified] = {}
@@ -82,13 +84,13 @@ class Watches:
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = self._loop.create_task(self._sweep())
 
-    def end(self, request_id: m.RequestId, **reason: str) -> bool:
+    def end(self, request_id: m.RequestId, *, code: str = "", message: str = "") -> bool:
         """End a watch; False when there is none of that name."""
         watch = self._watches.pop(request_id, None)
         if watch is None:
             return False
         self._verified.pop(self._names.pop(request_id), None)
-        watch.log.append(m.Done(outcome=m.Outcome.CANCELLED, **reason))
+        watch.log.append(m.Done(outcome=m.Outcome.CANCELLED, code=code, message=message))
         if not self._watches and self._sweeping is not None:
             self._sweeping.cancel()
         return True
@@ -112,18 +114,24 @@ class Watches:
                     if before != (len(watch.contents), watch.folders):
                         watch.tell_watching()
 
+    def settled_s(self, request: m.Request, now_s: float) -> float:
+        """Since when no file of a request's targets was touched, as far as is known."""
+        is_watched = bool(self._names) and uptodate.name_of(request) in self._names.values()
+        return min(now_s, self._hints.last_s) if is_watched else now_s
+
     async def still_true(self, store: Store, files: Files, request: m.Request) -> uptodate.Record | None:
         """The record of a request if it still holds. Where its folders are watched and nothing was touched in them, no
         file of theirs is looked at."""
         name = uptodate.name_of(request)
         if name not in self._names.values():
-            return await self._in_pool(uptodate.still_true, store, files, request)
+            record: uptodate.Record | None = await self._in_pool(uptodate.still_true, store, files, request)
+            return record
         verified = self._verified.get(name)
         if verified is not None and await self._in_pool(self._untouched, verified, store, files):
             return verified.record
         self._verified.pop(name, None)
         hints = self._hints.count
-        record: uptodate.Record | None = await self._in_pool(uptodate.still_true, store, files, request)
+        record = await self._in_pool(uptodate.still_true, store, files, request)
         if record is not None and not record.young:
             project = os.path.realpath(request.project)
             self._verified[name] = await self._in_pool(self._split, record, hints, project)
@@ -168,6 +176,9 @@ class Watches:
 
     # ---------------------------------------------------------------- hints
 
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._hinted)
+
     def _hinted(self) -> None:
         if self._gathering is None or self._gathering.done():
             self._gathering = self._loop.create_task(self._gather())
@@ -185,6 +196,7 @@ class Watches:
     async def _burst(self) -> tuple[set[str], bool]:
         """Hints until none came for a moment: an editor writes several times, a checkout thousands of files."""
         began_s = time.monotonic()
+        await asyncio.sleep(BURST_S)
         paths, missed = self._hints.take()
         while (paths or missed) and time.monotonic() - began_s < PATIENCE_S:
             await asyncio.sleep(QUIET_S)

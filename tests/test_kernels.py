@@ -11,7 +11,7 @@ ptxas info    : 8 bytes gmem, 16 bytes cmem[4]
 ptxas info    : Compiling entry function '_Z5scalePfi' for 'sm_80'
 ptxas info    : Function properties for _Z5scalePfi
     16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
-ptxas info    : Used 32 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem, 364 bytes cmem[0], 8 bytes cmem[2]
+ptxas info    : Used 32 registers, used 1 barriers, 1024 bytes smem, 364 bytes cmem[0], 8 bytes cmem[2]
 ptxas info    : Compile time = 2.345 ms
 ptxas info    : Function properties for _Z6helperPf
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads

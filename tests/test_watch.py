@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from buildd import hints, watches
 from buildd.eventlog import RequestLog
 from buildd.hints import Hints
 from protocol import messages as m
+
+
+def _wake(loop: asyncio.AbstractEventLoop, came: asyncio.Event, event: m.Event) -> None:
+    loop.call_soon_threadsafe(came.set)
 
 
 class Watcher:
@@ -39,9 +44,8 @@ class Watcher:
             seen = self._read
             left = deadline - asyncio.get_running_loop().time()
             assert left > 0, self.told()
-            came = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            stop = self.log.listen(lambda event, came=came: loop.call_soon_threadsafe(came.set))
+            came, loop = asyncio.Event(), asyncio.get_running_loop()
+            stop = self.log.listen(partial(_wake, loop, came))
             try:
                 if not self.log.after(seen, 1):
                     await asyncio.wait_for(came.wait(), left)

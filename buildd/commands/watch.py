@@ -32,6 +32,8 @@ from protocol.errors import ConnectionLost, ProtocolError, RemoteError
 RETRY_S = 1.0
 """Before another daemon is tried for, after one could not be had."""
 
+_NOBODY = m.RequestId("")
+
 
 @dataclass(frozen=True, slots=True)
 class News:
@@ -67,8 +69,7 @@ class _Session:
             request_from(options, tuple(options.targets), m.Mode.BUILD, environ), priority=m.Priority.EDITOR
         )
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._watch = m.RequestId("")
-        self._current = m.RequestId("")
+        self._watch = self._current = _NOBODY
         self._running: set[m.RequestId] = set()
         stream = sys.stderr if options.json else sys.stdout
         self._lines = JsonView(Writer(sys.stdout)) if options.json else None
@@ -131,11 +132,11 @@ class _Session:
         before, self._current = self._current, name
         self._rounds.begin(request.build_id, changed)
         self._running.add(name)
-        self._follow(request, instead_of=before if before in self._running else m.RequestId(""))
+        self._follow(request, instead_of=before if before in self._running else _NOBODY)
 
     # ---------------------------------------------------------------- threads
 
-    def _follow(self, request: m.Request, *, instead_of: m.RequestId = m.RequestId("")) -> None:
+    def _follow(self, request: m.Request, *, instead_of: m.RequestId = _NOBODY) -> None:
         def work() -> None:
             left = instead_of
             try:
@@ -144,7 +145,7 @@ class _Session:
                     if left and isinstance(event.body, m.Queued | m.Progress | m.Done):
                         # Only now: jobs that both want live on through their second follower.
                         self._cancel(left)
-                        left = m.RequestId("")
+                        left = _NOBODY
             except ProtocolError as problem:
                 self._news.put(News(request.request_id, problem=problem))
 

@@ -52,6 +52,8 @@ class Rounds:
         """Events of one that has not yet."""
         self._number = 0
         self._why = ""
+        self._failed = False
+        """The last round that ended did not end well."""
         self._expected_s = 0.0
         self._kernels: dict[str, tuple[m.Kernel, ...]] = {}
         """Of each action, as the last good build had them."""
@@ -65,7 +67,8 @@ class Rounds:
         self._why = "" if changed is None else f"changed: {_named(changed)}"
         self._build_id = build_id
         self._waiting, self._expected_s, self._new = [], 0.0, {}
-        if self._number == 1:
+        if self._number == 1 or self._failed:
+            # What stands on the screen of a failure must go when it is mended, even where that took no work.
             self._show()
 
     def drop(self) -> None:
@@ -94,13 +97,12 @@ class Rounds:
             self._end(body)
 
     def watching(self, body: m.Watching) -> None:
-        """What is watched, where that changed."""
-        before = self._watching
+        """What is watched. Said at once before the first round, with the others' last words from then on."""
         files, folders = text.count(body.files, "file"), text.count(body.folders, "folder")
         self._watching = f"watching {files} in {folders}"
         if body.polled:
             self._watching += f", {len(body.polled)} of them polled ({clean(body.polled[0])})"
-        if before != self._watching and not self._build_id:
+        if not self._number:
             self._writer.lines([Line(self._watching, Style.FAINT)])
 
     def note(self, words: str) -> None:
@@ -126,6 +128,7 @@ class Rounds:
         changes = moved(before, (kernel for kernels in now_of.values() for kernel in kernels))
         shown = self._view is not None
         self.drop()
+        self._failed = done.outcome is not m.Outcome.BUILT
         if done.outcome is m.Outcome.BUILT:
             self._kernels = now_of
             if shown:

@@ -1,0 +1,89 @@
+"""The screen of `buildd watch`: what is shown of which round."""
+
+from __future__ import annotations
+
+import io
+
+from buildd.ui.narrator import Narrator, Telling
+from buildd.ui.plain import PlainView
+from buildd.ui.rounds import Rounds
+from buildd.ui.view import Writer
+from protocol import messages as m
+
+KERNEL = m.Kernel(name="k", arch="sm_80", registers=10, shared_bytes=0)
+
+
+class Screen:
+    """Rounds on a text, fed with bodies."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        writer = Writer(self.stream)
+        self.rounds = Rounds(writer, lambda name: PlainView(writer, Narrator(Telling())), clear=False)
+        self._number = 0
+
+    def round(self, *bodies: m.EventBody, changed: str = "") -> str:
+        """What a round adds to the text."""
+        before = len(self.stream.getvalue())
+        self._number += 1
+        name = m.BuildId(str(self._number))
+        self.rounds.begin(name, m.Changed(paths=(changed,)) if changed else None)
+        for sequence, body in enumerate(bodies, start=1):
+            self.rounds.event(m.Event(request_id=m.RequestId(name), sequence=sequence, time_ns=0, body=body))
+        return self.stream.getvalue()[before:]
+
+
+def compiled(*kernels: m.Kernel) -> tuple[m.EventBody, ...]:
+    job = m.JobId(1)
+    return (
+        m.Planned(targets=("t",), actions=1),
+        m.Queued(job_id=job, action="a.o", expected_s=1.0),
+        m.Started(job_id=job, action="a.o", command="nvcc -c a.cu"),
+        m.Finished(job_id=job, action="a.o", timing=m.Timing(wall_s=1.0), kernels=kernels),
+        m.Done(outcome=m.Outcome.BUILT, misses=1),
+    )
+
+
+NOTHING = (m.Planned(targets=("t",), actions=1), m.Done(outcome=m.Outcome.BUILT, hits=1))
+FAILURE = (
+    m.Failed(job_id=m.JobId(1), action="a.o", kind=m.FailureKind.COMPILE_ERROR, message="ended with status 1"),
+    m.Done(outcome=m.Outcome.FAILED, failures=1),
+)
+
+
+def test_the_first_round_shows_every_kernel_and_a_later_one_what_moved() -> None:
+    screen = Screen()
+    assert "10" in screen.round(*compiled(KERNEL))
+    assert "none needs more or less" in screen.round(*compiled(KERNEL), changed="a.cu")
+    more = m.Kernel(name="k", arch="sm_80", registers=12, shared_bytes=0)
+    text = screen.round(*compiled(more), changed="a.cu")
+    assert "changed: a.cu" in text and "1 of 1 kernel moved" in text and "10 -> 12" in text
+
+
+def test_a_round_in_which_nothing_ran_is_not_shown() -> None:
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    assert screen.round(*NOTHING, changed="a.cu") == ""
+
+
+def test_after_a_failure_the_next_round_is_shown_whatever_it_did() -> None:
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    assert "FAILED" in screen.round(*FAILURE, changed="a.cu")
+    assert "built" in screen.round(*NOTHING, changed="a.cu")
+    assert screen.round(*NOTHING, changed="a.cu") == ""
+
+
+def test_what_moved_is_told_of_the_last_good_build() -> None:
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    screen.round(*FAILURE, changed="a.cu")
+    more = m.Kernel(name="k", arch="sm_80", registers=12, shared_bytes=0)
+    assert "10 -> 12" in screen.round(*compiled(more), changed="a.cu")
+
+
+def test_events_of_a_round_that_was_replaced_are_not_shown() -> None:
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    screen.round(*compiled(KERNEL)[:2], changed="a.cu")
+    assert "b.cu" in screen.round(*compiled(KERNEL), changed="b.cu")
