@@ -132,6 +132,11 @@ class Building:
     def writes_outputs(self) -> bool:
         return self.request.mode in DELIVER_MODES
 
+    def run_again(self) -> None:
+        """Have every action run, and its entry overwritten."""
+        self.request = msgspec.structs.replace(self.request, recache=True)
+        self.renew()
+
     def adopt(self, plan: Plan, resources: list[Resources]) -> None:
         """Take the plan on."""
         self.plan = plan

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from buildd import history, prove, sweep, uptodate
+from buildd import history, prove, published, sweep, uptodate
 from buildd.building import Building
 from buildd.compiles import Compiles
 from buildd.compiling import Figures
@@ -27,7 +27,7 @@ from buildd.runner import Runner
 from buildd.store import Store
 from buildd.watches import Watches
 from buildd.watching import Watch
-from codegen.plan import Plan, RequestError
+from codegen.plan import Plan, Recompile, RequestError
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
@@ -113,6 +113,11 @@ class Intake:
                 return None
         try:
             plan = await opened.planner.plan(request)
+            if plan.recompile is Recompile.NEVER and request.mode is m.Mode.BUILD:
+                await self._in_pool(published.serve, building, plan)
+                return None
+            if plan.recompile is Recompile.AGAIN and request.mode is not m.Mode.PROVE:
+                building.run_again()
             await self._adopt(building, plan)
         except (RequestError, BuilddError, OSError) as error:
             _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)

@@ -18,6 +18,7 @@ from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustwor
 from buildd.identity import package_digest
 from buildd.store import Store
 from codegen.environment import TOOL_PATH
+from codegen.plan import Recompile
 from protocol import messages as m
 
 
@@ -108,7 +109,7 @@ def keep(building: Building) -> None:
     now (the next request keeps it then).
     """
     lookup, snapshot = building.lookup, building.snapshot
-    if building.said_something or not building.writes_outputs:
+    if building.said_something or not building.writes_outputs or building.plan.recompile is not Recompile.BY_CONTENT:
         return
     now_ns = building.files.now_ns()
     paths: list[bytes] = []

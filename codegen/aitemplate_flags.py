@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from codegen.environment import Resolved, Settings
-from codegen.plan import RequestError
+from codegen.plan import Recompile, RequestError
 from codegen.variable import shown
 
 Platform = Literal["cuda", "hip"]
@@ -157,6 +157,14 @@ def job_cap(settings: Settings) -> int | None:
     """Most jobs of the request at once (NUM_BUILDERS, SLURM_CPUS_ON_NODE); None where nobody says so."""
     caps = [cap for name in ("NUM_BUILDERS", "SLURM_CPUS_ON_NODE") if (cap := settings.number(name)) is not None]
     return min(caps, default=None)
+
+
+def recompiles(settings: Settings) -> Recompile:
+    """What AIT_RECOMPILE says; where it is not set content decides, unlike in AITemplate."""
+    resolved = settings.value("AIT_RECOMPILE")
+    if not resolved.is_set:
+        return Recompile.BY_CONTENT
+    return Recompile.AGAIN if resolved.value is True else Recompile.NEVER
 
 
 def visible_devices(settings: Settings, platform: Platform) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from codegen.aitemplate_flags import recompiles
 from codegen.context import Context, Part
 from codegen.environment import Settings as Variables
 from codegen.environment import user_values
@@ -85,6 +86,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
             )
         ),
         read=tuple(dict.fromkeys(read)),
+        recompile=recompiles(variables),
     )
 
 

@@ -162,6 +162,14 @@ class NamedArtifact(Frozen, frozen=True):
     path: str
 
 
+class Recompile(Enum):
+    """What AIT_RECOMPILE says."""
+
+    BY_CONTENT = "by content"
+    AGAIN = "again"
+    NEVER = "never"
+
+
 class Plan(Frozen, frozen=True):
     """The actions and generated files for a request. An action depends on those whose outputs its inputs name."""
 
@@ -175,6 +183,7 @@ class Plan(Frozen, frozen=True):
     read: tuple[str, ...] = ()
     """Every file and folder (absolute) whose change means that the plan must be made again: buildd.toml, globbed
     folders, toolchain files."""
+    recompile: Recompile = Recompile.BY_CONTENT
 
 
 class Probe(Frozen, frozen=True):

@@ -65,8 +65,11 @@ class _Session:
 
     def __init__(self, options: Namespace, environ: Mapping[str, str]) -> None:
         self._environ = environ
+        request = request_from(options, tuple(options.targets), m.Mode.BUILD, environ)
+        # Here content decides, whatever these say of a single build.
+        environment = {name: value for name, value in request.environment.items() if name != "AIT_RECOMPILE"}
         self._build = msgspec.structs.replace(
-            request_from(options, tuple(options.targets), m.Mode.BUILD, environ), priority=m.Priority.EDITOR
+            request, priority=m.Priority.EDITOR, recache=False, environment=environment
         )
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._watch = self._current = _NOBODY
