@@ -89,6 +89,11 @@ def _value(ref: Ref, action: Action, roots: Mapping[str, str], private: str, whe
 
 def shown(action: Action, tool: Tool, *, project: str) -> str:
     """One line that does by hand what the action does, outputs at their final place."""
+    return f"cd {shlex.quote(project)} && {shlex.join(plain_arguments(action, tool))}"
+
+
+def plain_arguments(action: Action, tool: Tool) -> list[str]:
+    """The action's command line as somebody would write it in the project's folder, outputs at their final place."""
     roots = dict(tool.roots)
     outputs = {output.name: output.path for output in action.outputs}
 
@@ -106,5 +111,4 @@ def shown(action: Action, tool: Tool, *, project: str) -> str:
                 value = f"/tmp/{DEPFILE}"
         return argument.prefix + value + argument.suffix
 
-    line = shlex.join(resolve(argument) for argument in action.argv)
-    return f"cd {shlex.quote(project)} && {line}"
+    return [resolve(argument) for argument in action.argv]

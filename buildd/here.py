@@ -12,7 +12,7 @@ from pathlib import Path
 
 from buildd.eventlog import RequestLog
 from buildd.scheduler import Scheduler
-from codegen.plan import RequestError
+from codegen.plan import Plan, RequestError
 from protocol import messages as m
 
 
@@ -61,6 +61,19 @@ def build_here(
             await scheduler.close()
         assert log.done is not None
         return log.done
+
+    return asyncio.run(run())
+
+
+def plan_here(request: m.Request) -> Plan:
+    """The plan of a request. Raises RequestError where there is none."""
+
+    async def run() -> Plan:
+        scheduler = Scheduler(default_store=Path(request.store))
+        try:
+            return await scheduler.intake.plan(request)
+        finally:
+            await scheduler.close()
 
     return asyncio.run(run())
 

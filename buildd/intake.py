@@ -131,6 +131,11 @@ class Intake:
             return None
         return building
 
+    async def plan(self, request: m.Request) -> Plan:
+        """The plan of a request, and nothing more. Raises RequestError, BuilddError."""
+        opened = await self._open(request.store)
+        return await opened.planner.plan(request)
+
     async def _prepare(self, opened: OpenStore, watch: Watch) -> None:
         try:
             plan = await opened.planner.plan(watch.request)

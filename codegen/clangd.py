@@ -1,0 +1,104 @@
+"""A compiler's command line as clangd understands it: nvcc's options in clang's words, the rest dropped.
+
+For editors only: what is dropped changes code, not what names mean. Pure; knows no plan and no file. What clang knows
+is from its manual (clang.llvm.org/docs/UsersManual.html) and "Compiling CUDA with clang".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+_GENCODE = re.compile(r"(?:compute|sm)_(\d+[af]?)")
+_SAME = ("-I", "-D", "-U", "-isystem", "-include", "-std", "--std", "-O", "-iquote", "-idirafter")
+"""Options of nvcc that clang spells alike; each with its value glued or apart."""
+_APART = frozenset({"-I", "-D", "-U", "-isystem", "-include", "-iquote", "-idirafter"})
+_IN_CLANGS_WORDS = {
+    "--use_fast_math": ("-ffast-math",),
+    "-use_fast_math": ("-ffast-math",),
+    "-rdc=true": ("-fgpu-rdc",),
+    "--relocatable-device-code=true": ("-fgpu-rdc",),
+    "-dc": ("-fgpu-rdc",),
+    "-G": ("-D__CUDACC_DEBUG__",),
+    "--extended-lambda": ("-D__CUDACC_EXTENDED_LAMBDA__",),
+    "-extended-lambda": ("-D__CUDACC_EXTENDED_LAMBDA__",),
+}
+_LONG = {"--include-path": "-I", "--system-include": "-isystem", "--define-macro": "-D", "--undefine-macro": "-U"}
+_HOST = ("-f", "-W", "-m", "-D", "-U", "-I", "-std", "-pthread", "-O")
+"""Options for the host compiler that every gcc-like compiler knows."""
+_UNKNOWN_TO_CLANG = ("-fno-gnu-unique", "-fabi-version", "-Wno-terminate", "-Wno-class-memaccess", "-fno-plt")
+_CUDA = (
+    "-x",
+    "cuda",
+    # Of the two passes the one that sees both kinds of code; and what a toolkit newer than clang would make it say.
+    "--cuda-host-only",
+    "-nocudalib",
+    "-Wno-unknown-cuda-version",
+)
+
+
+def from_nvcc(options: Sequence[str], root: str) -> tuple[str, ...]:
+    """clang's command line, without its source, for a compile by nvcc.
+
+    Args:
+        options: nvcc's, without program, source and output.
+        root: the toolkit's folder.
+    """
+    kept: list[str] = []
+    archs: set[str] = set()
+    words = iter(options)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("-gencode", "--generate-code", "-arch", "--gpu-architecture", "-code", "--gpu-code"):
+            archs.update(_GENCODE.findall(value if equals else next(words, "")))
+        elif name in ("-Xcompiler", "--compiler-options"):
+            kept += _for_host(value if equals else next(words, ""))
+        elif word in _IN_CLANGS_WORDS:
+            kept += _IN_CLANGS_WORDS[word]
+        elif name in _LONG:
+            kept.append(_LONG[name] + (value if equals else next(words, "")))
+        elif word in _APART:
+            kept += [word, next(words, "")]
+        elif word.startswith(_SAME):
+            kept.append(word.replace("--std", "-std", 1) if word.startswith("--std") else word)
+        elif not equals and word in _WITH_VALUE:
+            next(words, "")
+    arch = max(archs, key=lambda number: int(number.rstrip("af")), default="")
+    found = ("clang++", *_CUDA, f"--cuda-path={root}", *((f"--cuda-gpu-arch=sm_{arch.rstrip('af')}",) if arch else ()))
+    return (*found, "-isystem", f"{root}/include", *kept)
+
+
+_WITH_VALUE = frozenset(
+    {
+        "-ccbin",
+        "--compiler-bindir",
+        "-Xptxas",
+        "--ptxas-options",
+        "-Xcudafe",
+        "-Xlinker",
+        "-Xnvlink",
+        "-maxrregcount",
+        "-diag-suppress",
+        "--diag-suppress",
+        "-t",
+        "--threads",
+        "-x",
+        "-MF",
+        "-MT",
+        "-MQ",
+    }
+)
+"""Options of nvcc whose value is the next word, and that clang has no use for."""
+
+
+def _for_host(value: str) -> Iterator[str]:
+    for option in value.split(","):
+        option = option.strip("\"'")
+        if option.startswith(_HOST) and not option.startswith(_UNKNOWN_TO_CLANG):
+            yield option
+
+
+def from_hipcc(options: Sequence[str]) -> tuple[str, ...]:
+    """clang's command line, without its source, for a compile by hipcc: it is clang."""
+    kept = [option for option in options if not option.startswith(("-cuid=", "--offload-arch=", "-parallel-jobs"))]
+    return ("clang++", "-x", "hip", "--cuda-host-only", "-nogpulib", *kept)
