@@ -1,0 +1,178 @@
+"""One watch of targets, and the builds that changes lead to: what `buildd watch` and the language server stand on.
+
+Two kinds of requests through the daemon: one that watches and one build after another. A build that is under way when
+something changes is replaced: the new one joins those of its jobs that are still right, the rest is cancelled. Shows
+nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from buildd.commands.connect import connect
+from protocol import messages as m
+from protocol.client import submit_through
+from protocol.errors import ConnectionLost, ProtocolError, RemoteError
+
+RETRY_S = 1.0
+"""Before another daemon is tried for, after one could not be had."""
+_NOBODY = m.RequestId("")
+
+
+class Listener(Protocol):
+    """Who is told, on the thread that runs `Saves`."""
+
+    def watching(self, body: m.Watching) -> None:
+        """What is watched."""
+
+    def begin(self, build_id: m.BuildId, changed: m.Changed | None) -> None:
+        """A build begins; the one before it is over, whatever became of it."""
+
+    def event(self, event: m.Event) -> None:
+        """Something happened in the build that was begun last."""
+
+    def note(self, words: str) -> None:
+        """Something that people should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """An event of a request, or why there are no more; of nobody's request: the user's wish for a build, or the end."""
+
+    request_id: m.RequestId
+    event: m.Event | None = None
+    problem: ProtocolError | None = None
+    ends: bool = False
+
+
+class Saves:
+    """Builds now, and again on every change.
+
+    Args:
+        request: the build; its ids are replaced.
+        environ: says where the daemon lives.
+        listener: is told.
+        every: gets the events of the watch, and of the builds until they are replaced.
+    """
+
+    def __init__(
+        self,
+        request: m.Request,
+        environ: Mapping[str, str],
+        listener: Listener,
+        every: Callable[[m.Event], None] = lambda event: None,
+    ) -> None:
+        self._environ = environ
+        # Here content decides, whatever these say of a single build.
+        environment = {name: value for name, value in request.environment.items() if name != "AIT_RECOMPILE"}
+        self._build = msgspec.structs.replace(
+            request, priority=m.Priority.EDITOR, recache=False, environment=environment
+        )
+        self._listener = listener
+        self._every = every
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._watch = self._current = _NOBODY
+        self._running: set[m.RequestId] = set()
+
+    def run(self) -> None:
+        """Until `stop`, or an exception: KeyboardInterrupt, or ProtocolError where no daemon can be had at all."""
+        try:
+            self._begin_watch()
+            while not (news := self._news.get()).ends:
+                self._take(news)
+        finally:
+            for request_id in (*self._running, self._watch):
+                self._cancel(request_id)
+
+    def build_again(self) -> None:
+        """Build though nothing changed. From any thread."""
+        self._news.put(News(_NOBODY))
+
+    def stop(self) -> None:
+        """Have `run` return. From any thread."""
+        self._news.put(News(_NOBODY, ends=True))
+
+    # ---------------------------------------------------------------- what happens
+
+    def _take(self, news: News) -> None:
+        event = news.event
+        if news.request_id == _NOBODY:
+            self._begin_round(None)
+            return
+        if event is not None and news.request_id in (self._watch, self._current):
+            self._every(event)
+        if news.request_id == self._watch:
+            self._watched(news)
+        elif event is None or isinstance(event.body, m.Done):
+            self._running.discard(news.request_id)
+        if news.request_id == self._current:
+            if event is not None:
+                self._listener.event(event)
+            elif news.problem is not None:
+                self._listener.note(f"{news.problem.message}; the next change builds again")
+
+    def _watched(self, news: News) -> None:
+        match news.event.body if news.event is not None else None:
+            case m.Watching() as body:
+                self._listener.watching(body)
+                assert news.event is not None
+                if news.event.sequence == 1:  # Also of a daemon that was started anew: it may have missed something.
+                    self._begin_round(None)
+            case m.Changed() as body:
+                self._begin_round(body)
+            case m.Done() | None:
+                if news.problem is not None and not isinstance(news.problem, ConnectionLost | RemoteError):
+                    raise news.problem
+                threading.Timer(RETRY_S, self._begin_watch).start()
+            case _:
+                pass
+
+    def _begin_watch(self) -> None:
+        self._watch = _new_name()
+        request = msgspec.structs.replace(
+            self._build, request_id=self._watch, mode=m.Mode.WATCH, on_disconnect=m.OnDisconnect.CANCEL
+        )
+        self._follow(request)
+
+    def _begin_round(self, changed: m.Changed | None) -> None:
+        name = _new_name()
+        request = msgspec.structs.replace(self._build, request_id=name, build_id=m.BuildId(name))
+        before, self._current = self._current, name
+        self._listener.begin(request.build_id, changed)
+        self._running.add(name)
+        self._follow(request, instead_of=before if before in self._running else _NOBODY)
+
+    # ---------------------------------------------------------------- threads
+
+    def _follow(self, request: m.Request, *, instead_of: m.RequestId = _NOBODY) -> None:
+        def work() -> None:
+            left = instead_of
+            try:
+                for event in submit_through(lambda: connect(self._environ, start=True), request):
+                    self._news.put(News(request.request_id, event))
+                    if left and isinstance(event.body, m.Queued | m.Progress | m.Done):
+                        # Only now: jobs that both want live on through their second follower.
+                        self._cancel(left)
+                        left = _NOBODY
+            except ProtocolError as problem:
+                self._news.put(News(request.request_id, problem=problem))
+
+        threading.Thread(target=work, daemon=True, name=f"request {request.request_id}").start()
+
+    def _cancel(self, request_id: m.RequestId) -> None:
+        try:
+            with connect(self._environ, start=False, timeout_s=2.0) as client:
+                client.cancel(request_id)
+        except (ProtocolError, TimeoutError):
+            pass  # it has ended, or its daemon has
+
+
+def _new_name() -> m.RequestId:
+    return m.RequestId(os.urandom(6).hex())
