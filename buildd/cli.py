@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("explain", "say why targets were, or would be, built again"),
     "warm": ("warm", "fill the cache ahead; --prove: fail if anything would still compile"),
     "compdb": ("compdb", "compile_commands.json for clangd, .cu files too"),
+    "lsp": ("lsp", "a language server for editors"),
     "log": ("log", "recent builds, or everything one of them said"),
     "trace": ("trace", "a build as a Chrome / Perfetto trace"),
     "cache": ("cache", "the store: stats, gc, verify, flush, export, import"),

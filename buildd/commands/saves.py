@@ -127,6 +127,9 @@ class Saves:
                     self._begin_round(None)
             case m.Changed() as body:
                 self._begin_round(body)
+            case m.Done(outcome=outcome, message=message) if outcome is not m.Outcome.CANCELLED:
+                self._listener.note(message)
+                threading.Timer(RETRY_S, self._begin_watch).start()
             case m.Done() | None:
                 if news.problem is not None and not isinstance(news.problem, ConnectionLost | RemoteError):
                     raise news.problem

@@ -1,0 +1,183 @@
+"""The language server, asked by a real client over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pygls", reason="no pygls (pip install buildd[ide])")
+
+from estate import DEADLINE_S, Estate, end_estate, make_estate
+from lsprotocol import types
+from pygls import uris
+from pygls.lsp.client import LanguageClient
+
+from buildd.lsp import Findings, base_name, kernel_lines, needs
+from protocol import messages as m
+from tests.toolkit import host_compiler, make_toolkit
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Editor:
+    """An editor that shows one project."""
+
+    def __init__(self, estate: Estate, project: Path) -> None:
+        self.client = LanguageClient("editor", "1")
+        self.estate, self.project = estate, project
+        self.found: dict[str, list[types.Diagnostic]] = {}
+        self._news = asyncio.Event()
+
+        @self.client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
+        def published(params: types.PublishDiagnosticsParams) -> None:
+            self.found[uris.to_fs_path(params.uri) or ""] = list(params.diagnostics)
+            self._news.set()
+
+        @self.client.feature(types.WORKSPACE_CODE_LENS_REFRESH)
+        def refresh(params: None) -> None:
+            self.builds += 1
+            self._news.set()
+
+        self.builds = 0
+
+    async def __aenter__(self) -> Editor:
+        await self.client.start_io(
+            sys.executable, "-P", "-m", "buildd", "lsp", "-C", str(self.project), env=self.estate.environ
+        )
+        lens = types.CodeLensWorkspaceClientCapabilities(refresh_support=True)
+        await self.client.initialize_async(
+            types.InitializeParams(
+                capabilities=types.ClientCapabilities(workspace=types.WorkspaceClientCapabilities(code_lens=lens)),
+                process_id=os.getpid(),
+                root_uri=uris.from_fs_path(str(self.project)),
+            )
+        )
+        self.client.initialized(types.InitializedParams())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.client.shutdown_async(None)
+        self.client.exit(None)
+        await self.client.stop()
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not what():
+                self._news.clear()
+                await self._news.wait()
+
+    def open(self, path: str) -> str:
+        """Show a file; its URI."""
+        uri = uris.from_fs_path(str(self.project / path)) or ""
+        text = (self.project / path).read_text()
+        self.client.text_document_did_open(
+            types.DidOpenTextDocumentParams(types.TextDocumentItem(uri, "cuda-cpp", 1, text))
+        )
+        return uri
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_findings_of_a_file_that_is_not_open_come_and_go(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("toolkit") / "cuda"
+    make_toolkit(folder)
+    estate = make_estate(folder)
+
+    async def go() -> None:
+        async with Editor(estate, estate.project) as editor:
+            await editor.until(lambda: editor.builds > 0)
+            assert not any(editor.found.values())
+            estate.write("src/b.cu", "//! fail\n")
+            broken = str(estate.project / "src" / "b.cu")
+            await editor.until(lambda: bool(editor.found.get(broken)))
+            (finding,) = editor.found[broken]
+            assert finding.message == "asked for" and finding.range.start.line == 0
+            assert finding.severity is types.DiagnosticSeverity.Error
+            estate.write("src/b.cu", "mended\n")
+            await editor.until(lambda: not editor.found[broken])
+
+    try:
+        asyncio.run(go())
+    finally:
+        end_estate(estate)
+
+
+@pytest.mark.cuda
+def test_a_kernels_needs_on_hover_and_above_it(tmp_path: Path) -> None:
+    estate = make_estate(tmp_path / "none")
+    del estate.environ["CUDA_HOME"]
+    project = estate.folder / "quickstart"
+    shutil.copytree(ROOT / "examples" / "quickstart", project, ignore=shutil.ignore_patterns("build"))
+    text = (project / "buildd.toml").read_text()
+    (project / "buildd.toml").write_text(text.partition("[target.")[0] + "\n" + TARGET)
+
+    async def go() -> None:
+        async with Editor(estate, project) as editor:
+            uri = editor.open("src/saxpy.cu")
+            await editor.until(lambda: editor.builds > 0)
+            source = (project / "src" / "saxpy.cu").read_text()
+            ((line, name),) = kernel_lines(source)
+            lenses = await editor.client.text_document_code_lens_async(
+                types.CodeLensParams(types.TextDocumentIdentifier(uri))
+            )
+            assert lenses is not None and len(lenses) == 1
+            assert lenses[0].range.start.line == line and lenses[0].command is not None
+            assert "sm_80" in lenses[0].command.title and "registers" in lenses[0].command.title
+            column = source.splitlines()[line].find(name)
+            where = types.Position(line, column + 1) if column >= 0 else types.Position(line + 1, 1)
+            hover = await editor.client.text_document_hover_async(
+                types.HoverParams(types.TextDocumentIdentifier(uri), where)
+            )
+            assert hover is not None and isinstance(hover.contents, types.MarkupContent)
+            assert name in hover.contents.value and "registers" in hover.contents.value
+
+    try:
+        asyncio.run(go())
+    finally:
+        end_estate(estate)
+
+
+TARGET = """
+[target.saxpy]
+kind = "cuda"
+sources = ["src/saxpy.cu"]
+arch = ["sm_80"]
+"""
+
+
+def test_a_functions_own_name() -> None:
+    assert base_name("saxpy(int, float)") == "saxpy"
+    assert base_name("void ns::kernel<5, float (*)(int), (Kind)2>(float*)") == "kernel"
+    assert base_name("(anonymous namespace)::k(int)") in ("k", "")
+
+
+def test_where_kernels_are_defined() -> None:
+    text = (
+        "int x;\ntemplate <int N>\n__global__ void __launch_bounds__(128, 2)\nk(float *p) {}\n__global__ void l() {}\n"
+    )
+    assert kernel_lines(text) == [(2, "k"), (4, "l")]
+
+
+def test_what_a_kernel_needs_in_words() -> None:
+    now = m.Kernel(name="k", arch="sm_80", registers=30, shared_bytes=256, spill_store_bytes=4, spill_load_bytes=4)
+    before = m.Kernel(name="k", arch="sm_80", registers=28, shared_bytes=256)
+    assert needs(now) == "30 registers, 256 B shared, 8 B spilled"
+    assert needs(now, before).endswith("(was 28 registers)")
+
+
+def test_findings_of_an_action_are_replaced_by_its_next_end() -> None:
+    findings = Findings("/p")
+    job = m.JobId(1)
+    findings.begin()
+    findings.take(m.Started(job_id=job, action="a", command=""))
+    findings.take(m.LogLine(job_id=job, stream="stderr", text="src/a.cu(3): warning #177-D: never used"))
+    findings.take(m.Finished(job_id=job, action="a", timing=m.Timing()))
+    assert [d.line for d in findings.by_file()["/p/src/a.cu"]] == [3]
+    findings.begin()
+    findings.take(m.CacheHit(job_id=m.JobId(0), action="a", reason=""))
+    assert findings.by_file() == {}
