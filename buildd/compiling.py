@@ -18,7 +18,7 @@ from buildd.building import HIT, Building, Product, copy_file
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
 from buildd.launch import Exit
-from buildd.store import Counter, Result, Store
+from buildd.store import Result, Store
 from codegen.foreign import DEPENDENCIES
 from codegen.parsing import Compile, Depfile, HandThrough, Reason, quoted
 from codegen.plan import Action
@@ -265,13 +265,3 @@ class Compiling(Building):
             self.figures.handed_through[reason] = self.figures.handed_through.get(reason, 0) + 1
             self.store.tally.count_handed_through(reason)
         Building.tell_done(self, outcome, exit_status=self.exit_status, signal=self.signal)
-
-
-def count_hit(store: Store, figures: Figures, result: Result) -> None:
-    """A hit that was answered without a `Compiling`."""
-    saved_s = result.timing.wall_s
-    figures.hits += 1
-    figures.saved_s += saved_s
-    store.touch((result.key,))
-    store.count(Counter.HITS, 1)
-    store.count(Counter.SAVED_MS, int(saved_s * 1000))

@@ -44,7 +44,7 @@ def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
 
 def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run(["verify"], environ=environ) == 0
-    assert capsys.readouterr().out == "24 blobs and 12 results checked\neverything is sound\n"
+    assert capsys.readouterr().out == "24 blobs, 12 results and 0 answers checked\neverything is sound\n"
     assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
     assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
     assert cache.run(["flush", "a11"], environ=environ) == 0

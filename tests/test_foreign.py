@@ -11,7 +11,7 @@ import pytest
 from serving import short_folder
 
 from buildd.compiling import Delivery, make_rules, pieces
-from buildd.stamps import Listing, Stamps, listed_names
+from buildd.stamps import Folder, Stamps, listed_names
 from buildd.sweep import Sweep
 from codegen.commandline import parse
 from codegen.foreign import MARK, sent_variables, without_stand_ins
@@ -78,11 +78,11 @@ def test_stamps_hold_until_something_that_matters_changes(tmp_path: Path) -> Non
     names = frozenset({"a.h", "sub"})
     paths = [os.fsencode(file)]
 
-    def stamps(listing: Listing | None) -> Stamps:
-        return Stamps(paths, sweep.stamps_of(paths), ((str(folder), -1, listing),))
+    def stamps(there: frozenset[tuple[str, bool]] | None) -> Stamps:
+        return Stamps(paths, sweep.stamps_of(paths), (Folder(str(folder), -1, there),), names)
 
     assert not stamps(None).hold(sweep)
-    held = stamps(Listing(names, listed_names(str(folder), names)))
+    held = stamps(listed_names(str(folder), names))
     assert held.hold(sweep)
     (folder / "b.o").write_text("")
     assert held.hold(sweep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -86,6 +87,69 @@ def test_known_answers_are_hits_too_and_renew_the_object(foreign: Foreign) -> No
         assert (foreign.folder / "a.o").stat().st_mtime > 1_700_000_000
         assert prerequisites((foreign.folder / "a.d").read_bytes()) == ("a.o", ["a.c", "a.h"])
     assert foreign.counts() == (3, 1)
+
+
+def answered(foreign: Foreign, *command: str) -> None:
+    """Have a command done until its answer is known: files that are too young to trust make none."""
+    wait_until(lambda: foreign.good(*command) and any(foreign.user.store.glob("answers/*[0-9a-f]")), "an answer")
+
+
+def test_known_answers_outlive_the_daemon() -> None:
+    with short_folder() as folder:
+        other = Household(folder)
+        other.buildd("up")
+        try:
+            foreign = Foreign(other, folder / "project")
+            foreign.write("a.c", WARNS)
+            foreign.write("a.h", '#define A "one"\n')
+            command = ("gcc", "-Wall", "-c", "a.c", "-MD")
+            answered(foreign, *command)
+            asked, hits = foreign.status().counters["requests"], foreign.figures().hits
+            said = foreign.good(*command).stderr
+            assert foreign.status().counters["requests"] == asked
+            daemon = other.daemon()
+            assert daemon is not None
+            daemon.kill()
+            assert other.leftovers(within_s=30) == []
+            outputs = [(foreign.folder / name).read_bytes() for name in ("a.o", "a.d")]
+            for name in ("a.o", "a.d"):
+                (foreign.folder / name).unlink()
+            assert foreign.good(*command).stderr == said and b"unused" in said
+            assert [(foreign.folder / name).read_bytes() for name in ("a.o", "a.d")] == outputs
+            assert foreign.figures().hits == 2
+            foreign.write("a.h", '#define A "two"\n')
+            foreign.good(*command)
+            assert (foreign.folder / "a.o").read_bytes() != outputs[0]
+            foreign.notes.close()
+            stats = json.loads(other.buildd("cache", "stats", "--json")[1])
+            # What the daemon had not written down yet went with it.
+            assert 2 <= stats["counters"]["hits"] <= hits + 2
+        finally:
+            assert other.end() == []
+
+
+def test_figures_are_right_when_a_build_has_ended(foreign: Foreign) -> None:
+    def hits() -> int:
+        return int(json.loads(foreign.user.buildd("cache", "stats", "--json")[1])["counters"]["hits"])
+
+    answered(foreign, "gcc", "-c", "a.c")
+    before = hits()
+    for _ in range(3):
+        status, said = foreign.user.buildd("run", "--", "sh", "-c", f"cd {foreign.folder} && gcc -c a.c && gcc -c a.c")
+        assert status == 0 and "buildd: 2 hits, 0 misses" in said
+    assert hits() == before + 6
+
+
+def test_what_is_to_be_compiled_again_is_not_answered(foreign: Foreign) -> None:
+    answered(foreign, "gcc", "-c", "a.c")
+    before = foreign.figures()
+    environ = {**foreign.environ, "BUILDD_RECACHE": "1"}
+    assert foreign.call("gcc", "-c", "a.c", environ=environ).returncode == 0
+    assert foreign.figures().misses == before.misses + 1
+    assert foreign.user.buildd("cache", "flush")[0] == 0
+    foreign.good("gcc", "-c", "a.c")
+    assert foreign.figures().misses == before.misses + 2
+    assert foreign.figures().hits == before.hits
 
 
 def test_a_changed_header_is_a_miss_and_its_return_a_hit(foreign: Foreign) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _OK, _USAGE, _FAILED = 0, 2, 3
+_SETTLE_S = 5.0
 
 
 def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> int:
@@ -110,6 +111,7 @@ def _parser() -> Any:
 def _stats(store: Store, options: Namespace) -> int:
     from buildd import collect
 
+    _settle()
     found = collect.stats(store)
     counts = found.counters
     asked = counts["hits"] + counts["misses"]
@@ -118,6 +120,7 @@ def _stats(store: Store, options: Namespace) -> int:
         f"size        {_bytes(found.held_bytes)} of {_bytes(found.limit_bytes)}",
         f"results     {found.results} of {found.actions} actions",
         f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
+        f"answers     {found.answers} known to stand-ins, {_bytes(found.answer_bytes)}",
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
         f"misses      {counts['misses']}",
@@ -128,6 +131,18 @@ def _stats(store: Store, options: Namespace) -> int:
         f"in use by   {found.sessions} processes, {found.leased} results leased",
     ]
     return _say(options, found, lines)
+
+
+def _settle() -> None:
+    """Have a daemon that lives write its counters down: what was built a moment ago counts too."""
+    from buildd.commands.connect import connect
+    from protocol.errors import ProtocolError
+
+    try:
+        with connect(os.environ, start=False, timeout_s=_SETTLE_S) as client:
+            client.status(settle=True)
+    except ProtocolError:
+        pass
 
 
 def _handed_through(reasons: Mapping[str, int]) -> list[str]:
@@ -154,11 +169,12 @@ def _verify(store: Store, options: Namespace) -> int:
     from buildd import collect
 
     found = collect.verify(store)
-    lines = [f"{found.blobs} blobs and {found.results} results checked"]
+    lines = [f"{found.blobs} blobs, {found.results} results and {found.answers} answers checked"]
     if found.is_sound:
         lines.append("everything is sound")
     else:
-        bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {found.bad_values} other entries"
+        others = found.bad_values + found.bad_answers
+        bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {others} other entries"
         lines.append(f"removed because they were bad: {bad}; they will be built again")
     lines += [f"index: {problem}" for problem in found.index_problems]
     if found.orphans:

@@ -23,6 +23,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId
 
 if TYPE_CHECKING:
+    from buildd.notes import Notes
     from protocol.client import Client
 
 _STATUS_S = 5.0
@@ -55,15 +56,14 @@ def run(arguments: list[str]) -> int:
         # Connected for as long as the command runs: a daemon does not end, nor start itself anew, while somebody is.
         client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
+        notes = _notes(environ, build)
     except (ProtocolError, BuilddError, OSError) as error:
         print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
         return _carry_out(rest, environ)
-    with client:
+    with client, notes:
         status = _carry_out(rest, environ)
-    if opened and not options.quiet:
-        figures = _figures(environ, build)
-        if figures is not None:
-            print(f"buildd: {summary(figures)}", file=sys.stderr)
+        if opened and not options.quiet:
+            print(f"buildd: {summary(figures_of(environ, build, notes))}", file=sys.stderr)
     return status
 
 
@@ -73,6 +73,12 @@ def _connected(environ: Mapping[str, str]) -> Client:
     client = connect(environ, start=True)
     assert client.instance  # shakes hands
     return client
+
+
+def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:
+    from buildd.notes import Notes
+
+    return Notes(Path(environ["BUILDD_DIR"]), build)
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -141,14 +147,23 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _figures(environ: Mapping[str, str], build: BuildId) -> BuildFigures | None:
+def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes) -> BuildFigures:
+    """What the compiles of a build came to so far: what the daemon says, if there is one, with what stand-ins noted."""
     from buildd.commands.connect import connect
 
     try:
         with connect(environ, start=False, timeout_s=_STATUS_S) as client:
-            return client.status().builds.get(build)
+            found = client.status().builds.get(build, BuildFigures())
     except ProtocolError:
-        return None
+        found = BuildFigures()
+    hits, saved_s = notes.figures()
+    return BuildFigures(
+        hits=found.hits + hits,
+        misses=found.misses,
+        failures=found.failures,
+        saved_s=found.saved_s + saved_s,
+        handed_through=found.handed_through,
+    )
 
 
 def summary(figures: BuildFigures) -> str:
