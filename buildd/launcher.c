@@ -37,18 +37,23 @@ extern char **environ;
 char tool[PATH_MAX];
 char **arguments;
 
-void run_tool(void)
+static void __attribute__((noreturn)) become_tool(void)
 {
 	if (!tool[0]) {
 		fprintf(stderr, "buildd: there is no %s behind this stand-in\n", arguments[0]);
 		_exit(127);
 	}
-	/* Compilers that the tool calls are part of this one command. */
-	setenv("BUILDD_DISABLE", "1", 1);
 	arguments[0] = tool;
 	execv(tool, arguments);
 	fprintf(stderr, "buildd: cannot run %s: %s\n", tool, strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);
+}
+
+void run_tool(void)
+{
+	/* Compilers that the tool calls are part of this one command. */
+	setenv("BUILDD_DISABLE", "1", 1);
+	become_tool();
 }
 
 /* ---------------------------------------------------------------- which tool */
@@ -116,18 +121,19 @@ static int behind(const char *program, char *found)
 	return search(slash + 1, found);
 }
 
-static void find_tool(char **argv)
+/* Finds the tool; the name under which we are called. */
+static const char *find_tool(char **argv)
 {
-	char self[PATH_MAX];
+	static char self[PATH_MAX];
 	ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
 
 	arguments = argv;
 	if (length <= 0)
-		return;
+		return "";
 	self[length] = 0;
 	if (strcmp(strrchr(self, '/') + 1, "buildd-cc") != 0) {
 		behind(self, tool);
-		return;
+		return strrchr(self, '/') + 1;
 	}
 	if (!argv[1]) {
 		fprintf(stderr, "usage: buildd-cc COMPILER ARGUMENT...\n");
@@ -146,6 +152,7 @@ static void find_tool(char **argv)
 	} else {
 		search(argv[1], tool);
 	}
+	return "";
 }
 
 /* ---------------------------------------------------------------- where the daemon is: SPEC.md, section 1 */
@@ -773,6 +780,42 @@ static void ask(int connection)
 	while (receive(connection, &in, welcomed ? -1 : WELCOME_MS));
 }
 
+/* ---------------------------------------------------------------- what builds: make, ninja */
+
+/* Whether this is the name of a tool that shares a build's tokens: those that jobserver.py has stand-ins for. */
+static int is_builder(const char *name)
+{
+	return strcmp(name, "make") == 0 || strcmp(name, "gmake") == 0 || strcmp(name, "ninja") == 0;
+}
+
+/* Name the jobserver of `buildd run` in MAKEFLAGS, unless there is one or a width of its own. Where make takes open pipes
+   only (up to 4.3) ninja is not told: it takes none, and what it is told reaches every make that it calls. */
+static void offer_tokens(const char *name)
+{
+	const char *tokens = getenv("BUILDD_JOBSERVER"), *flags = getenv("MAKEFLAGS");
+	char text[PATH_MAX + 4096];
+	int fifo[2], by_pipe;
+
+	if (!tokens || !*tokens || (flags && strstr(flags, "--jobserver")))
+		return;
+	for (char **argument = arguments + 1; *argument; argument++)
+		if (strncmp(*argument, "-j", 2) == 0 || strncmp(*argument, "--jobs", 6) == 0)
+			return;
+	by_pipe = strncmp(tokens, "pipe:", 5) == 0;
+	if (by_pipe && strcmp(name, "ninja") == 0)
+		return;
+	if (by_pipe) {
+		/* Left open: they are for what it runs too. */
+		for (int i = 0; i < 2; i++)
+			if ((fifo[i] = open(tokens + 5, O_RDWR)) < 0)
+				return;
+		snprintf(text, sizeof text, "%s --jobserver-auth=%d,%d", flags ? flags : "", fifo[0], fifo[1]);
+	} else {
+		snprintf(text, sizeof text, "%s --jobserver-auth=fifo:%s", flags ? flags : "", tokens);
+	}
+	setenv("MAKEFLAGS", text, 1);
+}
+
 static int is_on(const char *value)
 {
 	static const char *const no[] = { "", "0", "false", "no", "off" };
@@ -787,11 +830,16 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_un address = { 0 };
 	char store[PATH_MAX];
+	const char *name;
 	int connection;
 
 	if (argc < 1)
 		return 127;
-	find_tool(argv);
+	name = find_tool(argv);
+	if (is_builder(name)) {
+		offer_tokens(name);
+		become_tool();
+	}
 	if (!tool[0] || is_on(getenv("BUILDD_DISABLE")))
 		run_tool();
 	if (!recaches() && find_store(store, sizeof store))

@@ -113,7 +113,21 @@ def toolkit(store: Path, environ: Mapping[str, str]) -> Place:
 
     Raises: BuilddError, OSError.
     """
-    tools = find_tools(environ)
+    place = stand_for(store, find_tools(environ), environ)
+    _put(program(store, environ.get("PATH", os.defpath)), place.programs / LAUNCHER)
+    if "nvcc" in place.tools:
+        _shape(Path(place.tools["nvcc"]).parents[1], place)
+    return place
+
+
+def stand_for(store: Path, tools: Mapping[str, str], environ: Mapping[str, str]) -> Place:
+    """The permanent place of stand-ins for these tools, made or completed.
+
+    Args:
+        tools: name -> absolute path.
+
+    Raises: BuilddError, OSError.
+    """
     binary = program(store, environ.get("PATH", os.defpath))
     name = blake3(repr(sorted(tools.items())).encode(errors="surrogateescape")).hexdigest()[:16]
     place = Place(store / "toolkits" / name, tools)
@@ -121,9 +135,6 @@ def toolkit(store: Path, environ: Mapping[str, str]) -> Place:
     for tool, real in tools.items():
         _link(real, place.programs / MARK / tool)
         _put(binary, place.programs / tool)
-    _put(binary, place.programs / LAUNCHER)
-    if "nvcc" in tools:
-        _shape(Path(tools["nvcc"]).parents[1], place)
     return place
 
 

@@ -202,22 +202,25 @@ def test_two_at_once_share_one_execution(fake: Foreign) -> None:
     assert fake.counts() == (0, 1)
 
 
-def test_however_wide_a_build_goes_the_machine_has_its_processors(toolkit: Path) -> None:
+@pytest.mark.parametrize("limits", [{"BUILDD_JOBS": "2"}, {"BUILDD_JOBS": "8", "BUILDD_MEMORY": "1500M"}], ids=str)
+def test_however_wide_builds_go_the_machine_stays_as_large_as_it_is(toolkit: Path, limits: dict[str, str]) -> None:
+    """Six builds at once, in processors and in the memory that nvcc is expected to need."""
     with short_folder() as folder:
-        other = Household(folder, {"BUILDD_JOBS": "2"})
+        other = Household(folder, limits)
         other.buildd("up")
         try:
             fake = Foreign(other, folder / "project", str(toolkit.parent))
             for number in range(6):
                 fake.write(f"{number}.cu", f"//! wait go\nint unit_{number};\n")
-            processes = [fake.start("nvcc", "-c", f"{number}.cu") for number in range(6)]
+            environs = [{**fake.environ, "BUILDD_BUILD_ID": str(number)} for number in range(6)]
+            processes = [fake.start("nvcc", "-c", f"{n}.cu", environ=environ) for n, environ in enumerate(environs)]
             wait_until(lambda: fake.status().queued == 4, "the others wait")
             assert len(fake.status().running) == 2
             fake.write("go", "")
             for process in processes:
                 process.communicate(timeout=60)
                 assert process.returncode == 0
-            assert fake.counts() == (0, 6)
+            assert sum(build.misses for build in fake.status().builds.values()) == 6
         finally:
             assert other.end() == []
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -57,10 +57,11 @@ def run(arguments: list[str]) -> int:
         client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
         notes = _notes(environ, build)
+        jobserver = _jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
         print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
         return _carry_out(rest, environ)
-    with client, notes:
+    with client, notes, jobserver:
         status = _carry_out(rest, environ)
         if opened and not options.quiet:
             print(f"buildd: {summary(figures_of(environ, build, notes))}", file=sys.stderr)
@@ -79,6 +80,26 @@ def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:
     from buildd.notes import Notes
 
     return Notes(Path(environ["BUILDD_DIR"]), build)
+
+
+def _jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:
+    """Offers a build of this width as a jobserver; `environ` is changed. A build that has one keeps it."""
+    from buildd.jobserver import Jobserver, find_builders
+    from buildd.jobserver import variables as telling
+    from buildd.standins import stand_for
+    from protocol.endpoint import runtime_folder
+
+    if jobs is None or "--jobserver" in environ.get("MAKEFLAGS", "") or environ.get("BUILDD_JOBSERVER"):
+        return nullcontext()
+    tools = find_builders(environ)
+    place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
+    try:
+        server = Jobserver(runtime_folder(environ).path, jobs)
+    except BuilddError:
+        return nullcontext()  # the width is told in words, each tool keeps to it by itself
+    environ.update(telling(server, jobs, tools))
+    environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
+    return server
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
