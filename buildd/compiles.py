@@ -88,7 +88,9 @@ class Compiles:
             raise HandThrough(Reason.TOOL, f"nothing to do in {request.project}")
         compile = parse(request.command, request.project, tuple(request.environment.items()))
         described = await self._describe(compile, request)
-        delivery = Delivery(compile, request.project, request.umask, foreign.system_folders(compile, described))
+        system = foreign.system_folders(compile, described)
+        roots = foreign.moving_roots(compile, request)
+        delivery = Delivery(compile, request.project, request.umask, system, roots)
         plan = foreign.plan(compile, described, request)
 
         def begin() -> Compiling:
@@ -152,8 +154,8 @@ class Compiles:
             return None
         made = {output.name: output.digest for output in result.outputs}
         listed, *content = (store.get(digest) for digest in (made.pop(DEPENDENCIES), *made.values()))
-        said = [b"" if digest is None else store.get(digest) for digest in (result.stdout, result.stderr)]
-        if listed is None or len(content) != 1 or content[0] is None or said[0] is None or said[1] is None:
+        said = delivery.said(store, result)
+        if listed is None or len(content) != 1 or content[0] is None or said is None:
             return None
         depfile = delivery.compile.depfile
         return Answer(

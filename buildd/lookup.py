@@ -17,7 +17,7 @@ from buildd.files import Fact, Snapshot, Traits, appeared_since
 from buildd.names import Names
 from buildd.results import LINK, PRESENT
 from buildd.store import InputSet, Result, Store
-from codegen.plan import Action, Discovery, Tool
+from codegen.plan import MAPPED, Action, Discovery, Tool
 from protocol.messages import Digest
 
 
@@ -277,7 +277,8 @@ class Lookup:
             if reason:
                 return Filing(None, reason)
             if fact.traits & (Traits.PATHS | Traits.ASSERT):
-                sensitive.add(names.root(path))
+                root = names.root(path)
+                sensitive.update(() if root.startswith(MAPPED) else (root,))
         survey = self._survey(used, action, tool)
         # What the search would have found, or __has_include was answered by, may not have been so when the tool asked.
         unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]

@@ -28,6 +28,8 @@ VARIABLES = rows(
     V("BUILDD_BUILD_ID", Kind.STRING, "", (LOG,), "", "the build that a stand-in's request belongs to", acts=True),
     V("BUILDD_JOBSERVER", Kind.STRING, "", (SCHED,), "",
       "set by `buildd run -j`: where stand-ins of make and ninja find the jobs that all share", acts=True),
+    V("BUILDD_MAP_PATHS", Kind.PATH, "", (CACHE,), "",
+      "set by `buildd run --map-paths`: the folder whose path no object is to hold", acts=True),
     V("BUILDD_IDLE_TIMEOUT_S", Kind.NUMBER, "", (SCHED,), "", "an idle daemon ends after this many seconds", acts=True),
     V("BUILDD_TCP", Kind.STRING, "", (LAYOUT,), "", "address to serve over TCP, with CURVE and a list of client keys",
       acts=True),

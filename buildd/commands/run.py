@@ -34,9 +34,14 @@ _WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 def run(arguments: list[str]) -> int:
     """Carry out `buildd run`; the exit status of its command, 2 for wrong usage, 127 or 126 where it cannot start."""
     command = parser("run", "Run a command, with its compilers (nvcc, hipcc, gcc, clang ...) going through the daemon.")
-    command.usage = "buildd run [-j N] [--] COMMAND [ARGUMENT...]"
+    command.usage = "buildd run [-j N] [--map-paths] [--] COMMAND [ARGUMENT...]"
     command.add_argument(
         "-j", "--jobs", type=int, default=None, metavar="N", help="tell make, ninja and pip this width"
+    )
+    command.add_argument(
+        "--map-paths",
+        action="store_true",
+        help="objects hold no path of this folder or of pip's temporary ones, so that others hit too (gcc, clang)",
     )
     command.add_argument("--quiet", action="store_true", help="no summary at the end")
     own, rest = _divided(arguments)
@@ -56,6 +61,8 @@ def run(arguments: list[str]) -> int:
         # Connected for as long as the command runs: a daemon does not end, nor start itself anew, while somebody is.
         client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
+        if options.map_paths:
+            environ["BUILDD_MAP_PATHS"] = os.path.realpath(os.getcwd())
         notes = _notes(environ, build)
         jobserver = _jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
