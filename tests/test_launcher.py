@@ -407,7 +407,7 @@ def test_a_daemon_of_another_protocol_is_not_asked(foreign: Foreign, tmp_path: P
         (("-c", "a.c", "-march=native"), "depends-on-this-machine"),
         (("-c", "a.c", "-o", "/dev/null"), "output"),
         (("-c", "a.c", "-o", "nowhere/a.o"), "output"),
-        (("-S", "a.c"), "unknown-option"),
+        (("-S", "s.s"), "assembler"),
         (("-c", "s.s"), "assembler"),
         (("--version",), "unknown-option"),
         ((), "no-source"),
@@ -439,6 +439,34 @@ def test_response_files_are_read(foreign: Foreign) -> None:
     foreign.write("args", "-c a.c -DY")
     foreign.good("gcc", "@args", "-o", "a.o")
     assert foreign.counts() == (1, 2)
+    foreign.write("outer", "@args -DZ=1")
+    for text, counts in (("-c a.c", (1, 3)), ("-c a.c", (2, 3)), ("-c a.c -DY=2", (2, 4))):
+        foreign.write("args", text)
+        foreign.good("gcc", "@outer", "-o", "a.o")
+        assert foreign.counts() == counts
+    foreign.write("outer", "@outer -c a.c")
+    assert foreign.call("gcc", "@outer").returncode == foreign.plainly("gcc", "@outer").returncode
+    assert foreign.figures().handed_through == {"response-file": 1}
+
+
+@pytest.mark.parametrize(
+    "options", [("-S",), ("-S", "-O2", "-o", "x.s"), ("-c", "-flto=2"), ("-c", "-flto=auto")], ids=" ".join
+)
+def test_other_ways_to_compile_one_source(foreign: Foreign, options: tuple[str, ...]) -> None:
+    def made() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in foreign.folder.iterdir() if path.suffix in (".s", ".o", ".d")}
+
+    foreign.plainly("gcc", *options, "a.c", "-MD")
+    wanted = made()
+    for _ in range(2):
+        for name in wanted:
+            (foreign.folder / name).unlink()
+        foreign.good("gcc", *options, "a.c", "-MD")
+        assert made().keys() == wanted.keys()
+        # Two plain compiles with -flto differ too.
+        texts = [name for name in wanted if name.endswith(".s")]
+        assert [made()[name] for name in texts] == [wanted[name] for name in texts]
+    assert foreign.counts() == (1, 1)
 
 
 # ---------------------------------------------------------------- other ways in
