@@ -20,7 +20,7 @@ from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
 from buildd.sessions import FolderLock, boottime_s
 from buildd.shelf import Shelf
-from buildd.tally import Counter
+from buildd.tally import Counter, Reasoned
 from buildd.values import Table, as_int
 
 PIN_S = 3600
@@ -95,6 +95,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int]
     handed_through: dict[str, int]
     """Reason -> how many commands of foreign builds the stand-ins ran themselves for it."""
+    whole: dict[str, int]
+    """Reason -> how many compiles ran as one process for it, though others of their kind run in steps."""
 
 
 def step(store: Shelf, total_bytes: int) -> bool:
@@ -225,7 +227,8 @@ def stats(store: Shelf) -> Stats:
         sessions=sum(sessions.is_alive(store.folder, _decoded(name)) for name in live),
         leased=sum(as_int(n) for name, n in leases if sessions.is_alive(store.folder, _decoded(name))),
         counters={counter.value: count for counter, count in store.counters().items()},
-        handed_through=store.tally.handed_through(),
+        handed_through=store.tally.reasons(Reasoned.HANDED_THROUGH),
+        whole=store.tally.reasons(Reasoned.WHOLE),
     )
 
 

@@ -48,6 +48,8 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
         place = location.locate(environ, option=options.store)
         if place.notice:
             print_note(place.notice)
+        if options.action == "stats":
+            _settle(environ)
         with Store.open(place.folder, limit_bytes=limit_bytes) as store:
             for notice in store.take_notices():
                 print_note(notice)
@@ -111,7 +113,6 @@ def _parser() -> Any:
 def _stats(store: Store, options: Namespace) -> int:
     from buildd import collect
 
-    _settle()
     found = collect.stats(store)
     counts = found.counters
     asked = counts["hits"] + counts["misses"]
@@ -124,7 +125,8 @@ def _stats(store: Store, options: Namespace) -> int:
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
         f"misses      {counts['misses']}",
-        *_handed_through(found.handed_through),
+        *_by_reason("handed", "through to the tool", found.handed_through),
+        *_by_reason("whole", "compiles not in steps", found.whole),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
         f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
@@ -133,24 +135,24 @@ def _stats(store: Store, options: Namespace) -> int:
     return _say(options, found, lines)
 
 
-def _settle() -> None:
+def _settle(environ: Mapping[str, str]) -> None:
     """Have a daemon that lives write its counters down: what was built a moment ago counts too."""
     from buildd.commands.connect import connect
     from protocol.errors import ProtocolError
 
     try:
-        with connect(os.environ, start=False, timeout_s=_SETTLE_S) as client:
+        with connect(environ, start=False, timeout_s=_SETTLE_S) as client:
             client.status(settle=True)
     except ProtocolError:
         pass
 
 
-def _handed_through(reasons: Mapping[str, int]) -> list[str]:
-    """Commands of foreign builds that were not taken, and why; nothing where there was none."""
+def _by_reason(name: str, what: str, reasons: Mapping[str, int]) -> list[str]:
+    """How many, and why; nothing where there was none."""
     if not reasons:
         return []
     listed = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
-    return [f"handed      {sum(reasons.values())} through to the tool", *(f"  {n:<9} {why}" for why, n in listed)]
+    return [f"{name:<11} {sum(reasons.values())} {what}", *(f"  {n:<9} {why}" for why, n in listed)]
 
 
 def _gc(store: Store, options: Namespace) -> int:
