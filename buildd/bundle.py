@@ -44,7 +44,7 @@ from blake3 import blake3
 from buildd.blobs import BadBlob
 from buildd.errors import StoreError
 from buildd.packing import Encoding, unpacked, write_error
-from buildd.results import PRESENT, UNKNOWN, InputSet, Result, StoredOutput
+from buildd.results import LINK, PRESENT, UNKNOWN, InputSet, Result, StoredOutput
 from buildd.store import Store
 from buildd.values import raw_digest
 from protocol.messages import Digest, Timing
@@ -194,6 +194,8 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
             )
         sets = []
         for first, known in _sets_of(store, key):
+            if any(stamp == LINK for _, stamp in known.folders):
+                continue  # links lead somewhere on one machine only
             files = tuple((_bytes(name), _raw(digest)) for name, digest in known.files)
             number = lists.setdefault(files, len(lists))
             folders = [(_bytes(path), stamp == PRESENT) for path, stamp in known.folders]

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from buildd import digests, history, sessions, values
+from buildd import answers, digests, history, notes, sessions, values
 from buildd.blobs import ROW_BYTES
 from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
 from buildd.sessions import FolderLock, boottime_s
 from buildd.shelf import Shelf
-from buildd.tally import Counter
+from buildd.tally import Counter, Reasoned
 from buildd.values import Table, as_int
 
 PIN_S = 3600
@@ -55,13 +55,17 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """Damaged, or without one of their blobs."""
     bad_values: int = 0
     orphans: int = 0
+    answers: int = 0
+    """Those that stand-ins know by themselves."""
+    bad_answers: int = 0
     foreign: tuple[str, ...] = ()
     """Files in the blobs' folder that are not ours; left alone."""
     index_problems: tuple[str, ...] = ()
 
     @property
     def is_sound(self) -> bool:
-        return not (self.bad_blobs or self.bad_results or self.bad_values or self.index_problems)
+        bad = self.bad_blobs + self.bad_results + self.bad_values + self.bad_answers
+        return not (bad or self.index_problems)
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +84,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int
     """Of the blobs as stored."""
     file_blobs: int
+    answers: int
+    """Results that stand-ins deliver by themselves."""
+    answer_bytes: int
+    """Theirs, beside `held_bytes`."""
     builds: int
     sessions: int
     """Processes that write to the store right now."""
@@ -87,6 +95,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int]
     handed_through: dict[str, int]
     """Reason -> how many commands of foreign builds the stand-ins ran themselves for it."""
+    whole: dict[str, int]
+    """Reason -> how many compiles ran as one process for it, though others of their kind run in steps."""
 
 
 def step(store: Shelf, total_bytes: int) -> bool:
@@ -112,8 +122,10 @@ def gc(store: Shelf, *, limit_bytes: int | None = None) -> Collected:
     Args:
         limit_bytes: the bound; the store's own when None.
     """
+    notes.count(store)
     store.tally.flush(wait=True)
     limit = store.limit_bytes if limit_bytes is None else limit_bytes
+    answers.trim(store.folder, limit // answers.SHARE)
     with FolderLock(store.folder):
         sessions.sweep(store.folder)
     _drop_dead(store)
@@ -132,9 +144,10 @@ def gc(store: Shelf, *, limit_bytes: int | None = None) -> Collected:
 def flush(store: Shelf, pattern: str | None = None) -> Collected:
     """Drop every result, or those whose action's name matches a glob; leased ones stay.
 
-    Learned times, past builds and counters stay as well. Without a pattern explanations, probe answers, up-to-date
-    records and remembered file digests go too.
+    Learned times, past builds and counters stay as well; answers that stand-ins know go in any case. Without a pattern
+    explanations, probe answers, up-to-date records and remembered file digests go too.
     """
+    answers.clear(store.folder)
     _drop_dead(store)
     before = _recount(store.database)
     rows = store.database.rows("SELECT key, action FROM results")
@@ -167,6 +180,7 @@ def verify(store: Shelf) -> Verified:
     _delete_results(store, doomed, leased_too=True)
     bad_values = _drop_bad_values(database)
     orphans, foreign = drop_orphans(store)
+    known, bad_answers = answers.verify(store.folder)
     _drop_lists(database)
     _recount(database)
     return Verified(
@@ -176,6 +190,8 @@ def verify(store: Shelf) -> Verified:
         bad_results=len(doomed),
         bad_values=bad_values,
         orphans=orphans,
+        answers=known,
+        bad_answers=bad_answers,
         foreign=foreign,
         index_problems=problems,
     )
@@ -183,7 +199,9 @@ def verify(store: Shelf) -> Verified:
 
 def stats(store: Shelf) -> Stats:
     """The store's figures now."""
+    notes.count(store)
     database = store.database
+    known, known_bytes = answers.held(store.folder)
     counts = {}
     for table in ("results", "actions", "builds"):
         rows = database.rows(f"SELECT count(*) FROM {table}")
@@ -203,11 +221,14 @@ def stats(store: Shelf) -> Stats:
         blob_bytes=int(content),
         stored_bytes=int(stored),
         file_blobs=as_int(files),
+        answers=known,
+        answer_bytes=known_bytes,
         builds=counts["builds"],
         sessions=sum(sessions.is_alive(store.folder, _decoded(name)) for name in live),
         leased=sum(as_int(n) for name, n in leases if sessions.is_alive(store.folder, _decoded(name))),
         counters={counter.value: count for counter, count in store.counters().items()},
-        handed_through=store.tally.handed_through(),
+        handed_through=store.tally.reasons(Reasoned.HANDED_THROUGH),
+        whole=store.tally.reasons(Reasoned.WHOLE),
     )
 
 

@@ -1,33 +1,29 @@
-"""Takes in compiles of foreign builds: known answers at once, the others as plans.
+"""Takes in compiles of foreign builds as plans, and publishes what they came to: known answers.
 
-A compile that was asked before, with every file of its answer as it was, costs a stat a file: no plan, no key, no
-queue. Knows stamps and descriptions of tools; what a command line means is `codegen.commandline`'s business.
+Whoever asks the same again, with every file of the answer as it was, finds it there without us (`answers`): no plan, no
+key, no queue. Knows stamps and descriptions of tools; what a command line means is `codegen.commandline`'s business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-from blake3 import blake3
-
 from buildd import history, sweep
-from buildd.compiling import Compiling, Delivery, Figures, count_hit, said
+from buildd.answers import Answer, Answers, question_of
+from buildd.compiling import Compiling, Delivery, Figures
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot, Stamp, Traits, stamp_of, trustworthy
 from buildd.notebook import Notebook
 from buildd.planner import Planner
 from buildd.shadow import asked_names
-from buildd.stamps import Listing, Stamps, listed_names
-from buildd.store import Result, Store
+from buildd.stamps import Folder, Stamps, listed_names
+from buildd.store import Store
 from codegen import foreign
 from codegen.commandline import parse
 from codegen.foreign import DEPENDENCIES, Described
@@ -35,25 +31,10 @@ from codegen.parsing import Compile, HandThrough, Reason
 from codegen.plan import Action, RequestError
 from protocol import messages as m
 
-MOST_STAMPS = 500_000
-"""Of all known answers together; about 50 bytes each."""
-RESTING_STAMPS = 50_000
-"""The same while nothing is built."""
 MOST_BUILDS = 32
 MOST_TOOLS = 64
 HANDED_THROUGH = "handed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A result and all that it stands on."""
-
-    stamps: Stamps
-    delivery: Delivery
-    result: Result
-    rules: bytes
-    """Of the depfile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +65,14 @@ class Compiles:
         self._planner = planner
         self._in_pool = in_pool
         self._builds = builds
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
-        self._known_stamps = 0
-        self._names: dict[bytes, bytes] = {}
-        self._words: dict[frozenset[str], frozenset[str]] = {}
-        self._lock = threading.Lock()
+        self._answers = Answers(store.folder, store.limit_bytes)
         self._tools: OrderedDict[tuple[object, ...], _Tool] = OrderedDict()
         self._describing = asyncio.Lock()
         self._sweep = sweep.sweep_of(store.folder)
 
     async def receive(self, request: m.Request, log: RequestLog) -> Compiling | None:
-        """A compile that has to be looked up; None where it is answered or handed through already."""
+        """A compile that has to be looked up; None where it is handed through."""
         figures = self._figures(request.build_id)
-        known = None if request.recache else self._recall(request)
-        if known is not None:
-            outputs: list[m.ToolOutput] | None = await self._in_pool(self._answer, known, request.umask)
-            if outputs is not None:
-                count_hit(self._store, figures, known.result)
-                for output in outputs:
-                    log.append(output)
-                log.append(m.Done(outcome=m.Outcome.BUILT, hits=1, saved_s=known.result.timing.wall_s))
-                return None
         try:
             return await self._plan(request, log, figures)
         except HandThrough as why:
@@ -113,42 +81,16 @@ class Compiles:
             self._hand_through(log, figures, HandThrough(Reason.TOOL, str(error)))
         return None
 
-    def rest(self) -> None:
-        """Give memory back, but for the answers that an edited project of usual size asks for next."""
-        with self._lock:
-            self._evict(RESTING_STAMPS)
-            names = {name for known in self._known.values() for name in known.stamps.paths}
-            self._names = {name: name for name in names}
-            self._words.clear()
-
     # ----------------------------------------------------------------
-
-    def _answer(self, known: Known, umask: int) -> list[m.ToolOutput] | None:
-        """Deliver a known result if everything is as it was; what its tool said. In a worker thread."""
-        delivery, result = known.delivery, known.result
-        try:
-            if not known.stamps.hold(self._sweep):
-                return None
-            delivery = replace(delivery, umask=umask)
-            delivery.check()
-            outputs = said(self._store, result)
-            if outputs is None:
-                return None
-            for output in result.outputs:
-                write = partial(self._store.restore, output.digest)
-                if output.name != DEPENDENCIES and not delivery.put_object(self._files, output.digest, write):
-                    return None
-            delivery.put_depfile(known.rules)
-            return outputs
-        except (OSError, BuilddError, HandThrough):
-            return None  # the long way says why
 
     async def _plan(self, request: m.Request, log: RequestLog, figures: Figures) -> Compiling:
         if not os.path.isabs(request.project) or not os.path.isdir(request.project) or not request.command:
             raise HandThrough(Reason.TOOL, f"nothing to do in {request.project}")
         compile = parse(request.command, request.project, tuple(request.environment.items()))
         described = await self._describe(compile, request)
-        delivery = Delivery(compile, request.project, request.umask, foreign.system_folders(compile, described))
+        system = foreign.system_folders(compile, described)
+        roots = foreign.moving_roots(compile, request)
+        delivery = Delivery(compile, request.project, request.umask, system, roots)
         plan = foreign.plan(compile, described, request)
 
         def begin() -> Compiling:
@@ -202,27 +144,56 @@ class Compiles:
                 folders.append(path if os.path.isdir(path) else os.path.dirname(path))
             else:
                 files.append((path, stamp))
-        return self._stamps(files, {folder: snapshot.folder_stamp(folder) for folder in folders}, {}, began_ns)
+        return _stamps(files, [Folder(folder, snapshot.folder_stamp(folder)) for folder in folders], began_ns)
 
-    def _stamps(
-        self,
-        files: list[tuple[str, Stamp]],
-        folders: dict[str, int],
-        listings: dict[str, Listing],
-        since_ns: int,
-    ) -> Stamps | None:
-        if any(stamp == -1 and folder not in listings for folder, stamp in folders.items()):
+    def _answer(self, building: Compiling, action: Action, used: tuple[str, ...], tool: Stamps) -> Answer | None:
+        """What a compile came to, for whoever asks the same again; None where that cannot be told by stamps."""
+        result, delivery, store = building.result, building.delivery, self._store
+        stamps = self._stamps_of(building, action, used)
+        if result is None or stamps is None:
             return None
-        if not all(trustworthy(stamp, since_ns) for _, stamp in files):
+        made = {output.name: output.digest for output in result.outputs}
+        listed, *content = (store.get(digest) for digest in (made.pop(DEPENDENCIES), *made.values()))
+        said = delivery.said(store, result)
+        if listed is None or len(content) != 1 or content[0] is None or said is None:
             return None
-        paths = [self._names.setdefault(name, name) for name in (os.fsencode(path) for path, _ in files)]
-        numbers = sweep.packed([number for _, stamp in files for number in stamp])
-        return Stamps(paths, numbers, tuple((f, stamp, listings.get(f)) for f, stamp in folders.items()))
+        depfile = delivery.compile.depfile
+        return Answer(
+            question=question_of(building.request),
+            stamps=stamps.joined(tool),
+            output=delivery.compile.output,
+            object=content[0],
+            depfile=depfile.path if depfile else "",
+            rules=delivery.rules(listed),
+            stdout=said[0],
+            stderr=said[1],
+            key=result.key,
+            saved_s=result.timing.wall_s,
+        )
 
-    def _listings(self, building: Compiling, action: Action, used: Iterable[str]) -> dict[str, Listing]:
+    def _stamps_of(self, building: Compiling, action: Action, used: tuple[str, ...]) -> Stamps | None:
+        snapshot = building.snapshot
+        files = []
+        for path in dict.fromkeys((*action.inputs, *used, *building.delivery.compile.read)):
+            fact = snapshot.fact(path)
+            if fact is None:
+                return None
+            files.append((snapshot.absolute(path), fact.stamp))
+        try:
+            names = self._names(building, action, used)
+            listings = self._listings(building, names)
+        except OSError:
+            return None
+        folders = [
+            Folder(path, stamp, listings.get(path))
+            for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in building.lookup.folders.items())
+        ]
+        return _stamps(files, folders, building.started_ns, names)
+
+    def _names(self, building: Compiling, action: Action, used: tuple[str, ...]) -> frozenset[str]:
         """What matters in the folders of the outputs: a name that some include could mean, which has a part of what was
-        read or searched, or which `__has_include` asked for."""
-        snapshot, delivery = building.snapshot, building.delivery
+        read or searched, or which `__has_include` asked for. Raises OSError."""
+        snapshot = building.snapshot
         words: set[str] = set()
         for path in (
             *used,
@@ -237,71 +208,31 @@ class Compiles:
                 with open(snapshot.absolute(path), "rb") as file:
                     for name in asked_names(file.read()):
                         words.update(name.split("/"))
-        names = frozenset(words)
-        names = self._words.setdefault(names, names)
+        return frozenset(words)
+
+    def _listings(self, building: Compiling, names: frozenset[str]) -> dict[str, frozenset[tuple[str, bool]]]:
+        """What of that is in the folders of the outputs. Raises OSError."""
+        snapshot, compile = building.snapshot, building.delivery.compile
         found = {}
-        for output in (delivery.compile.output, delivery.compile.depfile.path if delivery.compile.depfile else ""):
+        for output in (compile.output, compile.depfile.path if compile.depfile else ""):
             folder = os.path.realpath(os.path.join(snapshot.project, os.path.dirname(output)))
             listed = snapshot.listed("." if folder == snapshot.project else folder)
             now = listed_names(folder, names)
             # As it was when the answer was found: what came since is no part of it.
             if listed is not None and {name for name, _ in now} == names & listed:
-                found[folder] = Listing(names, now)
+                found[folder] = now
         return found
 
     def _keep(self, building: Compiling, described: Described) -> None:
-        """Remember what a compile that was just built stood on. In a worker thread."""
-        result, action = building.result, building.plan.actions[0]
+        """Publish what a compile that was just built stood on. In a worker thread."""
+        action = building.plan.actions[0]
         tool = self._tools.get(foreign.tool_key(building.delivery.compile, building.request))
         used = building.lookup.used_by(action)
-        if result is None or used is None or tool is None or tool.described is not described:
+        if used is None or tool is None or tool.described is not described or self._store.read_only:
             return
-        snapshot = building.snapshot
-        files = []
-        for path in dict.fromkeys((*action.inputs, *used, *building.delivery.compile.read)):
-            fact = snapshot.fact(path)
-            if fact is None:
-                return
-            files.append((snapshot.absolute(path), fact.stamp))
-        folders = {_folder(snapshot, folder): stamp for folder, stamp in building.lookup.folders.items()}
-        try:
-            listings = self._listings(building, action, used)
-        except OSError:
-            return
-        stamps = self._stamps(files, folders, listings, building.started_ns)
-        if stamps is None:
-            return
-        together = Stamps(
-            [*stamps.paths, *tool.stamps.paths],
-            stamps.stamps + tool.stamps.stamps,
-            tuple(dict.fromkeys((*stamps.folders, *tool.stamps.folders))),
-        )
-        listed = next((self._store.get(o.digest) for o in result.outputs if o.name == DEPENDENCIES), None)
-        if listed is None:
-            return
-        self._sweep.expect(sweep.WORTH_FILES)
-        rules = building.delivery.rules(listed)
-        self._remember(_name(building.request), Known(together, building.delivery, result, rules))
-
-    def _remember(self, name: bytes, known: Known) -> None:
-        with self._lock:
-            before = self._known.pop(name, None)
-            self._known[name] = known
-            self._known_stamps += len(known.stamps.paths) - (len(before.stamps.paths) if before else 0)
-            self._evict(MOST_STAMPS)
-
-    def _evict(self, most_stamps: int) -> None:
-        while self._known_stamps > most_stamps and len(self._known) > 1:
-            _, old = self._known.popitem(last=False)
-            self._known_stamps -= len(old.stamps.paths)
-
-    def _recall(self, request: m.Request) -> Known | None:
-        name = _name(request)
-        with self._lock:
-            known = self._known.get(name)
-            if known is not None:
-                self._known.move_to_end(name)
-        return known
+        answer = self._answer(building, action, used, tool.stamps)
+        if answer is not None:
+            self._answers.publish(answer)
 
     def _figures(self, build: m.BuildId) -> Figures:
         figures = self._builds.pop(build, None) or Figures()
@@ -321,7 +252,13 @@ def _folder(snapshot: Snapshot, folder: str) -> str:
     return snapshot.project if folder == "." else os.path.normpath(snapshot.absolute(folder))
 
 
-def _name(request: m.Request) -> bytes:
-    """What an answer is known under: all of a request that can change it."""
-    fields = (request.command, request.project, sorted(request.environment.items()))
-    return blake3(msgspec.msgpack.encode(fields)).digest()
+def _stamps(
+    files: list[tuple[str, Stamp]], folders: list[Folder], since_ns: int, names: frozenset[str] = frozenset()
+) -> Stamps | None:
+    """All of that, where stamps of now tell every later change."""
+    if any(folder.stamp == -1 and folder.there is None for folder in folders):
+        return None
+    if not all(trustworthy(stamp, since_ns) for _, stamp in files):
+        return None
+    numbers = sweep.packed([number for _, stamp in files for number in stamp])
+    return Stamps([os.fsencode(path) for path, _ in files], numbers, tuple(folders), names)

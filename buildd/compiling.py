@@ -18,7 +18,8 @@ from buildd.building import HIT, Building, Product, copy_file
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
 from buildd.launch import Exit
-from buildd.store import Counter, Result, Store
+from buildd.store import Result, Store
+from codegen import moved
 from codegen.foreign import DEPENDENCIES
 from codegen.parsing import Compile, Depfile, HandThrough, Reason, quoted
 from codegen.plan import Action
@@ -55,12 +56,14 @@ class Delivery:
     Args:
         folder: where the command was called.
         system: folders whose headers -MMD leaves out, each with its final slash.
+        roots: folders that have another name each time.
     """
 
     compile: Compile
     folder: str
     umask: int
     system: tuple[str, ...]
+    roots: moved.Roots = ()
 
     def check(self) -> None:
         """Raises HandThrough where the tool would do something else than write a file of its own."""
@@ -93,8 +96,19 @@ class Delivery:
         depfile = self.compile.depfile
         if depfile is None:
             return b""
-        paths = [os.fsdecode(path) for path in listed.split(b"\0")[:-1]]
+        paths, _ = moved.read(listed, self.roots)
         return make_rules(depfile, self.compile.source, paths, self.system)
+
+    def said(self, store: Store, result: Result) -> tuple[bytes, bytes] | None:
+        """What the tool said when the result was made, in today's names; None where that is lost."""
+        listed = next((store.get(output.digest) for output in result.outputs if output.name == DEPENDENCIES), None)
+        texts = [b"" if digest is None else store.get(digest) for digest in (result.stdout, result.stderr)]
+        if listed is None or texts[0] is None or texts[1] is None:
+            return None
+        _, moves = moved.read(listed, self.roots)
+        for old, new in moves:
+            texts = [text.replace(old, new) for text in texts if text is not None]
+        return texts[0] or b"", texts[1] or b""
 
     def put_depfile(self, rules: bytes) -> None:
         """Write the depfile, as tools do: in place."""
@@ -134,18 +148,6 @@ def pieces(stream: str, data: bytes) -> list[m.ToolOutput]:
     return [m.ToolOutput(stream=stream, data=data[start : start + _PIECE_BYTES]) for start in starts]
 
 
-def said(store: Store, result: Result) -> list[m.ToolOutput] | None:
-    """What the tool said when the result was made; None where that is lost."""
-    found: list[m.ToolOutput] = []
-    for stream, digest in (("stdout", result.stdout), ("stderr", result.stderr)):
-        if digest is not None:
-            data = store.get(digest)
-            if data is None:
-                return None
-            found += pieces(stream, data)
-    return found
-
-
 @dataclass(slots=True, kw_only=True)
 class Compiling(Building):
     """State of one compile."""
@@ -176,7 +178,7 @@ class Compiling(Building):
         mine = tuple(f"{folder}/" for folder in (private, os.path.realpath(private)))
         paths = [path for path in depfiles.parse(action.discovery, listed) if not path.startswith(mine)]
         place = Path(output_path(private, action, DEPENDENCIES))
-        place.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in paths))
+        place.write_bytes(moved.listed(self.delivery.roots, paths))
 
     def _place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         if path != self.delivery.compile.output:
@@ -216,12 +218,12 @@ class Compiling(Building):
     # ---------------------------------------------------------------- what is said
 
     def tell_hit(self, index: int, result: Result) -> None:
-        outputs = said(self.store, result)
+        said = self.delivery.said(self.store, result)
         self.counts.hits += 1
         self.counts.saved_s += result.timing.wall_s
         self.result = result
-        if outputs is not None:
-            self.outputs, self.carried_out = outputs, True
+        if said is not None:
+            self.outputs, self.carried_out = [*pieces("stdout", said[0]), *pieces("stderr", said[1])], True
         self.log.append(m.CacheHit(job_id=HIT, action=self.plan.actions[index].name, reason="same inputs"))
 
     def tell_failed(
@@ -265,13 +267,3 @@ class Compiling(Building):
             self.figures.handed_through[reason] = self.figures.handed_through.get(reason, 0) + 1
             self.store.tally.count_handed_through(reason)
         Building.tell_done(self, outcome, exit_status=self.exit_status, signal=self.signal)
-
-
-def count_hit(store: Store, figures: Figures, result: Result) -> None:
-    """A hit that was answered without a `Compiling`."""
-    saved_s = result.timing.wall_s
-    figures.hits += 1
-    figures.saved_s += saved_s
-    store.touch((result.key,))
-    store.count(Counter.HITS, 1)
-    store.count(Counter.SAVED_MS, int(saved_s * 1000))

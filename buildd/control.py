@@ -47,7 +47,8 @@ class ControlActions:
     """What the control thread may call; each is safe from any thread and returns at once."""
 
     welcome: Callable[[Hello, frozenset[Scope]], Message]
-    status: Callable[[], Status]
+    status: Callable[[bool], Status]
+    """Takes whether counters are to be written down first."""
     cancel: Callable[[RequestId], bool]
     """Whether the request is known; the cancelling itself happens on the loop."""
     drain: Callable[[bool], None]
@@ -160,8 +161,8 @@ class ControlThread:
             self._actions.audit(f"forbidden {type(message).__name__} from={origin}")
             return Error(code="forbidden", message="this key may not use the control socket")
         match message:
-            case StatusRequest():
-                return self._actions.status()
+            case StatusRequest(settle=settle):
+                return self._actions.status(settle)
             case CancelRequest(request_id=request_id):
                 self._actions.audit(f"cancel request={request_id!r} from={origin}")
                 if self._actions.cancel(request_id):

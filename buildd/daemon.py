@@ -92,8 +92,10 @@ class Daemon:
     def cancel(self, request_id: m.RequestId) -> bool:
         return self.scheduler.cancel(request_id)
 
-    def status(self) -> m.Status:
+    def status(self, settle: bool) -> m.Status:
         """From the control thread: only copies of what the loop owns."""
+        if settle:
+            self.scheduler.intake.settle()
         now_s = time.monotonic()
         scheduler = self.scheduler
         running = [
@@ -166,7 +168,7 @@ class Daemon:
             # A second signal does not wait for what still runs. SIGHUP (a terminal that closes) is no reason to end.
             handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
             loop.add_signal_handler(number, handler)
-        write_endpoint(folder, self.server.endpoint(package_digest()))
+        write_endpoint(folder, self.server.endpoint(package_digest(), self.scheduler.intake.default_store))
         # What the first request needs next, while its client is still connecting.
         await asyncio.to_thread(importlib.import_module, "codegen.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.intake.default_store, os.getpid())
@@ -209,6 +211,10 @@ class Daemon:
                 self._rested = True
                 await asyncio.to_thread(self.scheduler.rest)
                 release_memory()
+            noted = await asyncio.to_thread(self.scheduler.intake.settle) if self._rested else 0
+            if noted:  # somebody builds, and needed nothing of us so far
+                self._touched_s = time.monotonic()
+                quiet_s = 0.0
             alone = not self.server.status().clients
             if alone and self._rested and own_memory_bytes() > IDLE_CAP_BYTES:
                 # What a large build left is fragmented: only a new process gives it back.

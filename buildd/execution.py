@@ -30,6 +30,7 @@ from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
+from buildd.tally import Reasoned
 from codegen.aitemplate_flags import time_line
 from codegen.plan import Action
 from protocol import messages as m
@@ -154,6 +155,8 @@ class Execution:
                     expected_s=self.expected_s,
                 )
             )
+        if self.action.whole:
+            self.building.store.tally.count_reasoned(Reasoned.WHOLE, self.action.whole)
         self.started_s = time.monotonic()
 
     def close(self) -> None:

@@ -38,8 +38,12 @@ class Handler(Protocol):
     def cancel(self, request_id: RequestId) -> bool:
         """End a request; its log gets a `Done`. False where it is not known. On the loop."""
 
-    def status(self) -> Status:
-        """Called on the control thread, also while the loop is busy. The server fills in what it knows better."""
+    def status(self, settle: bool) -> Status:
+        """Called on the control thread, also while the loop is busy. The server fills in what it knows better.
+
+        Args:
+            settle: write counters down first.
+        """
 
     async def blob(self, store: str, digest: Digest) -> bytes | None:
         """A blob's verified bytes, of a store that is open already; None where it has none."""

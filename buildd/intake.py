@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from buildd import history, prove, published, sweep, uptodate
+from buildd import history, notes, prove, published, sweep, uptodate
 from buildd.building import Building
 from buildd.compiles import Compiles
 from buildd.compiling import Figures
@@ -170,6 +170,7 @@ class Intake:
             opened = self.stores.get(path)
             if opened is None:
                 store = await self._in_pool(lambda: Store.open(Path(path), limit_bytes=self._store_limit_bytes))
+                await self._in_pool(notes.count, store)
                 opened = self.stores[path] = OpenStore(store, self._runner, self._make, self._in_pool, self.builds)
             return opened
 
@@ -181,11 +182,19 @@ class Intake:
             opened.store.close()
         self.stores.clear()
 
+    def settle(self) -> int:
+        """Write counters down; how many hits stand-ins have noted since the last time. From any thread, and soon."""
+        hits = 0
+        for opened in list(self.stores.values()):
+            hits += notes.count(opened.store)
+            opened.store.tally.flush()
+        return hits
+
     def rest(self) -> None:
         """Write down what is known and give memory back."""
         for opened in self.stores.values():
             opened.files.drop()
-            opened.compiles.rest()
+            notes.count(opened.store)
             opened.store.tally.flush()
             if not opened.store.read_only:
                 sweep.sweep_of(opened.store.folder).rest()

@@ -1,8 +1,9 @@
 /* Stands where a compiler is looked for, and asks the daemon to compile instead. See protocol/SPEC.md, "Stand-ins".
 
-   Knows the wire (ZMTP 3.1 with mechanism NULL, MessagePack) and nothing of what a command line means. Whatever is not
-   as it should be ends in `run_tool`: the tool itself runs, as if this program were not there. Under the name buildd-cc
-   it takes the tool as its first argument. NAMES, the variables that it sends, comes from the compiler's command line. */
+   Knows the wire (ZMTP 3.1 with mechanism NULL, MessagePack) and nothing of what a command line means. What was asked
+   before is answered without the daemon where it can be (answer.c). Whatever is not as it should be ends in `run_tool`:
+   the tool itself runs, as if this program were not there. Under the name buildd-cc it takes the tool as its first
+   argument. NAMES, the variables that it sends, comes from the compiler's command line. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,32 +24,36 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "launcher.h"
+
 #ifndef NAMES
 #define NAMES "PATH,LANG,LC_*"
 #endif
 #define MARK ".buildd-launchers" /* in every folder of stand-ins; in it may be links to the real tools, by name */
 #define WELCOME_MS 5000
-#define MOST_BYTES (64u << 20)
 
 extern char **environ;
 
-static char tool[PATH_MAX]; /* absolute, or empty where none was found */
-static char **arguments;    /* of the tool; the first is its path */
+char tool[PATH_MAX];
+char **arguments;
 
-static void run_tool(void) __attribute__((noreturn));
-
-static void run_tool(void)
+static void __attribute__((noreturn)) become_tool(void)
 {
 	if (!tool[0]) {
 		fprintf(stderr, "buildd: there is no %s behind this stand-in\n", arguments[0]);
 		_exit(127);
 	}
-	/* Compilers that the tool calls are part of this one command. */
-	setenv("BUILDD_DISABLE", "1", 1);
 	arguments[0] = tool;
 	execv(tool, arguments);
 	fprintf(stderr, "buildd: cannot run %s: %s\n", tool, strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);
+}
+
+void run_tool(void)
+{
+	/* Compilers that the tool calls are part of this one command. */
+	setenv("BUILDD_DISABLE", "1", 1);
+	become_tool();
 }
 
 /* ---------------------------------------------------------------- which tool */
@@ -116,18 +121,19 @@ static int behind(const char *program, char *found)
 	return search(slash + 1, found);
 }
 
-static void find_tool(char **argv)
+/* Finds the tool; the name under which we are called. */
+static const char *find_tool(char **argv)
 {
-	char self[PATH_MAX];
+	static char self[PATH_MAX];
 	ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
 
 	arguments = argv;
 	if (length <= 0)
-		return;
+		return "";
 	self[length] = 0;
 	if (strcmp(strrchr(self, '/') + 1, "buildd-cc") != 0) {
 		behind(self, tool);
-		return;
+		return strrchr(self, '/') + 1;
 	}
 	if (!argv[1]) {
 		fprintf(stderr, "usage: buildd-cc COMPILER ARGUMENT...\n");
@@ -146,6 +152,7 @@ static void find_tool(char **argv)
 	} else {
 		search(argv[1], tool);
 	}
+	return "";
 }
 
 /* ---------------------------------------------------------------- where the daemon is: SPEC.md, section 1 */
@@ -271,15 +278,18 @@ static unsigned long inode(const char *path)
 	return stat(path, &status) == 0 ? (unsigned long)status.st_ino : 0;
 }
 
-/* The path of the daemon's work socket, from its endpoint file. */
-static int find_socket(struct sockaddr_un *address)
+/* The daemon's endpoint file, read once; empty where there is none of a protocol that is spoken here. */
+static const char *endpoint(void)
 {
-	char base[PATH_MAX], folder[PATH_MAX + 16], file[PATH_MAX + 32], text[8192], boot[64], *field;
+	static char text[8192];
+	static int known;
+	char base[PATH_MAX], folder[PATH_MAX + 16], file[PATH_MAX + 32], boot[64], *field;
 	uint32_t digest[8];
-	size_t length;
 
+	if (known++)
+		return text;
 	if (!find_base(base, sizeof base))
-		return 0;
+		return text;
 	if (slurp("/proc/sys/kernel/random/boot_id", boot, sizeof boot) < 0)
 		boot[0] = 0;
 	snprintf(text, 120, "%s|%lu|%lu", boot, inode("/proc/self/ns/mnt"), inode("/proc/self/ns/pid"));
@@ -287,11 +297,19 @@ static int find_socket(struct sockaddr_un *address)
 	snprintf(folder, sizeof folder, "%s/%08x%04x", base, digest[0], digest[1] >> 16);
 	snprintf(file, sizeof file, "%s/endpoint.json", folder);
 	if (!is_private(base) || !is_private(folder) || slurp(file, text, sizeof text) < 0)
-		return 0;
+		text[0] = 0;
 	field = strstr(text, "\"protocol\":");
 	if (field && strtol(field + 11, NULL, 10) != 1)
-		return 0;
-	field = strstr(text, "\"work\":");
+		text[0] = 0;
+	return text;
+}
+
+/* The path of the daemon's work socket. */
+static int find_socket(struct sockaddr_un *address)
+{
+	const char *field = strstr(endpoint(), "\"work\":");
+	size_t length;
+
 	if (!field || !(field = strstr(field + 7, "\"ipc://")))
 		return 0;
 	field += 7;
@@ -304,14 +322,24 @@ static int find_socket(struct sockaddr_un *address)
 	return 1;
 }
 
+/* The store that the daemon uses for us: what we name, else its own. */
+static int find_store(char *store, size_t size)
+{
+	const char *named = getenv("BUILDD_DIR"), *field;
+	size_t length;
+
+	if (named && named[0] == '/')
+		return snprintf(store, size, "%s", named) < (int)size;
+	field = strstr(endpoint(), "\"store\":\"");
+	if (!field)
+		return 0;
+	length = strcspn(field += 9, "\"");
+	return !memchr(field, '\\', length) && snprintf(store, size, "%.*s", (int)length, field) < (int)size;
+}
+
 /* ---------------------------------------------------------------- bytes */
 
-struct buffer {
-	unsigned char *data;
-	size_t length, room;
-};
-
-static void put(struct buffer *buffer, const void *data, size_t length)
+void put(struct buffer *buffer, const void *data, size_t length)
 {
 	if (buffer->length + length > buffer->room) {
 		buffer->room = 2 * (buffer->length + length) + 4096;
@@ -394,7 +422,7 @@ static void put_hello(struct buffer *out)
 	put_message(out, &body);
 }
 
-static int is_sent(const char *variable)
+int is_sent(const char *variable)
 {
 	size_t length = strcspn(variable, "=");
 
@@ -411,7 +439,7 @@ static int is_sent(const char *variable)
 }
 
 /* The current folder as the caller spells it: gcc writes it so into debug information. */
-static const char *current_folder(char *place)
+const char *current_folder(char *place)
 {
 	const char *spelled = getenv("PWD");
 	struct stat there, here;
@@ -423,13 +451,21 @@ static const char *current_folder(char *place)
 	return getcwd(place, PATH_MAX);
 }
 
+/* Whether the user asked for everything to be compiled again. */
+static int recaches(void)
+{
+	const char *again = getenv("BUILDD_RECACHE");
+
+	return again && *again && !strchr("0nNfF", *again) && strcasecmp(again, "off") != 0;
+}
+
 static void put_submit(struct buffer *out)
 {
 	struct buffer body = { 0 };
 	unsigned char random[16];
 	char id[33], place[PATH_MAX];
 	const char *folder = current_folder(place), *build = getenv("BUILDD_BUILD_ID");
-	const char *store = getenv("BUILDD_DIR"), *again = getenv("BUILDD_RECACHE");
+	const char *store = getenv("BUILDD_DIR");
 	uint32_t count = 0;
 	mode_t mask = umask(0);
 
@@ -455,7 +491,7 @@ static void put_submit(struct buffer *out)
 	put_string(&body, "store"), put_string(&body, store);
 	put_string(&body, "umask"), put_number(&body, mask);
 	put_string(&body, "recache");
-	put_big(&body, again && *again && !strchr("0nNfF", *again) && strcasecmp(again, "off") != 0 ? 0xc3 : 0xc2, 0, 0);
+	put_big(&body, recaches() ? 0xc3 : 0xc2, 0, 0);
 	while (arguments[count])
 		count++;
 	put_string(&body, "command");
@@ -590,7 +626,7 @@ static int is_word(struct value value, const char *word)
 	return value.kind == TEXT && value.length == strlen(word) && memcmp(value.text, word, value.length) == 0;
 }
 
-static void write_all(int descriptor, const unsigned char *data, size_t length)
+void write_all(int descriptor, const unsigned char *data, size_t length)
 {
 	while (length > 0) {
 		ssize_t written = write(descriptor, data, length);
@@ -744,6 +780,42 @@ static void ask(int connection)
 	while (receive(connection, &in, welcomed ? -1 : WELCOME_MS));
 }
 
+/* ---------------------------------------------------------------- what builds: make, ninja */
+
+/* Whether this is the name of a tool that shares a build's tokens: those that jobserver.py has stand-ins for. */
+static int is_builder(const char *name)
+{
+	return strcmp(name, "make") == 0 || strcmp(name, "gmake") == 0 || strcmp(name, "ninja") == 0;
+}
+
+/* Name the jobserver of `buildd run` in MAKEFLAGS, unless there is one or a width of its own. Where make takes open pipes
+   only (up to 4.3) ninja is not told: it takes none, and what it is told reaches every make that it calls. */
+static void offer_tokens(const char *name)
+{
+	const char *tokens = getenv("BUILDD_JOBSERVER"), *flags = getenv("MAKEFLAGS");
+	char text[PATH_MAX + 4096];
+	int fifo[2], by_pipe;
+
+	if (!tokens || !*tokens || (flags && strstr(flags, "--jobserver")))
+		return;
+	for (char **argument = arguments + 1; *argument; argument++)
+		if (strncmp(*argument, "-j", 2) == 0 || strncmp(*argument, "--jobs", 6) == 0)
+			return;
+	by_pipe = strncmp(tokens, "pipe:", 5) == 0;
+	if (by_pipe && strcmp(name, "ninja") == 0)
+		return;
+	if (by_pipe) {
+		/* Left open: they are for what it runs too. */
+		for (int i = 0; i < 2; i++)
+			if ((fifo[i] = open(tokens + 5, O_RDWR)) < 0)
+				return;
+		snprintf(text, sizeof text, "%s --jobserver-auth=%d,%d", flags ? flags : "", fifo[0], fifo[1]);
+	} else {
+		snprintf(text, sizeof text, "%s --jobserver-auth=fifo:%s", flags ? flags : "", tokens);
+	}
+	setenv("MAKEFLAGS", text, 1);
+}
+
 static int is_on(const char *value)
 {
 	static const char *const no[] = { "", "0", "false", "no", "off" };
@@ -757,12 +829,22 @@ static int is_on(const char *value)
 int main(int argc, char **argv)
 {
 	struct sockaddr_un address = { 0 };
+	char store[PATH_MAX];
+	const char *name;
 	int connection;
 
 	if (argc < 1)
 		return 127;
-	find_tool(argv);
-	if (!tool[0] || is_on(getenv("BUILDD_DISABLE")) || !find_socket(&address))
+	name = find_tool(argv);
+	if (is_builder(name)) {
+		offer_tokens(name);
+		become_tool();
+	}
+	if (!tool[0] || is_on(getenv("BUILDD_DISABLE")))
+		run_tool();
+	if (!recaches() && find_store(store, sizeof store))
+		answer(store);
+	if (!find_socket(&address))
 		run_tool();
 	connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	/* Not to wait here: a daemon whose queue is full has more to do than it can. */

@@ -15,9 +15,9 @@ from blake3 import blake3
 from buildd import keys, shadow
 from buildd.files import Fact, Snapshot, Traits, appeared_since
 from buildd.names import Names
-from buildd.results import PRESENT
+from buildd.results import LINK, PRESENT
 from buildd.store import InputSet, Result, Store
-from codegen.plan import Action, Discovery, Tool
+from codegen.plan import MAPPED, Action, Discovery, Tool
 from protocol.messages import Digest
 
 
@@ -102,6 +102,12 @@ class Lookup:
                 roots=tool.roots,
             )
         )
+        names = self._names_of(tool)
+        for number, folder in enumerate((*action.search, *tool.search)):
+            if self._leads_to(folder):
+                # What is found there has its own name: nothing else tells that the link means another folder now.
+                components.append((f"search folder {number}", names.name(self._searched(folder))))
+                self.folders[folder] = self.snapshot.folder_stamp(folder)
         return keys.digest(components), components
 
     def tool_digest(self, tool: Tool) -> Digest:
@@ -181,7 +187,14 @@ class Lookup:
         folders_of = (id(names), id(known.folders))
         if folders_of in self._unchanged:
             return ""
-        watched = [(names.path(n), stamp) for n, stamp in known.folders if stamp != PRESENT]
+        links = [
+            (names.path(n), names.path(to)) for n, stamp in known.folders if stamp == LINK for n, to in [n.split("\0")]
+        ]
+        for folder, to in links:
+            if self._searched(folder) != to:
+                return f"folder {folder}: it was {to}"
+            self.folders[folder] = snapshot.folder_stamp(folder)
+        watched = [(names.path(n), stamp) for n, stamp in known.folders if stamp not in (PRESENT, LINK)]
         if shadow.unchanged(snapshot, watched):
             self.folders.update(watched)
             self._unchanged[folders_of] = known.folders
@@ -195,7 +208,7 @@ class Lookup:
             return f"input {names.path(gone[0])}: no longer there"
         # Nothing that matters changed in those folders: remember their new stamps.
         self.folders.update(survey.folders)
-        self.store.update_folders(first, replace(known, folders=_folders_of(survey, names)))
+        self.store.update_folders(first, replace(known, folders=_folders_of(survey, names, links)))
         return ""
 
     def _why_unknown(self, action: Action, components: list[keys.Component]) -> tuple[str, ...]:
@@ -264,7 +277,8 @@ class Lookup:
             if reason:
                 return Filing(None, reason)
             if fact.traits & (Traits.PATHS | Traits.ASSERT):
-                sensitive.add(names.root(path))
+                root = names.root(path)
+                sensitive.update(() if root.startswith(MAPPED) else (root,))
         survey = self._survey(used, action, tool)
         # What the search would have found, or __has_include was answered by, may not have been so when the tool asked.
         unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
@@ -273,12 +287,14 @@ class Lookup:
             return Filing(None, stale=tuple(unsure))
         self._discovered[action.name] = tuple(used)
         self.folders.update(survey.folders)
+        links = self._links(action, tool, read or ())
+        self.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
         files = sorted((names.name(path), snapshot.digest(path) or Digest(keys.MISSING)) for path in used)
         bound = tuple((name, folder) for name, folder in tool.roots if name in sensitive)
         return Filing(
             InputSet(
                 files=tuple(files),
-                folders=_folders_of(survey, names),
+                folders=_folders_of(survey, names, links),
                 roots=bound,
                 key=keys.result_digest(missing.first, files, bound),
             )
@@ -325,6 +341,17 @@ class Lookup:
                 return f"{path} cannot be read"
         return ""
 
+    def _links(self, action: Action, tool: Tool, read: Iterable[str]) -> list[tuple[str, str]]:
+        """Folders that files were read in, and the ones that links led to from there; but for what is found in a search
+        folder without one more link, whose own is in the key."""
+        led = [(folder.rstrip("/"), to) for folder in (*action.search, *tool.search) if (to := self._leads_to(folder))]
+        found = []
+        for folder in dict.fromkeys(os.path.dirname(spelled) for spelled in read):
+            to = self._leads_to(folder)
+            if to and not any(_under(folder, top) and to == real + folder[len(top) :] for top, real in led):
+                found.append((folder, self._searched(folder)))
+        return found
+
     # -- names
 
     def _names_of(self, tool: Tool) -> Names:
@@ -361,12 +388,26 @@ class Lookup:
             surveyor = self._surveyors[where] = shadow.Surveyor(self.snapshot, *folders)
         return surveyor.survey(sorted(used), includers)
 
+    def _leads_to(self, folder: str) -> str:
+        """Where an absolute folder really is, if that is elsewhere; else empty."""
+        if not folder.startswith("/"):
+            return ""
+        real = os.path.normpath(self.snapshot.absolute(self._searched(folder)))
+        return real if real != os.path.normpath(folder) else ""
+
     def _searched(self, folder: str) -> str:
         return self.normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."
 
 
-def _folders_of(survey: shadow.Surroundings, names: Names) -> tuple[tuple[str, int], ...]:
+def _under(folder: str, top: str) -> bool:
+    return folder == top or folder.startswith(f"{top}/")
+
+
+def _folders_of(
+    survey: shadow.Surroundings, names: Names, links: Iterable[tuple[str, str]]
+) -> tuple[tuple[str, int], ...]:
     return (
         *((names.name(folder), stamp) for folder, stamp in survey.folders),
         *((names.name(path), PRESENT) for path in survey.present),
+        *((f"{names.name(folder)}\0{names.name(to)}", LINK) for folder, to in links),
     )

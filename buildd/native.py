@@ -43,11 +43,11 @@ def find_compiler(path: str) -> str:
     raise Unusable("no host compiler")
 
 
-def place_of(folder: Path, source: Path, flags: Iterable[str], compiler: str, suffix: str) -> Path:
-    """The program's file: another one for another source, compiler or machine. Raises OSError."""
+def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compiler: str, suffix: str) -> Path:
+    """The program's file: another one for other sources, another compiler or machine. Raises OSError."""
     status = os.stat(compiler)
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    parts = (source.read_bytes(), *flags, compiler, str(stamp))
+    parts = (*(source.read_bytes() for source in sources), *flags, compiler, str(stamp))
     machine = (platform.machine(), sys.byteorder, *platform.libc_ver())
     return folder / f"{blake3(repr((parts, machine)).encode()).hexdigest()[:32]}{suffix}"
 

@@ -27,6 +27,8 @@ UNKNOWN = -1
 """In the place of a folder's stamp: nothing is known of it; no stamp matches."""
 PRESENT = -2
 """In the place of a folder's stamp: this path is no folder but a file that existed and was not used."""
+LINK = -3
+"""In the place of a folder's stamp: this folder, and behind a zero byte the one that links led to from it."""
 MOST_INPUT_SETS = 8
 """Input sets kept under one first-level key."""
 _MAX_LIST_BYTES = 64 << 20

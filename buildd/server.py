@@ -143,7 +143,7 @@ class Server:
         self._events = LoopSocket(events, self._subscribed)
         self._control.start()
 
-    def endpoint(self, package_digest: str = "") -> Endpoint:
+    def endpoint(self, package_digest: str = "", store: str = "") -> Endpoint:
         """What the endpoint file should say about this process."""
         pid = os.getpid()
         return Endpoint(
@@ -159,6 +159,7 @@ class Server:
             tcp_work=self.tcp_work,
             tcp_control=self.tcp_control,
             tcp_server_key=self._tcp.keys.public if self._tcp else "",
+            store=store,
         )
 
     async def close(self, linger_s: float = 1.0) -> None:
@@ -182,9 +183,9 @@ class Server:
     def open_requests(self) -> int:
         return len(self._requests) - len(self._finished)
 
-    def status(self) -> Status:
+    def status(self, settle: bool = False) -> Status:
         """The handler's status with what the server knows. From any thread."""
-        status = self._handler.status()
+        status = self._handler.status(settle)
         return msgspec.structs.replace(
             status,
             daemon=self._daemon,

@@ -1,6 +1,7 @@
 """Whether files and folders are still as they were, told by their stamps alone.
 
-Knows no content, and not what stands on the answer (`compiles`). In doubt it says no.
+Knows no content, and not what stands on the answer (`compiles`). In doubt it says no. Stand-ins go by the same rules in
+C (answer.c): a test holds that they never say yes where this says no.
 """
 
 from __future__ import annotations
@@ -13,21 +14,15 @@ from buildd.files import listing_stamp
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """The names that matter in a folder that our own outputs come and go in, and which of them were there."""
+class Folder:
+    """A folder as it was."""
 
-    names: frozenset[str]
-    there: frozenset[tuple[str, bool]]
-    """With whether it was a folder."""
-
-    def holds(self, folder: str) -> bool:
-        return listed_names(folder, self.names) == self.there
-
-
-def listed_names(folder: str, names: frozenset[str]) -> frozenset[tuple[str, bool]]:
-    """Which of some names are in a folder, with whether each is a folder itself. Raises OSError."""
-    with os.scandir(folder) as entries:
-        return frozenset((entry.name, entry.is_dir()) for entry in entries if entry.name in names)
+    path: str
+    stamp: int
+    """See `Snapshot.folder_stamp`: 0 where there was none, -1 where it cannot be told by its stamp."""
+    there: frozenset[tuple[str, bool]] | None = None
+    """Where our own outputs come and go in it: which of the names that matter were there, with whether each was a
+    folder itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +31,32 @@ class Stamps:
 
     paths: list[bytes]
     stamps: bytes
-    folders: tuple[tuple[str, int, Listing | None], ...]
-    """Path and stamp; where an output is written into it also what matters there."""
+    folders: tuple[Folder, ...]
+    names: frozenset[str] = frozenset()
+    """Those that matter in folders with a list of what was there."""
+
+    def joined(self, other: Stamps) -> Stamps:
+        """What both stand on; the other one lists no names."""
+        assert not other.names
+        folders = tuple(dict.fromkeys((*self.folders, *other.folders)))
+        return Stamps([*self.paths, *other.paths], self.stamps + other.stamps, folders, self.names)
 
     def hold(self, sweeper: sweep.Sweep) -> bool:
         """Whether everything is still so. In a worker thread."""
-        for folder, stamp, listing in self.folders:
+        for folder in self.folders:
             try:
                 # One that is as it was when it was old enough has not been changed since.
-                if stamp != -1 and listing_stamp(os.stat(folder)) == stamp:
+                if folder.stamp != -1 and listing_stamp(os.stat(folder.path)) == folder.stamp:
                     continue
-                if listing is None or not listing.holds(folder):
+                if folder.there is None or listed_names(folder.path, self.names) != folder.there:
                     return False
             except OSError:
-                if stamp != 0:
+                if folder.stamp != 0:
                     return False
         return sweeper.all_equal(self.paths, self.stamps, worth_files=sweep.WORTH_FILES_LOADED)
+
+
+def listed_names(folder: str, names: frozenset[str]) -> frozenset[tuple[str, bool]]:
+    """Which of some names are in a folder, with whether each is a folder itself. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return frozenset((entry.name, entry.is_dir()) for entry in entries if entry.name in names)

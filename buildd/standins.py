@@ -1,7 +1,8 @@
 """Folders of stand-ins: the C program under the names of the compilers, shaped as the toolkit that they stand for.
 
 Knows no build. A place is permanent: what torch and CMake write down of it still works tomorrow, with or without a
-daemon. All names are links to one program, which finds out by its own path what it stands for (launcher.c).
+daemon. All names are links to one program, which finds out by its own path what it stands for (launcher.c), and may
+know the answer already (answer.c).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from codegen.foreign import MARK, sent_variables, without_stand_ins
 
 LAUNCHER = "buildd-cc"
 """The name under which the program takes the compiler as its first argument."""
-_SOURCE = Path(__file__).with_name("launcher.c")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "answer.c", "launcher.h"))
 _COMPILE_S = 60.0
 _TOOLKIT_PROGRAMS = (
     "nvcc.profile",
@@ -73,7 +74,7 @@ def program(store: Path, path: str) -> Path:
         check_owner(os.stat(folder))
         # Without shared libraries it starts in half the time; not every machine has the others.
         for flags in (("-O2", "-static", names), ("-O2", names)):
-            place = place_of(folder, _SOURCE, flags, compiler, ".launcher")
+            place = place_of(folder, _SOURCES, flags, compiler, ".launcher")
             if place.exists():
                 check_owner(os.lstat(place))
                 return place
@@ -91,7 +92,7 @@ def _compile(compiler: str, flags: Iterable[str], place: Path) -> str:
     environment = {"PATH": without_stand_ins(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            [compiler, *flags, "-o", str(aside), str(_SOURCE)],
+            [compiler, *flags, "-o", str(aside), *(str(path) for path in _SOURCES if path.suffix == ".c")],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment,
@@ -112,7 +113,21 @@ def toolkit(store: Path, environ: Mapping[str, str]) -> Place:
 
     Raises: BuilddError, OSError.
     """
-    tools = find_tools(environ)
+    place = stand_for(store, find_tools(environ), environ)
+    _put(program(store, environ.get("PATH", os.defpath)), place.programs / LAUNCHER)
+    if "nvcc" in place.tools:
+        _shape(Path(place.tools["nvcc"]).parents[1], place)
+    return place
+
+
+def stand_for(store: Path, tools: Mapping[str, str], environ: Mapping[str, str]) -> Place:
+    """The permanent place of stand-ins for these tools, made or completed.
+
+    Args:
+        tools: name -> absolute path.
+
+    Raises: BuilddError, OSError.
+    """
     binary = program(store, environ.get("PATH", os.defpath))
     name = blake3(repr(sorted(tools.items())).encode(errors="surrogateescape")).hexdigest()[:16]
     place = Place(store / "toolkits" / name, tools)
@@ -120,9 +135,6 @@ def toolkit(store: Path, environ: Mapping[str, str]) -> Place:
     for tool, real in tools.items():
         _link(real, place.programs / MARK / tool)
         _put(binary, place.programs / tool)
-    _put(binary, place.programs / LAUNCHER)
-    if "nvcc" in tools:
-        _shape(Path(tools["nvcc"]).parents[1], place)
     return place
 
 

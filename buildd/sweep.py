@@ -275,7 +275,7 @@ class Sweep:
         return os.environ.get("PATH", os.defpath) if self._path is None else self._path
 
     def _place(self, compiler: str) -> Path:
-        return place_of(self._folder, _SOURCE, _FLAGS, compiler, ".so")
+        return place_of(self._folder, (_SOURCE,), _FLAGS, compiler, ".so")
 
 
 def _agrees(function: ctypes._NamedFuncPointer, place: Path) -> bool:

@@ -18,7 +18,7 @@ from buildd.values import as_int
 
 FLUSH_S = 5.0
 _MOST_TOUCHES = 20_000
-_HANDED = "handed_through:"
+_MOST_REASON = 80
 _COLUMN = {"results": "key", "actions": "name", "probes": "name", "records": "name"}
 
 
@@ -42,6 +42,15 @@ class Counter(Enum):
     """Puts to a store that may not be written; counted in this process only."""
 
 
+class Reasoned(Enum):
+    """What a store counts by reason, under names that begin so."""
+
+    HANDED_THROUGH = "handed_through:"
+    """Commands that stand-ins ran themselves."""
+    WHOLE = "whole:"
+    """Compiles that ran as one process though others of their kind run in steps."""
+
+
 def next_tick(connection: sqlite3.Connection, count: int = 1) -> int:
     """Advance the logical clock inside a transaction; the first of `count` new ticks."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'tick'").fetchone()
@@ -57,7 +66,8 @@ class Tally:
         self._database = database
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(Counter, 0)
-        self._handed_through: dict[str, int] = {}
+        self._reasons: dict[str, int] = {}
+        """By the whole name."""
         self._touched: dict[tuple[str, bytes], None] = {}
         self._flushed_s = time.monotonic()
 
@@ -68,19 +78,24 @@ class Tally:
 
     def count_handed_through(self, reason: str) -> None:
         """A command that a stand-in ran itself."""
+        self.count_reasoned(Reasoned.HANDED_THROUGH, reason)
+
+    def count_reasoned(self, what: Reasoned, reason: str) -> None:
+        """One more of these, for this reason."""
+        name = what.value + reason[:_MOST_REASON]
         with self._lock:
-            self._handed_through[reason] = self._handed_through.get(reason, 0) + 1
+            self._reasons[name] = self._reasons.get(name, 0) + 1
         self._maybe_flush()
 
-    def handed_through(self) -> dict[str, int]:
-        """How many commands stand-ins ran themselves, by reason."""
+    def reasons(self, what: Reasoned) -> dict[str, int]:
+        """How many of these there were, by reason."""
         rows = self._database.rows("SELECT name, value FROM counters")
         named = {name.decode(errors="replace"): as_int(value) for name, value in rows if isinstance(name, bytes)}
-        stored = {name[len(_HANDED) :]: count for name, count in named.items() if name.startswith(_HANDED)}
         with self._lock:
-            for reason, count in self._handed_through.items():
-                stored[reason] = stored.get(reason, 0) + count
-        return dict(sorted(stored.items()))
+            for name, count in self._reasons.items():
+                named[name] = named.get(name, 0) + count
+        head = len(what.value)
+        return {name[head:]: count for name, count in sorted(named.items()) if name.startswith(what.value)}
 
     def touch(self, table: str, names: Iterable[bytes]) -> None:
         """These rows were used just now, in this order."""
@@ -107,18 +122,18 @@ class Tally:
             counts.pop(Counter.DROPPED_PUTS, None)
             for counter in counts:
                 self._counts[counter] = 0
-            handed, self._handed_through = self._handed_through, {}
+            reasons, self._reasons = self._reasons, {}
             touched, self._touched = self._touched, {}
-        if not counts and not touched and not handed:
+        if not counts and not touched and not reasons:
             return
         named = {counter.value: count for counter, count in counts.items()}
-        named |= {_HANDED + reason: count for reason, count in handed.items()}
+        named |= reasons
         try:
             self._database.transact(lambda connection: _write(connection, named, touched), wait=wait)
         except StoreError:
             with self._lock:
-                for reason, count in handed.items():
-                    self._handed_through[reason] = self._handed_through.get(reason, 0) + count
+                for name, count in reasons.items():
+                    self._reasons[name] = self._reasons.get(name, 0) + count
                 for counter, count in counts.items():
                     self._counts[counter] += count
                 if len(touched) + len(self._touched) <= _MOST_TOUCHES:

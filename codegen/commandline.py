@@ -16,6 +16,8 @@ from codegen.options_gcc import GccParser
 from codegen.options_nvcc import NvccParser
 from codegen.parsing import Compile, Family, HandThrough, Reason
 
+MOST_NESTED = 8
+"""Response files in response files."""
 MOST_ARGUMENT_BYTES = 100_000
 """nvcc hands its steps to a shell in one string, which Linux bounds to 128 KiB; response files are expanded here."""
 
@@ -56,7 +58,7 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
     return parser.result(family, tuple(read))
 
 
-def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[str]) -> Iterator[str]:
+def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[str], depth: int = 0) -> Iterator[str]:
     """Arguments with those of response files in their place."""
     waiting = False
     for argument in arguments:
@@ -84,10 +86,14 @@ def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[
             words = shlex.split(text)
         except (OSError, ValueError) as error:
             raise HandThrough(Reason.RESPONSE_FILE, name) from error
-        if any(word.startswith("@") or "options-file" in word or word == "-optf" for word in words):
-            raise HandThrough(Reason.RESPONSE_FILE, f"{name} names another")
         read.append(path)
-        yield from words
+        if any(word.startswith("@") or "options-file" in word or word == "-optf" for word in words):
+            # All names are relative to the caller's folder with gcc and clang; of the others that is not known.
+            if family is not Family.GCC or depth == MOST_NESTED:
+                raise HandThrough(Reason.RESPONSE_FILE, f"{name} names another")
+            yield from _expanded(words, family, folder, read, depth + 1)
+        else:
+            yield from words
 
 
 def _check_environment(family: Family, environment: dict[str, str]) -> None:

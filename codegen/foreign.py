@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from codegen import closure, hipcc
+from codegen import closure, hipcc, moved
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
 from codegen.parsing import Compile, Family, HandThrough, Reason
@@ -39,7 +39,7 @@ from protocol.messages import Request
 MARK = ".buildd-launchers"
 """In every folder of stand-ins: a folder with links to the tools that they stand for, by name."""
 DEPENDENCIES = "dependencies"
-"""Output that holds the files that the tool read, as it spelled them, each with a final NUL."""
+"""Output that holds the files that the tool read, as it spelled them; see `moved.listed`."""
 _OTHER_CACHES = frozenset({"ccache", "sccache", "distcc", "icecc", "buildd-cc"})
 _VARIABLES = {Family.GCC: Variables.HOST, Family.HIPCC: Variables.HIP, Family.NVCC: Variables.CUDA}
 _NVCC = Resources(memory_bytes=700 << 20, wall_s=3.0)
@@ -65,7 +65,7 @@ def sent_variables() -> tuple[str, ...]:
     from codegen.environment import all_variables
 
     passed = [variable.name for variable in all_variables() if set(_VARIABLES.values()) & set(variable.families)]
-    watched = ("PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CC_PRINT_*")
+    watched = ("PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CC_PRINT_*", moved.MAP_PATHS)
     return tuple(sorted({*passed, *watched}))
 
 
@@ -159,13 +159,21 @@ def _hipcc(path: str, request: Request, variables: Mapping[str, str], knowledge:
     )
 
 
+def moving_roots(compile: Compile, request: Request) -> moved.Roots:
+    """Folders of a compile that have another name each time; see `moved`."""
+    return moved.roots_of(compile, request.project, request.environment.get(moved.MAP_PATHS, ""))
+
+
 def plan(compile: Compile, described: Described, request: Request) -> Plan:
     """The plan of a compile, and nothing to ask any more."""
     nvcc = compile.family is Family.NVCC
     effects = inspect(compile.flags)
     environment = described.environment
+    roots = moving_roots(compile, request)
+    mapped = moved.is_mapped(compile.flags, roots, request.project)
+    tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
     # nvcc names its module after the source's absolute path, which links relocatable device code: cwd is in the key.
-    sensitive = nvcc or effects.path_sensitive
+    sensitive = nvcc or (effects.path_sensitive and not mapped)
     if sensitive:
         environment = tuple(sorted((*environment, ("PWD", request.project))))
     name = "object"
@@ -180,12 +188,12 @@ def plan(compile: Compile, described: Described, request: Request) -> Plan:
         argv=(
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
-            *compile.arguments,
+            *moved.arguments(compile, roots),
             "-o",
             Ref(place=Place.OUTPUT, name=name),
         ),
         environment=environment,
-        inputs=(compile.source,),
+        inputs=(moved.source(compile, roots, request.project),),
         outputs=(
             Output(name=name, path=compile.output),
             Output(name=DEPENDENCIES, path=f"{compile.output}.{DEPENDENCIES}"),
@@ -195,7 +203,7 @@ def plan(compile: Compile, described: Described, request: Request) -> Plan:
         path_sensitive=sensitive,
         resources=_NVCC if nvcc else _HIPCC if compile.family is Family.HIPCC else _CXX,
     )
-    return Plan(targets=(compile.output,), actions=(action,), tools=(described.tool,))
+    return Plan(targets=(compile.output,), actions=(action,), tools=(tool,))
 
 
 def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ _GCC_VALUE = re.compile(
 _GCC_PLAIN = re.compile(
     r"-O([0-3sgz]|fast)?|-g[a-z0-9-]*(=[\w-]+)?|--?std=[\w+:]+|-W(?![alp],)[\w+-]*(=[\w+,.-]*)?"
     r"|-m[a-z0-9][\w.+-]*(=[\w.+,-]*)?|-f(file|debug|macro)-prefix-map=.+|-frandom-seed=.*"
-    r"|-f[A-Za-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?"
+    r"|-f[A-Za-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?|-flto=(auto|jobserver|full|thin|\d+)"
     r"|-(pipe|pthread|ansi|w|pedantic|pedantic-errors|nostdinc|nostdinc\+\+|s|static|shared|rdynamic|no-pie|pie|p|pg"
     r"|nostdlib|nodefaultlibs|nostartfiles|static-libgcc|static-libstdc\+\+|symbolic|trigraphs|undef|Qunused-arguments"
     r"|pass-exit-codes)|-Wl,.*|-Wp,-[DU][^,]*|--param=[\w-]+=\d+"
@@ -27,7 +27,8 @@ _GCC_PLAIN = re.compile(
 _GCC_UNSUPPORTED = re.compile(
     r"-f(syntax-only|preprocessed|directives-only|plugin.*|pch-.*|module.*|compare-debug.*|record-.*|deps-.*"
     r"|diagnostics-(format=.*-file|add-output.*|set-output.*)|.*list.*=.*|.*-files?=.*|crash-diagnostics.*"
-    r"|thinlto-index.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|lto=.*|time-.*|proc-stat.*)"
+    r"|thinlto-index.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
+    r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
     r"|-m(llvm|generate-.*)|-gsplit-dwarf"
 )
 _HIP_PLAIN = re.compile(r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)")
@@ -45,6 +46,9 @@ class GccParser(Parser):
                 self.source(argument)
             elif argument == "-c":
                 self.compiles = True
+                self.kept.append(argument)
+            elif argument == "-S" and self._family is Family.GCC:
+                self.assembles = True
                 self.kept.append(argument)
             elif argument == "-E":
                 raise HandThrough(Reason.PREPROCESS)

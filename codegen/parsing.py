@@ -114,6 +114,8 @@ class Parser(ABC):
         self.sources: list[int] = []
         """Indices in `kept`."""
         self.compiles = False
+        self.assembles = False
+        """To assembler's text, and no further."""
         self.output = ""
         self.language = ""
         self.host = ""
@@ -127,7 +129,7 @@ class Parser(ABC):
 
     @property
     def only_flags(self) -> bool:
-        touched = self.sources or self.compiles or self.output or self.language or self.host
+        touched = self.sources or self.compiles or self.assembles or self.output or self.language or self.host
         return not (touched or self.dep_kind or self.dep_path or self.dep_targets or self.stop)
 
     @abstractmethod
@@ -152,7 +154,7 @@ class Parser(ABC):
             raise HandThrough(*self.stop)
         if not self.sources:
             raise HandThrough(Reason.NO_SOURCE)
-        if not self.compiles:
+        if not self.compiles and not self.assembles:
             raise HandThrough(Reason.LINK)
         if len(self.sources) > 1:
             raise HandThrough(Reason.SEVERAL_SOURCES)
@@ -170,7 +172,7 @@ class Parser(ABC):
             raise HandThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise HandThrough(Reason.MACHINE, "no --offload-arch")
-        output = self.output or f"{stem}.o"
+        output = self.output or f"{stem}.{'s' if self.assembles else 'o'}"
         return Compile(
             family=family,
             arguments=tuple(self.kept),

@@ -16,6 +16,10 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the plan's structs."""
 
 
+MAPPED = "~"
+"""Before the name of a root whose path reaches no output: the tool is told to write another."""
+
+
 class Place(Enum):
     """What a `Ref` stands for."""
 

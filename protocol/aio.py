@@ -223,9 +223,9 @@ class AsyncClient:
 
     # ------------------------------------------------------------ control
 
-    async def status(self) -> Status:
+    async def status(self, *, settle: bool = False) -> Status:
         """As `Client.status`."""
-        reply = await self._ask(StatusRequest())
+        reply = await self._ask(StatusRequest(settle=settle))
         if not isinstance(reply, Status):
             raise ProtocolError(f"the daemon answered a status request with {type(reply).__name__}")
         return reply

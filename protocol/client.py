@@ -271,9 +271,13 @@ class Client:
 
     # ------------------------------------------------------------ control
 
-    def status(self) -> Status:
-        """What the daemon does right now; answered also while it is busy. Raises ConnectionLost, TimedOut."""
-        reply = self._ask(StatusRequest())
+    def status(self, *, settle: bool = False) -> Status:
+        """What the daemon does right now; answered also while it is busy. Raises ConnectionLost, TimedOut.
+
+        Args:
+            settle: it is to write its counters down first.
+        """
+        reply = self._ask(StatusRequest(settle=settle))
         if not isinstance(reply, Status):
             raise ProtocolError(f"the daemon answered a status request with {type(reply).__name__}")
         return reply

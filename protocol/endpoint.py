@@ -98,6 +98,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tcp_control: str = ""
     tcp_server_key: str = ""
     """Public CURVE key, Z85."""
+    store: str = ""
+    """Folder of the store of requests that name none."""
 
 
 # ---------------------------------------------------------------- facts of this machine

@@ -240,7 +240,8 @@ class Event(Message, frozen=True, tag="event"):
 
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
-    pass
+    settle: bool = False
+    """Write down what was counted, so that whoever reads the store finds it there."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

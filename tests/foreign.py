@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from buildd.commands.run import variables
+from buildd.commands.run import figures_of, variables
+from buildd.notes import Notes
 from protocol.client import Client
 from protocol.messages import BuildFigures, BuildId, Status
 from tests.household import Household
@@ -38,6 +40,8 @@ class Foreign:
             "PATH": f"{path}{os.pathsep}{user.environ['PATH']}" if path else user.environ["PATH"],
         }
         self.environ = {**self.plain, **variables(self.plain, self.build)}
+        self.notes = Notes(user.store, self.build)
+        weakref.finalize(self, self.notes.close)
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -91,7 +95,7 @@ class Foreign:
             return client.status()
 
     def figures(self) -> BuildFigures:
-        return self.status().builds.get(self.build, BuildFigures())
+        return figures_of(self.user.environ, self.build, self.notes)
 
     def counts(self) -> tuple[int, int]:
         """Hits and misses so far."""

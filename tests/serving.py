@@ -82,7 +82,7 @@ class FakeHandler:
             self.logs[request_id].append(Done(outcome=Outcome.CANCELLED))
         return request_id in self.logs
 
-    def status(self) -> Status:
+    def status(self, settle: bool) -> Status:
         return Status(
             pid=os.getpid(),
             daemon="",

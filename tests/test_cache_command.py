@@ -13,6 +13,7 @@ import pytest
 
 from buildd.commands import cache
 from buildd.store import Counter, Store
+from buildd.tally import Reasoned
 from tests.crash_store_writer import is_served, publish
 
 
@@ -26,6 +27,7 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
         store.tally.count_handed_through("link")
         store.tally.count_handed_through("unknown-option")
         store.tally.count_handed_through("link")
+        store.tally.count_reasoned(Reasoned.WHOLE, "nvcc is a wrapper")
     yield {"BUILDD_DIR": str(tmp_path / "store"), "HOME": str(tmp_path)}
 
 
@@ -35,16 +37,18 @@ def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
     assert "results     12 of 0 actions" in text
     assert "hits        3 of 4 (75 %)\nmisses      1\n" in text
     assert "handed      3 through to the tool\n  2         link\n  1         unknown-option\n" in text
+    assert "whole       1 compiles not in steps\n  1         nvcc is a wrapper\n" in text
     assert cache.run(["stats", "--json"], environ=environ) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["results"], figures["blobs"], figures["counters"]["hits"]) == (12, 24, 3)
     assert figures["handed_through"] == {"link": 2, "unknown-option": 1}
+    assert figures["whole"] == {"nvcc is a wrapper": 1}
     assert figures["folder"] == environ["BUILDD_DIR"]
 
 
 def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run(["verify"], environ=environ) == 0
-    assert capsys.readouterr().out == "24 blobs and 12 results checked\neverything is sound\n"
+    assert capsys.readouterr().out == "24 blobs, 12 results and 0 answers checked\neverything is sound\n"
     assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
     assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
     assert cache.run(["flush", "a11"], environ=environ) == 0

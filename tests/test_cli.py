@@ -18,6 +18,8 @@ from serving import wait_until
 
 from buildd.cli import COMMANDS
 from buildd.commands.request import project_of
+from buildd.store import Store
+from buildd.tally import Reasoned
 from buildd.ui.redact import Redactor
 from codegen.plan import RequestError
 
@@ -260,6 +262,16 @@ def test_doctor_says_what_it_found(environ: dict[str, str], tmp_path: Path) -> N
     assert str(tmp_path / "store") in done.stdout
     assert "the check itself failed" not in done.stdout
     assert done.returncode == 0
+
+
+def test_doctor_counts_what_was_not_taken(environ: dict[str, str], tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        for reason in ("link", "preprocess", "link"):
+            store.tally.count_handed_through(reason)
+        store.tally.count_reasoned(Reasoned.WHOLE, "the step x")
+    done = buildd("doctor", environ=environ, cwd=tmp_path)
+    assert "ok    run by the caller itself: 3: link 2, preprocess 1\n" in done.stdout
+    assert "ok    not compiled in steps: 1: the step x 1\n" in done.stdout
 
 
 def test_doctor_names_a_runtime_folder_that_others_can_enter(environ: dict[str, str], tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ def refused(*command: str, **environment: str) -> Reason:
     ids=lambda options: options[0],
 )
 def test_gccs_usual_options_are_kept_in_their_order(options: tuple[str, ...]) -> None:
-    if "-flto=auto" in options:
-        assert refused("g++", *options, "-c", "a.cpp") is Reason.UNSUPPORTED_OPTION
-        options = tuple(option for option in options if option != "-flto=auto")
     found = parsed("g++", *options, "-c", "a.cpp", "-o", "out/a.o")
     assert found.arguments == (*options, "-c", "a.cpp")
     assert (found.family, found.source, found.output) == (Family.GCC, "a.cpp", "out/a.o")
@@ -213,6 +210,19 @@ def test_response_files_are_read_in_their_place(tmp_path: Path) -> None:
         with pytest.raises(HandThrough) as why:
             parsed("nvcc", f"@{name}", folder=str(tmp_path))
         assert why.value.reason is reason
+
+
+def test_gcc_reads_response_files_in_response_files(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("-c a.c")
+    (tmp_path / "two").write_text("-O2 @one -g")
+    (tmp_path / "loop").write_text("@loop")
+    found = parsed("gcc", "@two", "-S", folder=str(tmp_path))
+    assert found.arguments == ("-O2", "-c", "a.c", "-g", "-S") and found.output == "a.s"
+    assert found.read == (str(tmp_path / "two"), str(tmp_path / "one"))
+    with pytest.raises(HandThrough) as why:
+        parsed("gcc", "@loop", folder=str(tmp_path))
+    assert why.value.reason is Reason.RESPONSE_FILE
+    assert refused("gcc", "-c", "a.c", "-flto=linker-plugin") is Reason.UNSUPPORTED_OPTION
 
 
 def test_names_are_quoted_for_make() -> None:

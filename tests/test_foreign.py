@@ -11,7 +11,7 @@ import pytest
 from serving import short_folder
 
 from buildd.compiling import Delivery, make_rules, pieces
-from buildd.stamps import Listing, Stamps, listed_names
+from buildd.stamps import Folder, Stamps, listed_names
 from buildd.sweep import Sweep
 from codegen.commandline import parse
 from codegen.foreign import MARK, sent_variables, without_stand_ins
@@ -78,11 +78,11 @@ def test_stamps_hold_until_something_that_matters_changes(tmp_path: Path) -> Non
     names = frozenset({"a.h", "sub"})
     paths = [os.fsencode(file)]
 
-    def stamps(listing: Listing | None) -> Stamps:
-        return Stamps(paths, sweep.stamps_of(paths), ((str(folder), -1, listing),))
+    def stamps(there: frozenset[tuple[str, bool]] | None) -> Stamps:
+        return Stamps(paths, sweep.stamps_of(paths), (Folder(str(folder), -1, there),), names)
 
     assert not stamps(None).hold(sweep)
-    held = stamps(Listing(names, listed_names(str(folder), names)))
+    held = stamps(listed_names(str(folder), names))
     assert held.hold(sweep)
     (folder / "b.o").write_text("")
     assert held.hold(sweep)
@@ -101,28 +101,37 @@ def test_stamps_hold_until_something_that_matters_changes(tmp_path: Path) -> Non
 
 
 class Edited:
-    """A source with headers in three folders, changed at random."""
+    """A source with headers in four folders and behind two links, changed at random."""
 
     def __init__(self, foreign: Foreign, rng: random.Random) -> None:
         self.foreign = foreign
         self.rng = rng
         self.flags: list[str] = []
-        for name in ("one", "two", "out"):
+        for name in ("one", "two", "three", "out"):
             (foreign.folder / name).mkdir()
+        for number in (1, 2):
+            foreign.write(f"subs/{number}/w.h", f"#define W {number}\n")
+        self.relink("link", "one")
+        self.relink("two/sub", "../subs/1")
         foreign.write(
             "main.c",
-            '#include <x.h>\n#include "y.h"\n#if __has_include(<z.h>)\n#include <z.h>\n#endif\n'
-            "int value = X + Y\n#ifdef Z\n+ Z\n#endif\n#ifdef D\n+ D\n#endif\n;\nchar const *file = __FILE__;\n",
+            '#include <x.h>\n#include "y.h"\n#include <sub/w.h>\n#if __has_include(<z.h>)\n#include <z.h>\n#endif\n'
+            "int value = X + Y + W\n#ifdef Z\n+ Z\n#endif\n#ifdef D\n+ D\n#endif\n;\nchar const *file = __FILE__;\n",
         )
         foreign.write("two/x.h", "#define X 1\n")
         foreign.write("two/y.h", "#define Y 1\n")
 
+    def relink(self, place: str, target: str) -> str:
+        (self.foreign.folder / place).unlink(missing_ok=True)
+        (self.foreign.folder / place).symlink_to(target)
+        return f"{place} -> {target}"
+
     def edit(self) -> str:
         rng, number = self.rng, self.rng.randrange(100)
         name = rng.choice(("x", "y", "z"))
-        folder = rng.choice((".", "one", "two"))
+        folder = rng.choice((".", "one", "two", "three"))
         header = self.foreign.folder / folder / f"{name}.h"
-        match rng.randrange(6):
+        match rng.randrange(8):
             case 0 | 1:
                 header.write_text(f"#define {name.upper()} {number}\n")
                 return f"write {header}"
@@ -138,6 +147,10 @@ class Edited:
             case 4:
                 self.flags = [f"-DD={number % 3}"] if number % 2 else []
                 return f"flags {self.flags}"
+            case 5:
+                return self.relink("link", rng.choice(("one", "three", "nowhere")))
+            case 6:
+                return self.relink("two/sub", f"../subs/{rng.choice((1, 2))}")
             case _:
                 text = (self.foreign.folder / "main.c").read_text()
                 (self.foreign.folder / "main.c").write_text(text + f"/* {number} */\n" * (number % 2))
@@ -145,13 +158,16 @@ class Edited:
 
     def compile(self) -> tuple[bytes, bytes]:
         """Ours and theirs."""
-        command = ["gcc", *self.flags, "-Ione", "-Itwo", "-c", "main.c", "-o", "out/main.o"]
+        folders = [f"-I{self.foreign.folder}/link", "-Ione", f"-I{self.foreign.folder}/two"]
+        command = ["gcc", *self.flags, *folders, "-c", "main.c", "-o", "out/main.o"]
         found = []
-        for call in (self.foreign.call, self.foreign.plainly):
+        # The second one of ours may be a known answer.
+        for call in (self.foreign.call, self.foreign.call, self.foreign.plainly):
             done = call(*command)
             assert done.returncode == 0, done.stderr
             found.append((self.foreign.folder / "out" / "main.o").read_bytes())
-        return found[0], found[1]
+        assert found[0] == found[1]
+        return found[1], found[2]
 
 
 @pytest.fixture(scope="module")
@@ -173,4 +189,4 @@ def test_random_edits_never_lead_to_a_stale_object(user: Household, seed: int) -
         ours, theirs = edited.compile()
         assert ours == theirs, story
     hits, misses = edited.foreign.counts()
-    assert hits + misses == 40 and hits > 5 and misses > 5
+    assert hits + misses == 80 and hits > 45 and misses > 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -88,6 +89,69 @@ def test_known_answers_are_hits_too_and_renew_the_object(foreign: Foreign) -> No
     assert foreign.counts() == (3, 1)
 
 
+def answered(foreign: Foreign, *command: str) -> None:
+    """Have a command done until its answer is known: files that are too young to trust make none."""
+    wait_until(lambda: foreign.good(*command) and any(foreign.user.store.glob("answers/*[0-9a-f]")), "an answer")
+
+
+def test_known_answers_outlive_the_daemon() -> None:
+    with short_folder() as folder:
+        other = Household(folder)
+        other.buildd("up")
+        try:
+            foreign = Foreign(other, folder / "project")
+            foreign.write("a.c", WARNS)
+            foreign.write("a.h", '#define A "one"\n')
+            command = ("gcc", "-Wall", "-c", "a.c", "-MD")
+            answered(foreign, *command)
+            asked, hits = foreign.status().counters["requests"], foreign.figures().hits
+            said = foreign.good(*command).stderr
+            assert foreign.status().counters["requests"] == asked
+            daemon = other.daemon()
+            assert daemon is not None
+            daemon.kill()
+            assert other.leftovers(within_s=30) == []
+            outputs = [(foreign.folder / name).read_bytes() for name in ("a.o", "a.d")]
+            for name in ("a.o", "a.d"):
+                (foreign.folder / name).unlink()
+            assert foreign.good(*command).stderr == said and b"unused" in said
+            assert [(foreign.folder / name).read_bytes() for name in ("a.o", "a.d")] == outputs
+            assert foreign.figures().hits == 2
+            foreign.write("a.h", '#define A "two"\n')
+            foreign.good(*command)
+            assert (foreign.folder / "a.o").read_bytes() != outputs[0]
+            foreign.notes.close()
+            stats = json.loads(other.buildd("cache", "stats", "--json")[1])
+            # What the daemon had not written down yet went with it.
+            assert 2 <= stats["counters"]["hits"] <= hits + 2
+        finally:
+            assert other.end() == []
+
+
+def test_figures_are_right_when_a_build_has_ended(foreign: Foreign) -> None:
+    def hits() -> int:
+        return int(json.loads(foreign.user.buildd("cache", "stats", "--json")[1])["counters"]["hits"])
+
+    answered(foreign, "gcc", "-c", "a.c")
+    before = hits()
+    for _ in range(3):
+        status, said = foreign.user.buildd("run", "--", "sh", "-c", f"cd {foreign.folder} && gcc -c a.c && gcc -c a.c")
+        assert status == 0 and "buildd: 2 hits, 0 misses" in said
+    assert hits() == before + 6
+
+
+def test_what_is_to_be_compiled_again_is_not_answered(foreign: Foreign) -> None:
+    answered(foreign, "gcc", "-c", "a.c")
+    before = foreign.figures()
+    environ = {**foreign.environ, "BUILDD_RECACHE": "1"}
+    assert foreign.call("gcc", "-c", "a.c", environ=environ).returncode == 0
+    assert foreign.figures().misses == before.misses + 1
+    assert foreign.user.buildd("cache", "flush")[0] == 0
+    foreign.good("gcc", "-c", "a.c")
+    assert foreign.figures().misses == before.misses + 2
+    assert foreign.figures().hits == before.hits
+
+
 def test_a_changed_header_is_a_miss_and_its_return_a_hit(foreign: Foreign) -> None:
     objects = []
     for text in ('#define A "one"\n', '#define A "two, longer"\n', '#define A "one"\n'):
@@ -138,22 +202,25 @@ def test_two_at_once_share_one_execution(fake: Foreign) -> None:
     assert fake.counts() == (0, 1)
 
 
-def test_however_wide_a_build_goes_the_machine_has_its_processors(toolkit: Path) -> None:
+@pytest.mark.parametrize("limits", [{"BUILDD_JOBS": "2"}, {"BUILDD_JOBS": "8", "BUILDD_MEMORY": "1500M"}], ids=str)
+def test_however_wide_builds_go_the_machine_stays_as_large_as_it_is(toolkit: Path, limits: dict[str, str]) -> None:
+    """Six builds at once, in processors and in the memory that nvcc is expected to need."""
     with short_folder() as folder:
-        other = Household(folder, {"BUILDD_JOBS": "2"})
+        other = Household(folder, limits)
         other.buildd("up")
         try:
             fake = Foreign(other, folder / "project", str(toolkit.parent))
             for number in range(6):
                 fake.write(f"{number}.cu", f"//! wait go\nint unit_{number};\n")
-            processes = [fake.start("nvcc", "-c", f"{number}.cu") for number in range(6)]
+            environs = [{**fake.environ, "BUILDD_BUILD_ID": str(number)} for number in range(6)]
+            processes = [fake.start("nvcc", "-c", f"{n}.cu", environ=environ) for n, environ in enumerate(environs)]
             wait_until(lambda: fake.status().queued == 4, "the others wait")
             assert len(fake.status().running) == 2
             fake.write("go", "")
             for process in processes:
                 process.communicate(timeout=60)
                 assert process.returncode == 0
-            assert fake.counts() == (0, 6)
+            assert sum(build.misses for build in fake.status().builds.values()) == 6
         finally:
             assert other.end() == []
 
@@ -340,7 +407,7 @@ def test_a_daemon_of_another_protocol_is_not_asked(foreign: Foreign, tmp_path: P
         (("-c", "a.c", "-march=native"), "depends-on-this-machine"),
         (("-c", "a.c", "-o", "/dev/null"), "output"),
         (("-c", "a.c", "-o", "nowhere/a.o"), "output"),
-        (("-S", "a.c"), "unknown-option"),
+        (("-S", "s.s"), "assembler"),
         (("-c", "s.s"), "assembler"),
         (("--version",), "unknown-option"),
         ((), "no-source"),
@@ -372,6 +439,34 @@ def test_response_files_are_read(foreign: Foreign) -> None:
     foreign.write("args", "-c a.c -DY")
     foreign.good("gcc", "@args", "-o", "a.o")
     assert foreign.counts() == (1, 2)
+    foreign.write("outer", "@args -DZ=1")
+    for text, counts in (("-c a.c", (1, 3)), ("-c a.c", (2, 3)), ("-c a.c -DY=2", (2, 4))):
+        foreign.write("args", text)
+        foreign.good("gcc", "@outer", "-o", "a.o")
+        assert foreign.counts() == counts
+    foreign.write("outer", "@outer -c a.c")
+    assert foreign.call("gcc", "@outer").returncode == foreign.plainly("gcc", "@outer").returncode
+    assert foreign.figures().handed_through == {"response-file": 1}
+
+
+@pytest.mark.parametrize(
+    "options", [("-S",), ("-S", "-O2", "-o", "x.s"), ("-c", "-flto=2"), ("-c", "-flto=auto")], ids=" ".join
+)
+def test_other_ways_to_compile_one_source(foreign: Foreign, options: tuple[str, ...]) -> None:
+    def made() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in foreign.folder.iterdir() if path.suffix in (".s", ".o", ".d")}
+
+    foreign.plainly("gcc", *options, "a.c", "-MD")
+    wanted = made()
+    for _ in range(2):
+        for name in wanted:
+            (foreign.folder / name).unlink()
+        foreign.good("gcc", *options, "a.c", "-MD")
+        assert made().keys() == wanted.keys()
+        # Two plain compiles with -flto differ too.
+        texts = [name for name in wanted if name.endswith(".s")]
+        assert [made()[name] for name in texts] == [wanted[name] for name in texts]
+    assert foreign.counts() == (1, 1)
 
 
 # ---------------------------------------------------------------- other ways in

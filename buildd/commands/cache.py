@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _OK, _USAGE, _FAILED = 0, 2, 3
+_SETTLE_S = 5.0
 
 
 def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> int:
@@ -47,6 +48,8 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
         place = location.locate(environ, option=options.store)
         if place.notice:
             print_note(place.notice)
+        if options.action == "stats":
+            _settle(environ)
         with Store.open(place.folder, limit_bytes=limit_bytes) as store:
             for notice in store.take_notices():
                 print_note(notice)
@@ -118,10 +121,12 @@ def _stats(store: Store, options: Namespace) -> int:
         f"size        {_bytes(found.held_bytes)} of {_bytes(found.limit_bytes)}",
         f"results     {found.results} of {found.actions} actions",
         f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
+        f"answers     {found.answers} known to stand-ins, {_bytes(found.answer_bytes)}",
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
         f"misses      {counts['misses']}",
-        *_handed_through(found.handed_through),
+        *_by_reason("handed", "through to the tool", found.handed_through),
+        *_by_reason("whole", "compiles not in steps", found.whole),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
         f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
@@ -130,12 +135,24 @@ def _stats(store: Store, options: Namespace) -> int:
     return _say(options, found, lines)
 
 
-def _handed_through(reasons: Mapping[str, int]) -> list[str]:
-    """Commands of foreign builds that were not taken, and why; nothing where there was none."""
+def _settle(environ: Mapping[str, str]) -> None:
+    """Have a daemon that lives write its counters down: what was built a moment ago counts too."""
+    from buildd.commands.connect import connect
+    from protocol.errors import ProtocolError
+
+    try:
+        with connect(environ, start=False, timeout_s=_SETTLE_S) as client:
+            client.status(settle=True)
+    except ProtocolError:
+        pass
+
+
+def _by_reason(name: str, what: str, reasons: Mapping[str, int]) -> list[str]:
+    """How many, and why; nothing where there was none."""
     if not reasons:
         return []
     listed = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
-    return [f"handed      {sum(reasons.values())} through to the tool", *(f"  {n:<9} {why}" for why, n in listed)]
+    return [f"{name:<11} {sum(reasons.values())} {what}", *(f"  {n:<9} {why}" for why, n in listed)]
 
 
 def _gc(store: Store, options: Namespace) -> int:
@@ -154,11 +171,12 @@ def _verify(store: Store, options: Namespace) -> int:
     from buildd import collect
 
     found = collect.verify(store)
-    lines = [f"{found.blobs} blobs and {found.results} results checked"]
+    lines = [f"{found.blobs} blobs, {found.results} results and {found.answers} answers checked"]
     if found.is_sound:
         lines.append("everything is sound")
     else:
-        bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {found.bad_values} other entries"
+        others = found.bad_values + found.bad_answers
+        bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {others} other entries"
         lines.append(f"removed because they were bad: {bad}; they will be built again")
     lines += [f"index: {problem}" for problem in found.index_problems]
     if found.orphans:

@@ -33,6 +33,8 @@ AITEMPLATE_CACHE_VARIABLES = (
     "AIT_BUILD_CACHE_MAX_MB",
 )
 _LITTLE_SPACE_BYTES = 2 << 30
+_MOST_REASONS = 6
+_REASONED = {"HANDED_THROUGH": "run by the caller itself", "WHOLE": "not compiled in steps"}
 
 
 class Level(Enum):
@@ -122,6 +124,7 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     from buildd.native import NATIVE
     from buildd.store import Store, default_limit
     from buildd.sweep import Sweep
+    from buildd.tally import Reasoned
 
     try:
         found = locate(environ)
@@ -151,12 +154,18 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         with Store.open(folder, read_only=True) as opened:
             builds = opened.builds(1000)
+            reasons = {what: opened.tally.reasons(what) for what in Reasoned}
     except BuilddError as error:
         yield Finding(Level.FAIL, "store", error.message, error.next_step)
         return
     yield Finding(
         Level.OK, "store", f"{size(folder_bytes(folder))} of {size(default_limit(folder))}, {len(builds)} builds kept"
     )
+    for what, found_for in reasons.items():
+        if found_for:
+            listed = sorted(found_for.items(), key=lambda pair: (-pair[1], pair[0]))
+            text = ", ".join(f"{why} {count}" for why, count in listed[:_MOST_REASONS])
+            yield Finding(Level.OK, _REASONED[what.name], f"{sum(found_for.values())}: {text}")
 
 
 def toolchains(environ: Mapping[str, str]) -> Iterator[Finding]:

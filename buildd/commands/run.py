@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId
 
 if TYPE_CHECKING:
+    from buildd.notes import Notes
     from protocol.client import Client
 
 _STATUS_S = 5.0
@@ -33,9 +34,14 @@ _WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 def run(arguments: list[str]) -> int:
     """Carry out `buildd run`; the exit status of its command, 2 for wrong usage, 127 or 126 where it cannot start."""
     command = parser("run", "Run a command, with its compilers (nvcc, hipcc, gcc, clang ...) going through the daemon.")
-    command.usage = "buildd run [-j N] [--] COMMAND [ARGUMENT...]"
+    command.usage = "buildd run [-j N] [--map-paths] [--] COMMAND [ARGUMENT...]"
     command.add_argument(
         "-j", "--jobs", type=int, default=None, metavar="N", help="tell make, ninja and pip this width"
+    )
+    command.add_argument(
+        "--map-paths",
+        action="store_true",
+        help="objects hold no path of this folder or of pip's temporary ones, so that others hit too (gcc, clang)",
     )
     command.add_argument("--quiet", action="store_true", help="no summary at the end")
     own, rest = _divided(arguments)
@@ -55,15 +61,17 @@ def run(arguments: list[str]) -> int:
         # Connected for as long as the command runs: a daemon does not end, nor start itself anew, while somebody is.
         client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
+        if options.map_paths:
+            environ["BUILDD_MAP_PATHS"] = os.path.realpath(os.getcwd())
+        notes = _notes(environ, build)
+        jobserver = _jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
         print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
         return _carry_out(rest, environ)
-    with client:
+    with client, notes, jobserver:
         status = _carry_out(rest, environ)
-    if opened and not options.quiet:
-        figures = _figures(environ, build)
-        if figures is not None:
-            print(f"buildd: {summary(figures)}", file=sys.stderr)
+        if opened and not options.quiet:
+            print(f"buildd: {summary(figures_of(environ, build, notes))}", file=sys.stderr)
     return status
 
 
@@ -73,6 +81,32 @@ def _connected(environ: Mapping[str, str]) -> Client:
     client = connect(environ, start=True)
     assert client.instance  # shakes hands
     return client
+
+
+def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:
+    from buildd.notes import Notes
+
+    return Notes(Path(environ["BUILDD_DIR"]), build)
+
+
+def _jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:
+    """Offers a build of this width as a jobserver; `environ` is changed. A build that has one keeps it."""
+    from buildd.jobserver import Jobserver, find_builders
+    from buildd.jobserver import variables as telling
+    from buildd.standins import stand_for
+    from protocol.endpoint import runtime_folder
+
+    if jobs is None or "--jobserver" in environ.get("MAKEFLAGS", "") or environ.get("BUILDD_JOBSERVER"):
+        return nullcontext()
+    tools = find_builders(environ)
+    place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
+    try:
+        server = Jobserver(runtime_folder(environ).path, jobs)
+    except BuilddError:
+        return nullcontext()  # the width is told in words, each tool keeps to it by itself
+    environ.update(telling(server, jobs, tools))
+    environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
+    return server
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -141,14 +175,23 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _figures(environ: Mapping[str, str], build: BuildId) -> BuildFigures | None:
+def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes) -> BuildFigures:
+    """What the compiles of a build came to so far: what the daemon says, if there is one, with what stand-ins noted."""
     from buildd.commands.connect import connect
 
     try:
         with connect(environ, start=False, timeout_s=_STATUS_S) as client:
-            return client.status().builds.get(build)
+            found = client.status().builds.get(build, BuildFigures())
     except ProtocolError:
-        return None
+        found = BuildFigures()
+    hits, saved_s = notes.figures()
+    return BuildFigures(
+        hits=found.hits + hits,
+        misses=found.misses,
+        failures=found.failures,
+        saved_s=found.saved_s + saved_s,
+        handed_through=found.handed_through,
+    )
 
 
 def summary(figures: BuildFigures) -> str:

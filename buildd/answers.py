@@ -1,0 +1,280 @@
+"""Answers of foreign compiles as files: stand-ins find, check and deliver them by themselves (answer.c).
+
+Knows the format and the bound of their folder; not how an answer was found (`compiles`), nor who counts the hits
+(`notes`). An answer is whole in its file, with the object's bytes: it outlives the daemon and needs no index. It is
+replaced by rename, and everything in it is covered by a digest: what is torn or damaged is no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildd.identity import package_digest
+
+if TYPE_CHECKING:
+    from buildd.stamps import Stamps
+    from protocol.messages import Digest, Request
+
+FOLDER = "answers"
+"""In a store."""
+NOTES = "notes"
+"""In that folder; see `notes`."""
+MOST_OBJECT_BYTES = 32 << 20
+"""Larger ones come out of the store."""
+MOST_FACTS_BYTES = 16 << 20
+SHARE = 10
+"""The folder may hold this part of the store's bound, beside the store."""
+
+_MAGIC = b"buildd-answer 1\n"
+_HEAD = struct.Struct("=16s32s32s32s32sQQ")
+"""Magic; digest of what follows up to the object; digests of the question, the object and the stamps; their lengths."""
+_CHECKED = 48
+_CODE = "code"
+_NAME = re.compile(r"[0-9a-f]{32}")
+_STAMP_BYTES = 40
+_KEPT = 0.9
+_TORN_S = 3600.0
+_temporaries = itertools.count(1)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a stand-in delivers, and what has to be as it was for that."""
+
+    question: bytes
+    stamps: Stamps
+    output: str
+    object: bytes
+    depfile: str = ""
+    rules: bytes = b""
+    """The depfile's content."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    key: Digest
+    """Of the result in the store."""
+    saved_s: float = 0.0
+
+
+def question_of(request: Request) -> bytes:
+    """All of a request that can change its result, as a stand-in puts it together; put_question in answer.c.
+
+    The folder stands in it as it is spelled and as it is: links on the way may come to mean another one.
+    """
+    variables = sorted(f"{name}={value}".encode() for name, value in request.environment.items())
+    parts = (
+        [argument.encode() for argument in request.command],
+        [request.project.encode(), os.fsencode(os.path.realpath(request.project))],
+        variables,
+    )
+    return b"".join(_number(len(part)) + b"".join(string + b"\0" for string in part) for part in parts)
+
+
+class Answers:
+    """The answers of one store. Safe to use from several threads.
+
+    Args:
+        store: the store's folder.
+        limit_bytes: the store's bound.
+    """
+
+    def __init__(self, store: Path, limit_bytes: int) -> None:
+        self._store = store
+        self._limit_bytes = limit_bytes // SHARE
+        self._lock = threading.Lock()
+        self._held_bytes = -1
+        """Not known yet: they are counted at the first one that is put here."""
+
+    def publish(self, answer: Answer) -> None:
+        """Have an answer found from now on; where it cannot be written there is none."""
+        content = encode(answer)
+        if len(answer.object) > MOST_OBJECT_BYTES or len(content) - len(answer.object) > MOST_FACTS_BYTES:
+            return
+        try:
+            folder = self._store / FOLDER
+            if self._held_bytes < 0:
+                folder = prepare(self._store)
+            aside = folder / f".{os.getpid()}-{next(_temporaries)}"
+            try:
+                descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(descriptor, "wb", buffering=0) as file:
+                    file.write(content)
+                os.replace(aside, folder / _name(answer.question))
+            except OSError:
+                aside.unlink(missing_ok=True)
+                raise
+            with self._lock:
+                if self._held_bytes < 0:
+                    self._held_bytes = held(self._store)[1]
+                else:
+                    self._held_bytes += len(content)
+                if self._held_bytes > self._limit_bytes:
+                    self._held_bytes = trim(self._store, int(self._limit_bytes * _KEPT))
+        except OSError as error:
+            _log.info("an answer was not kept: %s", error)
+
+
+def prepare(store: Path) -> Path:
+    """The folder of answers, made where it is not there. Answers of another code of ours are dropped: it may have known
+    less. Raises OSError."""
+    folder = store / FOLDER
+    for place in (folder, folder / NOTES):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    code = folder / _CODE
+    with contextlib.suppress(OSError):
+        if code.read_text(encoding="ascii", errors="replace") == package_digest():
+            return folder
+    clear(store)
+    code.write_text(package_digest(), encoding="ascii")
+    return folder
+
+
+def clear(store: Path) -> int:
+    """Remove all answers; how many there were."""
+    return sum(_remove(entry.path) for entry in _entries(store))
+
+
+def trim(store: Path, limit_bytes: int) -> int:
+    """Remove the answers that were not used for longest, until the others fit; the bytes that are left."""
+    found = sorted((status.st_mtime_ns, status.st_size, entry.path) for entry, status in _statuses(store))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in found:
+        if total <= limit_bytes:
+            break
+        total -= size * _remove(path)
+    for entry in _entries(store, torn=True):
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _TORN_S:
+                os.unlink(entry.path)
+    return total
+
+
+def held(store: Path) -> tuple[int, int]:
+    """How many answers there are, and their bytes."""
+    sizes = [status.st_size for _, status in _statuses(store)]
+    return len(sizes), sum(sizes)
+
+
+def verify(store: Path) -> tuple[int, int]:
+    """Read all answers and remove the bad ones; how many there were, and how many were bad."""
+    count = bad = 0
+    for entry in _entries(store):
+        with contextlib.suppress(OSError):
+            if not is_sound(Path(entry.path).read_bytes(), entry.name):
+                bad += _remove(entry.path)
+            count += 1
+    return count, bad
+
+
+def encode(answer: Answer) -> bytes:
+    """An answer's file."""
+    files, stamps = _files(answer.stamps)
+    key = bytes.fromhex(answer.key)
+    facts = b"".join(
+        (
+            files,
+            _folders(answer.stamps),
+            answer.output.encode() + b"\0",
+            answer.depfile.encode() + b"\0",
+            *(_counted(part) for part in (answer.rules, answer.stdout, answer.stderr)),
+            _counted(key + int(answer.saved_s * 1000).to_bytes(8, "little")),
+        )
+    )
+    head = _HEAD.pack(
+        _MAGIC,
+        b"",
+        *(_digest(part) for part in (answer.question, answer.object, stamps)),
+        len(answer.object),
+        len(facts),
+    )
+    checked = head[_CHECKED:] + facts
+    return b"".join((_MAGIC, _digest(checked), checked, answer.object))
+
+
+def is_sound(content: bytes, name: str) -> bool:
+    """Whether a file of this name is an answer, with nothing changed in it."""
+    if len(content) < _HEAD.size or not content.startswith(_MAGIC):
+        return False
+    _, check, question, of_object, _, object_length, facts_length = _HEAD.unpack_from(content)
+    end = _HEAD.size + facts_length
+    whole = len(content) == end + object_length and bytes(question).hex()[:32] == name
+    return bool(whole and _digest(content[_CHECKED:end]) == check and _digest(content[end:]) == of_object)
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def _files(stamps: Stamps) -> tuple[bytes, bytes]:
+    """The files, those of a folder together, and all their stamps in that order."""
+    folders: dict[bytes, list[tuple[bytes, int]]] = {}
+    for index, path in enumerate(stamps.paths):
+        folder, _, name = path.rpartition(b"/")
+        folders.setdefault(folder, []).append((name, index))
+    text, numbers = [_number(len(folders))], []
+    for folder, names in folders.items():
+        text += [folder, b"\0", _number(len(names)), *(name + b"\0" for name, _ in names)]
+        numbers += [stamps.stamps[_STAMP_BYTES * i : _STAMP_BYTES * (i + 1)] for _, i in names]
+    return b"".join(text), b"".join(numbers)
+
+
+def _folders(stamps: Stamps) -> bytes:
+    words = sorted({zlib.crc32(os.fsencode(name)) for name in stamps.names})
+    text = [_counted(struct.pack(f"={len(words)}I", *words)), _number(len(stamps.folders))]
+    for folder in stamps.folders:
+        there = sorted(folder.there or ())
+        text += [
+            os.fsencode(folder.path),
+            b"\0",
+            struct.pack("=qII", folder.stamp, folder.there is not None, len(there)),
+        ]
+        text += [(b"d" if is_folder else b"f") + os.fsencode(name) + b"\0" for name, is_folder in there]
+    return b"".join(text)
+
+
+def _number(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def _counted(data: bytes) -> bytes:
+    return _number(len(data)) + data
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def _name(question: bytes) -> str:
+    return _digest(question).hex()[:32]
+
+
+def _entries(store: Path, *, torn: bool = False) -> Iterator[os.DirEntry[str]]:
+    """Answers; with `torn` what a process that was killed has left."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(store / FOLDER) as entries:
+        yield from (entry for entry in entries if (entry.name[:1] == "." if torn else _NAME.fullmatch(entry.name)))
+
+
+def _statuses(store: Path) -> Iterable[tuple[os.DirEntry[str], os.stat_result]]:
+    for entry in _entries(store):
+        with contextlib.suppress(OSError):
+            yield entry, entry.stat(follow_symlinks=False)
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True

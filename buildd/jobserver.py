@@ -1,0 +1,159 @@
+"""GNU make's jobserver for everything below one `buildd run -j N`: so many jobs at once, whoever starts them.
+
+Knows tokens and how tools are told of them; not what they run, and nothing of the daemon, whose own tokens bound the
+compilers of all builds together. Tokens lie in a fifo, as make from 4.4 on, ninja from 1.13 on and cargo take them;
+older ones of make take open pipes, which its stand-in opens for it (launcher.c). Each tool that builds has one job
+without a token, so there is one less than N.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from buildd.errors import BuilddError
+from codegen.foreign import without_stand_ins
+
+MOST_JOBS = 4096
+_LOOK_S = 2.0
+_ASK_S = 5.0
+_MAKE = ("make", "gmake")
+_VERSION = re.compile(r"GNU Make (\d+)\.(\d+)")
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+
+
+class Jobserver:
+    """A fifo with tokens, while a command runs.
+
+    Args:
+        folder: the fifo is made there.
+        jobs: how many at once.
+
+    Raises: OSError; BuilddError where no tool could be told of such a place.
+    """
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.path = folder / f"jobs-{os.urandom(6).hex()}"
+        if not _PLAIN.fullmatch(str(self.path)) or not 1 <= jobs <= MOST_JOBS:
+            raise BuilddError(f"no jobserver can be at {self.path}")
+        os.mkfifo(self.path, 0o600)
+        # Open at both ends for as long as it lives: otherwise the tokens would go with the first client.
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._tokens = jobs - 1
+        self._lost = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._look, name="jobserver", daemon=True)
+        os.write(self._descriptor, b"+" * self._tokens)
+        self._watch.start()
+
+    @property
+    def available(self) -> int:
+        """Tokens that nobody has."""
+        return int(struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
+
+    def restore(self) -> int:
+        """Put tokens back whose holders are gone; how many. They are told from two looks: what was out both times,
+        beyond what the processes below this one could hold."""
+        with self._lock:
+            out = 0
+            if not self.available:
+                out = max(0, self._tokens - _most_held(self.path) - self.available)
+            lost, self._lost = min(out, self._lost), out
+            if lost:
+                os.write(self._descriptor, b"+" * lost)
+                self._lost = 0
+            return lost
+
+    def close(self) -> None:
+        self._ended.set()
+        self._watch.join()
+        os.close(self._descriptor)
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Jobserver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self.restore()
+
+
+def variables(server: Jobserver, jobs: int, tools: Mapping[str, str]) -> dict[str, str]:
+    """What tells tools of it. make and ninja learn of it from their stand-ins.
+
+    Up to 4.3 make refuses to run where MAKEFLAGS name a fifo, and ninja and cargo hand theirs on to any make that they
+    call, by whatever path: where such a make is, it alone is told.
+    """
+    if any(_version(tools[name]) < (4, 4) for name in _MAKE if name in tools):
+        return {"BUILDD_JOBSERVER": f"pipe:{server.path}"}
+    return {
+        "BUILDD_JOBSERVER": str(server.path),
+        "CARGO_MAKEFLAGS": f"-j{jobs} --jobserver-auth=fifo:{server.path}",
+    }
+
+
+def find_builders(environ: Mapping[str, str]) -> dict[str, str]:
+    """The tools of this environment that are told by a stand-in: name -> path."""
+    path = without_stand_ins(environ.get("PATH", os.defpath))
+    found = {name: os.path.abspath(place) for name in (*_MAKE, "ninja") if (place := shutil.which(name, path=path))}
+    return {name: place for name, place in found.items() if name not in _MAKE or _version(place) >= (4, 2)}
+
+
+def _version(make: str) -> tuple[int, int]:
+    """Of GNU make; (0, 0) for another."""
+    try:
+        said = subprocess.run(
+            [make, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"PATH": os.defpath},
+            timeout=_ASK_S,
+            check=False,
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return 0, 0
+    match = _VERSION.match(said)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _most_held(fifo: Path) -> int:
+    """The most tokens that living processes below this one can hold: none where no other has the fifo open, else one
+    for each of their threads."""
+    parents: dict[int, tuple[int, int]] = {}
+    for name in os.listdir("/proc"):
+        try:
+            fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            if name.isdecimal() and fields[0] not in "ZX":
+                parents[int(name)] = int(fields[1]), int(fields[17])
+        except (OSError, IndexError):
+            continue
+    ours, grown = {os.getpid()}, True
+    while grown:
+        below = {pid for pid, (parent, _) in parents.items() if parent in ours} | ours
+        grown, ours = below != ours, below
+    ours.discard(os.getpid())
+    if not any(_has_open(pid, fifo) for pid in ours):
+        return 0
+    return sum(parents[pid][1] for pid in ours)
+
+
+def _has_open(pid: int, fifo: Path) -> bool:
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{name}") == str(fifo) for name in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False

@@ -1,0 +1,206 @@
+"""The jobserver of `buildd run -j`: make, ninja and what they call share its jobs, and tokens of the dead come back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving import short_folder, wait_until
+
+from buildd.errors import BuilddError
+from buildd.jobserver import Jobserver, find_builders
+from tests.household import ROOT, Household
+from tests.toolkit import host_compiler
+
+JOBS = 3
+HOLDER = "import os, sys; f = os.open(sys.argv[1], os.O_RDWR); os.read(f, int(sys.argv[2])); print(flush=True); input()"
+# Runs until three of its kind have run at the same time, and writes down how many did.
+RECIPE = """#!/bin/sh
+mkdir running/$1
+ls running | wc -l >> seen
+while [ ! -e reached ]; do [ $(ls running | wc -l) -lt 3 ] || touch reached; done
+rmdir running/$1
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Jobserver]:
+    with short_folder() as folder, Jobserver(folder, JOBS) as server:
+        yield server
+        assert server.path.exists()
+    assert not server.path.exists()
+
+
+def hold(server: Jobserver, count: int) -> subprocess.Popen[str]:
+    """A process that has tokens."""
+    command = [sys.executable, "-I", "-S", "-c", HOLDER, str(server.path), str(count)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "\n"
+    return process
+
+
+def test_tokens_of_a_client_that_was_killed_come_back(server: Jobserver) -> None:
+    with hold(server, 2) as client:
+        assert server.available == 0
+        client.kill()
+    assert server.restore() in (0, 2)
+    wait_until(lambda: server.restore() or server.available, "they are back")
+    assert server.available == 2
+    assert server.restore() == 0 and server.available == 2
+
+
+def test_tokens_of_the_living_stay_theirs() -> None:
+    with short_folder() as folder, Jobserver(folder, 2) as server, hold(server, 1) as client:
+        assert [server.restore() for _ in range(3)] == [0, 0, 0]
+        assert server.available == 0
+        client.communicate("\n")
+
+
+def test_some_of_several_lost_ones_come_back_while_others_live(server: Jobserver) -> None:
+    """One thread lives: it can have no more than one of the two."""
+    with hold(server, 2) as client:
+        server.restore()
+        wait_until(lambda: server.restore() or server.available, "one is back")
+        assert server.available == 1
+        client.communicate("\n")
+
+
+def test_a_place_that_no_flag_can_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    with pytest.raises(BuilddError):
+        Jobserver(tmp_path / "a b", 2)
+
+
+# ---------------------------------------------------------------- real tools
+
+
+class Project:
+    """Recipes that need three at once to end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "running").mkdir(parents=True)
+        (folder / "recipe").write_text(RECIPE)
+        (folder / "recipe").chmod(0o700)
+
+    def seen(self) -> list[int]:
+        return [int(line) for line in (self.folder / "seen").read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[Household]:
+    with short_folder() as folder:
+        household = Household(folder)
+        yield household
+        assert household.end() == []
+
+
+def run(user: Household, folder: Path, *command: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "buildd", "run", "-j", str(JOBS), "--", *command],
+        cwd=folder,
+        env={**user.environ, **({"PATH": path} if path else {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done
+
+
+needs_gcc = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="no make (Debian: make)")
+
+
+@needs_gcc
+@needs_make
+def test_nested_makes_share_the_jobs(user: Household) -> None:
+    project = Project(user.folder / "nested")
+    inner = "all: a b c d\na b c d:\n\t@./recipe $(NAME)$@\n.PHONY: a b c d all\n"
+    (project.folder / "inner.mk").write_text(inner)
+    (project.folder / "Makefile").write_text(
+        "all: x y z\nx y z:\n\t@$(MAKE) --no-print-directory -f inner.mk NAME=$@\n.PHONY: x y z all\n"
+    )
+    said = run(user, project.folder, "make").stdout
+    assert "jobserver" not in said and "-j" not in said
+    assert len(project.seen()) == 12 and max(project.seen()) == JOBS
+
+
+@needs_gcc
+def test_two_ninjas_share_the_jobs(user: Household) -> None:
+    ninja = Path(pytest.importorskip("ninja").BIN_DIR)
+    project = Project(user.folder / "ninja")
+    tools = user.folder / "tools"
+    tools.mkdir()
+    for tool in Path("/usr/bin").iterdir():
+        if tool.name not in ("make", "gmake", "ninja"):
+            (tools / tool.name).symlink_to(tool)
+    rule = "rule own\n  command = ./recipe $out\n"
+    for name in ("a", "b"):
+        builds = "".join(f"build {name}{n}: own\n" for n in range(8))
+        (project.folder / f"{name}.ninja").write_text(f"builddir = {name}\n{rule}{builds}")
+    script = "ninja -f a.ninja & ninja -f b.ninja && wait"
+    said = run(user, project.folder, "sh", "-c", script, path=f"{ninja}:{tools}").stdout
+    assert said.count("Jobserver mode detected") == 2 and "warning" not in said
+    # Each has one job without a token.
+    assert len(project.seen()) == 16 and 3 <= max(project.seen()) <= JOBS + 1
+
+
+@needs_gcc
+@needs_make
+def test_a_make_that_ninja_calls_understands_what_it_is_told(user: Household) -> None:
+    ninja = Path(pytest.importorskip("ninja").BIN_DIR)
+    project = Project(user.folder / "both")
+    (project.folder / "Makefile").write_text("all: a b c\na b c:\n\t@./recipe $(NAME)$@\n.PHONY: a b c all\n")
+    rules = f"rule make\n  command = make NAME=$out\nrule path\n  command = {shutil.which('make')} NAME=$out\n"
+    (project.folder / "build.ninja").write_text(f"{rules}build m: make\nbuild p: path\n")
+    said = run(user, project.folder, "ninja", path=f"{ninja}:{user.environ['PATH']}").stdout
+    assert "warning" not in said and len(project.seen()) == 6
+
+
+@needs_gcc
+@needs_make
+def test_a_width_of_ones_own_is_kept(user: Household) -> None:
+    project = Project(user.folder / "wide")
+    (project.folder / "Makefile").write_text("all: a b c d\na b c d:\n\t@./recipe $@\n.PHONY: a b c d all\n")
+    said = run(user, project.folder, "make", "-j4").stdout
+    assert "warning" not in said
+    assert len(project.seen()) == 4 and max(project.seen()) >= 3
+    for name in ("reached", "seen"):
+        (project.folder / name).unlink()
+    path = shutil.which("make")
+    assert path is not None
+    said = run(user, project.folder, path).stdout  # by its path: not ours, and told in words
+    assert "warning" not in said and max(project.seen()) == JOBS
+
+
+@needs_gcc
+def test_builders_are_not_found_among_stand_ins(user: Household) -> None:
+    found = find_builders(user.environ)
+    script = 'echo "$PATH" && echo "$BUILDD_JOBSERVER" && command -v make || true'
+    lines = run(user, user.folder, "sh", "-c", script).stdout.splitlines()
+    assert lines[1].removeprefix("pipe:").startswith(str(user.run_folder))
+    assert find_builders({**user.environ, "PATH": lines[0]}) == found
+    assert os.listdir(user.run_folder) and not list(user.run_folder.rglob("jobs-*"))
+
+
+@needs_gcc
+def test_a_build_that_is_ended_leaves_no_fifo(user: Household) -> None:
+    command = [sys.executable, "-P", "-m", "buildd", "run", "-j", "2", "--", "sh", "-c", "echo && exec cat"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=user.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "\n"
+        assert list(user.run_folder.rglob("jobs-*"))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert not list(user.run_folder.rglob("jobs-*"))
