@@ -11,7 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from codegen import foreign
 from codegen.commandline import parse
 from codegen.foreign import DEPENDENCIES, Described
 from codegen.parsing import Compile, HandThrough, Reason
-from codegen.plan import Action, RequestError
+from codegen.plan import Action, RequestError, Steps
 from protocol import messages as m
 
 MOST_STAMPS = 500_000
@@ -41,6 +41,8 @@ RESTING_STAMPS = 50_000
 """The same while nothing is built."""
 MOST_BUILDS = 32
 MOST_TOOLS = 64
+MOST_FLAGS = 256
+"""Sets of flags of one tool whose steps are known."""
 HANDED_THROUGH = "handed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
 
@@ -60,6 +62,8 @@ class Known:
 class _Tool:
     described: Described
     stamps: Stamps
+    steps: dict[tuple[str, ...], Steps | str] = field(default_factory=dict)
+    """How compiles are carried out, by `foreign.steps_key`; the newest last."""
 
 
 class Compiles:
@@ -149,7 +153,8 @@ class Compiles:
         compile = parse(request.command, request.project, tuple(request.environment.items()))
         described = await self._describe(compile, request)
         delivery = Delivery(compile, request.project, request.umask, foreign.system_folders(compile, described))
-        plan = foreign.plan(compile, described, request)
+        steps = await self._steps(compile, described, request)
+        plan = foreign.plan(compile, described, request, steps)
 
         def begin() -> Compiling:
             delivery.check()
@@ -188,6 +193,20 @@ class Compiles:
                 while len(self._tools) > MOST_TOOLS:
                     self._tools.popitem(last=False)
             return described
+
+    async def _steps(self, compile: Compile, described: Described, request: m.Request) -> Steps | str:
+        """How a compile is carried out; asked once for all with the same flags."""
+        tool = self._tools.get(foreign.tool_key(compile, request))
+        known = tool.steps if tool is not None and tool.described is described else {}
+        key = foreign.steps_key(compile)
+        async with self._describing:
+            if key not in known:
+                known[key], _ = await self._planner.learn(
+                    f"steps of {request.command[0]}", lambda knowledge: foreign.steps(compile, described, knowledge)
+                )
+                if len(known) > MOST_FLAGS:
+                    del known[next(iter(known))]
+            return known[key]
 
     def _tool_stamps(
         self, described: Described, asked: tuple[str, ...], request: m.Request, began_ns: int
