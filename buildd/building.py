@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from buildd.kernels import kernels_in, without_report
 from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
+from buildd.products import Failure, Product, Ran
 from buildd.steps import LookUp, NodeSpec
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
@@ -54,24 +55,6 @@ class Counts:
     misses: int = 0
     failures: int = 0
     saved_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A file that an action of this request has made."""
-
-    digest: m.Digest
-    size_bytes: int
-    executable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A file in a job's private folder and what it is."""
-
-    path: str
-    file: Path
-    product: Product
 
 
 @dataclass(slots=True)
@@ -253,11 +236,6 @@ class Building:
         destination.parent.mkdir(parents=True, exist_ok=True)
         return self.store.restore(digest, destination, executable=executable)
 
-    def ran(self, index: int, exit: Exit, read: tuple[str, ...] | None, note: str) -> None:
-        """A job of this request's action ended, however it did."""
-        said = exit.stdout or (without_report(exit.stderr) if self.plan.actions[index].reports else exit.stderr)
-        self.said_something = self.said_something or bool(note or said)
-
     def place_made(self, path: str, made: Path, product: Product) -> None:
         """Put a file that was just made where it belongs."""
         if self.writes_outputs:
@@ -286,13 +264,20 @@ class Building:
         place.parent.mkdir(parents=True, exist_ok=True)
         return str(place)
 
-    def finish_outputs(self, action: Action, private: str) -> None:
-        """Make outputs that no tool makes, once it has ended well; `private` is the job's folder."""
+    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
+        """Make outputs that no tool makes in a job's folder, once it has ended well and said what it read."""
 
-    def hand_over(self, action: Action, made: Sequence[tuple[Path, Product]], exit: Exit) -> None:
+    def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
+        """What a run is filed as: an action, and the look-up that missed it."""
+        return self.plan.actions[index], self.misses[index]
+
+    def hand_over(self, index: int, ran: Ran) -> None:
         """Take what a job has made, under this request's own names: two targets may ask for the same bytes."""
-        for output, (file, product) in zip(action.outputs, made, strict=True):
-            self.place_made(output.path, file, product)
+        action, exit = self.plan.actions[index], ran.exit
+        said = exit.stdout or (without_report(exit.stderr) if action.reports else exit.stderr)
+        self.said_something = self.said_something or bool(ran.note or said)
+        for output, made in zip(action.outputs, ran.made, strict=True):
+            self.place_made(output.path, made.file, made.product)
 
     def published(self, result: Result) -> None:
         """A job of this request is stored."""
@@ -360,27 +345,20 @@ class Building:
             for line in text.decode(errors="replace").splitlines():
                 self.log.append(m.LogLine(job_id=HIT, stream=stream, text=line))
 
-    def tell_failed(
-        self,
-        job: m.JobId,
-        action: Action,
-        kind: m.FailureKind,
-        message: str,
-        *,
-        exit: Exit | None = None,
-        next_step: str = "",
-    ) -> None:
+    def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
+        """An action failed, or its result could not be put in place."""
         self.counts.failures += 1
+        action, exit = self.plan.actions[index], failure.exit
         self.log.append(
             m.Failed(
                 job_id=job,
                 action=action.name,
-                kind=kind,
-                message=message,
+                kind=failure.kind,
+                message=failure.message,
                 exit_status=exit.status if exit else 0,
                 signal=exit.signal if exit else 0,
                 command=self.command(action),
-                next_step=next_step,
+                next_step=failure.next_step,
                 diagnostics=diagnose((exit.stderr + exit.stdout).decode(errors="replace")) if exit else (),
                 timing=exit.timing if exit else m.Timing(),
             )

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from buildd import history, sweep
@@ -28,11 +28,13 @@ from codegen import foreign
 from codegen.commandline import parse
 from codegen.foreign import DEPENDENCIES, Described
 from codegen.parsing import Compile, HandThrough, Reason
-from codegen.plan import Action, RequestError
+from codegen.plan import Action, RequestError, Steps
 from protocol import messages as m
 
 MOST_BUILDS = 32
 MOST_TOOLS = 64
+MOST_FLAGS = 256
+"""Sets of flags of one tool whose steps are known."""
 HANDED_THROUGH = "handed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
 
@@ -41,6 +43,8 @@ HANDED_THROUGH = "handed-through"
 class _Tool:
     described: Described
     stamps: Stamps
+    steps: dict[tuple[str, ...], Steps | str] = field(default_factory=dict)
+    """How compiles are carried out, by `foreign.steps_key`; the newest last."""
 
 
 class Compiles:
@@ -91,7 +95,8 @@ class Compiles:
         system = foreign.system_folders(compile, described)
         roots = foreign.moving_roots(compile, request)
         delivery = Delivery(compile, request.project, request.umask, system, roots)
-        plan = foreign.plan(compile, described, request)
+        steps = await self._steps(compile, described, request)
+        plan = foreign.plan(compile, described, request, steps)
 
         def begin() -> Compiling:
             delivery.check()
@@ -130,6 +135,20 @@ class Compiles:
                 while len(self._tools) > MOST_TOOLS:
                     self._tools.popitem(last=False)
             return described
+
+    async def _steps(self, compile: Compile, described: Described, request: m.Request) -> Steps | str:
+        """How a compile is carried out; asked once for all with the same flags."""
+        tool = self._tools.get(foreign.tool_key(compile, request))
+        known = tool.steps if tool is not None and tool.described is described else {}
+        key = foreign.steps_key(compile)
+        async with self._describing:
+            if key not in known:
+                known[key], _ = await self._planner.learn(
+                    f"steps of {request.command[0]}", lambda knowledge: foreign.steps(compile, described, knowledge)
+                )
+                if len(known) > MOST_FLAGS:
+                    del known[next(iter(known))]
+            return known[key]
 
     def _tool_stamps(
         self, described: Described, asked: tuple[str, ...], request: m.Request, began_ns: int

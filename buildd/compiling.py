@@ -7,17 +7,16 @@ byte; the depfile is written from what the tool was seen to read. Knows no queue
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildd import depfiles
-from buildd.building import HIT, Building, Product, copy_file
+from buildd.building import HIT, Building, copy_file
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
-from buildd.launch import Exit
+from buildd.products import Failure, Product, Ran
 from buildd.store import Result, Store
 from codegen import moved
 from codegen.foreign import DEPENDENCIES
@@ -169,14 +168,11 @@ class Compiling(Building):
     def write_generated(self) -> None:
         """There is none, and no folder is made that the tool would not make."""
 
-    def finish_outputs(self, action: Action, private: str) -> None:
+    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
         """List what the tool read as one more output."""
-        try:
-            listed = Path(private, DEPFILE).read_bytes()
-        except OSError:
-            listed = b""
-        mine = tuple(f"{folder}/" for folder in (private, os.path.realpath(private)))
-        paths = [path for path in depfiles.parse(action.discovery, listed) if not path.startswith(mine)]
+        scratch = str(self.store.scratch_folder())
+        mine = tuple(f"{folder}/" for folder in (scratch, os.path.realpath(scratch)))
+        paths = [path for path in read if not path.startswith(mine)]
         place = Path(output_path(private, action, DEPENDENCIES))
         place.write_bytes(moved.listed(self.delivery.roots, paths))
 
@@ -199,11 +195,11 @@ class Compiling(Building):
             self.delivery.put_depfile(self.delivery.rules(made.read_bytes()))
         self.products[path] = product
 
-    def hand_over(self, action: Action, made: Sequence[tuple[Path, Product]], exit: Exit) -> None:
-        Building.hand_over(self, action, made, exit)
-        if exit.output_truncated:
+    def hand_over(self, index: int, ran: Ran) -> None:
+        Building.hand_over(self, index, ran)
+        if ran.exit.output_truncated:
             return  # what is missing in the middle nobody has any more
-        self.outputs = [*pieces("stdout", exit.stdout), *pieces("stderr", exit.stderr)]
+        self.outputs = [*pieces("stdout", ran.exit.stdout), *pieces("stderr", ran.exit.stderr)]
         self.carried_out = True
 
     def published(self, result: Result) -> None:
@@ -226,17 +222,9 @@ class Compiling(Building):
             self.outputs, self.carried_out = [*pieces("stdout", said[0]), *pieces("stderr", said[1])], True
         self.log.append(m.CacheHit(job_id=HIT, action=self.plan.actions[index].name, reason="same inputs"))
 
-    def tell_failed(
-        self,
-        job: m.JobId,
-        action: Action,
-        kind: m.FailureKind,
-        message: str,
-        *,
-        exit: Exit | None = None,
-        next_step: str = "",
-    ) -> None:
-        Building.tell_failed(self, job, action, kind, message, exit=exit, next_step=next_step)
+    def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
+        Building.tell_failed(self, job, index, failure)
+        kind, exit = failure.kind, failure.exit
         by_itself = kind is m.FailureKind.COMPILE_ERROR or (kind is m.FailureKind.KILLED and exit and exit.signal)
         if exit is None or exit.lost or exit.output_truncated or not by_itself or _NO_SPACE in exit.stderr:
             return  # our fault, perhaps: the caller tries again without us

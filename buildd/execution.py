@@ -14,19 +14,19 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from buildd import depfiles, history
-from buildd.building import Building, Made, Product
+from buildd.building import Building
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.errors import BuilddError, RunnerError, StoreError, told
 from buildd.files import FINE_STEP_NS, Files
 from buildd.kernels import is_report
 from buildd.launch import Exit, KillReason, Launch
+from buildd.products import Failure, Made, Product, Ran
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
@@ -34,13 +34,6 @@ from buildd.tally import Reasoned
 from codegen.aitemplate_flags import time_line
 from codegen.plan import Action
 from protocol import messages as m
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    kind: m.FailureKind
-    message: str
-    next_step: str = ""
 
 
 class Execution:
@@ -94,6 +87,12 @@ class Execution:
     def memory_bytes(self) -> int:
         """Resident memory of its processes now."""
         return self._job.memory_bytes if self._job is not None else 0
+
+    @property
+    def ran(self) -> Ran:
+        """What it leaves behind, once it has ended well."""
+        assert self.exit is not None
+        return Ran(tuple(self.made), self.exit, self.read, self.note)
 
     def time_line(self) -> str:
         """What AIT_TIME_COMPILATION asks for: the line of GNU time, from our own measurement."""
@@ -237,7 +236,8 @@ class Execution:
         """Check the inputs again, store the outputs. In a worker thread."""
         building, action = self.building, self.action
         tool, store = building.tool(action), building.store
-        building.finish_outputs(action, self._private)
+        self.read = self._inputs()
+        building.finish_outputs(action, self._private, self.read or ())
         files = []
         for output in action.outputs:
             path = Path(output_path(self._private, action, output.name))
@@ -250,14 +250,12 @@ class Execution:
                 return Ending.FAILED
             files.append((output, path))
         if action.transient:
-            self.read = self._inputs()
             for output, path in files:
                 product = Product(_content(path), path.stat().st_size, output.executable)
                 self.made.append(Made(output.path, path, product))
             self._learn(exit, history.Ended.BUILT)
             return Ending.SUCCESS
-        self.read = self._inputs()
-        missing = building.misses[self.index]
+        action, missing = building.filed_as(self.index, exit)
         private = (str(store.scratch_folder()),)
         filing = building.lookup.file_run(action, tool, missing, self.read, private, began_ns)
         if filing.stale:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +30,7 @@ from buildd.intake import Intake
 from buildd.kernels import kernels_in
 from buildd.launch import KillReason as RunnerKill
 from buildd.planner import Make
+from buildd.products import Failure
 from buildd.runner import Runner
 from buildd.state import State
 from buildd.steps import (
@@ -225,7 +227,7 @@ class Scheduler:
                 return
             action = building.plan.actions[index]
             if problem:
-                building.tell_failed(m.JobId(0), action, m.FailureKind.STORE, problem[0], next_step=problem[1])
+                building.tell_failed(m.JobId(0), index, Failure(m.FailureKind.STORE, *problem))
                 self._feed(Undeliverable(building.request.request_id, index))
             elif found is not None:
                 building.counts.done += 1
@@ -308,9 +310,6 @@ class Scheduler:
             self._tell(
                 execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=execution.time_line())
             )
-        if exit is not None:
-            for request, node in self.state.jobs[execution.number].followers:
-                self.buildings[request].ran(node, exit, execution.read, execution.note)
         if ending is Ending.SUCCESS and exit is not None and not execution.building.inner:
             self._tell(
                 execution.number,
@@ -339,15 +338,9 @@ class Scheduler:
     async def _deliver(self, deliver: Deliver) -> None:
         building = self.buildings[deliver.request]
         execution = self.executions[deliver.job]
-        action = building.plan.actions[deliver.node]
-
-        def work() -> None:
-            assert execution.exit is not None
-            building.hand_over(action, [(made.file, made.product) for made in execution.made], execution.exit)
-
         problem: tuple[str, str] | None = None
         try:
-            await self._in_pool(work)
+            await self._in_pool(building.hand_over, deliver.node, execution.ran)
         except (OSError, BuilddError) as error:
             problem = told(error)
         except Exception:  # the edge, as above
@@ -355,7 +348,7 @@ class Scheduler:
             problem = OUR_FAULT
         if building.request.request_id in self.state.requests:
             if problem:
-                building.tell_failed(deliver.job, action, m.FailureKind.STORE, problem[0], next_step=problem[1])
+                building.tell_failed(deliver.job, deliver.node, Failure(m.FailureKind.STORE, *problem))
                 self._feed(Undeliverable(deliver.request, deliver.node))
             else:
                 building.counts.done += 1
@@ -381,15 +374,8 @@ class Scheduler:
         if execution is None:
             return  # told where it was found out
         self.counters["failures"] += not building.inner
-        exit, failure = execution.exit, execution.failure
-        building.tell_failed(
-            failed.job,
-            building.plan.actions[failed.node],
-            failure.kind if failure else m.FailureKind.INTERNAL,
-            failure.message if failure else "the daemon failed; its log has the story",
-            exit=exit,
-            next_step=failure.next_step if failure else "",
-        )
+        failure = execution.failure or Failure(m.FailureKind.INTERNAL, *OUR_FAULT)
+        building.tell_failed(failed.job, failed.node, replace(failure, exit=execution.exit))
 
     async def _complete(self, complete: Complete) -> None:
         building = self.buildings.pop(complete.request)

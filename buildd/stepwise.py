@@ -12,33 +12,28 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from buildd import history
-from buildd.building import Building, Product
+from buildd.building import Building
+from buildd.command import output_path
 from buildd.errors import StoreError
 from buildd.eventlog import RequestLog
-from buildd.execution import Execution, Failure, storage_failure, time_line_of
+from buildd.execution import Execution, storage_failure, time_line_of
 from buildd.files import Traits
 from buildd.launch import Exit, KillReason, Launch
 from buildd.lookup import Found, Missing
+from buildd.products import Failure, Product, Ran
 from buildd.runner import Runner
 from buildd.steps import Ending
 from buildd.store import Result
+from buildd.unlined import fingerprint
 from codegen import nvcc_steps
-from codegen.plan import Action, Plan
+from codegen.plan import BARE, Action, Plan
 from protocol import messages as m
-
-
-class FailedStep(NamedTuple):
-    """Why a step failed, and how its process ended."""
-
-    failure: Failure
-    status: int
-    signal: int
 
 
 class Quiet(RequestLog):
@@ -58,9 +53,15 @@ class Inner(Building):
     said: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Standard output and error of the steps that ended or were found."""
     reads: dict[int, tuple[str, ...] | None] = field(default_factory=dict)
-    timings: list[m.Timing] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
     """Of the steps that ran."""
-    failed: dict[int, FailedStep] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
+    exact: bool = False
+    """No text is taken for another one with other line numbers."""
+    _moved: set[str] = field(default_factory=set)
+    """Files that were made of such a text."""
+    _bare: dict[int, Missing] = field(default_factory=dict)
+    """Misses of the steps whose result may be filed without line numbers."""
     _wanted: set[str] = field(default_factory=set)
     _embeds: bool = False
     """A file that a step read embeds another one below the preprocessor."""
@@ -110,7 +111,49 @@ class Inner(Building):
                 actions = list(self.plan.actions)
                 actions[index] = msgspec.structs.replace(action, uncacheable="a source embeds another file")
                 self.plan = msgspec.structs.replace(self.plan, actions=tuple(actions))
-        return Building.look(self, index, fresh=fresh)
+        if fresh:
+            self.forget_inputs(action)
+        return self._look_bare(index) or Building.look(self, index, fresh=False)
+
+    def _look_bare(self, index: int) -> Found | None:
+        """A result of a text that was the same but for its line numbers, of which nothing was said."""
+        action = self.plan.actions[index]
+        if not action.unlined:
+            return None
+        bare, tool = _without_lines(action), self.tool(action)
+        answer = self.lookup.look(bare, tool, explain=False)
+        if isinstance(answer, Found):
+            if not (self.exact or answer.result.stdout or answer.result.stderr) and self.take(bare, answer.result):
+                self._moved.update(output.path for output in action.outputs)
+                return answer
+            answer = self.lookup.missing(bare, tool, "it said something, or is not there")
+        self._bare[index] = answer
+        return None
+
+    def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
+        if index in self._bare and not exit.stdout and not exit.stderr:
+            return _without_lines(self.plan.actions[index]), self._bare[index]
+        return Building.filed_as(self, index, exit)
+
+    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
+        """Say what texts are apart from their line numbers."""
+        texts = {f"{output.path}.{BARE}": output.name for output in action.outputs}
+        for output in action.outputs:
+            if output.name == BARE:
+                if action.kind == nvcc_steps.Kind.CUDAFE.value:
+                    # Long, and full of line markers; but the same is always made of the same.
+                    content = b"made " + self.lookup.first_level(_without_lines(action), self.tool(action))[0].encode()
+                else:
+                    content = fingerprint(Path(output_path(private, action, texts[output.path])).read_bytes())
+                Path(output_path(private, action, BARE)).write_bytes(content)
+
+    @property
+    def outdated(self) -> bool:
+        """Something was said with line numbers of another text than today's."""
+        return any(
+            self._moved.intersection(action.unlined) and (index in self.failed or any(self.said.get(index, ())))
+            for index, action in enumerate(self.plan.actions)
+        )
 
     def _embedding(self, read: Iterable[str]) -> bool:
         names = (self.lookup.normal(spelled) for spelled in read)
@@ -141,29 +184,24 @@ class Inner(Building):
         self.products[path] = product
         self.snapshot.produced(path, product.digest)
 
-    def ran(self, index: int, exit: Exit, read: tuple[str, ...] | None, note: str) -> None:
+    def hand_over(self, index: int, ran: Ran) -> None:
+        Building.hand_over(self, index, ran)
+        self._ended(index, ran.exit)
+        self.reads[index] = ran.read
+
+    def _ended(self, index: int, exit: Exit) -> None:
         self.said[index] = (exit.stdout, exit.stderr)
-        self.reads[index] = read
-        self.timings.append(exit.timing)
+        self.exits.append(exit)
 
     def tell_hit(self, index: int, result: Result) -> None:
         stdout, stderr = (self.store.get(digest) or b"" if digest else b"" for digest in (result.stdout, result.stderr))
         self.said[index] = (stdout, stderr)
         self.reads[index] = self.lookup.used_by(self.plan.actions[index])
 
-    def tell_failed(
-        self,
-        job: m.JobId,
-        action: Action,
-        kind: m.FailureKind,
-        message: str,
-        *,
-        exit: Exit | None = None,
-        next_step: str = "",
-    ) -> None:
-        index = next(i for i, step in enumerate(self.plan.actions) if step is action)
-        status, signal = (exit.status, exit.signal) if exit is not None else (0, 0)
-        self.failed[index] = FailedStep(Failure(kind, message, next_step), status, signal)
+    def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
+        self.failed[index] = failure
+        if failure.exit is not None:
+            self._ended(index, failure.exit)
 
     def close(self) -> None:
         """The folder is the job's."""
@@ -188,19 +226,29 @@ class Inner(Building):
 
     def exit(self, wall_s: float) -> Exit:
         """The steps as one process, which stops at the first failure."""
-        failed = self.failed[min(self.failed)] if self.failed else None
+        failed = self.failed[min(self.failed)].exit if self.failed else None
+        timings = [exit.timing for exit in self.exits]
         return Exit(
             status=failed.status if failed is not None else 0,
             signal=failed.signal if failed is not None else 0,
+            # What the compiler says of a step that a signal ended, only it knows.
+            lost=failed is not None and (failed.lost or failed.signal != 0),
+            output_truncated=any(exit.output_truncated for exit in self.exits),
             timing=m.Timing(
                 wall_s=wall_s,
-                user_s=sum(timing.user_s for timing in self.timings),
-                system_s=sum(timing.system_s for timing in self.timings),
-                peak_rss_bytes=max((timing.peak_rss_bytes for timing in self.timings), default=0),
+                user_s=sum(timing.user_s for timing in timings),
+                system_s=sum(timing.system_s for timing in timings),
+                peak_rss_bytes=max((timing.peak_rss_bytes for timing in timings), default=0),
             ),
             stdout=b"".join(text for stream, text in self.shown() if stream == "stdout"),
             stderr=b"".join(text for stream, text in self.shown() if stream == "stderr"),
         )
+
+
+def _without_lines(action: Action) -> Action:
+    """A step as it is known whatever the line numbers of what it reads."""
+    inputs = tuple(f"{path}.{BARE}" if path in action.unlined else path for path in action.inputs)
+    return msgspec.structs.replace(action, inputs=inputs, unlined=())
 
 
 class Stepwise(Execution):
@@ -241,25 +289,24 @@ class Stepwise(Execution):
     async def run(self, runner: Runner) -> Ending:
         """Carry the steps out and say how it ended, as one process would have. Starts none itself."""
         try:
-            inner: Inner = await self._in_pool(self._begin)
+            self._whole = await self._in_pool(self._prepare)
             await self._settle()
             self._tell_started()
             began_ns = time.time_ns()
-            if self._kill is not None:
-                return Ending.KILLED
-            self._inner = inner
-            outcome = await self._carry_out(inner)
+            inner = await self._steps(exact=False)
+            if inner is not None and inner.outdated:
+                inner = await self._steps(exact=True)
         except (OSError, StoreError) as error:
             self.failure = storage_failure(error)
             return Ending.FAILED
-        if outcome is m.Outcome.CANCELLED:
+        if inner is None:
             return Ending.KILLED
         self.exit = inner.exit(time.monotonic() - self.started_s)
         for stream, text in inner.shown():
             for line in text.decode(errors="replace").splitlines():
                 self._line(stream, line)
         if inner.failed:
-            self.failure = inner.failed[min(inner.failed)].failure
+            self.failure = inner.failed[min(inner.failed)]
             return Ending.FAILED
         self._released()
         return await self._kept(self.exit, began_ns)
@@ -273,8 +320,19 @@ class Stepwise(Execution):
         self._inner.where(self._inner.plan.actions[-1].outputs[0].path)
         return super()._keep(exit, began_ns)
 
-    def _begin(self) -> Inner:
-        self._whole = self._prepare()
+    async def _steps(self, *, exact: bool) -> Inner | None:
+        """The steps, done; None where they were cancelled."""
+        inner: Inner = await self._in_pool(self._begin, exact)
+        if self._kill is not None:
+            return None
+        self._inner = inner
+        outcome = await self._carry_out(inner)
+        return None if outcome is m.Outcome.CANCELLED else inner
+
+    def _begin(self, exact: bool) -> Inner:
+        for file in Path(self._private).iterdir():  # of steps that were done before
+            if file.is_file():
+                file.unlink()
         building = self.building
         steps = building.steps[self.action.steps]
         inner = Inner(
@@ -288,7 +346,10 @@ class Stepwise(Execution):
             outer=building,
             begun_s=building.begun_s,
             settled_s=building.settled_s,
+            exact=exact,
         )
         inner.scratch = self._private
-        inner.begin(nvcc_steps.expand(steps, self.action), steps.said)
+        # Where the tool has no root of that name, paths are what they are on this machine.
+        project = "" if "project" in dict(building.tool(self.action).roots) else building.project
+        inner.begin(nvcc_steps.expand(steps, self.action, project), steps.said)
         return inner

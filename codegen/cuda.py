@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from codegen import nvcc, nvcc_steps
+from codegen import nvcc
 from codegen.aitemplate_flags import AITemplateFlags, aitemplate_flags
-from codegen.closure import hands_over
 from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
+from codegen.decomposition import decomposition
 from codegen.flags import FlagEffects, inspect, refuse_own
-from codegen.plan import Argument, Discovery, Place, Probe, Ref, RequestError, Resources, Steps
+from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources, Steps
 from codegen.search import include_folders, library_folders
 from codegen.sources import expand
 from codegen.target import CudaTarget, OutputKind, Target
@@ -171,60 +171,18 @@ def nvcc_recipe(
 
 
 def _decompose(context: Context, compiler: Compiler, step: Step, extension: str) -> Steps | str:
-    """How a step's compiles are carried out, from a dry run of just its flags; or why nvcc has to run whole."""
-    roots = dict(compiler.tool.roots)
-    wrapper = roots.get("nvcc", "") + compiler.program.suffix
-    for why, holds in (
-        ("not an object", not step.link),
-        (f"a source of type {extension}", extension != ".cu"),
-        ("the host compiler is not gcc", compiler.clang),
-        ("nvcc is a wrapper", "nvcc" in roots and not hands_over(wrapper, f"{roots['cuda']}/bin/nvcc")),
-    ):
-        if holds:
-            return why
-    words = [
-        item
-        if isinstance(item, str)
-        else item.prefix + (nvcc_steps.placeholder(item.name) if item.place is Place.ROOT else "") + item.suffix
-        for item in _without_threads(step.options)
-    ]
-    probe = Probe(
-        argv=(
-            f"{roots['cuda']}/bin/nvcc",
-            "--dryrun",
-            *words,
-            "-o",
-            nvcc_steps.OBJECT,
-            nvcc_steps.SOURCE + extension,
-        ),
-        environment=compiler.environment,
-        # It asks the host compiler for its version, too.
-        files=tuple(file.path for file in compiler.tool.files),
+    if not step.link:
+        return "not an object"
+    return decomposition(
+        context.knowledge,
+        compiler.tool,
+        compiler.program,
+        compiler.environment,
+        step.options,
+        extension=extension,
+        clang=compiler.clang,
+        identity=context.settings.name or os.path.basename(context.folder),
     )
-    (answer,) = context.knowledge.ask(probe)
-    name = " ".join((compiler.tool.name, *words))
-    identity = context.settings.name or os.path.basename(context.folder)
-    try:
-        if answer.status != 0:
-            raise nvcc_steps.NotUnderstood(f"nvcc --dryrun ended with status {answer.status}")
-        text = answer.stdout + answer.stderr
-        return nvcc_steps.decompose(text, name, extension=extension, root=roots["cuda"], identity=identity)
-    except nvcc_steps.NotUnderstood as reason:
-        return f"not understood: {reason}"
-
-
-def _without_threads(options: Iterable[Argument]) -> list[Argument]:
-    """Options without -t, which changes the order of the steps, and nothing in the result."""
-    kept: list[Argument] = []
-    waiting = False
-    for option in options:
-        if waiting:
-            waiting = False
-        elif option in ("-t", "--threads"):
-            waiting = True
-        elif not isinstance(option, str) or not option.startswith(("-t=", "--threads=")):
-            kept.append(option)
-    return kept
 
 
 def _all_steps(

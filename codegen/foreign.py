@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import msgspec
 
 from codegen import closure, hipcc, moved
+from codegen.decomposition import decomposition
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
 from codegen.parsing import Compile, Family, HandThrough, Reason
@@ -28,6 +31,7 @@ from codegen.plan import (
     Probe,
     Ref,
     Resources,
+    Steps,
     Tool,
 )
 from codegen.project import Settings
@@ -164,7 +168,41 @@ def moving_roots(compile: Compile, request: Request) -> moved.Roots:
     return moved.roots_of(compile, request.project, request.environment.get(moved.MAP_PATHS, ""))
 
 
-def plan(compile: Compile, described: Described, request: Request) -> Plan:
+def steps_key(compile: Compile) -> tuple[str, ...]:
+    """What `steps` depend on, besides the tool."""
+    return (os.path.splitext(compile.source)[1], *compile.flags)
+
+
+def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps | str:
+    """How a compile is carried out step by step, or why not though others with its tool are; empty for other tools.
+
+    Raises:
+        ProbesNeeded: as `describe`.
+    """
+    if compile.family is not Family.NVCC:
+        return ""
+    return decomposition(
+        knowledge,
+        described.tool,
+        described.program,
+        described.environment,
+        (*(("-ccbin", described.host) if described.host else ()), *compile.flags),
+        extension=os.path.splitext(compile.source)[1],
+        clang=described.clang,
+        # An object may be moved away and the next one made in its place, with other macros.
+        identity="\0".join(_macros(compile.flags)),
+    )
+
+
+def _macros(flags: tuple[str, ...]) -> Iterator[str]:
+    for before, flag in pairwise(("", *flags)):
+        if before in ("-D", "-U", "--define-macro", "--undefine-macro") or re.match(
+            r"-[DU].|--(un)?define-macro=", flag
+        ):
+            yield flag
+
+
+def plan(compile: Compile, described: Described, request: Request, steps: Steps | str = "") -> Plan:
     """The plan of a compile, and nothing to ask any more."""
     nvcc = compile.family is Family.NVCC
     effects = inspect(compile.flags)
@@ -188,9 +226,10 @@ def plan(compile: Compile, described: Described, request: Request) -> Plan:
         argv=(
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
-            *moved.arguments(compile, roots),
+            *(compile.flags if nvcc else moved.arguments(compile, roots)),
             "-o",
             Ref(place=Place.OUTPUT, name=name),
+            *((compile.source,) if nvcc else ()),
         ),
         environment=environment,
         inputs=(moved.source(compile, roots, request.project),),
@@ -201,9 +240,12 @@ def plan(compile: Compile, described: Described, request: Request) -> Plan:
         discovery=discovery,
         search=include_folders((), compile.flags, dict(described.tool.roots)),
         path_sensitive=sensitive,
+        steps=steps.name if isinstance(steps, Steps) else "",
+        whole=steps if isinstance(steps, str) else "",
         resources=_NVCC if nvcc else _HIPCC if compile.family is Family.HIPCC else _CXX,
     )
-    return Plan(targets=(compile.output,), actions=(action,), tools=(tool,))
+    stepwise = (steps,) if isinstance(steps, Steps) else ()
+    return Plan(targets=(compile.output,), actions=(action,), tools=(tool,), steps=stepwise)
 
 
 def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:

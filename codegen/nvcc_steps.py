@@ -23,7 +23,7 @@ import msgspec
 from blake3 import blake3
 
 from codegen.closure import which
-from codegen.plan import Action, Argument, Discovery, GeneratedFile, Output, Place, Plan, Ref, Resources, Steps
+from codegen.plan import BARE, Action, Argument, Discovery, GeneratedFile, Output, Place, Plan, Ref, Resources, Steps
 
 STEM = "buildd_source"
 SOURCE = f"/buildd_probe/{STEM}"
@@ -39,6 +39,11 @@ _DEVICE_PATHS = re.compile(r"-{1,2}g|-{1,2}G|.*(line-?info|src-in-ptx|source-in-
 """Options of cicc with which the folder that it runs in gets into its output."""
 _DEBUG = re.compile(r"-g(?!no-).*")
 """Options of gcc with which names of step files get into its output."""
+_LINES = re.compile(
+    r"-g(?!no-).*|-f(sanitize|instrument|profile|auto-profile|plugin|module|opt-info|dump|callgraph|compare-debug).*"
+    r"|-fdirectives-only|-ftest-coverage|--coverage|-p|-pg|-CC?|-P|-traditional.*|-save-temps.*|-Wa,.*"
+)
+"""Options of gcc with which line numbers may get into its output, or the text is not as it usually is."""
 
 
 class NotUnderstood(Exception):
@@ -85,6 +90,10 @@ _ROLES = {
     (Kind.FATBINARY, "--image"): _Role.INPUT,
     (Kind.FATBINARY, "--embedded-fatbin"): _Role.MADE,
 }
+_TEXTS = {Kind.PREPROCESS: _Role.MADE, Kind.CUDAFE: _Role.MADE, Kind.CICC: _Role.STUB}
+"""The files with line markers that steps write."""
+_READERS = (Kind.CUDAFE, Kind.CICC, Kind.HOST)
+"""Steps that read such files."""
 _POSITIONAL = (Kind.CUDAFE, Kind.CICC, Kind.PTXAS, Kind.HOST)
 """Steps with one input that no option names."""
 _PROGRAMS = {kind.value: kind for kind in (Kind.CUDAFE, Kind.CICC, Kind.PTXAS, Kind.FATBINARY)}
@@ -172,11 +181,12 @@ def placeholder(name: str) -> str:
     return f"/buildd_root_{name}_"
 
 
-def expand(steps: Steps, action: Action) -> Plan:
+def expand(steps: Steps, action: Action, project: str = "") -> Plan:
     """A plan that does what an action does, in steps; its last action makes the object.
 
     Args:
-        action: one whose `steps` are these; its last argument is the source.
+        action: one whose `steps` are these; its last argument is the source, its first output the object.
+        project: folder that relative paths start from, where it may be seen in the result; else it is a root.
     """
     source = str(action.argv[-1])
     stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", os.path.basename(source).rpartition(".")[0])
@@ -192,13 +202,13 @@ def expand(steps: Steps, action: Action) -> Plan:
     def put_argument(argument: Argument) -> Argument:
         if isinstance(argument, str):
             return put(argument)
-        if argument.place is Place.ROOT and argument.suffix == f"/{SOURCE}{extension}" and source.startswith("/"):
-            return source
+        if argument.suffix == f"/{SOURCE}{extension}" and (project or source.startswith("/")):
+            return os.path.normpath(os.path.join(project, source))
         changed = {"name": put(argument.name), "prefix": put(argument.prefix), "suffix": put(argument.suffix)}
         return msgspec.structs.replace(argument, **changed)
 
     environment = dict(action.environment)
-    identity = _module_id(steps.identity, action.inputs[0], made.path)
+    identity = _module_id(steps.identity, os.path.join(project, action.inputs[0]), os.path.join(project, made.path))
     actions: list[Action] = []
     for step in steps.actions:
         kind = Kind(step.kind)
@@ -218,6 +228,7 @@ def expand(steps: Steps, action: Action) -> Plan:
                     *(put(path) for path in step.inputs),
                 ),
                 outputs=tuple(msgspec.structs.replace(output, path=put(output.path)) for output in step.outputs),
+                unlined=tuple(put(path) for path in step.unlined),
                 search=action.search if preprocess or host else (),
                 path_sensitive=action.path_sensitive or preprocess,
                 resources=Resources(
@@ -285,6 +296,11 @@ def _read(words: list[str], source: str) -> _Step:
     return step
 
 
+def _sees_lines(step: _Step) -> bool:
+    pattern = _LINES if step.kind in (Kind.PREPROCESS, Kind.HOST) else _DEVICE_PATHS
+    return any(pattern.fullmatch(word) for word in step.words if isinstance(word, str))
+
+
 # ---------------------------------------------------------------- writing
 
 
@@ -327,6 +343,8 @@ class _Writer:
             self._names.setdefault(step.one(_Role.MADE), f"{arch}.{step.option('-arch')}.cubin")
         if len(set(self._names.values())) != len(self._names):
             raise NotUnderstood("two files for one architecture")
+        self._module = front.one(_Role.MODULE)
+        self._lines = any(_sees_lines(step) for step in steps)
         self._stub, self._fatbin = front.one(_Role.INCLUDED), binary.one(_Role.MADE)
         if host.one(_Role.INPUT) != front.one(_Role.MADE) or host.option("-o") != OBJECT:
             raise NotUnderstood("host compile of another file")
@@ -359,7 +377,9 @@ class _Writer:
             for word in step.words
             if isinstance(word, _File) and word.role in (_Role.MADE, _Role.STUB)
         ]
+        texts = [path for path in inputs if step.kind in _READERS and path != self._path(self._module)]
         if step.kind is Kind.HOST:
+            texts += [self._path(self._stub)]
             inputs += [self._path(self._stub), self._path(self._fatbin)]
             outputs = [Output(name="object", path=f"{_FOLDER}/{OBJECT}")]
             if any(_DEBUG.fullmatch(str(word)) for word in step.words):
@@ -372,6 +392,8 @@ class _Writer:
                     )
                     for path in inputs
                 ]
+        elif step.kind in _TEXTS and not self._lines:
+            outputs += [Output(name=BARE, path=f"{self._path(step.one(_TEXTS[step.kind]))}.{BARE}")]
         what = step.option("-arch") if step.kind in (Kind.CICC, Kind.PTXAS) else ""
         if step.kind is Kind.PREPROCESS:
             what = self._names[step.one(_Role.MADE)].removesuffix(".cpp1.ii").replace("cpp4.ii", "host")
@@ -386,6 +408,7 @@ class _Writer:
             discovery=Discovery.GCC if step.kind in (Kind.PREPROCESS, Kind.HOST) else Discovery.NONE,
             transient=step.kind in (Kind.PREPROCESS, Kind.FATBINARY),
             apart=apart,
+            unlined=() if self._lines else tuple(texts),
         )
 
     def _program(self, name: str) -> Argument:

@@ -80,6 +80,10 @@ class Resources(Frozen, frozen=True):
     wall_s: float = 2.0
 
 
+BARE = "bare"
+"""Name, and ending of the path, of an output beside a text: what the text is apart from its line numbers."""
+
+
 class Action(Frozen, frozen=True):
     """One tool invocation with its inputs and outputs. Runs in the project's folder."""
 
@@ -114,6 +118,9 @@ class Action(Frozen, frozen=True):
     """Why it is not carried out in steps though others of its kind are."""
     reports: bool = False
     """It was told to report on each kernel, which nobody asked to read: the report is told as data."""
+    unlined: tuple[str, ...] = ()
+    """Those of `inputs` whose line numbers reach nothing but what the tool says. A result of which it said nothing is
+    filed and found under their `BARE` twins, which their makers have among their outputs."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from codegen.nvcc_steps import OBJECT, SOURCE, Kind, NotUnderstood, decompose, e
 from codegen.plan import Action, Output, Place, Plan, Ref, Steps
 from protocol import messages as m
 from tests.floor import Floor, Shop, Story
+from tests.objects import anonymous, contents, inspector
 
 RECORDED = Path(__file__).parent / "data" / "dryruns"
 ROOT = "/usr/local/cuda"
@@ -106,7 +106,8 @@ def test_the_steps_of_two_architectures() -> None:
         "plugin.so",
         *(f"{folder}/a.{name}" for name in ("cudafe1.cpp", "cudafe1.stub.c", "fatbin.c")),
     }
-    assert [output.path for output in cicc.outputs] == [f"{folder}/a.cudafe1.stub.c", f"{folder}/a.compute_90a.ptx"]
+    made = [f"{folder}/a.{name}" for name in ("cudafe1.stub.c", "compute_90a.ptx", "cudafe1.stub.c.bare")]
+    assert [output.path for output in cicc.outputs] == made
     assert compiled.outputs == (Output(name="object", path=f"{folder}/a.cu.o"),)
     assert {Kind(step.kind) for step in plan.actions if step.transient} == {Kind.PREPROCESS, Kind.FATBINARY}
     assert 'NAME="a b"' in steps["preprocess host"].argv and "src/a.cu" in steps["preprocess compute_80"].argv
@@ -260,14 +261,6 @@ class Build:
         return self.floor.project / "build/t/obj/src/k.cu.o"
 
 
-def inspector() -> str:
-    """cuobjdump of the toolkit on the PATH or of the PyPI wheels; empty where there is none."""
-    wheels = importlib.util.find_spec("nvidia")
-    folders = wheels.submodule_search_locations or () if wheels is not None else ()
-    places = [place for folder in folders for place in Path(folder).glob("cu*/bin/cuobjdump")]
-    return shutil.which("cuobjdump") or next((str(place) for place in places), "")
-
-
 def plain(floor: Floor, made: Path) -> subprocess.CompletedProcess[str]:
     """What nvcc itself makes of the project's first source."""
     plan = plan_for(request_for(floor.project))
@@ -280,35 +273,6 @@ def plain(floor: Floor, made: Path) -> subprocess.CompletedProcess[str]:
     if done.returncode == 0:
         (made.parent / "k.cu.o").rename(made)
     return done
-
-
-def anonymous(text: str) -> str:
-    """Without what every run of nvcc names anew: modules, and temporary files."""
-    text = re.sub(r"[\w.$]*_[0-9a-f]{8}_4_k_cu_(first|[0-9a-f]{8})", "ID", text)
-    return re.sub(r"[^\s\"]*/(tmpxft_\w+-\d+_|job-\w+/)k\.(compute_80\.)?", "k.", text)
-
-
-def contents(path: Path) -> dict[str, str]:
-    """Symbols and code of an object, host's and devices'."""
-    commands = {
-        "symbols": ["nm", "--format=posix", "--no-sort", str(path)],
-        "host code": ["objdump", "-d", "--no-show-raw-insn", str(path)],
-    }
-    if tool := inspector():
-        commands |= {"machine code": [tool, "-elf", str(path)], "ptx": [tool, "-ptx", str(path)]}
-    found = {}
-    for name, command in commands.items():
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        match name:
-            case "symbols":  # without sizes and offsets, which follow the length of the module's id
-                text = "\n".join(" ".join(line.split()[:2]) for line in text.splitlines())
-            case "machine code":  # sections of code and data; in the tables between them stand such offsets
-                blocks = [block.strip() for block in text.split("\n\n")]
-                text = "\n".join(block for block in blocks if block.startswith((".text", ".nv.constant", ".nv.g")))
-            case "ptx":  # without debug information, which has the id letter by letter
-                text = re.sub(r"^\.b\d+ .*\n", "", text, flags=re.MULTILINE)
-        found[name] = anonymous(text.replace(str(path), ""))
-    return found
 
 
 @pytest.mark.cuda

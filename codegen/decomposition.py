@@ -1,0 +1,84 @@
+"""How nvcc compiles with one set of flags: in steps, as a dry run of just these flags has them, or whole, and why.
+
+Knows what has to be true before a dry run is asked for; reading it is `nvcc_steps`' business. Knows no target and no
+source: the answer serves every compile with these flags, whatever it is called and whatever its depfile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from codegen import nvcc_steps
+from codegen.closure import Environment, hands_over
+from codegen.plan import Argument, Knowledge, Place, Probe, Steps, Tool
+
+
+def decomposition(
+    knowledge: Knowledge,
+    tool: Tool,
+    program: Argument,
+    environment: Environment,
+    options: Iterable[Argument],
+    *,
+    extension: str,
+    clang: bool,
+    identity: str,
+) -> Steps | str:
+    """The steps, or why nvcc has to run whole.
+
+    Args:
+        tool: with a root "cuda".
+        program: how the compiles call nvcc.
+        options: of a compile to an object, without its source and its output.
+        extension: of the sources.
+        clang: it is the host compiler.
+        identity: see `Steps`.
+
+    Raises:
+        ProbesNeeded: the dry run.
+    """
+    roots = dict(tool.roots)
+    nvcc = f"{roots['cuda']}/bin/nvcc"
+    called = program if isinstance(program, str) else roots[program.name] + program.suffix
+    for why, holds in (
+        (f"a source of type {extension}", extension != ".cu"),
+        ("the host compiler is not gcc", clang),
+        ("nvcc is a wrapper", called != nvcc and not hands_over(called, nvcc)),
+    ):
+        if holds:
+            return why
+    words = [
+        item
+        if isinstance(item, str)
+        else item.prefix + (nvcc_steps.placeholder(item.name) if item.place is Place.ROOT else "") + item.suffix
+        for item in _without_threads(options)
+    ]
+    probe = Probe(
+        argv=(nvcc, "--dryrun", *words, "-o", nvcc_steps.OBJECT, nvcc_steps.SOURCE + extension),
+        environment=environment,
+        # It asks the host compiler for its version, too.
+        files=tuple(file.path for file in tool.files),
+    )
+    (answer,) = knowledge.ask(probe)
+    name = " ".join((tool.name, *words))
+    try:
+        if answer.status != 0:
+            raise nvcc_steps.NotUnderstood(f"nvcc --dryrun ended with status {answer.status}")
+        text = answer.stdout + answer.stderr
+        return nvcc_steps.decompose(text, name, extension=extension, root=roots["cuda"], identity=identity)
+    except nvcc_steps.NotUnderstood as reason:
+        return f"not understood: {reason}"
+
+
+def _without_threads(options: Iterable[Argument]) -> list[Argument]:
+    """Options without -t, which changes the order of the steps, and nothing in the result."""
+    kept: list[Argument] = []
+    waiting = False
+    for option in options:
+        if waiting:
+            waiting = False
+        elif option in ("-t", "--threads"):
+            waiting = True
+        elif not isinstance(option, str) or not option.startswith(("-t=", "--threads=")):
+            kept.append(option)
+    return kept
