@@ -1,14 +1,11 @@
-"""Plans, depfiles and stamps of foreign compiles; and that random edits never lead to a stale object."""
+"""Plans, depfiles and stamps of foreign compiles."""
 
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import short_folder
 
 from buildd.compiling import Delivery, make_rules, pieces
 from buildd.stamps import Listing, Stamps, listed_names
@@ -16,9 +13,6 @@ from buildd.sweep import Sweep
 from codegen.commandline import parse
 from codegen.foreign import MARK, sent_variables, without_stand_ins
 from codegen.parsing import Depfile, HandThrough, Reason
-from tests.foreign import Foreign
-from tests.household import Household
-from tests.toolkit import host_compiler
 
 OLD = (1_700_000_000, 1_700_000_000)
 
@@ -95,82 +89,3 @@ def test_stamps_hold_until_something_that_matters_changes(tmp_path: Path) -> Non
     (folder / "sub").rmdir()
     file.write_text("two")
     assert not held.hold(sweep)
-
-
-# ---------------------------------------------------------------- edits
-
-
-class Edited:
-    """A source with headers in three folders, changed at random."""
-
-    def __init__(self, foreign: Foreign, rng: random.Random) -> None:
-        self.foreign = foreign
-        self.rng = rng
-        self.flags: list[str] = []
-        for name in ("one", "two", "out"):
-            (foreign.folder / name).mkdir()
-        foreign.write(
-            "main.c",
-            '#include <x.h>\n#include "y.h"\n#if __has_include(<z.h>)\n#include <z.h>\n#endif\n'
-            "int value = X + Y\n#ifdef Z\n+ Z\n#endif\n#ifdef D\n+ D\n#endif\n;\nchar const *file = __FILE__;\n",
-        )
-        foreign.write("two/x.h", "#define X 1\n")
-        foreign.write("two/y.h", "#define Y 1\n")
-
-    def edit(self) -> str:
-        rng, number = self.rng, self.rng.randrange(100)
-        name = rng.choice(("x", "y", "z"))
-        folder = rng.choice((".", "one", "two"))
-        header = self.foreign.folder / folder / f"{name}.h"
-        match rng.randrange(6):
-            case 0 | 1:
-                header.write_text(f"#define {name.upper()} {number}\n")
-                return f"write {header}"
-            case 2:
-                # x.h and y.h of the last folder stay, so that it always compiles.
-                if name == "z" or folder != "two":
-                    header.unlink(missing_ok=True)
-                return f"remove {header}"
-            case 3:
-                if header.exists():
-                    header.touch()
-                return f"touch {header}"
-            case 4:
-                self.flags = [f"-DD={number % 3}"] if number % 2 else []
-                return f"flags {self.flags}"
-            case _:
-                text = (self.foreign.folder / "main.c").read_text()
-                (self.foreign.folder / "main.c").write_text(text + f"/* {number} */\n" * (number % 2))
-                return "comment"
-
-    def compile(self) -> tuple[bytes, bytes]:
-        """Ours and theirs."""
-        command = ["gcc", *self.flags, "-Ione", "-Itwo", "-c", "main.c", "-o", "out/main.o"]
-        found = []
-        for call in (self.foreign.call, self.foreign.plainly):
-            done = call(*command)
-            assert done.returncode == 0, done.stderr
-            found.append((self.foreign.folder / "out" / "main.o").read_bytes())
-        return found[0], found[1]
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        household.buildd("up")
-        yield household
-        assert household.end() == []
-
-
-@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_edits_never_lead_to_a_stale_object(user: Household, seed: int) -> None:
-    edited = Edited(Foreign(user, user.folder / f"edits-{seed}"), random.Random(seed))
-    story = []
-    for _ in range(40):
-        story.append(edited.edit())
-        ours, theirs = edited.compile()
-        assert ours == theirs, story
-    hits, misses = edited.foreign.counts()
-    assert hits + misses == 40 and hits > 5 and misses > 5

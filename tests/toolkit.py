@@ -25,3 +25,26 @@ def make_toolkit(folder: Path) -> Path:
     subprocess.run([host_compiler(), "-O1", "-D_GNU_SOURCE", "-o", str(program), str(_SOURCE)], check=True)
     (folder / "bin" / "nvcc.profile").write_text("TOP = $(_HERE_)/..\n")
     return program
+
+
+def copy_toolkit(real: Path, folder: Path, *copied: str) -> Path:
+    """A real toolkit in another folder, the most of it links; the path of its nvcc.
+
+    Args:
+        real: its root, as /usr/local/cuda.
+        copied: files that shall be no links, relative to it. nvcc is none: it finds its parts from where it is.
+    """
+    for name in ("bin", "include"):
+        (folder / name).mkdir(parents=True)
+        for entry in (real / name).iterdir():
+            (folder / name / entry.name).symlink_to(entry)
+    for entry in real.iterdir():
+        if not (folder / entry.name).exists():
+            (folder / entry.name).symlink_to(entry)
+    # Where PyPI's wheels have no lib64, nvcc and CMake look for one nevertheless.
+    if not (folder / "lib64").exists():
+        (folder / "lib64").symlink_to(real / "lib")
+    for name in ("bin/nvcc", "bin/nvcc.profile", *copied):
+        (folder / name).unlink()
+        shutil.copy2(real / name, folder / name)
+    return folder / "bin" / "nvcc"
