@@ -20,7 +20,6 @@ from codegen.target import GemmTarget
 
 SHARED = "include/shared.h"
 """Included by every source."""
-_GENCODE = "-gencode=arch=compute_{0},code=[sm_{0},compute_{0}]"
 _CUTLASS_FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG", "-O3", "-Xcompiler=-fPIC")
 _GEMMS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("half", "sm_80", {"dtype": "fp16"}),
@@ -109,7 +108,7 @@ class Corpus:
             path.with_suffix(".hip" if path.suffix == ".cu" else path.suffix).write_text(text)
         self.flags = ("-fPIC", "-Iinclude", "-O3", "-x", "hip")
         sources = sorted(path.name for path in (self.folder / "src").iterdir())
-        return tuple(Unit(f"src/{name}", ("gfx90a",), ("gfx906",)) for name in sources)
+        return tuple(Unit(f"src/{name}", ("gfx906",), ("gfx90a",)) for name in sources)
 
     def cpp(self, units: int, cutlass: Path) -> tuple[Unit, ...]:
         """Small sources of the host, with some two hundred headers of the system each."""
@@ -131,9 +130,14 @@ class Corpus:
     # ------------------------------------------------------------ descriptions
 
     def arch_flags(self, archs: Sequence[str]) -> list[str]:
-        if self.hip:
+        if self.hip or not archs:
             return [f"--offload-arch={arch}" for arch in archs]
-        return [_GENCODE.format(arch.removeprefix("sm_")) for arch in archs]
+        # PTX for the last, as buildd's own targets have it.
+        *others, last = (arch.removeprefix("sm_") for arch in archs)
+        return [
+            *(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in others),
+            f"-gencode=arch=compute_{last},code=[sm_{last},compute_{last}]",
+        ]
 
     def configure(self, launcher: str, made: str, *, added: bool = False) -> None:
         """Write build.ninja and buildd.toml.

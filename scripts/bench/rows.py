@@ -1,18 +1,22 @@
 """What is done to a corpus and measured: the rows of the table, each contender in every round.
 
-Knows no compiler and no cache. What the plain compiler does again in the same way whatever the edit was (all of it) is
-measured once a round: as the row `cold`.
+Knows no cache. What the plain compiler does again in the same way whatever the edit was (all of it) is measured once a
+round: as the row `cold`. After each row one object is compared with that of a clean compile: a cache that is fast
+because it is stale is told so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
-from common import Cost, Report, cpus, walls
-from contenders import Contender
+from common import Cost, Report, cpus, run, walls
+from contenders import MADE, Contender
 from corpora import Corpus
+
+from tests.objects import Names, described, differences
 
 OURS = ("buildd run", "buildd build")
 
@@ -84,14 +88,43 @@ ROWS: tuple[Row, ...] = (
 NAMES = tuple(row.name for row in ROWS)
 
 
-def measure(report: Report, corpus: str, contenders: Sequence[Contender], rows: Sequence[str], rounds: int) -> None:
+class Judge(Contender):
+    """Says what the first source of a corpus has to come to, by a plain compile of it alone."""
+
+    name = "judge"
+    _NAMES = Names(("host_of_shared", "host_of_unit", "changed"))
+
+    def right(self) -> None:
+        unit = self.corpus.units[0]
+        (self.corpus.folder / MADE).mkdir(exist_ok=True)
+        run([self.ninja, self.corpus.object(MADE, unit)], cwd=self.corpus.folder, environment=self.environ)
+
+    def stale(self, contender: Contender) -> list[str]:
+        """In what a contender's object of it is another one."""
+        ours, theirs = (described(each.objects()[0], str(self.cuobjdump), self._NAMES) for each in (contender, self))
+        return differences(ours, theirs)
+
+    @property
+    def cuobjdump(self) -> Path | str:
+        found = self.corpus.compiler.with_name("cuobjdump")
+        return found if found.exists() else ""
+
+
+def measure(
+    report: Report, corpus: str, contenders: Sequence[Contender], judge: Judge, rows: Sequence[str], rounds: int
+) -> None:
     """All rows of a corpus, `rounds` times; lines of the report, and a table of medians."""
     costs: dict[tuple[str, str], list[Cost]] = {}
+    stale: set[tuple[str, str]] = set()
     for number in range(rounds):
         for row in ROWS:
             # Every round begins with nothing, whatever is asked for: the other rows stand on it.
             if row.name not in rows and row.name != "cold":
                 continue
+            if row.name == "arch" and not any(unit.added for unit in judge.corpus.units):
+                continue
+            row.prepare(judge)
+            judge.right()
             for contender in contenders if number % 2 == 0 else tuple(reversed(contenders)):
                 if contender.name == "plain" and row.as_cold:
                     continue
@@ -102,6 +135,11 @@ def measure(report: Report, corpus: str, contenders: Sequence[Contender], rows: 
                 missing = [path.name for path in contender.objects() if not path.exists()]
                 if missing:
                     report.fail(f"{corpus}, {row.name}, {contender.name}: no {', '.join(missing)}")
+                elif contender.name != "plain" and (parts := judge.stale(contender)):
+                    stale.add((row.name, contender.name))
+                    print(f"  {corpus} {row.name} {contender.name}: stale: {', '.join(parts)}")
+                    if contender.name in OURS:
+                        report.fail(f"{corpus}, {row.name}, {contender.name}: stale: {', '.join(parts)}")
                 if row.hits and after != before:
                     report.fail(f"{corpus}, {row.name}, {contender.name}: {after - before} were no hits")
                 costs.setdefault((row.name, contender.name), []).append(cost)
@@ -114,9 +152,13 @@ def measure(report: Report, corpus: str, contenders: Sequence[Contender], rows: 
     for row in chosen:
         for ours in names:
             for peer in names:
-                if (ours in OURS or peer == "plain") and peer not in OURS and ours != peer:
+                if ours in OURS and peer in ("plain", "ccache"):
                     _compare(report, corpus, row, ours, peer, costs)
-    _table(corpus, chosen, names, costs)
+    report.figures[f"{corpus}, costs"] = {
+        f"{row}, {name}": [[cost.wall_s, cost.cpu_s] for cost in found] for (row, name), found in costs.items()
+    }
+    report.figures[f"{corpus}, stale"] = sorted(map(list, stale))
+    _table(corpus, chosen, names, costs, stale)
 
 
 def _compare(
@@ -135,19 +177,26 @@ def _compare(
         report.ratio(what, values(mine), values(theirs), peer, most=most)
 
 
-def _table(corpus: str, rows: Sequence[Row], names: Sequence[str], costs: dict[tuple[str, str], list[Cost]]) -> None:
+def _table(
+    corpus: str,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    costs: dict[tuple[str, str], list[Cost]],
+    stale: set[tuple[str, str]],
+) -> None:
     """Medians in seconds, and beside them the ratio to plain."""
-    print(f"\n{corpus:<16}" + "".join(f"{name:>20}" for name in names))
+    print(f"\n{corpus:<16}" + "".join(f"{name:>27}" for name in names))
     for row in rows:
         line = f"{row.name:<16}"
         plain = costs.get((row.name, "plain"))
         for name in names:
             found = costs.get((row.name, name))
             if not found:
-                line += f"{'-':>20}"
+                line += f"{'-':>27}"
                 continue
             middle = median(walls(found))
             ratio = f" {middle / median(walls(plain)):6.3f}x" if plain and name != "plain" else ""
-            line += f"{f'{middle:.2f} s{ratio}':>20}"
+            wrong = " STALE" if (row.name, name) in stale else ""
+            line += f"{f'{middle:.2f} s{ratio}{wrong}':>27}"
         print(f"{line}  {row.about}")
     print(flush=True)
