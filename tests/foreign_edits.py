@@ -136,6 +136,7 @@ NVCC_FLAGS = (
 GXX_FLAGS = ("-g", "-Wall", "-ffast-math", "-fno-inline", "-march=x86-64-v2")
 FLAGS = ("-DNDEBUG", "-std=c++20", "-w", "-Iinc0", '-DNAME="a b"')
 ARCHITECTURES = (("sm_80",), ("sm_86",), ("sm_90",), ("sm_80", "sm_90"), ("sm_80", "sm_86"))
+_DEADLINE_S = 900.0
 _LINKED = ("library", "shared library", "output", "source added", "wrapper edited")
 """Edits that a compile does not see, or that are made here in another way."""
 
@@ -350,7 +351,9 @@ class ForeignEdited(Edited):
         """Compile a source with the tools that an environment has, into a folder of the project."""
         place = self.folder / made / f"{source}.o"
         depfile = place.with_suffix(".d")
-        done = foreign.call(*self.command(source, made), environ={**environ, **self.environment}, cwd=self.folder)
+        command = self.command(source, made)
+        # A campaign runs on busy machines too.
+        done = foreign.call(*command, environ={**environ, **self.environment}, cwd=self.folder, timeout_s=_DEADLINE_S)
         built = done.returncode == 0
         headers = prerequisites(depfile.read_bytes())[1] if built else []
         return Compiled(
