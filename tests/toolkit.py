@@ -41,9 +41,14 @@ def copy_toolkit(real: Path, folder: Path, *copied: str) -> Path:
     for entry in real.iterdir():
         if not (folder / entry.name).exists():
             (folder / entry.name).symlink_to(entry)
-    # Where PyPI's wheels have no lib64, nvcc and CMake look for one nevertheless.
     if not (folder / "lib64").exists():
-        (folder / "lib64").symlink_to(real / "lib")
+        # PyPI's wheels have lib, and libraries with a version in their name alone: nvcc and CMake look for others.
+        (folder / "lib64").mkdir()
+        for entry in (real / "lib").iterdir():
+            (folder / "lib64" / entry.name).symlink_to(entry)
+            plain, so, _ = entry.name.partition(".so")
+            if so and not (real / "lib" / f"{plain}.so").exists():
+                (folder / "lib64" / f"{plain}.so").symlink_to(entry)
     for name in ("bin/nvcc", "bin/nvcc.profile", *copied):
         (folder / name).unlink()
         shutil.copy2(real / name, folder / name)
