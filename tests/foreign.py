@@ -68,12 +68,17 @@ class Foreign:
         )
 
     def call(
-        self, *command: str | bytes, environ: Mapping[str, str] | None = None, cwd: Path | None = None, umask: int = -1
+        self,
+        *command: str | bytes,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        umask: int = -1,
+        timeout_s: float = DEADLINE_S,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command with the stand-ins first on its PATH."""
+        """Run a command with the stand-ins first on its PATH. Raises subprocess.TimeoutExpired."""
         process = self.start(*command, environ=environ, cwd=cwd, umask=umask)
         try:
-            stdout, stderr = process.communicate(timeout=DEADLINE_S)
+            stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

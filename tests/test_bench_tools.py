@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,38 @@ def test_both_builders_make_the_same_objects_of_a_project(tmp_path: Path) -> Non
     for number in range(5):
         ours = folder / f"build/lib/obj/src/unit_{number:05}.cu.o"
         assert ours.read_bytes() == (folder / f"ninja-build/unit_{number:05}.cu.o").read_bytes()
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_an_edit_of_a_corpus_is_what_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ninja = Path(pytest.importorskip("ninja").BIN_DIR) / "ninja"
+    monkeypatch.syspath_prepend(str(BENCH))
+    corpora = importlib.import_module("corpora")
+    corpus = corpora.Corpus("small", tmp_path / "project", make_toolkit(tmp_path / "toolkit"), 3, tmp_path)
+
+    def built() -> int:
+        """How many sources were compiled, and now everything is."""
+        done = subprocess.run([ninja, "-j2"], cwd=corpus.folder, check=True, capture_output=True, text=True)
+        return len(re.findall(r"(?m)^\[\d+/\d+\]", done.stdout))
+
+    assert (built(), built()) == (3, 0)
+    for edit, count in (
+        (corpora.Corpus.comment, 3),
+        (corpora.Corpus.touch, 3),
+        (corpora.Corpus.touch_sources, 3),
+        (corpora.Corpus.host, 3),
+        (corpora.Corpus.host_one, 1),
+        (corpora.Corpus.change_one, 1),
+    ):
+        before = [(corpus.folder / path).read_text() for path in (corpora.SHARED, corpus.units[0].source)]
+        edit(corpus)
+        assert built() == count, edit
+        after = [(corpus.folder / path).read_text() for path in (corpora.SHARED, corpus.units[0].source)]
+        assert (before == after) == edit.__name__.startswith("touch")
+    for _ in range(2):
+        corpus.host()
+        corpus.host_one()
+    assert (corpus.folder / corpora.SHARED).read_text().count("host_of_shared() { return ") == 1
+    assert (corpus.folder / corpus.units[0].source).read_text().count("host_of_unit() { return ") == 1
+    corpus.configure("", "made", added=True)
+    assert built() == 3
