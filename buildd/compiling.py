@@ -7,11 +7,13 @@ byte; the depfile is written from what the tool was seen to read. Knows no queue
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from buildd.building import HIT, Building, copy_file
 from buildd.command import DEPFILE, output_path
@@ -46,6 +48,20 @@ class Figures:
             saved_s=self.saved_s,
             handed_through=dict(self.handed_through),
         )
+
+
+def encoded(builds: Mapping[m.BuildId, Figures]) -> bytes:
+    """Figures of builds, for the daemon that follows this one."""
+    return msgspec.msgpack.encode({name: figures.frozen() for name, figures in list(builds.items())})
+
+
+def decoded(record: bytes | None) -> dict[m.BuildId, Figures]:
+    """What `encoded` wrote; nothing where that is damaged."""
+    try:
+        found = msgspec.msgpack.decode(record or b"", type=dict[str, m.BuildFigures])
+    except (msgspec.MsgspecError, ValueError):
+        return {}
+    return {m.BuildId(name): Figures(**msgspec.structs.asdict(figures)) for name, figures in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

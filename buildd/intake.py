@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from buildd import history, notes, prove, published, sweep, uptodate
 from buildd.building import Building
 from buildd.compiles import Compiles
-from buildd.compiling import Figures
+from buildd.compiling import Figures, decoded, encoded
 from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
 from buildd.files import Files
@@ -30,6 +32,8 @@ from buildd.watching import Watch
 from codegen.plan import Plan, Recompile, RequestError
 from protocol import messages as m
 
+_BUILDS = m.Digest(blake3(b"builds").hexdigest())
+"""Name of the record with what builds came to."""
 _log = logging.getLogger(__name__)
 
 
@@ -172,6 +176,8 @@ class Intake:
                 store = await self._in_pool(lambda: Store.open(Path(path), limit_bytes=self._store_limit_bytes))
                 await self._in_pool(notes.count, store)
                 opened = self.stores[path] = OpenStore(store, self._runner, self._make, self._in_pool, self.builds)
+                for name, figures in decoded(await self._in_pool(store.record, _BUILDS)).items():
+                    self.builds.setdefault(name, figures)
             return opened
 
     def close(self) -> None:
@@ -193,6 +199,9 @@ class Intake:
     def rest(self) -> None:
         """Write down what is known and give memory back."""
         for opened in self.stores.values():
+            if self.builds and not opened.store.read_only:
+                # A daemon that starts anew while it rests goes on counting.
+                opened.store.save_record(_BUILDS, encoded(self.builds))
             opened.files.drop()
             notes.count(opened.store)
             opened.store.tally.flush()

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from serving import short_folder
 
-from buildd.compiling import Delivery, make_rules, pieces
+from buildd.compiling import Delivery, Figures, decoded, encoded, make_rules, pieces
 from buildd.stamps import Folder, Stamps, listed_names
 from buildd.sweep import Sweep
 from codegen.commandline import parse
 from codegen.foreign import MARK, sent_variables, without_stand_ins
 from codegen.parsing import Depfile, HandThrough, Reason
+from protocol import messages as m
 from tests.foreign import Foreign
 from tests.household import Household
 from tests.toolkit import host_compiler
@@ -190,3 +191,9 @@ def test_random_edits_never_lead_to_a_stale_object(user: Household, seed: int) -
         assert ours == theirs, story
     hits, misses = edited.foreign.counts()
     assert hits + misses == 80 and hits > 45 and misses > 5
+
+
+def test_what_builds_came_to_outlives_the_daemon() -> None:
+    figures = Figures(hits=3, handed_through={"linking": 2})
+    assert decoded(encoded({m.BuildId("b"): figures})) == {"b": figures}
+    assert decoded(None) == {} and decoded(b"damaged") == {}
