@@ -33,6 +33,7 @@ from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
 from buildd.products import Failure, Product, Ran
+from buildd.shadow import Memory
 from buildd.steps import LookUp, NodeSpec
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
@@ -66,6 +67,7 @@ class Building:
     store: Store
     files: Files
     notebook: Notebook
+    surveys: Memory = field(default_factory=Memory)
     started_ns: int = field(default_factory=time.time_ns)
     begun_s: float = field(default_factory=time.monotonic)
     settled_s: float = 0.0
@@ -95,7 +97,7 @@ class Building:
     def renew(self) -> None:
         """Look at the file system afresh."""
         self.snapshot = Snapshot(self.files, os.path.realpath(self.request.project))
-        self.lookup = Lookup(self.store, self.snapshot, recache=self.request.recache)
+        self.lookup = Lookup(self.store, self.snapshot, recache=self.request.recache, surveys=self.surveys)
 
     @property
     def project(self) -> str:

@@ -18,12 +18,13 @@ from buildd.answers import Answer, Answers, question_of
 from buildd.compiling import Compiling, Delivery, Figures
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
-from buildd.files import Files, Snapshot, Stamp, Traits, stamp_of, trustworthy
+from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
 from buildd.notebook import Notebook
 from buildd.planner import Planner
-from buildd.shadow import asked_names
+from buildd.shadow import Memory, asked_names
 from buildd.stamps import Folder, Stamps, listed_names
 from buildd.store import Store
+from buildd.traits import Traits
 from codegen import foreign
 from codegen.commandline import parse
 from codegen.foreign import DEPENDENCIES, Described
@@ -59,6 +60,7 @@ class Compiles:
         store: Store,
         files: Files,
         notebook: Notebook,
+        surveys: Memory,
         planner: Planner,
         in_pool: Callable[..., Awaitable[Any]],
         builds: OrderedDict[m.BuildId, Figures],
@@ -66,6 +68,7 @@ class Compiles:
         self._store = store
         self._files = files
         self._notebook = notebook
+        self._surveys = surveys
         self._planner = planner
         self._in_pool = in_pool
         self._builds = builds
@@ -106,6 +109,7 @@ class Compiles:
                 self._store,
                 self._files,
                 self._notebook,
+                self._surveys,
                 delivery=delivery,
                 figures=figures,
                 keep=lambda done: self._keep(done, described),

@@ -10,17 +10,16 @@ A `Snapshot` is one request's view: every path is looked at once, at or after th
 from __future__ import annotations
 
 import os
-import re
 import stat as stat_module
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntFlag
 from typing import NamedTuple, Protocol
 
 from blake3 import blake3
 
+from buildd.traits import Traits, traits_of
 from protocol.messages import Digest
 
 FINE_STEP_NS = 20_000_000
@@ -29,76 +28,14 @@ COARSE_STEP_NS = 2_000_000_000
 """FAT and old network file systems."""
 LARGE_BYTES = 16 << 20
 """No source text is larger; what is larger is mapped instead of read."""
+_MOST_LISTED = 2000
+"""Folders whose names are remembered."""
 _READERS = min(4, os.cpu_count() or 1)
-
-
-class Traits(IntFlag):
-    """What a text mentions that its own digest does not settle."""
-
-    NONE = 0
-    PATHS = 1
-    """`__FILE__` or a relative: the path of an including or included file can reach the output."""
-    ASSERT = 2
-    """Calls assert(): the same once <assert.h> is used."""
-    TIME = 4
-    """`__DATE__` or `__TIME__`: the result depends on the clock."""
-    EMBED = 8
-    """`.incbin`, `.include` or `#embed`: reads files that no compiler lists."""
-    HAS_INCLUDE = 16
-    """Asks whether other files exist."""
-    TIMESTAMP = 32
-    """`__TIMESTAMP__`: the result depends on the file's modification time, whatever SOURCE_DATE_EPOCH says."""
 
 
 _TRAITS_KNOWN = 2 << 8
 """Saved with every remembered digest; another number whenever `traits_of` finds more, so that no answer of older code
 is taken for one of this."""
-
-
-# A search for each of these takes a twentieth of the time of one for all of them at once; most files have none. Where
-# the word alone does not tell, the pattern behind it does.
-_WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
-    (b"__BASE_FILE__", Traits.PATHS, None),
-    (b"__builtin_FILE", Traits.PATHS, None),
-    (b"source_location", Traits.PATHS, None),
-    (b"__DATE__", Traits.TIME, None),
-    (b"__TIME__", Traits.TIME, None),
-    (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
-    (b".incbin", Traits.EMBED, None),
-    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;nt]\.include)(?=[\s\"\\])")),
-    (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
-)
-# Comments do not count for these: every other header has one that speaks of them.
-_FILE = b"__FILE__"
-_ASSERT = re.compile(rb"assert(?<![A-Za-z0-9_]assert)\s*\(")
-# Not behind a quotation mark: what looks like a comment there may be part of a string.
-_COMMENT = re.compile(rb"^([^\"\n]*?)(?:/\*.*?\*/|//[^\n]*)", re.DOTALL | re.MULTILINE)
-_BINARY = (b"\x7fELF", b"!<arch>\n")
-# assert's own definition is no use of it: what it expands to is the path of the file that calls it.
-_ASSERT_DEFINITION = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+assert(?:_perror)?\b(?:\\\n|[^\n])*", re.MULTILINE)
-
-
-def traits_of(content: bytes) -> Traits:
-    """The traits of a source text; an object file or library has none."""
-    found = Traits.NONE
-    if content.startswith(_BINARY):
-        return found
-    for word, trait, pattern in _WORDS:
-        if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
-            found |= trait
-    if b"has_include" in content.lower():
-        found |= Traits.HAS_INCLUDE
-    if _FILE in content or _ASSERT.search(content):
-        bare = _ASSERT_DEFINITION.sub(b"", _bare(content))
-        if _FILE in bare:
-            found |= Traits.PATHS
-        if _ASSERT.search(bare):
-            found |= Traits.ASSERT
-    return found
-
-
-def _bare(content: bytes) -> bytes:
-    return _COMMENT.sub(rb"\1 ", content)
 
 
 class Stamp(NamedTuple):
@@ -140,6 +77,15 @@ def stamp_of(path: str) -> Stamp | None:
     if not stat_module.S_ISREG(status.st_mode):
         return None
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def folder_mark(folder: str) -> tuple[int, int, int] | None:
+    """What identifies a folder with its names: device, inode, time of its last change; None where there is none."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def listing_stamp(folder: os.stat_result) -> int:
@@ -218,6 +164,8 @@ class Files:
         self.now_ns = now_ns
         self._known: dict[tuple[int, int], Fact] = {}
         self._unsaved: dict[tuple[int, int], Fact] = {}
+        self._listed: dict[str, tuple[tuple[int, int, int], frozenset[str]]] = {}
+        """Names in folders, with what identified them then."""
         self._lock = threading.Lock()
         self.read_count = 0
 
@@ -242,6 +190,24 @@ class Files:
             if row is not None and (known := _from_row(row)) is not None:
                 self._known[identity] = known
         return known if known is not None and known.stamp == stamp else None
+
+    def names_in(self, folder: str) -> frozenset[str] | None:
+        """Names in a folder; None when it is not one. Remembered while its stamp says that none came or went."""
+        before_ns = self.now_ns()
+        mark = folder_mark(folder)
+        known = self._listed.get(folder)
+        if known is not None and known[0] == mark:
+            return known[1]
+        try:
+            names = frozenset(os.listdir(folder))
+        except OSError:
+            return None
+        # One that changed a moment ago may change again without a new stamp.
+        if mark is not None and trustworthy(Stamp(0, 0, 0, mark[2], mark[2]), before_ns):
+            if len(self._listed) > _MOST_LISTED:
+                self._listed = {}
+            self._listed[folder] = (mark, names)
+        return names
 
     def preload(self, stamps: Iterable[Stamp]) -> None:
         """Fetch what the memory knows of many files in one query."""
@@ -313,6 +279,7 @@ class Files:
         self.save()
         with self._lock:
             self._known.clear()
+        self._listed = {}
 
 
 def _from_row(row: DigestRow) -> Fact | None:
@@ -439,10 +406,7 @@ class Snapshot:
             # The stamp first: a name that comes in between must not be covered by a later stamp.
             self.folder_stamp(folder)
             mark = (self.files.now_ns(), self._mark(folder))
-            try:
-                names: frozenset[str] | None = frozenset(os.listdir(self.absolute(folder)))
-            except OSError:
-                names = None
+            names = self.files.names_in(self.absolute(folder))
             self._listings[folder] = names
             self._marks[folder] = mark
             return names
@@ -468,11 +432,7 @@ class Snapshot:
             return False
 
     def _mark(self, folder: str) -> tuple[int, int, int] | None:
-        try:
-            status = os.stat(self.absolute(folder))
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino, status.st_mtime_ns
+        return folder_mark(self.absolute(folder))
 
     def folder_stamp(self, folder: str) -> int:
         """A number that changes when a name is added to or removed from a folder; 0 when there is no folder; -1 when it

@@ -26,6 +26,7 @@ from buildd.files import Files
 from buildd.notebook import Notebook
 from buildd.planner import Make, Planner
 from buildd.runner import Runner
+from buildd.shadow import Memory
 from buildd.store import Store
 from buildd.watches import Watches
 from buildd.watching import Watch
@@ -51,8 +52,9 @@ class OpenStore:
         self.store = store
         self.files = Files(store)
         self.notebook = Notebook(store)
+        self.surveys = Memory()
         self.planner = Planner(runner, store, self.files, make)
-        self.compiles = Compiles(store, self.files, self.notebook, self.planner, in_pool, builds)
+        self.compiles = Compiles(store, self.files, self.notebook, self.surveys, self.planner, in_pool, builds)
 
 
 class Intake:
@@ -107,7 +109,7 @@ class Intake:
             watch = Watch(request, log, opened.store, opened.files)
             await self.watches.begin(watch, lambda: self._prepare(opened, watch))
             return None
-        building = Building(request, log, opened.store, opened.files, opened.notebook)
+        building = Building(request, log, opened.store, opened.files, opened.notebook, opened.surveys)
         building.settled_s = self.watches.settled_s(request, building.begun_s)
         if uptodate.may_use(request):
             record = await self.watches.still_true(opened.store, opened.files, request)
@@ -203,6 +205,7 @@ class Intake:
                 # A daemon that starts anew while it rests goes on counting.
                 opened.store.save_record(_BUILDS, encoded(self.builds))
             opened.files.drop()
+            opened.surveys.clear()
             notes.count(opened.store)
             opened.store.tally.flush()
             if not opened.store.read_only:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from blake3 import blake3
 
 from buildd import keys, shadow
-from buildd.files import Fact, Snapshot, Traits, appeared_since
+from buildd.files import Fact, Snapshot, appeared_since
 from buildd.names import Names
 from buildd.results import LINK, PRESENT
 from buildd.store import InputSet, Result, Store
+from buildd.traits import Traits
 from codegen.plan import MAPPED, Action, Discovery, Tool
 from protocol.messages import Digest
 
@@ -66,12 +67,16 @@ class Lookup:
         store: where results are.
         snapshot: the request's view of the file system.
         recache: every action misses, as the user asked.
+        surveys: answers of other requests.
     """
 
-    def __init__(self, store: Store, snapshot: Snapshot, *, recache: bool = False) -> None:
+    def __init__(
+        self, store: Store, snapshot: Snapshot, *, recache: bool = False, surveys: shadow.Memory | None = None
+    ) -> None:
         self.store = store
         self.snapshot = snapshot
         self._recache = recache
+        self._memory = surveys
         self._tools: dict[int, tuple[Tool, Digest]] = {}
         self._names: dict[int, Names] = {}
         self._real: dict[str, str] = {}
@@ -384,8 +389,8 @@ class Lookup:
         where = (action.search, tool.search)
         surveyor = self._surveyors.get(where)
         if surveyor is None:
-            folders = ([self._searched(folder) for folder in several] for several in where)
-            surveyor = self._surveyors[where] = shadow.Surveyor(self.snapshot, *folders)
+            search, own = ([self._searched(folder) for folder in several] for several in where)
+            surveyor = self._surveyors[where] = shadow.Surveyor(self.snapshot, search, own, self._memory)
         return surveyor.survey(sorted(used), includers)
 
     def _leads_to(self, folder: str) -> str:

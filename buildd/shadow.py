@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from buildd.files import Snapshot, Traits
+from buildd.files import Snapshot
+from buildd.traits import Traits
 from protocol.messages import Digest
 
 # Any macro whose name ends so and is given a literal name: libraries wrap __has_include.
@@ -77,6 +78,44 @@ class _Answer:
 
 
 _NONE: frozenset[str] = frozenset()
+_Key = tuple[str, str | Digest]
+
+
+class Memory:
+    """Answers of earlier requests, each as long as the folders that decided it have their stamps. Thousands of compiles
+    ask for the same headers. Safe to use from several threads: what one of them loses is worked out again.
+
+    Args:
+        most: answers kept, of all kinds of compiles together.
+    """
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._most = most
+        self._kinds: dict[object, dict[_Key, tuple[_Answer, tuple[int, ...]]]] = {}
+        self._count = 0
+
+    def get(self, kind: object, key: _Key, snapshot: Snapshot) -> _Answer | None:
+        """An answer that still holds.
+
+        Args:
+            kind: all that it depends on besides the file system and `key`.
+        """
+        answer, stamps = self._kinds.get(kind, {}).get(key, (None, ()))
+        if answer is None or not unchanged(snapshot, zip(answer.needed, stamps, strict=True)):
+            return None
+        return answer
+
+    def put(self, kind: object, key: _Key, snapshot: Snapshot, answer: _Answer) -> None:
+        stamps = tuple(snapshot.folder_stamp(folder) for folder in answer.needed)
+        if -1 in stamps:
+            return
+        if self._count > self._most:
+            self.clear()
+        self._count += 1
+        self._kinds.setdefault(kind, {})[key] = (answer, stamps)
+
+    def clear(self) -> None:
+        self._kinds, self._count = {}, 0
 
 
 class Surveyor:
@@ -87,10 +126,15 @@ class Surveyor:
         snapshot: the file system as this request sees it.
         search: the actions' folders, each of which may come before the others.
         own_search: folders that the tool searches by itself after those, in order.
+        memory: answers of other requests.
     """
 
-    def __init__(self, snapshot: Snapshot, search: Sequence[str], own_search: Sequence[str]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, search: Sequence[str], own_search: Sequence[str], memory: Memory | None = None
+    ) -> None:
         self._snapshot = snapshot
+        self._memory = memory or Memory()
+        self._kind = (snapshot.project, tuple(search), tuple(own_search))
         self._order = list(dict.fromkeys([*search, *own_search]))
         self._own = frozenset(own_search)
         self._named = frozenset(search)
@@ -120,7 +164,12 @@ class Surveyor:
         for path in used:
             answer = known.get(path)
             if answer is None:
-                answer = known[path] = self._answer(self._candidates(path, beside))
+                kind = (self._kind, beside)
+                answer = self._memory.get(kind, (path, ""), snapshot)
+                if answer is None:
+                    answer = self._answer(self._candidates(path, beside))
+                    self._memory.put(kind, (path, ""), snapshot, answer)
+                known[path] = answer
             if not answer.paths.isdisjoint(used_set):
                 answer = self._answer(self._candidates(path, beside), used_set)
             needed.update(dict.fromkeys(answer.needed))
@@ -131,7 +180,11 @@ class Surveyor:
             if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
                 answer = self._asked.get((path, fact.digest))
                 if answer is None:
-                    answer = self._asked[path, fact.digest] = self._answer_asked(path)
+                    answer = self._memory.get(self._kind, (path, fact.digest), snapshot)
+                    if answer is None:
+                        answer = self._answer_asked(path)
+                        self._memory.put(self._kind, (path, fact.digest), snapshot, answer)
+                    self._asked[path, fact.digest] = answer
                 if not answer.paths.isdisjoint(used_set):
                     answer = self._answer_asked(path, used_set)
                 asked.update(dict.fromkeys(answer.needed))

@@ -23,13 +23,13 @@ from buildd.command import output_path
 from buildd.errors import StoreError
 from buildd.eventlog import RequestLog
 from buildd.execution import Execution, storage_failure, time_line_of
-from buildd.files import Traits
 from buildd.launch import Exit, KillReason, Launch
 from buildd.lookup import Found, Missing
 from buildd.products import Failure, Product, Ran
 from buildd.runner import Runner
 from buildd.steps import Ending
 from buildd.store import Result
+from buildd.traits import Traits
 from buildd.unlined import fingerprint
 from codegen import nvcc_steps
 from codegen.plan import BARE, Action, Plan

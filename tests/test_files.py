@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildd.files import Files, Snapshot, Stamp, Traits, stamp_of, traits_of, trustworthy
+from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
+from buildd.traits import Traits, traits_of
 
 SECOND = 1_000_000_000
 

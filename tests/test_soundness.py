@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from buildd import depfiles, shadow
-from buildd.files import Files, Snapshot, Traits, traits_of
+from buildd.files import Files, Snapshot
+from buildd.traits import Traits, traits_of
 from codegen.closure import host_compiler, which
 from codegen.flags import inspect
 from codegen.plan import Discovery, Knowledge, Probe, ProbesNeeded
@@ -350,3 +351,32 @@ def test_an_answer_of_the_host_compiler_holds_until_a_program_appears_where_it_l
     (question,) = [probe for probe in asked if "-print-prog-name=as" in probe.argv]
     assert str(tmp_path / "as") in question.files
     assert all("/etc/ld.so.cache" in probe.files for probe in asked if probe.argv[0].endswith("ldd"))
+
+
+def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path) -> None:
+    """Each request has its own view; what they share must never make a new file invisible."""
+    files, memory = Files(), shadow.Memory()
+    for name in ("one", "two", "src"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two" / "x.h").write_text("x")
+    (tmp_path / "src" / "main.cu").write_text("#if __has_include(<y.h>)\n#endif\n")
+    for folder in (tmp_path, *tmp_path.iterdir()):
+        os.utime(folder, (1_700_000_000, 1_700_000_000))
+
+    def present(memory: shadow.Memory) -> tuple[str, ...]:
+        surveyor = shadow.Surveyor(Snapshot(files, str(tmp_path)), ("one", "two"), (), memory)
+        return surveyor.survey(["src/main.cu", "two/x.h"], ["src/main.cu"]).present
+
+    assert present(memory) == ()
+    listed = files.names_in(str(tmp_path / "two"))
+    assert files.names_in(str(tmp_path / "two")) is listed, "remembered"
+    for path in ("one/x.h", "two/y.h", "src/x.h"):
+        (tmp_path / path).write_text("new")
+        assert path in present(memory)
+        os.utime((tmp_path / path).parent, (1_700_000_000 + 100, 1_700_000_000 + 100))
+        assert path in present(memory), "and once the folder is old again"
+        assert present(memory) == present(shadow.Memory())
+        (tmp_path / path).unlink()
+        assert path not in present(memory)
+        os.utime((tmp_path / path).parent, (1_700_000_000 + 200, 1_700_000_000 + 200))
+        assert present(memory) == present(shadow.Memory())
