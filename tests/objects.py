@@ -5,6 +5,7 @@ steps run one by one, and so are called alike:
 
 - module ids (`_1234abcd_4_k_cu_first`) and the lengths of names that hold one (`N55_GLOBAL__N__...`);
 - names of temporary files (`tmpxft_...`);
+- that ptxas was to report (`-v`);
 - offsets into sections that hold either, and those sections' sizes.
 
 Knows ELF for x86-64 and cuobjdump. Objects of a plain host compiler vary in nothing: compare their bytes.
@@ -148,6 +149,8 @@ def _device(path: Path, cuobjdump: str, names: Names) -> dict[str, str]:
     for option in ("-elf", "-ptx"):
         done = subprocess.run([cuobjdump, option, str(path)], capture_output=True, check=True)
         said[option] = names.same(done.stdout.replace(bytes(path), b"FILE")).decode(errors="replace")
+        # ptxas notes its options, also the one that only has it report.
+        said[option] = re.sub(r"(Tool Command Line Arguments:)(?: |-v(?= ))*", r"\1 ", said[option])
     # In the tables between sections of code and data stand offsets of names.
     blocks = [block.strip() for block in said["-elf"].split("\n\n")]
     code = [block for block in blocks if block.startswith(_DEVICE_BLOCKS)]

@@ -79,6 +79,7 @@ def test_a_library_and_its_user(tmp_path: Path, toolkit: Path) -> None:
         "-c",
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90a,code=[sm_90a,compute_90a]",
+        "-Xptxas=-v",
         "-Xcompiler=-fPIC",
         "-DN=3",
         "-Iinclude",
