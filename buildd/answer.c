@@ -130,16 +130,22 @@ static void put_strings(struct buffer *question, char *const *strings, uint32_t 
 		put(question, strings[i], strlen(strings[i]) + 1);
 }
 
-/* Everything that the daemon would be asked, but for what changes no result. 0 where there is no such folder. */
-static int put_question(struct buffer *question)
+/* Everything that the daemon would be asked, but for what changes no result, and by which code of ours the answers of
+   this folder are. 0 where that cannot be told. */
+static int put_question(struct buffer *question, int place)
 {
-	char spelled[PATH_MAX], real[PATH_MAX], *folders[2], **sent, **command;
+	char spelled[PATH_MAX], real[PATH_MAX], by[128], *folders[2], *code = by, **sent, **command;
+	int file = openat(place, "code", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	ssize_t length = file < 0 ? -1 : read(file, by, sizeof by - 1);
 	uint32_t count = 0, size = 0;
 
+	if (file >= 0)
+		close(file);
 	folders[0] = (char *)current_folder(spelled);
 	folders[1] = getcwd(real, sizeof real);
-	if (!folders[0] || !folders[1])
+	if (length <= 0 || !folders[0] || !folders[1])
 		return 0;
+	by[length] = 0;
 	while (arguments[count])
 		count++;
 	command = calloc(count + 1, sizeof *command);
@@ -155,6 +161,7 @@ static int put_question(struct buffer *question)
 		if (strchr(*variable, '=') && is_sent(*variable))
 			sent[size++] = *variable;
 	qsort(sent, size, sizeof *sent, by_bytes);
+	put_strings(question, &code, 1);
 	put_strings(question, command, count);
 	put_strings(question, folders, 2);
 	put_strings(question, sent, size);
@@ -583,7 +590,7 @@ void answer(const char *store)
 	folder = open(place, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (folder < 0)
 		return;
-	if (fstat(folder, &status) == 0 && status.st_uid == geteuid() && !(status.st_mode & 077) && put_question(&question)) {
+	if (fstat(folder, &status) == 0 && status.st_uid == geteuid() && !(status.st_mode & 077) && put_question(&question, folder)) {
 		digest(question.data, question.length, asked);
 		for (int i = 0; i < 16; i++)
 			sprintf(name + 2 * i, "%02x", asked[i]);

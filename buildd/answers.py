@@ -72,10 +72,12 @@ class Answer:
 def question_of(request: Request) -> bytes:
     """All of a request that can change its result, as a stand-in puts it together; put_question in answer.c.
 
-    The folder stands in it as it is spelled and as it is: links on the way may come to mean another one.
+    The folder stands in it as it is spelled and as it is: links on the way may come to mean another one. So does our
+    own code: what another one answered was perhaps known less well.
     """
     variables = sorted(f"{name}={value}".encode() for name, value in request.environment.items())
     parts = (
+        [package_digest().encode()],
         [argument.encode() for argument in request.command],
         [request.project.encode(), os.fsencode(os.path.realpath(request.project))],
         variables,
@@ -128,8 +130,8 @@ class Answers:
 
 
 def prepare(store: Path) -> Path:
-    """The folder of answers, made where it is not there. Answers of another code of ours are dropped: it may have known
-    less. Raises OSError."""
+    """The folder of answers, made where it is not there, for the code of ours that runs now. Answers of another are
+    found no more. Raises OSError."""
     folder = store / FOLDER
     for place in (folder, folder / NOTES):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,8 +139,10 @@ def prepare(store: Path) -> Path:
     with contextlib.suppress(OSError):
         if code.read_text(encoding="ascii", errors="replace") == package_digest():
             return folder
+    aside = folder / f".{os.getpid()}-{next(_temporaries)}"
+    aside.write_text(package_digest(), encoding="ascii")
+    os.replace(aside, code)
     clear(store)
-    code.write_text(package_digest(), encoding="ascii")
     return folder
 
 

@@ -81,6 +81,7 @@ class Lookup:
         self._names: dict[int, Names] = {}
         self._real: dict[str, str] = {}
         self._normals: dict[str, str] = {}
+        self._leads: dict[str, str] = {}
         # By identity: the store hands the same list out for all input sets that have it, and here it is held.
         self._fits: dict[tuple[int, int], _Fits] = {}
         self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
@@ -395,10 +396,11 @@ class Lookup:
 
     def _leads_to(self, folder: str) -> str:
         """Where an absolute folder really is, if that is elsewhere; else empty."""
-        if not folder.startswith("/"):
-            return ""
-        real = os.path.normpath(self.snapshot.absolute(self._searched(folder)))
-        return real if real != os.path.normpath(folder) else ""
+        known = self._leads.get(folder)
+        if known is None:
+            real = os.path.normpath(self.snapshot.absolute(self._searched(folder))) if folder.startswith("/") else ""
+            known = self._leads[folder] = real if real != os.path.normpath(folder) else ""
+        return known
 
     def _searched(self, folder: str) -> str:
         return self.normal(f"{folder}/x")[:-2] or "." if folder not in (".", "") else "."

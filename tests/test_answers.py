@@ -353,9 +353,16 @@ def test_answers_of_other_code_are_dropped(desk: Desk) -> None:
     desk.publish()
     answers.prepare(desk.store)
     assert desk.is_answered()
-    (desk.store / "answers/code").write_text("of yesterday")
-    answers.prepare(desk.store)
-    assert not desk.is_answered()
+    for content in ("of yesterday", "", None):
+        file = desk.publish()
+        assert desk.is_answered()
+        if content is None:
+            (desk.store / "answers/code").unlink()
+        else:
+            (desk.store / "answers/code").write_text(content)
+        assert not desk.is_answered()
+        answers.prepare(desk.store)
+        assert not file.exists() and not desk.is_answered()
 
 
 def test_a_store_that_is_flushed_has_none(desk: Desk) -> None:

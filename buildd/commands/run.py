@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -148,28 +148,44 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
 
 def _carry_out(command: list[str], environ: Mapping[str, str]) -> int:
     """Run a command in our place: our terminal, our signals; its exit status as a shell tells it."""
-    try:
-        process = subprocess.Popen(command, env=environ)
-    except OSError as error:
-        print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check its name and PATH")
-        return 127 if isinstance(error, FileNotFoundError) else 126
-    with _passing_signals(process):
+    with _passing_signals() as started:
+        try:
+            process = subprocess.Popen(command, env=environ)
+        except OSError as error:
+            print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check its name and PATH")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        started(process)
         status = process.wait()
     return 128 - status if status < 0 else status
 
 
 @contextmanager
-def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C reaches the command by itself; what was sent to us alone is passed on. We end when it has ended."""
+def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Ctrl-C reaches the command by itself; what was sent to us alone is passed on. We end when it has ended.
+
+    Begins before the command does, and is told of it: a signal in between is passed on too. What the command is to
+    ignore (nohup) stays ignored; what we handle it does not inherit.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        if number == signal.SIGINT:
+            return
+        early.append(number)
+        if running:
+            running[0].send_signal(early.pop())
 
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, pass_on)
+    def started(process: subprocess.Popen[bytes]) -> None:
+        running.append(process)
+        while early:
+            process.send_signal(early.pop())
+
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in taken}
     try:
-        yield
+        yield started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
