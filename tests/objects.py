@@ -150,7 +150,8 @@ def _device(path: Path, cuobjdump: str, names: Names) -> dict[str, str]:
         done = subprocess.run([cuobjdump, option, str(path)], capture_output=True, check=True)
         said[option] = names.same(done.stdout.replace(bytes(path), b"FILE")).decode(errors="replace")
         # ptxas notes its options, also the one that only has it report.
-        said[option] = re.sub(r"(Tool Command Line Arguments:)(?: |-v(?= ))*", r"\1 ", said[option])
+        said[option] = re.sub(r"(Arguments:|ptxasOptions =)(?: |-v(?= ))*", r"\1 ", said[option])
+        said[option] = re.sub(r"(  NVIDIA Corp +)\d+", r"\1", said[option])
     # In the tables between sections of code and data stand offsets of names.
     blocks = [block.strip() for block in said["-elf"].split("\n\n")]
     code = [block for block in blocks if block.startswith(_DEVICE_BLOCKS)]
