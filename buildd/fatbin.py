@@ -89,8 +89,11 @@ def _sections(made: bytes) -> tuple[list[_Section], _Section]:
     if len(made) != start + count * size or not 0 < names_index < count:
         raise ValueError("not as the assembler writes it")
     sections = [_Section(index, *_SECTION.unpack_from(made, start + index * size)) for index in range(count)]
-    names = made[sections[names_index].offset : sections[names_index].end]
-    found = [section for section in sections if names[section.name :].partition(b"\0")[0] == b".nv_fatbin"]
+    text = made[sections[names_index].offset : sections[names_index].end]
+    names = [text[section.name : text.find(b"\0", section.name)] for section in sections]
+    if any(name.startswith((b".gnu.lto", b".debug", b".zdebug")) for name in names):
+        raise ValueError("the fatbin may be in it once more")
+    found = [section for section, name in zip(sections, names, strict=True) if name == b".nv_fatbin"]
     if len(found) != 1:
         raise ValueError("no fatbin, or several")
     return sections, found[0]

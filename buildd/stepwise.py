@@ -149,7 +149,11 @@ class Inner(Building):
                 if action.kind == Kind.HOST.value:
                     content = self.products[_fatbin_of(action)].digest.encode()
                 else:
-                    key = self.lookup.first_level(barely(action), self.tool(action))[0] if action.twins else None
+                    key = (
+                        self.lookup.first_level(barely(action), self.tool(action))[0]
+                        if action.kind == Kind.CUDAFE.value
+                        else None
+                    )
                     content = twins.of_text(Kind(action.kind), Path(files[output.path]).read_bytes(), key)
                 Path(output_path(private, action, BARE)).write_bytes(content)
 
@@ -164,7 +168,9 @@ class Inner(Building):
         whole = fatbin.exchanged(made, data) if made is not None and data is not None else None
         if whole is None:
             return False
-        Path(self._place_of(path)).write_bytes(whole)
+        aside = Path(f"{self._place_of(path)}.new")
+        aside.write_bytes(whole)
+        aside.replace(self._place_of(path))
         self.products[path] = Product(m.Digest(blake3(whole).hexdigest()), len(whole), False)
         self.snapshot.produced(path, self.products[path].digest)
         return True

@@ -38,9 +38,9 @@ def embedded(data: bytes, extra: str = "") -> str:
     )
 
 
-def compiled(folder: Path, text: str) -> bytes:
+def compiled(folder: Path, text: str, *flags: str) -> bytes:
     (folder / "x.cpp").write_text(HOST + text)
-    subprocess.run(["g++", "-O1", "-c", "x.cpp", "-frandom-seed=x"], cwd=folder, check=True)
+    subprocess.run(["g++", "-O1", "-c", "x.cpp", "-frandom-seed=x", *flags], cwd=folder, check=True)
     return (folder / "x.o").read_bytes()
 
 
@@ -86,6 +86,8 @@ def test_a_fatbin_that_something_else_stands_on_stays(tmp_path: Path, extra: str
 def test_what_is_no_object_of_that_kind_stays(tmp_path: Path) -> None:
     made = compiled(tmp_path, embedded(bytes(64)))
     assert fatbin.exchanged(compiled(tmp_path, ""), bytes(64)) is None
+    for flags in (("-flto", "-ffat-lto-objects"), ("-g",)):
+        assert fatbin.exchanged(compiled(tmp_path, embedded(bytes(64)), *flags), bytes(64)) is None
     rng = random.Random(3)
     for _ in range(300):
         broken = bytearray(made[: rng.choice((len(made), rng.randrange(len(made))))])
