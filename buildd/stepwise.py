@@ -118,7 +118,8 @@ class Inner(Building):
     def _look_bare(self, index: int) -> Found | None:
         """A result of files that were the same as far as it matters where nothing is said."""
         action = self.plan.actions[index]
-        if not action.twins:
+        made = (self.products[f"{path}.{BARE}"].digest for path in action.twins)
+        if not action.twins or twins.NO_TWIN in made:
             return None
         bare, tool = barely(action), self.tool(action)
         answer = self.lookup.look(bare, tool, explain=False)

@@ -13,6 +13,9 @@ from codegen.nvcc_steps import Kind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
+NONE = b"none"
+"""There is no twin: the file itself counts, and all flags of the step that reads it."""
+NO_TWIN = Digest(blake3(NONE).hexdigest())
 
 
 def of_text(kind: Kind, text: bytes, made_of: Digest | None) -> bytes:
@@ -28,7 +31,7 @@ def of_text(kind: Kind, text: bytes, made_of: Digest | None) -> bytes:
             frame = fatbin.frame(text)
             return _exactly(text) if frame is None else b"frame " + blake3(frame).hexdigest().encode()
         case Kind.CUDAFE | Kind.CICC if _ARCHITECTURE in text:
-            return _exactly(text)  # read by the host compile, which is filed without the list of architectures
+            return NONE  # its twin would be read by the host compile, which is filed without the architectures
         case Kind.CUDAFE if made_of is not None:
             # Long, and full of line markers. But the same is always made of the same.
             return b"made " + made_of.encode()
