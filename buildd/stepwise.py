@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from buildd import history
+from buildd import fatbin, history, twins
 from buildd.building import Building
 from buildd.command import output_path
 from buildd.errors import StoreError
@@ -30,8 +30,8 @@ from buildd.runner import Runner
 from buildd.steps import Ending
 from buildd.store import Result
 from buildd.traits import Traits
-from buildd.unlined import fingerprint
-from codegen import nvcc_steps
+from codegen.nvcc_expand import barely, expand
+from codegen.nvcc_steps import USED, Kind
 from codegen.plan import BARE, Action, Plan
 from protocol import messages as m
 
@@ -116,14 +116,21 @@ class Inner(Building):
         return self._look_bare(index) or Building.look(self, index, fresh=False)
 
     def _look_bare(self, index: int) -> Found | None:
-        """A result of a text that was the same but for its line numbers, of which nothing was said."""
+        """A result of files that were the same as far as it matters where nothing is said."""
         action = self.plan.actions[index]
-        if not action.unlined:
+        made = (self.products[f"{path}.{BARE}"].digest for path in action.twins)
+        if not action.twins or twins.NO_TWIN in made:
             return None
-        bare, tool = _without_lines(action), self.tool(action)
+        bare, tool = barely(action), self.tool(action)
         answer = self.lookup.look(bare, tool, explain=False)
         if isinstance(answer, Found):
-            if not (self.exact or answer.result.stdout or answer.result.stderr) and self.take(bare, answer.result):
+            silent = not (answer.result.stdout or answer.result.stderr)
+            if (
+                silent
+                and not self.exact
+                and self.take(bare, answer.result)
+                and (action.kind != Kind.HOST.value or self._put_fatbin(action, answer.result))
+            ):
                 self._moved.update(output.path for output in action.outputs)
                 return answer
             answer = self.lookup.missing(bare, tool, "it said something, or is not there")
@@ -132,26 +139,48 @@ class Inner(Building):
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         if index in self._bare and not exit.stdout and not exit.stderr:
-            return _without_lines(self.plan.actions[index]), self._bare[index]
+            return barely(self.plan.actions[index]), self._bare[index]
         return Building.filed_as(self, index, exit)
 
     def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
-        """Say what texts are apart from their line numbers."""
-        texts = {f"{output.path}.{BARE}": output.name for output in action.outputs}
+        """Write the twins: what files are apart from what may not matter, and which fatbin is in an object."""
+        files = {f"{output.path}.{BARE}": output_path(private, action, output.name) for output in action.outputs}
         for output in action.outputs:
             if output.name == BARE:
-                if action.kind == nvcc_steps.Kind.CUDAFE.value:
-                    # Long, and full of line markers; but the same is always made of the same.
-                    content = b"made " + self.lookup.first_level(_without_lines(action), self.tool(action))[0].encode()
+                if action.kind == Kind.HOST.value:
+                    content = self.products[_fatbin_of(action)].digest.encode()
                 else:
-                    content = fingerprint(Path(output_path(private, action, texts[output.path])).read_bytes())
+                    key = (
+                        self.lookup.first_level(barely(action), self.tool(action))[0]
+                        if action.kind == Kind.CUDAFE.value
+                        else None
+                    )
+                    content = twins.of_text(Kind(action.kind), Path(files[output.path]).read_bytes(), key)
                 Path(output_path(private, action, BARE)).write_bytes(content)
+
+    def _put_fatbin(self, action: Action, result: Result) -> bool:
+        """Put the fatbin of today into an object that was found; False where that cannot be done."""
+        digests = {output.name: output.digest for output in result.outputs}
+        text = _fatbin_of(action)
+        if self.store.get(digests[BARE]) == self.products[text].digest.encode():
+            return True
+        made, path = self.store.get(digests[action.outputs[0].name]), action.outputs[0].path
+        data = fatbin.data(Path(self.where(text)).read_bytes())
+        whole = fatbin.exchanged(made, data) if made is not None and data is not None else None
+        if whole is None:
+            return False
+        aside = Path(f"{self._place_of(path)}.new")
+        aside.write_bytes(whole)
+        aside.replace(self._place_of(path))
+        self.products[path] = Product(m.Digest(blake3(whole).hexdigest()), len(whole), False)
+        self.snapshot.produced(path, self.products[path].digest)
+        return True
 
     @property
     def outdated(self) -> bool:
         """Something was said with line numbers of another text than today's."""
         return any(
-            self._moved.intersection(action.unlined) and (index in self.failed or any(self.said.get(index, ())))
+            self._moved.intersection(action.twins) and (index in self.failed or any(self.said.get(index, ())))
             for index, action in enumerate(self.plan.actions)
         )
 
@@ -245,10 +274,9 @@ class Inner(Building):
         )
 
 
-def _without_lines(action: Action) -> Action:
-    """A step as it is known whatever the line numbers of what it reads."""
-    inputs = tuple(f"{path}.{BARE}" if path in action.unlined else path for path in action.inputs)
-    return msgspec.structs.replace(action, inputs=inputs, unlined=())
+def _fatbin_of(host: Action) -> str:
+    """Path of the fatbin that a host compile takes in; its twin of the object is named after it."""
+    return host.outputs[-1].path.removesuffix(USED)
 
 
 class Stepwise(Execution):
@@ -351,5 +379,5 @@ class Stepwise(Execution):
         inner.scratch = self._private
         # Where the tool has no root of that name, paths are what they are on this machine.
         project = "" if "project" in dict(building.tool(self.action).roots) else building.project
-        inner.begin(nvcc_steps.expand(steps, self.action, project), steps.said)
+        inner.begin(expand(steps, self.action, project), steps.said)
         return inner

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
@@ -44,6 +45,7 @@ MARK = ".buildd-launchers"
 """In every folder of stand-ins: a folder with links to the tools that they stand for, by name."""
 DEPENDENCIES = "dependencies"
 """Output that holds the files that the tool read, as it spelled them; see `moved.listed`."""
+_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "HIPCC_COMPILE_FLAGS_APPEND")
 _OTHER_CACHES = frozenset({"ccache", "sccache", "distcc", "icecc", "buildd-cc"})
 _VARIABLES = {Family.GCC: Variables.HOST, Family.HIPCC: Variables.HIP, Family.NVCC: Variables.CUDA}
 _NVCC = Resources(memory_bytes=700 << 20, wall_s=3.0)
@@ -205,7 +207,8 @@ def _macros(flags: tuple[str, ...]) -> Iterator[str]:
 def plan(compile: Compile, described: Described, request: Request, steps: Steps | str = "") -> Plan:
     """The plan of a compile, and nothing to ask any more."""
     nvcc = compile.family is Family.NVCC
-    effects = inspect(compile.flags)
+    flags = (*compile.flags, *_environment_flags(described.environment))
+    effects = inspect(flags)
     environment = described.environment
     roots = moving_roots(compile, request)
     mapped = moved.is_mapped(compile.flags, roots, request.project)
@@ -238,7 +241,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
             Output(name=DEPENDENCIES, path=f"{compile.output}.{DEPENDENCIES}"),
         ),
         discovery=discovery,
-        search=include_folders((), compile.flags, dict(described.tool.roots)),
+        search=include_folders((), flags, dict(described.tool.roots)),
         path_sensitive=sensitive,
         steps=steps.name if isinstance(steps, Steps) else "",
         whole=steps if isinstance(steps, str) else "",
@@ -248,11 +251,18 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     return Plan(targets=(compile.output,), actions=(action,), tools=(tool,), steps=stepwise)
 
 
+def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    """Flags that a tool takes from its environment: they do what all flags do."""
+    for name, value in environment:
+        if name in _FLAG_VARIABLES:
+            yield from shlex.split(value)
+
+
 def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
     """Folders whose headers -MMD leaves out, as the compiler spells them, each with its final slash."""
     named: list[str] = []
     waiting = False
-    for flag in compile.flags:
+    for flag in (*compile.flags, *_environment_flags(described.environment)):
         if waiting:
             named.append(flag)
         elif flag.startswith("-isystem") and len(flag) > len("-isystem"):

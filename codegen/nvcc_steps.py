@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-import msgspec
-from blake3 import blake3
-
 from codegen.closure import which
-from codegen.plan import BARE, Action, Argument, Discovery, GeneratedFile, Output, Place, Plan, Ref, Resources, Steps
+from codegen.plan import BARE, Action, Argument, Discovery, Output, Place, Ref, Steps
 
 STEM = "buildd_source"
 SOURCE = f"/buildd_probe/{STEM}"
 """Of the source that a dry run is asked about, without its extension."""
 OBJECT = "/buildd_probe/object.o"
-_FOLDER = "buildd_probe.steps"
-"""Of step files in templates; `expand` puts the object's name there."""
+FOLDER = "buildd_probe.steps"
+"""Of step files in templates; `nvcc_expand` puts the object's name there."""
 
 _TEMPORARY = re.compile(r"(?:[^=,]*/)?(tmpxft_[0-9a-f]+_[0-9a-f]+-[0-9]+_" + STEM + r"\.[\w.]+)")
 _QUOTED = re.compile(r'"((?:[^"$`\\]|\\["\\])*)"')
@@ -54,6 +51,8 @@ class Kind(Enum):
     """A step's program, and what stands for it in events and in the history."""
 
     PREPROCESS = "preprocess"
+    HEADERS = "host headers"
+    """No step of nvcc's: what the headers that the host compile reads are, under its own flags."""
     CUDAFE = "cudafe++"
     CICC = "cicc"
     PTXAS = "ptxas"
@@ -90,23 +89,34 @@ _ROLES = {
     (Kind.FATBINARY, "--image"): _Role.INPUT,
     (Kind.FATBINARY, "--embedded-fatbin"): _Role.MADE,
 }
-_TEXTS = {Kind.PREPROCESS: _Role.MADE, Kind.CUDAFE: _Role.MADE, Kind.CICC: _Role.STUB}
-"""The files with line markers that steps write."""
+_TWINS = {
+    Kind.PREPROCESS: _Role.MADE,
+    Kind.CUDAFE: _Role.MADE,
+    Kind.CICC: _Role.STUB,
+    Kind.FATBINARY: _Role.MADE,
+}
+"""The files that later steps read and that have a `BARE` twin."""
 _READERS = (Kind.CUDAFE, Kind.CICC, Kind.HOST)
-"""Steps that read such files."""
+"""The steps that are filed by twins."""
+USED = ".used"
+"""Behind the fatbin's path: the twin of an object, which says what fatbin is in it."""
+_HEADERS_NAME = "headers.ii"
+_HEADERS = b"""\
+#if __has_include("crt/host_runtime.h") && __has_include("fatbinary_section.h")
+#define __NV_CUBIN_HANDLE_STORAGE__ static
+#if !defined(__CUDA_INCLUDE_COMPILER_INTERNAL_HEADERS__)
+#define __CUDA_INCLUDE_COMPILER_INTERNAL_HEADERS__
+#endif
+#include "crt/host_runtime.h"
+#include "fatbinary_section.h"
+#else
+__CUDA_ARCH__ __CUDA_ARCH_LIST__
+#endif
+"""
+"""The beginning of a stub and of a fatbin: all that the host compile still includes."""
 _POSITIONAL = (Kind.CUDAFE, Kind.CICC, Kind.PTXAS, Kind.HOST)
 """Steps with one input that no option names."""
 _PROGRAMS = {kind.value: kind for kind in (Kind.CUDAFE, Kind.CICC, Kind.PTXAS, Kind.FATBINARY)}
-_SHARES = {
-    Kind.PREPROCESS: (0.07, 0.1),
-    Kind.CUDAFE: (0.35, 0.8),
-    Kind.CICC: (0.3, 1.0),
-    Kind.PTXAS: (0.05, 0.2),
-    Kind.FATBINARY: (0.01, 0.0),
-    Kind.HOST: (0.18, 0.5),
-}
-"""Of the whole compile's time and memory, until a step has a history."""
-_LEAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,81 +183,12 @@ def decompose(
     if not {"PATH", "LD_LIBRARY_PATH"} <= variables.keys():
         raise NotUnderstood("no PATH is named")
     writer = _Writer(steps, variables, root, SOURCE + extension, find)
-    return Steps(name=name, identity=identity, actions=tuple(writer.action(step) for step in steps), said="".join(said))
+    return Steps(name=name, identity=identity, actions=tuple(writer.actions()), said="".join(said))
 
 
 def placeholder(name: str) -> str:
     """Stands for the folder of a tool's root in the command line of a dry run, and so in what it prints."""
     return f"/buildd_root_{name}_"
-
-
-def expand(steps: Steps, action: Action, project: str = "") -> Plan:
-    """A plan that does what an action does, in steps; its last action makes the object.
-
-    Args:
-        action: one whose `steps` are these; its last argument is the source, its first output the object.
-        project: folder that relative paths start from, where it may be seen in the result; else it is a root.
-    """
-    source = str(action.argv[-1])
-    stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", os.path.basename(source).rpartition(".")[0])
-    made = action.outputs[0]
-    folder = f"{made.path}.steps"
-    extension = os.path.splitext(source)[1]
-    values = {SOURCE + extension: source, _FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
-    pattern = re.compile("|".join(re.escape(value) for value in values))
-
-    def put(text: str) -> str:
-        return pattern.sub(lambda match: values[match[0]], text)
-
-    def put_argument(argument: Argument) -> Argument:
-        if isinstance(argument, str):
-            return put(argument)
-        if argument.suffix == f"/{SOURCE}{extension}" and (project or source.startswith("/")):
-            return os.path.normpath(os.path.join(project, source))
-        changed = {"name": put(argument.name), "prefix": put(argument.prefix), "suffix": put(argument.suffix)}
-        return msgspec.structs.replace(argument, **changed)
-
-    environment = dict(action.environment)
-    identity = _module_id(steps.identity, os.path.join(project, action.inputs[0]), os.path.join(project, made.path))
-    actions: list[Action] = []
-    for step in steps.actions:
-        kind = Kind(step.kind)
-        preprocess, host = kind is Kind.PREPROCESS, kind is Kind.HOST
-        actions.append(
-            msgspec.structs.replace(
-                step,
-                name=f"{action.name}: {put(step.name)}",
-                tool=action.tool,
-                argv=(
-                    *(put_argument(argument) for argument in step.argv),
-                    *((f"-frandom-seed={identity}",) if host else ()),
-                ),
-                environment=tuple(sorted({**environment, **dict(step.environment)}.items())),
-                inputs=(
-                    *(action.inputs if preprocess else action.inputs[1:] if host else ()),
-                    *(put(path) for path in step.inputs),
-                ),
-                outputs=tuple(msgspec.structs.replace(output, path=put(output.path)) for output in step.outputs),
-                unlined=tuple(put(path) for path in step.unlined),
-                search=action.search if preprocess or host else (),
-                path_sensitive=action.path_sensitive or preprocess,
-                resources=Resources(
-                    memory_bytes=max(_LEAST_BYTES, int(action.resources.memory_bytes * _SHARES[kind][1])),
-                    wall_s=action.resources.wall_s * _SHARES[kind][0],
-                ),
-                timeout_s=action.timeout_s,
-            )
-        )
-    module = GeneratedFile(path=put(f"{_FOLDER}/{STEM}.module_id"), content=identity.encode())
-    return Plan(targets=(), actions=tuple(actions), files=(module,))
-
-
-def _module_id(identity: str, source: str, made: str) -> str:
-    """In the shape of cudafe++'s own. It becomes part of global symbols: another file of the same program must not have
-    it, and it must not change with the content, or every step would run again after every edit."""
-    digest = blake3("\0".join((identity, source, made)).encode(errors="surrogateescape")).hexdigest()
-    name = re.sub(r"[^A-Za-z0-9]", "_", os.path.basename(source))
-    return f"_{digest[:8]}_{len(name)}_{name}_{digest[8:16]}"
 
 
 # ---------------------------------------------------------------- reading
@@ -311,6 +252,7 @@ class _Writer:
     def __init__(
         self, steps: list[_Step], variables: Mapping[str, str], root: str, source: str, find: Callable[[str, str], str]
     ) -> None:
+        self._steps = steps
         self._variables = variables
         self._root = root
         self._source = source
@@ -343,6 +285,7 @@ class _Writer:
             self._names.setdefault(step.one(_Role.MADE), f"{arch}.{step.option('-arch')}.cubin")
         if len(set(self._names.values())) != len(self._names):
             raise NotUnderstood("two files for one architecture")
+        self._names[_HEADERS_NAME] = _HEADERS_NAME
         self._module = front.one(_Role.MODULE)
         self._lines = any(_sees_lines(step) for step in steps)
         self._stub, self._fatbin = front.one(_Role.INCLUDED), binary.one(_Role.MADE)
@@ -355,7 +298,39 @@ class _Writer:
 
     def _path(self, name: str) -> str:
         folder, _, role = self._names[name].rpartition("/")
-        return "/".join(part for part in (_FOLDER, folder, f"{STEM}.{role}") if part)
+        return "/".join(part for part in (FOLDER, folder, f"{STEM}.{role}") if part)
+
+    def actions(self) -> Iterator[Action]:
+        """The template."""
+        for step in self._steps:
+            made = self.action(step)
+            if step.kind is Kind.HOST and not self._lines:
+                yield self._headers(step)
+            yield made
+
+    def _headers(self, host: _Step) -> Action:
+        """What shows whether the list of architectures can reach the host code."""
+        argv: list[Argument] = [self._program(str(host.words[0]))]
+        for word in host.words[1:]:
+            if isinstance(word, _File):
+                argv.append("-")
+            elif word == OBJECT:
+                argv.append(Ref(place=Place.OUTPUT, name=_Role.MADE.value))
+            else:
+                argv.append("-E" if word == "-c" else self._symbolic(word))
+        return Action(
+            name=Kind.HEADERS.value,
+            kind=Kind.HEADERS.value,
+            tool="",
+            argv=(*argv, "-w"),
+            environment=self._environment(),
+            payload=_HEADERS,
+            outputs=(Output(name=_Role.MADE.value, path=self._path(_HEADERS_NAME)),),
+            discovery=Discovery.GCC,
+        )
+
+    def _environment(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, self._variables[name]) for name in ("LD_LIBRARY_PATH", "PATH"))
 
     def action(self, step: _Step) -> Action:
         """A step of the template."""
@@ -379,9 +354,12 @@ class _Writer:
         ]
         texts = [path for path in inputs if step.kind in _READERS and path != self._path(self._module)]
         if step.kind is Kind.HOST:
-            texts += [self._path(self._stub)]
-            inputs += [self._path(self._stub), self._path(self._fatbin)]
-            outputs = [Output(name="object", path=f"{_FOLDER}/{OBJECT}")]
+            texts += [self._path(self._stub), self._path(self._fatbin)]
+            inputs += texts[1:]
+            outputs = [Output(name="object", path=f"{FOLDER}/{OBJECT}")]
+            if not self._lines:
+                inputs += [self._path(_HEADERS_NAME)]
+                outputs += [Output(name=BARE, path=f"{self._path(self._fatbin)}{USED}")]
             if any(_DEBUG.fullmatch(str(word)) for word in step.words):
                 argv += [
                     Ref(
@@ -392,8 +370,8 @@ class _Writer:
                     )
                     for path in inputs
                 ]
-        elif step.kind in _TEXTS and not self._lines:
-            outputs += [Output(name=BARE, path=f"{self._path(step.one(_TEXTS[step.kind]))}.{BARE}")]
+        elif step.kind in _TWINS and not self._lines:
+            outputs += [Output(name=BARE, path=f"{self._path(step.one(_TWINS[step.kind]))}.{BARE}")]
         what = step.option("-arch") if step.kind in (Kind.CICC, Kind.PTXAS) else ""
         if step.kind is Kind.PREPROCESS:
             what = self._names[step.one(_Role.MADE)].removesuffix(".cpp1.ii").replace("cpp4.ii", "host")
@@ -402,13 +380,13 @@ class _Writer:
             kind=step.kind.value,
             tool="",
             argv=tuple(argv),
-            environment=tuple((name, self._variables[name]) for name in ("LD_LIBRARY_PATH", "PATH")),
+            environment=self._environment(),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             discovery=Discovery.GCC if step.kind in (Kind.PREPROCESS, Kind.HOST) else Discovery.NONE,
             transient=step.kind in (Kind.PREPROCESS, Kind.FATBINARY),
             apart=apart,
-            unlined=() if self._lines else tuple(texts),
+            twins=() if self._lines else tuple(texts),
         )
 
     def _program(self, name: str) -> Argument:

@@ -81,7 +81,7 @@ class Resources(Frozen, frozen=True):
 
 
 BARE = "bare"
-"""Name, and ending of the path, of an output beside a text: what the text is apart from its line numbers."""
+"""Name, and ending of the path, of an output beside a file: what the file is apart from what may not matter."""
 
 
 class Action(Frozen, frozen=True):
@@ -118,9 +118,9 @@ class Action(Frozen, frozen=True):
     """Why it is not carried out in steps though others of its kind are."""
     reports: bool = False
     """It was told to report on each kernel, which nobody asked to read: the report is told as data."""
-    unlined: tuple[str, ...] = ()
-    """Those of `inputs` whose line numbers reach nothing but what the tool says. A result of which it said nothing is
-    filed and found under their `BARE` twins, which their makers have among their outputs."""
+    twins: tuple[str, ...] = ()
+    """Those of `inputs` whose makers have `BARE` outputs beside them. A result of which the tool said nothing is filed
+    and found under these instead."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 
@@ -147,7 +147,7 @@ class Tool(Frozen, frozen=True):
 
 
 class Steps(Frozen, frozen=True):
-    """How a compile is carried out step by step; see `nvcc_steps`, which writes and expands them."""
+    """How a compile is carried out step by step; see `nvcc_steps`, which writes them, and `nvcc_expand`."""
 
     name: str
     identity: str

@@ -14,8 +14,9 @@ from buildd.compiling import Delivery, Figures, decoded, encoded, make_rules, pi
 from buildd.stamps import Folder, Stamps, listed_names
 from buildd.sweep import Sweep
 from codegen.commandline import parse
-from codegen.foreign import MARK, sent_variables, without_stand_ins
+from codegen.foreign import MARK, Described, plan, sent_variables, system_folders, without_stand_ins
 from codegen.parsing import Depfile, HandThrough, Reason
+from codegen.plan import Tool
 from protocol import messages as m
 from tests.foreign import Foreign
 from tests.household import Household
@@ -44,6 +45,18 @@ def test_a_depfile_has_the_source_first_and_each_header_once() -> None:
     assert make_rules(depfile, "src/a.c", paths, ()) == wanted.encode()
     user = Depfile(path="x.d", targets=("t",), system=False)
     assert make_rules(user, "src/a.c", paths, ("/usr/include/",)) == b"t: src/a.c \\\n a.h \\\n d$$.h\n"
+
+
+def test_a_folder_that_only_the_environment_names_is_searched_too() -> None:
+    compile = parse(("/cuda/bin/nvcc", "-Ione", "-c", "a.cu", "-MMD"), "/p")
+    environment = (("NVCC_APPEND_FLAGS", "-isystem three"), ("NVCC_PREPEND_FLAGS", "-I'two words'"))
+    described = Described(
+        tool=Tool(name="nvcc"), program="nvcc", environment=environment, clang=False, host="", standard=()
+    )
+    request = m.Request(request_id=m.RequestId("r"), build_id=m.BuildId("b"), project="/p", command=("/cuda/bin/nvcc",))
+    (action,) = plan(compile, described, request).actions
+    assert {"one", "two words", "three"} <= set(action.search)
+    assert system_folders(compile, described) == ("three/",)
 
 
 def test_output_travels_in_pieces() -> None:

@@ -1,0 +1,43 @@
+"""What stands in the `BARE` twin of a file that a step has made: equal twins, equal use as far as a later step can see.
+
+Knows what each kind of file has in it that may not matter. Which steps go by twins, and when not, is `stepwise`'s.
+"""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from buildd import fatbin
+from buildd.unlined import fingerprint
+from codegen.nvcc_steps import Kind
+from protocol.messages import Digest
+
+_ARCHITECTURE = b"__CUDA_ARCH"
+NONE = b"none"
+"""There is no twin: the file itself counts, and all flags of the step that reads it."""
+NO_TWIN = Digest(blake3(NONE).hexdigest())
+
+
+def of_text(kind: Kind, text: bytes, made_of: Digest | None) -> bytes:
+    """The twin of a text.
+
+    Args:
+        kind: of the step that made it.
+        made_of: key of what the step read, apart from what did not matter; None where it has no such key.
+    """
+    match kind:
+        case Kind.FATBINARY:
+            # Data to the host compiler; they can be exchanged in its object.
+            frame = fatbin.frame(text)
+            return _exactly(text) if frame is None else b"frame " + blake3(frame).hexdigest().encode()
+        case Kind.CUDAFE | Kind.CICC if _ARCHITECTURE in text:
+            return NONE  # its twin would be read by the host compile, which is filed without the architectures
+        case Kind.CUDAFE if made_of is not None:
+            # Long, and full of line markers. But the same is always made of the same.
+            return b"made " + made_of.encode()
+        case _:
+            return fingerprint(text)
+
+
+def _exactly(text: bytes) -> bytes:
+    return b"exactly " + blake3(text).hexdigest().encode()

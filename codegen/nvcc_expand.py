@@ -1,0 +1,111 @@
+"""The steps of a compile for a given source: a template's actions under their own names, and a module's id.
+
+Pure. Knows which of a step's values differ from source to source, and which do not matter to a step that says nothing;
+where templates come from is `nvcc_steps`' business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import msgspec
+from blake3 import blake3
+
+from codegen.nvcc_steps import FOLDER, OBJECT, SOURCE, STEM, Kind
+from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Resources, Steps
+
+_ARCHITECTURE = re.compile(r"-D__CUDA_ARCH(_\w+)?(=.*)?")
+"""Macros that differ with the list of architectures."""
+_SHARES = {
+    Kind.PREPROCESS: (0.07, 0.1),
+    Kind.HEADERS: (0.01, 0.0),
+    Kind.CUDAFE: (0.35, 0.8),
+    Kind.CICC: (0.3, 1.0),
+    Kind.PTXAS: (0.05, 0.2),
+    Kind.FATBINARY: (0.01, 0.0),
+    Kind.HOST: (0.18, 0.5),
+}
+"""Of the whole compile's time and memory, until a step has a history."""
+_LEAST_BYTES = 64 << 20
+
+
+def expand(steps: Steps, action: Action, project: str = "") -> Plan:
+    """A plan that does what an action does, in steps; its last action makes the object.
+
+    Args:
+        action: one whose `steps` are these; its last argument is the source, its first output the object.
+        project: folder that relative paths start from, where it may be seen in the result; else it is a root.
+    """
+    source = str(action.argv[-1])
+    stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", os.path.basename(source).rpartition(".")[0])
+    made = action.outputs[0]
+    folder = f"{made.path}.steps"
+    extension = os.path.splitext(source)[1]
+    values = {SOURCE + extension: source, FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
+    pattern = re.compile("|".join(re.escape(value) for value in values))
+
+    def put(text: str) -> str:
+        return pattern.sub(lambda match: values[match[0]], text)
+
+    def put_argument(argument: Argument) -> Argument:
+        if isinstance(argument, str):
+            return put(argument)
+        if argument.suffix == f"/{SOURCE}{extension}" and (project or source.startswith("/")):
+            return os.path.normpath(os.path.join(project, source))
+        changed = {"name": put(argument.name), "prefix": put(argument.prefix), "suffix": put(argument.suffix)}
+        return msgspec.structs.replace(argument, **changed)
+
+    environment = dict(action.environment)
+    identity = _module_id(steps.identity, os.path.join(project, action.inputs[0]), os.path.join(project, made.path))
+    actions: list[Action] = []
+    for step in steps.actions:
+        kind = Kind(step.kind)
+        preprocess, host = kind is Kind.PREPROCESS, kind is Kind.HOST
+        actions.append(
+            msgspec.structs.replace(
+                step,
+                name=f"{action.name}: {put(step.name)}",
+                tool=action.tool,
+                argv=(
+                    *(put_argument(argument) for argument in step.argv),
+                    *((f"-frandom-seed={identity}",) if host else ()),
+                ),
+                environment=tuple(sorted({**environment, **dict(step.environment)}.items())),
+                inputs=(
+                    *(action.inputs if preprocess else action.inputs[1:] if host else ()),
+                    *(put(path) for path in step.inputs),
+                ),
+                outputs=tuple(msgspec.structs.replace(output, path=put(output.path)) for output in step.outputs),
+                twins=tuple(put(path) for path in step.twins),
+                search=action.search if preprocess or host or kind is Kind.HEADERS else (),
+                path_sensitive=action.path_sensitive or preprocess,
+                resources=Resources(
+                    memory_bytes=max(_LEAST_BYTES, int(action.resources.memory_bytes * _SHARES[kind][1])),
+                    wall_s=action.resources.wall_s * _SHARES[kind][0],
+                ),
+                timeout_s=action.timeout_s,
+            )
+        )
+    module = GeneratedFile(path=put(f"{FOLDER}/{STEM}.module_id"), content=identity.encode())
+    return Plan(targets=(), actions=tuple(actions), files=(module,))
+
+
+def barely(action: Action) -> Action:
+    """A step as it is filed where it says nothing: with `BARE` twins, and without the architectures that host code is
+    compiled beside, which count as far as they reach its headers."""
+    host = action.kind == Kind.HOST.value
+    return msgspec.structs.replace(
+        action,
+        argv=tuple(a for a in action.argv if not (host and isinstance(a, str) and _ARCHITECTURE.fullmatch(a))),
+        inputs=tuple(f"{path}.{BARE}" if path in action.twins else path for path in action.inputs),
+        twins=(),
+    )
+
+
+def _module_id(identity: str, source: str, made: str) -> str:
+    """In the shape of cudafe++'s own. It becomes part of global symbols: another file of the same program must not have
+    it, and it must not change with the content, or every step would run again after every edit."""
+    digest = blake3("\0".join((identity, source, made)).encode(errors="surrogateescape")).hexdigest()
+    name = re.sub(r"[^A-Za-z0-9]", "_", os.path.basename(source))
+    return f"_{digest[:8]}_{len(name)}_{name}_{digest[8:16]}"
