@@ -91,7 +91,8 @@ def described(path: Path, cuobjdump: str = "", names: Names | None = None) -> di
     found["symbols"] = "\n".join(
         sorted(f"{symbol.name} {symbol.info} {symbol.where}" for symbol in symbols if symbol.info & 15 != _OF_SECTION)
     )
-    found["symbols"] = names.same(found["symbols"].encode()).decode()
+    # For several architectures nvcc's temporary files are named after one of them.
+    found["symbols"] = re.sub(r"\.compute_\w+(?=\.cudafe1\.cpp )", "", names.same(found["symbols"].encode()).decode())
     if cuobjdump and any(section.name in _FATBINS for section in sections):
         found |= _device(path, cuobjdump, names)
     return found
