@@ -149,9 +149,10 @@ def _device(path: Path, cuobjdump: str, names: Names) -> dict[str, str]:
     said = {}
     for option in ("-elf", "-ptx"):
         done = subprocess.run([cuobjdump, option, str(path)], capture_output=True, check=True)
-        said[option] = names.same(done.stdout.replace(bytes(path), b"FILE")).decode(errors="replace")
-        # ptxas notes its options, also the one that only has it report.
-        said[option] = re.sub(r"(Tool Command Line Arguments:)(?: |-v(?= ))*", r"\1 ", said[option])
+        text = names.same(done.stdout.replace(bytes(path), b"FILE")).decode(errors="replace")
+        # A target's ptxas is asked what kernels need; that is written down, and changes nothing.
+        text = re.sub(r"(?m)^(\s*Tool Command Line Arguments:|ptxasOptions =)(?: +-v(?= |$))? *", r"\1 ", text)
+        said[option] = re.sub(r"(?m)^(  NVIDIA Corp +)\d+", r"\1", text)
     # In the tables between sections of code and data stand offsets of names.
     blocks = [block.strip() for block in said["-elf"].split("\n\n")]
     code = [block for block in blocks if block.startswith(_DEVICE_BLOCKS)]
