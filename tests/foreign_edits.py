@@ -245,6 +245,8 @@ class ForeignEdited(Edited):
     def edits(self) -> dict[str, Edit]:
         found = {name: edit for name, edit in super().edits().items() if not name.startswith(_LINKED)}
         cuda = bool(self.cuobjdump)
+        if not cuda:
+            del found["source edited"]
         more = [
             *(Edit(f"odd.h has {name}", lambda name=name: self._odd(name, ODDITIES[name])) for name in ODDITIES),
             *(Edit(f"odd.h has {name}", lambda name=name: self._odd(name, BROKEN[name])) for name in BROKEN),

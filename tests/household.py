@@ -59,8 +59,8 @@ class Household:
             "BUILDD_DIR": str(self.store),
             # Ends by itself even where nobody is left to say so.
             "BUILDD_IDLE_TIMEOUT_S": "300",
-            # The code beside this file, whatever is installed.
-            "PYTHONPATH": str(ROOT),
+            # The code beside this file, whatever is installed; what it needs may stand on this process's path.
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             **(environment or {}),
         }
 

@@ -91,7 +91,8 @@ def described(path: Path, cuobjdump: str = "", names: Names | None = None) -> di
     found["symbols"] = "\n".join(
         sorted(f"{symbol.name} {symbol.info} {symbol.where}" for symbol in symbols if symbol.info & 15 != _OF_SECTION)
     )
-    found["symbols"] = names.same(found["symbols"].encode()).decode()
+    # For several architectures nvcc's temporary files are named after one of them.
+    found["symbols"] = re.sub(r"\.compute_\w+(?=\.cudafe1\.cpp )", "", names.same(found["symbols"].encode()).decode())
     if cuobjdump and any(section.name in _FATBINS for section in sections):
         found |= _device(path, cuobjdump, names)
     return found
@@ -148,10 +149,10 @@ def _device(path: Path, cuobjdump: str, names: Names) -> dict[str, str]:
     said = {}
     for option in ("-elf", "-ptx"):
         done = subprocess.run([cuobjdump, option, str(path)], capture_output=True, check=True)
-        said[option] = names.same(done.stdout.replace(bytes(path), b"FILE")).decode(errors="replace")
-        # ptxas notes its options, also the one that only has it report.
-        said[option] = re.sub(r"(Arguments:|ptxasOptions =)(?: |-v(?= ))*", r"\1 ", said[option])
-        said[option] = re.sub(r"(  NVIDIA Corp +)\d+", r"\1", said[option])
+        text = names.same(done.stdout.replace(bytes(path), b"FILE")).decode(errors="replace")
+        # A target's ptxas is asked what kernels need; that is written down, and changes nothing.
+        text = re.sub(r"(?m)^(\s*Tool Command Line Arguments:|ptxasOptions =)(?: +-v(?= |$))? *", r"\1 ", text)
+        said[option] = re.sub(r"(?m)^(  NVIDIA Corp +)\d+", r"\1", text)
     # In the tables between sections of code and data stand offsets of names.
     blocks = [block.strip() for block in said["-elf"].split("\n\n")]
     code = [block for block in blocks if block.startswith(_DEVICE_BLOCKS)]

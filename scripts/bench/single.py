@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -70,7 +70,7 @@ def hit(report: Report, rounds: int, calls: int, nvcc: Path) -> None:
         os.chdir(bench.foreign.folder)
         for what, compiler, unit in (("nvcc", str(nvcc), source), ("g++", gxx, host)):
             command = [compiler, "-c", unit.name, "-o", f"{unit.stem}.o", "-MD", "-MF", f"{unit.stem}.d"]
-            contestants = {
+            contestants: dict[str, Callable[[], Cost]] = {
                 "true": lambda: several(["/bin/true"], bench.plain),
                 "ccache": lambda command=command: several([bench.ccache, *command], bench.plain),
                 "buildd": lambda command=command: several([bench.launcher, *command], bench.foreign.environ),
@@ -114,7 +114,7 @@ def one(report: Report, rounds: int, nvcc: Path, cutlass: Path, *, most_four: fl
                     [*command, *more, *last], cwd=corpus.folder, environment=environ, others=lambda: cpu_of(workers)
                 )
 
-            contestants = {
+            contestants: dict[str, Callable[[], Cost]] = {
                 name: lambda more=more, compile=compile, bench=bench: compile([str(nvcc)], bench.plain, more)
                 for name, more in rivals.items()
             }
