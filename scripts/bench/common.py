@@ -18,13 +18,24 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 RESAMPLES = 10_000
+
+
+class Running(Protocol):
+    """A process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def command(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +189,26 @@ def cpu_of(pids: Sequence[int]) -> float:
     for pid in pids:
         ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Workers:
+    """What a user's daemon and its helpers use, also when the daemon starts anew as another process while it rests.
+
+    Args:
+        processes: those of the user that live now, see `tests.household`.
+    """
+
+    def __init__(self, processes: Callable[[], Sequence[Running]]) -> None:
+        self._processes = processes
+        self._used_s: dict[int, float] = {}
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far, of those that ended as they were when last looked at."""
+        for process in self._processes():
+            if " serve" in process.command or "spawner.py" in process.command:
+                with suppress(OSError):
+                    self._used_s[process.pid] = cpu_of([process.pid])
+        return sum(self._used_s.values())
 
 
 def rss_bytes(pid: int) -> int:

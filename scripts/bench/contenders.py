@@ -12,10 +12,9 @@ import subprocess
 import time
 from abc import ABC
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from common import Cost, cpu_of, program, run
+from common import Cost, Workers, cpu_of, program, run
 from corpora import Corpus
 
 from tests.foreign import Foreign
@@ -158,14 +157,13 @@ class Daemon(Contender):
 
     def __init__(self, folder: Path, corpus: Corpus, width: int) -> None:
         self.user = Household(folder, {"HIP_PLATFORM": "amd"} if corpus.hip else {})
-        self._used: dict[int, float] = {}
-        """CPU seconds of the daemon's processes; one that is at rest may start anew as another."""
+        self._workers = Workers(self.user.processes)
         super().__init__(folder, corpus, width)
 
     def forget(self) -> None:
         """A fresh daemon with an empty store."""
         super().forget()
-        if self._used:
+        if self.caches:
             self.user.buildd("down")
         shutil.rmtree(self.folder / f"store-{self.caches}", ignore_errors=True)
         self.caches += 1
@@ -173,14 +171,9 @@ class Daemon(Contender):
         status, said = self.user.buildd("up")
         if status != 0:
             raise SystemExit(f"no daemon: {said}")
-        self.others_cpu()
 
     def others_cpu(self) -> float:
-        for process in self.user.processes():
-            if " serve" in process.command or "spawner.py" in process.command:
-                with suppress(OSError):
-                    self._used[process.pid] = cpu_of([process.pid])
-        return sum(self._used.values())
+        return self._workers.cpu_s()
 
     def end(self) -> list[str]:
         return [process.command for process in self.user.end()]

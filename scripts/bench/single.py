@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from common import Cost, Report, cpu_of, cpus, interleaved, program, run, temporary_folder, walls
+from common import Cost, Report, Workers, cpus, interleaved, program, run, temporary_folder, walls
 from corpora import Corpus
 
 from tests.foreign import Foreign
@@ -37,8 +37,8 @@ class Bench:
         self.launcher = self.foreign.environ["CMAKE_CUDA_COMPILER_LAUNCHER"]
         self.plain = {**self.foreign.plain, "CCACHE_DIR": str(folder / "ccache")}
 
-    def workers(self) -> list[int]:
-        return [p.pid for p in self.user.processes() if " serve" in p.command or "spawner.py" in p.command]
+    def workers(self) -> Workers:
+        return Workers(self.user.processes)
 
     def end(self, report: Report) -> None:
         if left := self.user.end():
@@ -58,14 +58,14 @@ def hit(report: Report, rounds: int, calls: int, nvcc: Path) -> None:
 
         def several(command: list[str], environ: Mapping[str, str]) -> Cost:
             """The mean of some calls: a tick of /proc is longer than one."""
-            before_s, start_s, begun = cpu_of(workers), time.perf_counter(), os.times()
+            before_s, start_s, begun = workers.cpu_s(), time.perf_counter(), os.times()
             for _ in range(calls):
                 process = os.posix_spawn(command[0], command, environ, setpgroup=0)
                 if os.waitpid(process, 0)[1]:
                     raise SystemExit(f"{command} failed")
             wall_s, ended = time.perf_counter() - start_s, os.times()
             used_s = ended.children_user + ended.children_system - begun.children_user - begun.children_system
-            return Cost(wall_s / calls, (used_s + cpu_of(workers) - before_s) / calls)
+            return Cost(wall_s / calls, (used_s + workers.cpu_s() - before_s) / calls)
 
         os.chdir(bench.foreign.folder)
         for what, compiler, unit in (("nvcc", str(nvcc), source), ("g++", gxx, host)):
@@ -107,11 +107,11 @@ def one(report: Report, rounds: int, nvcc: Path, cutlass: Path, *, most_four: fl
                 *,
                 corpus: Corpus = corpus,
                 last: Sequence[str] = (*flags, "-o", "x.o", source),
-                workers: list[int] = workers,
+                workers: Workers = workers,
             ) -> Cost:
                 corpus.change_one()
                 return run(
-                    [*command, *more, *last], cwd=corpus.folder, environment=environ, others=lambda: cpu_of(workers)
+                    [*command, *more, *last], cwd=corpus.folder, environment=environ, others=lambda: workers.cpu_s()
                 )
 
             contestants: dict[str, Callable[[], Cost]] = {
