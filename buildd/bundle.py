@@ -23,7 +23,8 @@ Format, version 1; numbers are little-endian:
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
 something about one machine only, and after an import they are unknown; `present` marks what is no folder but a file
-that existed and was not used. Nor is the time of creation.
+that existed and was not used. A path with a NUL in it is a link that was followed, and what it led to: that is compared
+where it is imported. Nor is the time of creation.
 """
 
 from __future__ import annotations
@@ -194,8 +195,6 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
             )
         sets = []
         for first, known in _sets_of(store, key):
-            if any(stamp == LINK for _, stamp in known.folders):
-                continue  # links lead somewhere on one machine only
             files = tuple((_bytes(name), _raw(digest)) for name, digest in known.files)
             number = lists.setdefault(files, len(lists))
             folders = [(_bytes(path), stamp == PRESENT) for path, stamp in known.folders]
@@ -348,7 +347,8 @@ def _check(manifest: _Manifest, file: Path) -> None:
         if not all(0 <= figure < 1 << 62 for figure in entry.timing):
             raise _bad(file, "a result has an impossible time")
         for one in entry.sets:
-            paths = [*(path for path, _ in one.folders), *(part for pair in one.roots for part in pair)]
+            paths = [part for path, _ in one.folders for part in path.split(b"\0", 1)]
+            paths += [part for pair in one.roots for part in pair]
             if not (_is_digest(one.first) and 0 <= one.files < len(manifest.lists) and all(map(_is_text, paths))):
                 raise _bad(file, "an input set is not sound")
 
@@ -420,10 +420,18 @@ def _result(entry: _Entry, created_ns: int) -> Result:
     )
 
 
+def _stamp(path: bytes, present: bool) -> int:
+    """What an import knows of a folder: stamps are one machine's own. A link is a folder and, behind a NUL, what it led
+    to, which is compared here as it is there."""
+    if b"\0" in path:
+        return LINK
+    return PRESENT if present else UNKNOWN
+
+
 def _input_set(entry: _Entry, one: _Set, manifest: _Manifest) -> InputSet:
     return InputSet(
         files=tuple((_str(name), Digest(digest.hex())) for name, digest in manifest.lists[one.files]),
-        folders=tuple((_str(path), PRESENT if present else UNKNOWN) for path, present in one.folders),
+        folders=tuple((_str(path), _stamp(path, present)) for path, present in one.folders),
         roots=tuple((_str(name), _str(path)) for name, path in one.roots),
         key=Digest(entry.key.hex()),
     )
