@@ -18,8 +18,10 @@ STORY = (
     # Only under __CUDA_ARCH__, only under one architecture, only on the host: the other passes do not see it.
     ("value of device", "value of newer", "value of host"),
     # Found first from now on.
-    ("second.h in the first folder", "forced.h in the working folder", "late.h in -I behind -isystem"),
-    ("optional.h", "flags of the environment", "library in the first folder"),
+    (
+        *("second.h in the first folder", "forced.h in the working folder", "late.h in -I behind -isystem"),
+        *("optional.h", "flags of the environment", "library in the first folder"),
+    ),
 )
 
 
@@ -33,7 +35,7 @@ def build(user: Household, work: Edited, *options: str) -> int:
 
 
 def test_no_edit_leaves_an_old_object(tmp_path: Path) -> None:
-    """Three edits at a time: each shows in a number of its own."""
+    """Several edits at a time: each shows in a number of its own."""
     bin_folder = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
     user = Household(tmp_path)
     nvcc, cuobjdump = str(bin_folder / "nvcc"), str(bin_folder / "cuobjdump")

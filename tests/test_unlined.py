@@ -174,7 +174,11 @@ def test_a_comment_line_costs_the_preprocessors_and_nothing_else(tmp_path: Path)
     ("flags", "text"),
     [
         ("", 'extern "C" int first() { int unused; return 1; }\n'),
-        (', "-Xcompiler=-Wall"', 'static int unused() { return 1; }\nextern "C" int first() { return 1; }\n'),
+        pytest.param(
+            ', "-Xcompiler=-Wall"',
+            'static int unused() { return 1; }\nextern "C" int first() { return 1; }\n',
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["cudafe++ and cicc", "only gcc"],
 )
