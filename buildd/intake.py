@@ -106,8 +106,7 @@ class Intake:
         if request.mode is m.Mode.COMPILE:
             return await self._receive_compile(opened, request, log)
         if request.mode is m.Mode.WATCH:
-            watch = Watch(request, log, opened.store, opened.files)
-            await self.watches.begin(watch, lambda: self._prepare(opened, watch))
+            await self._watch(opened, request, log)
             return None
         building = Building(request, log, opened.store, opened.files, opened.notebook, opened.surveys)
         building.settled_s = self.watches.settled_s(request, building.begun_s)
@@ -141,6 +140,15 @@ class Intake:
         """The plan of a request, and nothing more. Raises RequestError, BuilddError."""
         opened = await self._open(request.store)
         return await opened.planner.plan(request)
+
+    async def _watch(self, opened: OpenStore, request: m.Request, log: RequestLog) -> None:
+        watch = Watch(request, log, opened.store, opened.files)
+        try:
+            await self.watches.begin(watch, lambda: self._prepare(opened, watch))
+        except Exception as error:  # the edge, as above
+            _log.exception("watching for %s failed", request.request_id)
+            self.watches.forget(request.request_id)
+            _refuse(log, m.Outcome.DAEMON_ERROR, error)
 
     async def _prepare(self, opened: OpenStore, watch: Watch) -> None:
         try:

@@ -61,6 +61,8 @@ class Watches:
         self._watches: dict[m.RequestId, Watch] = {}
         self._names: dict[m.RequestId, m.Digest] = {}
         self._verified: dict[m.Digest, _Verified] = {}
+        self._arming = 0
+        """Moves before and after the set of watched folders is changed: what was verified meanwhile counts for nothing."""
         self._looking = asyncio.Lock()
         self._gathering: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -86,14 +88,19 @@ class Watches:
 
     def end(self, request_id: m.RequestId, *, code: str = "", message: str = "") -> bool:
         """End a watch; False when there is none of that name."""
+        watch = self.forget(request_id)
+        if watch is not None:
+            watch.log.append(m.Done(outcome=m.Outcome.CANCELLED, code=code, message=message))
+        return watch is not None
+
+    def forget(self, request_id: m.RequestId) -> Watch | None:
+        """Watch no longer for a request, and say nothing of it."""
         watch = self._watches.pop(request_id, None)
-        if watch is None:
-            return False
-        self._verified.pop(self._names.pop(request_id), None)
-        watch.log.append(m.Done(outcome=m.Outcome.CANCELLED, code=code, message=message))
-        if not self._watches and self._sweeping is not None:
-            self._sweeping.cancel()
-        return True
+        if watch is not None:
+            self._verified.pop(self._names.pop(request_id), None)
+            if not self._watches and self._sweeping is not None:
+                self._sweeping.cancel()
+        return watch
 
     def end_all(self) -> None:
         for request_id in list(self._watches):
@@ -130,11 +137,12 @@ class Watches:
         if verified is not None and await self._in_pool(self._untouched, verified, store, files):
             return verified.record
         self._verified.pop(name, None)
-        hints = self._hints.count
+        hints, arming = self._hints.count, self._arming
         record = await self._in_pool(uptodate.still_true, store, files, request)
         if record is not None and not record.young:
-            project = os.path.realpath(request.project)
-            self._verified[name] = await self._in_pool(self._split, record, hints, project)
+            found = await self._in_pool(self._split, record, hints, os.path.realpath(request.project))
+            if arming == self._arming:
+                self._verified[name] = found
         return record
 
     def _untouched(self, verified: _Verified, store: Store, files: Files) -> bool:
@@ -221,7 +229,12 @@ class Watches:
     async def _rearm(self) -> None:
         """Have the folders watched that count now."""
         wanted = set().union(*(watch.folders for watch in self._watches.values()))
-        polled = await self._in_pool(self._hints.watch, wanted)
+        self._arming += 1
+        try:
+            polled = await self._in_pool(self._hints.watch, wanted)
+        finally:
+            self._arming += 1
+            self._verified.clear()
         for watch in self._watches.values():
             watch.polled = polled
 

@@ -338,6 +338,32 @@ def test_every_write_before_a_request_is_in_its_answer(floor: Floor) -> None:
     asyncio.run(go())
 
 
+def test_an_untouched_tree_is_answered_without_a_look_and_a_touched_one_with(floor: Floor) -> None:
+    async def go() -> None:
+        async with Shop(floor) as shop:
+            watcher = Watcher(shop)
+            await watcher.next(m.Watching)
+            await shop.build(floor.request())
+            await watcher.next(m.Watching)
+            for folder in ("src", "include", "first", "build", "."):
+                os.utime(floor.project / folder, (1_700_000_000, 1_700_000_000))
+            watched = shop.scheduler.intake.watches
+            deadline = asyncio.get_running_loop().time() + DEADLINE_S
+            while not watched._verified:  # files grow old enough for their stamps to be trusted
+                assert asyncio.get_running_loop().time() < deadline
+                assert (await shop.build(floor.request())).done.misses == 0
+            (verified,) = watched._verified.values()
+            assert not any(path.startswith(os.fsencode(floor.project)) for path in verified.paths)
+            assert (await shop.build(floor.request())).done.message == "nothing to do"
+            floor.write("include/x.h", "other\n")
+            assert (await shop.build(floor.request())).done.misses == 2
+            (floor.project / "build/all.so").unlink()
+            assert (await shop.build(floor.request())).done.hits == 3
+            assert floor.library
+
+    asyncio.run(go())
+
+
 def test_hints_name_what_was_touched(tmp_path: Path) -> None:
     told = threading.Event()
     watched = Hints(told.set)
