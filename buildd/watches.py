@@ -62,7 +62,7 @@ class Watches:
         self._names: dict[m.RequestId, m.Digest] = {}
         self._verified: dict[m.Digest, _Verified] = {}
         self._arming = 0
-        """Moves before and after the set of watched folders is changed: what was verified meanwhile counts for nothing."""
+        """Moves before and after the set of watched folders is changed: what is verified meanwhile does not count."""
         self._looking = asyncio.Lock()
         self._gathering: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
