@@ -339,6 +339,10 @@ class Snapshot:
         fact = self.fact(path)
         return None if fact is None else fact.digest
 
+    def has_seen(self, path: str) -> bool:
+        """Whether `fact` has been asked for a file: it then says what was there at that time, not what is there now."""
+        return path in self._facts
+
     def fact(self, path: str) -> Fact | None:
         try:
             return self._facts[path][0]

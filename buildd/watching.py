@@ -84,19 +84,24 @@ class Watch:
         self._describe(plan)
         self._failed = outcome is not m.Outcome.BUILT
         known = dict.fromkeys(self._inputs(plan))
+        complete = not self._failed
         for action in plan.actions:
-            known.update(dict.fromkeys(building.lookup.used_by(action) or ()))
+            used = building.lookup.used_by(action)
+            complete = complete and used is not None
+            known.update(dict.fromkeys(used or ()))
         seen: dict[str, m.Digest | None] = {}
         for spelled in known:
             if self._counts(path := self._absolute(spelled)):
-                # By the name that the build knows it by: it must be the content that the build has seen.
+                # By the name that the build knows it by: it must be the content that the build has seen, and what it
+                # looked at before an input changed under it is forgotten.
+                is_newer = self._told.get(path, 0.0) > building.begun_s
+                if path in self.contents and (is_newer or not snapshot.has_seen(spelled)):
+                    seen[path] = self.contents[path]
+                    continue
                 fact = snapshot.fact(spelled)
                 seen[path] = None if fact is None else fact.digest
-                if self._told.get(path, 0.0) > building.begun_s:
-                    # Whoever watches heard of a newer content while this was built.
-                    seen[path] = self.contents.get(path)
         # What a build that failed has not read it would have read without the error.
-        self.contents = {**self.contents, **seen} if self._failed else seen
+        self.contents = seen if complete else {**self.contents, **seen}
         self._listings.update(os.path.normpath(snapshot.absolute(folder)) for folder in building.lookup.folders)
         self.settle()
 

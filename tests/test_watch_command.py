@@ -54,7 +54,10 @@ class Session:
         """The next event's body that is so."""
         seen = []
         while True:
-            line = self._lines.get(timeout=DEADLINE_S)
+            try:
+                line = self._lines.get(timeout=DEADLINE_S)
+            except queue.Empty:
+                line = None
             assert line is not None, seen
             seen.append(line["body"])
             if what(line["body"]):
