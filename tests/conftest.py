@@ -8,10 +8,14 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
+
+from tests.estate import Estate, end_estate, make_estate
+from tests.toolkit import make_toolkit
 
 
 def _package(name: str) -> bool:
@@ -57,3 +61,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in _TOOLS:
             if item.get_closest_marker(marker) and (reason := missing(marker)):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake toolkit of tests/toolkit.py; needs a host compiler."""
+    folder = tmp_path_factory.mktemp("toolkit") / "cuda"
+    make_toolkit(folder)
+    return folder
+
+
+@pytest.fixture
+def estate(toolkit: Path) -> Iterator[Estate]:
+    """A user of their own with the fake toolkit and a project; their daemon ends with the test."""
+    estate = make_estate(toolkit)
+    yield estate
+    end_estate(estate)

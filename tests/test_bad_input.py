@@ -15,28 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.estate import PROJECT, Estate, end_estate, make_estate, until
-from tests.toolkit import host_compiler, make_toolkit
+from tests.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
-
-
-@pytest.fixture(scope="session")
-def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toolkit") / "cuda"
-    make_toolkit(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def shared(toolkit: Path) -> Iterator[Estate]:
     """One estate for tests that only ask: their projects are folders of their own in it."""
-    estate = make_estate(toolkit)
-    yield estate
-    end_estate(estate)
-
-
-@pytest.fixture
-def estate(toolkit: Path) -> Iterator[Estate]:
     estate = make_estate(toolkit)
     yield estate
     end_estate(estate)

@@ -10,30 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from tests.estate import Estate, end_estate, make_estate, until, why_no_namespaces
-from tests.toolkit import host_compiler, make_toolkit
+from tests.estate import Estate, until, why_no_namespaces
+from tests.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
-
-
-@pytest.fixture(scope="session")
-def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toolkit") / "cuda"
-    make_toolkit(folder)
-    return folder
-
-
-@pytest.fixture
-def estate(toolkit: Path) -> Iterator[Estate]:
-    estate = make_estate(toolkit)
-    yield estate
-    end_estate(estate)
 
 
 @cache

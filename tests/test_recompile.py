@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from estate import Estate, end_estate, make_estate
+from estate import Estate
 
-from tests.toolkit import host_compiler, make_toolkit
+from tests.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
-
-
-@pytest.fixture(scope="module")
-def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toolkit") / "cuda"
-    make_toolkit(folder)
-    return folder
-
-
-@pytest.fixture
-def estate(toolkit: Path) -> Iterator[Estate]:
-    found = make_estate(toolkit)
-    yield found
-    end_estate(found)
 
 
 def test_unset_content_decides(estate: Estate) -> None:

@@ -7,7 +7,8 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +68,15 @@ class Watcher:
         return [event.body for event in self.log.after(0, 1 << 30)]
 
 
+@asynccontextmanager
+async def watching(floor: Floor) -> AsyncIterator[tuple[Shop, Watcher]]:
+    """A shop, and a watch of its targets that has begun."""
+    async with Shop(floor) as shop:
+        watcher = Watcher(shop)
+        await watcher.next(m.Watching)
+        yield shop, watcher
+
+
 @pytest.fixture
 def floor(tmp_path: Path) -> Floor:
     floor = Floor(tmp_path)
@@ -78,9 +88,7 @@ def floor(tmp_path: Path) -> Floor:
 
 def test_a_save_is_told_with_its_path(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (_, watcher):
             floor.write("src/a.cu", "other\n")
             assert await watcher.change() == {"src/a.cu"}
 
@@ -89,9 +97,7 @@ def test_a_save_is_told_with_its_path(floor: Floor) -> None:
 
 def test_headers_count_once_a_build_has_read_them(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             await shop.build(floor.request())
             more = await watcher.next(m.Watching)
             assert isinstance(more, m.Watching) and more.files >= 3
@@ -106,9 +112,7 @@ def test_a_header_saved_while_the_first_build_reads_it_is_told(floor: Floor) -> 
     floor.write("src/a.cu", '#include "x.h"\n//! touch started\n//! wait-for go\n')
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             log = shop.submit(floor.request())
             await asyncio.wait_for(asyncio.to_thread(wait_for, floor.project / "started"), DEADLINE_S)
             floor.write("include/x.h", "y\n")
@@ -131,9 +135,7 @@ def wait_for(path: Path) -> None:
 
 def test_a_touch_is_no_change_and_a_rename_over_a_file_is_one(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (_, watcher):
             os.utime(floor.project / "src/a.cu")
             floor.write("src/b.cu", "b\n")  # the same again
             floor.write("new", "renamed\n").rename(floor.project / "src/a.cu")
@@ -145,9 +147,7 @@ def test_a_touch_is_no_change_and_a_rename_over_a_file_is_one(floor: Floor) -> N
 
 def test_new_and_removed_sources_and_headers_that_come_first(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             await shop.build(floor.request())
             await watcher.next(m.Watching)
             floor.write("src/c.cu", "c\n")
@@ -162,9 +162,7 @@ def test_new_and_removed_sources_and_headers_that_come_first(floor: Floor) -> No
 
 def test_outputs_are_no_change(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             await shop.build(floor.request())
             (floor.project / "build/all.so").unlink()
             await shop.build(floor.request())
@@ -178,9 +176,7 @@ def test_after_a_failure_whatever_comes_may_mend_it(floor: Floor) -> None:
     floor.write("src/a.cu", '#include "missing.h"\n')
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             story = await shop.build(floor.request())
             assert story.done.outcome is m.Outcome.FAILED
             floor.write("include/missing.h", "found\n")
@@ -192,9 +188,7 @@ def test_after_a_failure_whatever_comes_may_mend_it(floor: Floor) -> None:
 
 def test_a_folder_that_is_removed_and_comes_back_is_watched_again(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             await shop.build(floor.request())
             await watcher.next(m.Watching)
             kept = floor.folder / "kept"
@@ -218,9 +212,7 @@ def test_a_link_that_is_turned_is_a_change_of_what_it_led_to(floor: Floor) -> No
     (floor.project / "include").symlink_to("one")
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             await shop.build(floor.request())
             await watcher.next(m.Watching)
             floor.write("one/x.h", "through the link\n")
@@ -236,9 +228,7 @@ def test_a_write_through_a_mapping_gives_no_event_and_is_found(floor: Floor, mon
     monkeypatch.setattr(watches, "SWEEP_S", 0.05)
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (_, watcher):
             with open(floor.project / "src/b.cu", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
                 mapped[0:1] = b"c"
                 mapped.flush()
@@ -270,9 +260,7 @@ def test_many_files_at_once_are_few_changes(floor: Floor) -> None:
         floor.write(name, "before\n")
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (_, watcher):
             for name in names:
                 floor.write(name, "after\n")
             told = 0
@@ -290,9 +278,7 @@ def test_an_overflow_has_everything_looked_at(floor: Floor) -> None:
     """The hints themselves are lost: only that they were lost is known."""
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             said = shop.scheduler.intake.watches._hints
             with said._lock:  # no hint comes through meanwhile
                 pass
@@ -308,9 +294,7 @@ def test_an_overflow_has_everything_looked_at(floor: Floor) -> None:
 
 def test_a_watch_ends_when_it_is_cancelled_and_nothing_is_left(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             assert shop.scheduler.cancel(watcher.request.request_id)
             done = await watcher.next(m.Done)
             assert isinstance(done, m.Done) and done.outcome is m.Outcome.CANCELLED
@@ -324,9 +308,7 @@ def test_every_write_before_a_request_is_in_its_answer(floor: Floor) -> None:
     """Write, then build: never a stale answer, watched or not."""
 
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, _):
             seen = set()
             for number in range(40):
                 floor.write("include/x.h", f"{number}\n")
@@ -340,9 +322,7 @@ def test_every_write_before_a_request_is_in_its_answer(floor: Floor) -> None:
 
 def test_an_untouched_tree_is_answered_without_a_look_and_a_touched_one_with(floor: Floor) -> None:
     async def go() -> None:
-        async with Shop(floor) as shop:
-            watcher = Watcher(shop)
-            await watcher.next(m.Watching)
+        async with watching(floor) as (shop, watcher):
             await shop.build(floor.request())
             await watcher.next(m.Watching)
             for folder in ("src", "include", "first", "build", "."):

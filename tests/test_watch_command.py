@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from estate import DEADLINE_S, Estate, end_estate, make_estate
+from estate import DEADLINE_S, Estate
 
 from protocol import messages as m
-from tests.toolkit import host_compiler, make_toolkit
+from tests.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 Line = dict
@@ -76,20 +75,6 @@ class Session:
             assert stream is not None
             stream.close()
         return status
-
-
-@pytest.fixture(scope="module")
-def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toolkit") / "cuda"
-    make_toolkit(folder)
-    return folder
-
-
-@pytest.fixture
-def estate(toolkit: Path) -> Iterator[Estate]:
-    found = make_estate(toolkit)
-    yield found
-    end_estate(found)
 
 
 def test_a_save_builds_a_break_is_told_and_the_mend_too(estate: Estate) -> None:
