@@ -78,6 +78,7 @@ class Execution:
         self._job: Job | None = None
         self._kill: KillReason | None = None
         self._private = ""
+        self._began_ns = 0
 
     @property
     def expected_s(self) -> float:
@@ -107,15 +108,28 @@ class Execution:
     async def run(self, runner: Runner) -> Ending:
         """Run the action and say how it ended. Raises nothing that concerns the action."""
         try:
-            launch: Launch = await self._in_pool(self._prepare)
+            launch: Launch = await self._in_pool(self.prepare)
             await self._settle()
-            self._tell_started()
-            began_ns = time.time_ns()
+        except (OSError, StoreError) as error:
+            self.failure = storage_failure(error)
+            return Ending.FAILED
+        self._tell_started()
+        ending = await self.perform(runner, launch)
+        if ending is not None:
+            return ending
+        self._released()
+        kept: Ending = await self._in_pool(self.keep)
+        return kept
+
+    async def perform(self, runner: Runner, launch: Launch) -> Ending | None:
+        """Have it run; None where it ended well and is to be kept."""
+        try:
+            self._began_ns = time.time_ns()
             self._job = await runner.launch(launch, self._line)
             if self._kill is not None:
                 self._job.kill(self._kill)
             self.exit = await self._job.wait()
-        except (OSError, StoreError) as error:
+        except OSError as error:
             self.failure = storage_failure(error)
             return Ending.FAILED
         except RunnerError as error:
@@ -127,13 +141,13 @@ class Execution:
             ended = history.Ended.OUT_OF_MEMORY if self.exit.out_of_memory else history.Ended.FAILED
             self._learn(self.exit, ended)
             return self._why_failed(self.exit)
-        self._released()
-        return await self._kept(self.exit, began_ns)
+        return None
 
-    async def _kept(self, exit: Exit, began_ns: int) -> Ending:
+    def keep(self) -> Ending:
+        """Check the inputs again, store the outputs. In a worker thread."""
+        assert self.exit is not None
         try:
-            ending: Ending = await self._in_pool(self._keep, exit, began_ns)
-            return ending
+            return self._keep(self.exit)
         except (OSError, StoreError) as error:
             self.failure = storage_failure(error)
             return Ending.FAILED
@@ -166,7 +180,8 @@ class Execution:
 
     # ----------------------------------------------------------------
 
-    def _prepare(self) -> Launch:
+    def prepare(self) -> Launch:
+        """Make its private folder. In a worker thread; raises OSError and StoreError."""
         if not self.action.transient:
             self.building.lookup.foresee(self.action, self.building.tool(self.action))
         self._private = tempfile.mkdtemp(prefix="job-", dir=self.building.store.scratch_folder())
@@ -232,8 +247,7 @@ class Execution:
         depfile = _read(f"{self._private}/{DEPFILE}")
         return None if depfile is None else depfiles.parse(self.action.discovery, depfile)
 
-    def _keep(self, exit: Exit, began_ns: int) -> Ending:
-        """Check the inputs again, store the outputs. In a worker thread."""
+    def _keep(self, exit: Exit) -> Ending:
         building, action = self.building, self.action
         tool, store = building.tool(action), building.store
         self.read = self._inputs()
@@ -257,7 +271,7 @@ class Execution:
             return Ending.SUCCESS
         action, missing = building.filed_as(self.index, exit)
         private = (str(store.scratch_folder()),)
-        filing = building.lookup.file_run(action, tool, missing, self.read, private, began_ns)
+        filing = building.lookup.file_run(action, tool, missing, self.read, private, self._began_ns)
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
             if not self._final:

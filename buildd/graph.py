@@ -64,6 +64,8 @@ class Job:
     alone: bool = False
     evictions: int = 0
     overtaken: int = 0
+    steps: bool = False
+    """It may be spread."""
     spread: bool = False
     """Carried out by a request of its own: it holds no CPU and no memory."""
     within: RequestId | None = None

@@ -49,6 +49,11 @@ class Line:
         self._alone = alone
         self._cpus = cpus
 
+    def crowded(self, stepped: int) -> bool:
+        """Whether jobs that could be spread had better do all by themselves: as many are there as CPUs, so one each keeps
+        all busy, and what a request of its own costs buys no time."""
+        return stepped >= (self._cpus or SPREAD_WITHOUT_TOKENS)
+
     def may_spread(self, request: RequestId, taken: int) -> bool:
         """Whether a further job may be spread: only for a CPU that those already spread will leave idle. One whose
         next steps are still being looked up will want one."""
@@ -104,7 +109,7 @@ class Line:
                 heapq.heappush(asked.ready, entry)
             rank = self._rank(asked)
             # What has begun comes to its end first: files of half-made results take room, and memory waits with them.
-            heads.extend((rank, self._jobs[entry[1]].spread, *entry, asked.id) for entry in entries)
+            heads.extend((rank, self._jobs[entry[1]].steps, *entry, asked.id) for entry in entries)
         heads.sort()
         for _, _, _, job_id, request in heads:
             if job_id in seen:

@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from buildd import uptodate
+from buildd import unlined, uptodate
 from buildd.admission import Ask, Budget, Running
 from buildd.building import OUR_FAULT, Building
+from buildd.chained import Chained
 from buildd.claims import Claims
 from buildd.compiling import Compiling
 from buildd.errors import BuilddError, told
@@ -57,7 +58,7 @@ from buildd.steps import (
     Tick,
     Undeliverable,
 )
-from buildd.stepwise import Inner, Stepwise
+from buildd.stepwise import Inner, Spread
 from codegen.aitemplate_flags import job_cap
 from codegen.environment import Settings
 from protocol import messages as m
@@ -161,6 +162,7 @@ class Scheduler:
         """Nothing is being built: write down what is known and give memory back."""
         self.gate.rest()
         self.intake.rest()
+        unlined.rest()
 
     # ---------------------------------------------------------------- a request's way
 
@@ -244,7 +246,7 @@ class Scheduler:
                         flight,
                         resources.cpus,
                         resources.memory_bytes,
-                        spread=bool(action.steps),
+                        steps=bool(action.steps),
                     )
                 )
 
@@ -268,12 +270,14 @@ class Scheduler:
         building = self.buildings[start.request]
         action = building.plan.actions[start.node]
         make: Callable[..., Execution] = Execution
-        if action.steps:
+        if start.spread:
             make = partial(
-                Stepwise,
-                carry_out=lambda inner: self._carry_out_steps(inner, start.job),
+                Spread,
+                submit=lambda inner: self._submit_steps(inner, start.job),
                 cancel=lambda inner: self._feed(Cancelled(inner)),
             )
+        elif action.steps:
+            make = partial(Chained, looked=self._count_steps)
         execution = make(
             start.job,
             building,
@@ -291,7 +295,11 @@ class Scheduler:
             self.counters["whole"] += bool(action.whole)
         self._spawn(self._run(execution))
 
-    async def _carry_out_steps(self, inner: Inner, job: m.JobId) -> m.Outcome:
+    def _count_steps(self, hits: int, misses: int) -> None:
+        self.counters["step_hits"] += hits
+        self.counters["step_misses"] += misses
+
+    async def _submit_steps(self, inner: Inner, job: m.JobId) -> m.Outcome:
         request_id = inner.request.request_id
         ended: asyncio.Future[m.Outcome] = self._loop.create_future()
         self._steps[request_id] = ended

@@ -81,6 +81,8 @@ class State:
         """Exactly the spread jobs that are RUNNING or ENDING."""
         self._keeping = 0
         """How many jobs are KEEPING."""
+        self._stepped = 0
+        """How many jobs may be spread, spread or not."""
         self._alone: dict[JobId, Job] = {}
         """Exactly the READY jobs that have to run alone."""
         self._line = Line(self.requests, self.jobs, self._running, self._spread, self._alone, cpus=cpus)
@@ -165,7 +167,8 @@ class State:
         job_id = self.flights.get(event.flight)
         job = self.jobs.get(job_id) if job_id is not None else None
         if job is None or job.state is JobState.ENDING:
-            job = Job(JobId(self._next_job), event.flight, event.cpus, event.memory_bytes, spread=event.spread)
+            job = Job(JobId(self._next_job), event.flight, event.cpus, event.memory_bytes, steps=event.steps)
+            self._stepped += job.steps
             self._next_job += 1
             self.jobs[job.id] = job
             self.flights[event.flight] = job.id
@@ -355,6 +358,7 @@ class State:
         self._running.pop(job.id, None)
         self._spread.pop(job.id, None)
         self._keeping -= job.state is JobState.KEEPING
+        self._stepped -= job.steps
         self._alone.pop(job.id, None)
         if self.flights.get(job.flight) == job.id:
             del self.flights[job.flight]
@@ -367,7 +371,9 @@ class State:
                 self.waiting_for = f"cpu: all {self._cpus} are taken" if self.queued else ""
                 return
             started, tried = False, 0
+            crowded = self._line.crowded(self._stepped)
             for job, lead in self._line.best_first():
+                job.spread = job.steps and not job.alone and not crowded
                 if job.spread:
                     started = self._line.may_spread(lead[0], taken)
                 else:
@@ -400,7 +406,7 @@ class State:
         job.final = asked.nodes[lead[1]].looks >= MOST_LOOKS
         if job.final and self.flights.get(job.flight) == job.id:
             del self.flights[job.flight]
-        out.append(Start(job.id, lead[0], lead[1], job.final, job.alone))
+        out.append(Start(job.id, lead[0], lead[1], job.final, job.alone, job.spread))
 
     # -- the two doors that every change goes through
 
@@ -457,6 +463,7 @@ class State:
         for spread, kept in ((False, self._running), (True, self._spread)):
             assert set(kept) == {j.id for j in self.jobs.values() if j.state in held and j.spread is spread}, told
         assert self._keeping == sum(j.state is JobState.KEEPING for j in self.jobs.values()), told
+        assert self._stepped == sum(j.steps for j in self.jobs.values()), told
         assert set(self._alone) == {j.id for j in self.jobs.values() if j.alone and j.state is JobState.READY}, told
         for job in self.jobs.values():
             assert bool(job.followers) or job.state in (JobState.ENDING, JobState.KEEPING), told

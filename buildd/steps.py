@@ -64,8 +64,8 @@ class Missed:
     """Equal flights are one execution."""
     cpus: int
     memory_bytes: int
-    spread: bool = False
-    """A request of its own will carry it out (`Submitted.owner`); it holds no CPU and no memory itself."""
+    steps: bool = False
+    """It can be *spread*: carried out by a request of its own (`Submitted.owner`), and then holds no CPU and no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,8 @@ class Start:
     final: bool
     """Deliver the result even if inputs change meanwhile (and do not store it)."""
     alone: bool
+    spread: bool = False
+    """A request of its own is to carry it out; else it does all by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class Inner(Building):
     """A file that a step read embeds another one below the preprocessor."""
     _examined: set[int] = field(default_factory=set)
     """The steps whose files were looked through for that."""
+    _scanned: set[str] = field(default_factory=set)
+    """Those files, as they were spelled."""
 
     def __post_init__(self) -> None:
         self.snapshot, self.lookup, self.tools = self.outer.snapshot, self.outer.lookup, self.outer.tools
@@ -103,7 +105,8 @@ class Inner(Building):
             for made in {*self.reads.copy()} - self._examined:
                 self._examined.add(made)
                 # A depfile does not list the source itself.
-                read = (*self.plan.actions[made].inputs, *(self.reads[made] or ()))
+                read = {*self.plan.actions[made].inputs, *(self.reads[made] or ())} - self._scanned
+                self._scanned |= read
                 self._embeds = self._embeds or self._embedding(read)
             action = self.plan.actions[index]
             if self._embeds and not action.transient and not action.uncacheable:
@@ -280,12 +283,7 @@ def _fatbin_of(host: Action) -> str:
 
 
 class Stepwise(Execution):
-    """Like `Execution`, for an action with steps.
-
-    Args:
-        carry_out: submits the steps as a request of this job's, and waits for their outcome.
-        cancel: ends that request.
-    """
+    """Like `Execution`, for an action with steps. How they are carried out is a subclass's."""
 
     def __init__(
         self,
@@ -297,65 +295,62 @@ class Stepwise(Execution):
         tell: Callable[[m.EventBody], None],
         released: Callable[[], None],
         in_pool: Callable[..., Awaitable[Any]],
-        carry_out: Callable[[Inner], Awaitable[m.Outcome]],
-        cancel: Callable[[m.RequestId], object],
     ) -> None:
         super().__init__(number, building, index, final=final, tell=tell, released=released, in_pool=in_pool)
-        self._carry_out = carry_out
-        self._cancel = cancel
         self._inner: Inner | None = None
         self._whole: Launch | None = None
 
-    def kill(self, reason: KillReason) -> None:
-        self._kill = self._kill or reason
-        if self._inner is not None:
-            self._cancel(self._inner.request.request_id)
+    async def carry_out(self, inner: Inner, runner: Runner) -> Ending:
+        """Do all steps, as far as they have to be done. Raises OSError and StoreError."""
+        raise NotImplementedError
 
     def time_line(self) -> str:
         return "" if self.exit is None or self._whole is None else time_line_of(self._whole, self.exit)
 
     async def run(self, runner: Runner) -> Ending:
-        """Carry the steps out and say how it ended, as one process would have. Starts none itself."""
+        """Carry the steps out and say how it ended, as one process would have."""
         try:
-            self._whole = await self._in_pool(self._prepare)
+            self._whole = await self._in_pool(self.prepare)
             await self._settle()
             self._tell_started()
-            began_ns = time.time_ns()
-            inner = await self._steps(exact=False)
-            if inner is not None and inner.outdated:
-                inner = await self._steps(exact=True)
+            self._began_ns = time.time_ns()
+            ending = await self._steps(runner, exact=False)
+            if self._inner is not None and self._inner.outdated:
+                ending = await self._steps(runner, exact=True)
         except (OSError, StoreError) as error:
             self.failure = storage_failure(error)
             return Ending.FAILED
-        if inner is None:
-            return Ending.KILLED
+        inner = self._inner
+        if inner is None or ending in (Ending.KILLED, Ending.STALE):
+            return ending
         self.exit = inner.exit(time.monotonic() - self.started_s)
         for stream, text in inner.shown():
             for line in text.decode(errors="replace").splitlines():
                 self._line(stream, line)
         if inner.failed:
             self.failure = inner.failed[min(inner.failed)]
-            return Ending.FAILED
+            if ending is Ending.OUT_OF_MEMORY:
+                self._learn(self.exit, history.Ended.OUT_OF_MEMORY)
+            return ending
         self._released()
-        return await self._kept(self.exit, began_ns)
+        kept: Ending = await self._in_pool(self.keep)
+        return kept
 
     def _inputs(self) -> tuple[str, ...] | None:
         return self._inner.read() if self._inner is not None else None
 
-    def _keep(self, exit: Exit, began_ns: int) -> Ending:
+    def _keep(self, exit: Exit) -> Ending:
         assert self._inner is not None
         # Its folder is this job's own, and its name the one that is looked for; where it was a hit it comes now.
         self._inner.where(self._inner.plan.actions[-1].outputs[0].path)
-        return super()._keep(exit, began_ns)
+        return super()._keep(exit)
 
-    async def _steps(self, *, exact: bool) -> Inner | None:
-        """The steps, done; None where they were cancelled."""
+    async def _steps(self, runner: Runner, *, exact: bool) -> Ending:
         inner: Inner = await self._in_pool(self._begin, exact)
         if self._kill is not None:
-            return None
+            return Ending.KILLED
         self._inner = inner
-        outcome = await self._carry_out(inner)
-        return None if outcome is m.Outcome.CANCELLED else inner
+        return await self.carry_out(inner, runner)
 
     def _begin(self, exact: bool) -> Inner:
         for file in Path(self._private).iterdir():  # of steps that were done before
@@ -381,3 +376,32 @@ class Stepwise(Execution):
         project = "" if "project" in dict(building.tool(self.action).roots) else building.project
         inner.begin(expand(steps, self.action, project), steps.said)
         return inner
+
+
+class Spread(Stepwise):
+    """Its steps are a request of their own, so that they run side by side and are shared.
+
+    Args:
+        submit: submits the steps as a request of this job's, and waits for their outcome.
+        cancel: ends that request.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        submit: Callable[[Inner], Awaitable[m.Outcome]],
+        cancel: Callable[[m.RequestId], object],
+        **more: Any,
+    ) -> None:
+        super().__init__(*args, **more)
+        self._submit = submit
+        self._cancel = cancel
+
+    def kill(self, reason: KillReason) -> None:
+        self._kill = self._kill or reason
+        if self._inner is not None:
+            self._cancel(self._inner.request.request_id)
+
+    async def carry_out(self, inner: Inner, runner: Runner) -> Ending:
+        outcome = await self._submit(inner)
+        return {m.Outcome.BUILT: Ending.SUCCESS, m.Outcome.CANCELLED: Ending.KILLED}.get(outcome, Ending.FAILED)

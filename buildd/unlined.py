@@ -7,6 +7,8 @@ Knows gcc's line markers, and which words let a text see where it stands. What a
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
 
 from blake3 import blake3
 
@@ -16,6 +18,14 @@ _SEES_SURELY = re.compile(rb"__builtin_LINE|__builtin_COLUMN|source_location|__L
 _MARKER = b"\n# "
 _QUOTE = b'"'
 _EMPTY = re.compile(rb"\n\n+")
+_FIRST = re.compile(rb'\s*# \d+ "([^"\n]*)"')
+_ENTERED = re.compile(rb'\n# \d+ "[^"\n]*" 1[ 34]*\n')
+_WORTH_KEEPING = 64 << 10
+"""Bytes of an included part that is likely to be met again: a toolkit's headers are most of a text, and always the same."""
+_MOST_KEPT_BYTES = 8 << 20
+_kept: dict[bytes, bytes] = {}
+"""Digest of an included part -> what it is without its line numbers."""
+_lock = threading.Lock()
 
 
 def fingerprint(text: bytes) -> bytes:
@@ -23,39 +33,103 @@ def fingerprint(text: bytes) -> bytes:
 
     Two parts of one line, between which the preprocessor named a system header, are not the same as two lines.
     """
-    sees = any(word in text for word in _SEES) and _SEES_SURELY.search(text)
-    bare = None if sees else _without_lines(text)
+    bare = _without_lines(text)
     return blake3(text).hexdigest().encode() if bare is None else b"bare " + blake3(bare).hexdigest().encode()
 
 
+def rest() -> None:
+    """Nothing is being built: give memory back."""
+    with _lock:
+        _kept.clear()
+
+
 def _without_lines(text: bytes) -> bytes | None:
-    """None where something looks like a marker and is none."""
-    first, *pieces = (b"\n" + text).split(_MARKER)
-    known: dict[bytes, tuple[bytes, bytes]] = {}
-    written = [first]
-    file = place = b""
-    last = -1
-    for piece in pieces:
-        marker, _, part = piece.partition(b"\n")
-        number, _, rest = marker.partition(b" ")
-        found = known.get(rest)
-        if found is None:
-            if not (number.isdigit() and rest.startswith(_QUOTE)):
-                return None
-            name, _, flags = rest.rpartition(_QUOTE)
-            # 1 and 2 say that a file begins or goes on; 3 and 4 how it is read: no warnings, as C.
-            found = name, name + _QUOTE + b" ".join(flag for flag in flags.split() if flag not in (b"1", b"2"))
-            known[rest] = found
-        core = part.strip()
-        if not core:
-            continue
-        line = int(number) + part.count(b"\n", 0, part.index(core[:1]))
-        if found[1] != place:
-            place = found[1]
-            written.append(b"# " + place)
-        if line == last and found[0] == file:
-            written.append(b"# same line")
-        file = found[0]
-        written.append(core)
-        last = line + core.count(b"\n")
-    return _EMPTY.sub(b"\n", b"\n".join(written))
+    """None where something can see its line, or looks like a marker and is none."""
+    text = b"\n" + text
+    written: list[bytes] = []
+    reader = _Reader()
+    for part, included in _parts(text):
+        bare = _included(part) if included else reader.read(part)
+        if bare is None:
+            return None
+        if bare:
+            written.append(bare)
+            if included:
+                reader = _Reader()
+    return b"\n".join(written)
+
+
+def _parts(text: bytes) -> Iterator[tuple[bytes, bool]]:
+    """A text in order: what stands in the source itself, and what comes of one of its includes, which other sources
+    have as well. True for the latter."""
+    first = _FIRST.match(text)
+    names = {b"<command-line>", first[1] if first else b""}
+    backs = {b' "%s" 2\n' % name: 0 for name in names}
+    end = 0
+    while begin := _ENTERED.search(text, end):
+        for back, place in backs.items():
+            if -1 < place < begin.end():
+                backs[back] = text.find(back, begin.end() - 1)
+        places = [place for place in backs.values() if place > 0]
+        returned = text.rfind(_MARKER, begin.end() - 1, min(places)) if places else -1
+        if returned < 0:
+            break
+        yield text[end : begin.start()], False
+        yield text[begin.start() : returned], True
+        end = returned
+    yield text[end:], False
+
+
+def _included(part: bytes) -> bytes | None:
+    if len(part) < _WORTH_KEEPING:
+        return _Reader().read(part)
+    digest = blake3(part).digest()
+    bare = _kept.get(digest)
+    if bare is None and (bare := _Reader().read(part)) is not None:
+        with _lock:
+            _kept[digest] = bare
+            while sum(map(len, _kept.values())) > _MOST_KEPT_BYTES:
+                del _kept[next(iter(_kept))]
+    return bare
+
+
+class _Reader:
+    """Leaves the line numbers out of one part after another."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[bytes, bytes]] = {}
+        self._file = self._place = b""
+        self._last = -1
+
+    def read(self, part: bytes) -> bytes | None:
+        """A part that begins with the newline before a marker; None as in `_without_lines`."""
+        if any(word in part for word in _SEES) and _SEES_SURELY.search(part):
+            return None
+        first, *pieces = part.split(_MARKER)
+        known, file, place, last = self._known, self._file, self._place, self._last
+        written = [first.strip(b"\n")] if first.strip() else []
+        for piece in pieces:
+            marker, _, text = piece.partition(b"\n")
+            number, _, rest = marker.partition(b" ")
+            found = known.get(rest)
+            if found is None:
+                if not (number.isdigit() and rest.startswith(_QUOTE)):
+                    return None
+                name, _, flags = rest.rpartition(_QUOTE)
+                # 1 and 2 say that a file begins or goes on; 3 and 4 how it is read: no warnings, as C.
+                found = name, name + _QUOTE + b" ".join(flag for flag in flags.split() if flag not in (b"1", b"2"))
+                known[rest] = found
+            core = text.strip()
+            if not core:
+                continue
+            line = int(number) + text.count(b"\n", 0, text.index(core[:1]))
+            if found[1] != place:
+                place = found[1]
+                written.append(b"# " + place)
+            if line == last and found[0] == file:
+                written.append(b"# same line")
+            file = found[0]
+            written.append(core)
+            last = line + core.count(b"\n")
+        self._file, self._place, self._last = file, place, last
+        return _EMPTY.sub(b"\n", b"\n".join(written))

@@ -262,7 +262,7 @@ def test_a_big_job_is_not_overtaken_for_ever() -> None:
 
 
 def spread(request: RequestId, node: int, flight: str = "") -> Missed:
-    return Missed(request, node, flight or f"{request}{node}", 1, 0, spread=True)
+    return Missed(request, node, flight or f"{request}{node}", 1, 0, steps=True)
 
 
 STEPS = nodes((), (0,), (), (2,), (1, 3))
@@ -293,23 +293,41 @@ def test_a_spread_job_holds_nothing_and_its_steps_run_side_by_side() -> None:
 
 
 def test_a_further_job_is_spread_only_for_a_cpu_that_would_be_idle() -> None:
-    machine = Machine(cpus=2)
+    machine = Machine(count=9, cpus=3)
+    machine(Submitted(A, nodes((), ())))
+    machine(spread(A, 0))
+    machine(Submitted(INNER, nodes((), (), (), ()), owner=JobId(1)))
+    for node in range(4):
+        machine(missed(INNER, node))
+    assert [job.lead for job in machine.state.running] == [(INNER, 0), (INNER, 1), (INNER, 2)]
+    assert starts(machine(spread(A, 1))) == []
+    assert starts(machine(Ended(JobId(2), Ending.SUCCESS))) == [(INNER, 3)], "what has begun goes first"
+    assert starts(machine(Ended(JobId(3), Ending.SUCCESS))) == [(A, 1)]
+    assert machine.state.jobs[JobId(6)].spread
+
+
+def test_where_each_cpu_has_a_job_none_is_spread() -> None:
+    machine = Machine(count=9, cpus=2)
     machine(Submitted(A, nodes(*([()] * 4))))
     for node in range(4):
         machine(spread(A, node))
-    assert len(machine.state.jobs) == 4 and machine.state.queued == 2, "two that will want a CPU each"
-    machine(Submitted(INNER, STEPS, owner=JobId(1)))
-    assert starts(machine(missed(INNER, 0))) == [(INNER, 0)]
-    assert starts(machine(missed(INNER, 2))) == [(INNER, 2)], "what has begun goes before what has not"
-    for job in (5, 6):
-        machine(Ended(JobId(job), Ending.SUCCESS))
-    assert machine.state.queued == 2, "both wait for look-ups only, and will want a CPU each"
-    for node in (0, 2):
-        machine(Delivered(INNER, node))
-    for node in (1, 3):
-        machine(Hit(INNER, node))
-    machine(Hit(INNER, 4))
-    assert starts(machine(Released(JobId(1)))) == [(A, 2)], "the first is being stored"
+    assert [machine.state.jobs[JobId(n)].spread for n in (1, 2, 3)] == [True, False, False]
+    assert [job.lead for job in machine.state.running] == [(A, 1), (A, 2)]
+    machine(Released(JobId(2)))
+    assert [job.lead for job in machine.state.running] == [(A, 2), (A, 3)]
+    for job in (2, 3, 4):
+        machine(Ended(JobId(job), Ending.SUCCESS if job != 4 else Ending.STALE))
+    assert starts(machine(spread(A, 3))) == [(A, 3)] and machine.state.jobs[JobId(5)].spread is False
+
+
+def test_a_job_that_ran_out_of_memory_is_not_spread() -> None:
+    machine = Machine(count=9, cpus=2)
+    machine(Submitted(A, nodes((), ())))
+    machine(spread(A, 0))
+    machine(spread(A, 1))
+    machine(Ended(JobId(1), Ending.SUCCESS))
+    machine(Delivered(A, 0))
+    assert Start(JobId(2), A, 1, False, True, False) in machine(Ended(JobId(2), Ending.OUT_OF_MEMORY))
 
 
 def test_after_a_failed_step_only_those_before_it_go_on() -> None:
@@ -440,7 +458,7 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
                     carry_out(machine(Hit(request, node)))
                 else:
                     flight, steps = data.draw(st.integers(0, 3)), request not in owners and data.draw(st.booleans())
-                    carry_out(machine(Missed(request, node, f"{request in owners}{steps}{flight}", 1, 0, spread=steps)))
+                    carry_out(machine(Missed(request, node, f"{request in owners}{steps}{flight}", 1, 0, steps=steps)))
             case "deliver":
                 carry_out(machine(Delivered(*delivering.pop())))
             case "end":

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from buildd.steps import Relieve
 from codegen.nvcc_steps import OBJECT, SOURCE, STEM
 from codegen.plan import (
     Action,
@@ -90,9 +91,10 @@ def stepwise_plan(request: m.Request, knowledge: Knowledge) -> Plan:
     )
 
 
-@pytest.fixture
-def floor(tmp_path: Path) -> Floor:
-    floor = Floor(tmp_path, make=stepwise_plan)
+@pytest.fixture(params=[pytest.param(2, id="spread"), pytest.param(1, id="chained")])
+def floor(tmp_path: Path, request: pytest.FixtureRequest) -> Floor:
+    """One CPU: a job does its steps one after another. Two: they run side by side."""
+    floor = Floor(tmp_path, make=stepwise_plan, cpus=request.param)
     (floor.project / "control").mkdir()
     for name in ("host", "cudafe", "device", "cicc", "compile"):
         floor.write(f"control/{name}", f"//! line {name} ran\n")
@@ -164,6 +166,7 @@ def test_a_failed_step_is_told_with_all_that_came_before_it(floor: Floor) -> Non
     assert_built(floor.build(), 0, 1)
 
 
+@pytest.mark.parametrize("floor", [2], indirect=True)
 def test_of_two_failing_steps_the_first_is_told_however_late(floor: Floor) -> None:
     """The device pass fails at once, the host's first step only once the other has."""
     floor.write("control/device", "//! touch failed\n//! exit 3\n")
@@ -173,11 +176,30 @@ def test_of_two_failing_steps_the_first_is_told_however_late(floor: Floor) -> No
     assert failed.exit_status == 4 and said(story) == ["from the driver", "host ran"]
 
 
+@pytest.mark.parametrize("floor", [2], indirect=True)
 def test_steps_that_stand_on_nothing_common_run_side_by_side(floor: Floor) -> None:
     floor.write("control/cudafe", "//! touch one\n//! wait-for two\n")
     floor.write("control/cicc", "//! touch two\n//! wait-for one\n")
     assert_built(floor.build(), 0, 1)
     assert floor.build(jobs=1, recache=True).done.outcome is m.Outcome.BUILT
+
+
+@pytest.mark.parametrize("floor", [1], indirect=True)
+def test_a_kill_for_memory_pressure_ends_the_step_that_runs(floor: Floor) -> None:
+    floor.write("control/cicc", "//! log runs\n//! wait-for go\n")
+
+    async def story() -> Story:
+        async with Shop(floor) as shop:
+            log = shop.submit(floor.request())
+            while not (floor.project / "runs").exists():
+                await asyncio.sleep(0)
+            (running,) = shop.scheduler.state.running
+            shop.scheduler._feed(Relieve(running.id))
+            floor.write("go", "")
+            return await shop.finish(log)
+
+    assert_built(asyncio.run(story()), 0, 1)
+    assert (floor.project / "runs").read_text().count("\n") == 2
 
 
 def test_out_of_memory_runs_the_step_again_alone(floor: Floor) -> None:
