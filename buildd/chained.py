@@ -1,7 +1,7 @@
 """One job that does its steps one after another in its own place, as its tool would.
 
-Every step is looked up, stored and found as those that are spread are; what is left out is a request of their own, which
-costs more than it gains where each CPU has a job already. Knows `execution`, decides nothing.
+Every step is looked up, stored and found as those that are spread are; what is left out is a request of their own,
+which costs more than it gains where each CPU has a job already. Knows `execution`, decides nothing.
 """
 
 from __future__ import annotations

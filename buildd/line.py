@@ -50,8 +50,8 @@ class Line:
         self._cpus = cpus
 
     def crowded(self, stepped: int) -> bool:
-        """Whether jobs that could be spread had better do all by themselves: as many are there as CPUs, so one each keeps
-        all busy, and what a request of its own costs buys no time."""
+        """Whether jobs that could be spread had better do all by themselves: as many are there as CPUs, so one each
+        keeps all busy, and what a request of its own costs buys no time."""
         return stepped >= (self._cpus or SPREAD_WITHOUT_TOKENS)
 
     def may_spread(self, request: RequestId, taken: int) -> bool:

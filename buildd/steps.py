@@ -65,7 +65,7 @@ class Missed:
     cpus: int
     memory_bytes: int
     steps: bool = False
-    """It can be *spread*: carried out by a request of its own (`Submitted.owner`), and then holds no CPU and no memory."""
+    """It can be *spread*: carried out by a request of its own (`Submitted.owner`). Then it holds no CPU, no memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _EMPTY = re.compile(rb"\n\n+")
 _FIRST = re.compile(rb'\s*# \d+ "([^"\n]*)"')
 _ENTERED = re.compile(rb'\n# \d+ "[^"\n]*" 1[ 34]*\n')
 _WORTH_KEEPING = 64 << 10
-"""Bytes of an included part that is likely to be met again: a toolkit's headers are most of a text, and always the same."""
+"""Bytes of an included part that will be met again: a toolkit's headers are most of a text, and always the same."""
 _MOST_KEPT_BYTES = 8 << 20
 _kept: dict[bytes, bytes] = {}
 """Digest of an included part -> what it is without its line numbers."""
