@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from buildd import unlined, uptodate
+from buildd import uptodate
 from buildd.admission import Ask, Budget, Running
 from buildd.building import OUR_FAULT, Building
 from buildd.chained import Chained
@@ -162,7 +162,6 @@ class Scheduler:
         """Nothing is being built: write down what is known and give memory back."""
         self.gate.rest()
         self.intake.rest()
-        unlined.rest()
 
     # ---------------------------------------------------------------- a request's way
 

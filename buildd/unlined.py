@@ -7,7 +7,6 @@ Knows gcc's line markers, and which words let a text see where it stands. What a
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 
 from blake3 import blake3
@@ -22,10 +21,10 @@ _FIRST = re.compile(rb'\s*# \d+ "([^"\n]*)"')
 _ENTERED = re.compile(rb'\n# \d+ "[^"\n]*" 1[ 34]*\n')
 _WORTH_KEEPING = 64 << 10
 """Bytes of an included part that will be met again: a toolkit's headers are most of a text, and always the same."""
-_MOST_KEPT_BYTES = 8 << 20
-_kept: dict[bytes, bytes] = {}
-"""Digest of an included part -> what it is without its line numbers."""
-_lock = threading.Lock()
+_MOST_KNOWN = 1 << 12
+_SEES_LINES = b"sees its lines"
+_known: dict[bytes, bytes] = {}
+"""Digest of an included part -> what stands for it, or `_SEES_LINES`. Threads may work one out twice."""
 
 
 def fingerprint(text: bytes) -> bytes:
@@ -35,12 +34,6 @@ def fingerprint(text: bytes) -> bytes:
     """
     bare = _without_lines(text)
     return blake3(text).hexdigest().encode() if bare is None else b"bare " + blake3(bare).hexdigest().encode()
-
-
-def rest() -> None:
-    """Nothing is being built: give memory back."""
-    with _lock:
-        _kept.clear()
 
 
 def _without_lines(text: bytes) -> bytes | None:
@@ -81,23 +74,25 @@ def _parts(text: bytes) -> Iterator[tuple[bytes, bool]]:
 
 
 def _included(part: bytes) -> bytes | None:
+    """Stands for what an included part is without its line numbers: its digest, where it is long."""
     if len(part) < _WORTH_KEEPING:
         return _Reader().read(part)
     digest = blake3(part).digest()
-    bare = _kept.get(digest)
-    if bare is None and (bare := _Reader().read(part)) is not None:
-        with _lock:
-            _kept[digest] = bare
-            while sum(map(len, _kept.values())) > _MOST_KEPT_BYTES:
-                del _kept[next(iter(_kept))]
-    return bare
+    known = _known.get(digest)
+    if known is None:
+        bare = _Reader().read(part)
+        known = _SEES_LINES if bare is None else bare and b"# included " + blake3(bare).hexdigest().encode()
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[digest] = known
+    return None if known is _SEES_LINES else known
 
 
 class _Reader:
     """Leaves the line numbers out of one part after another."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[bytes, bytes]] = {}
+        self._markers: dict[bytes, tuple[bytes, bytes]] = {}
         self._file = self._place = b""
         self._last = -1
 
@@ -106,7 +101,7 @@ class _Reader:
         if any(word in part for word in _SEES) and _SEES_SURELY.search(part):
             return None
         first, *pieces = part.split(_MARKER)
-        known, file, place, last = self._known, self._file, self._place, self._last
+        known, file, place, last = self._markers, self._file, self._place, self._last
         written = [first.strip(b"\n")] if first.strip() else []
         for piece in pieces:
             marker, _, text = piece.partition(b"\n")

@@ -69,6 +69,24 @@ def test_a_text_that_may_see_its_lines_is_left_as_it_is(word: bytes) -> None:
     assert fingerprint(text) != fingerprint(text.replace(b"int a;", b"\nint a;"))
 
 
+def included(body: bytes) -> bytes:
+    """A text whose one include is long, as a toolkit's headers are."""
+    header = b"".join(b'# %d "/usr/include/s.h" 3 4\nint s%d;\n' % (2 * n, n) for n in range(4000))
+    return b'# 0 "k.cu"\n# 1 "/usr/include/s.h" 1 3 4\n' + header + body + b'# 2 "k.cu" 2\nint a;\n'
+
+
+def test_a_long_include_counts_as_what_it_is_without_its_lines() -> None:
+    text = included(b"")
+    assert len(text) > 1 << 16
+    for _ in range(2):  # the second time it is known
+        assert fingerprint(text) == fingerprint(text.replace(b"# 30 ", b"# 31 "))
+        assert fingerprint(text) != fingerprint(text.replace(b"int s7;", b"int t7;"))
+        assert fingerprint(text) != fingerprint(text.replace(b"int a;", b"int b;"))
+        sees = included(b"int l = __builtin_LINE();\n")
+        assert fingerprint(sees) != fingerprint(sees.replace(b"# 30 ", b"# 31 "))
+        assert fingerprint(sees) != fingerprint(sees.replace(b"# 2 ", b"# 3 "))
+
+
 PREPROCESSED = """\
 #include <stddef.h>
 #include "h.h"
