@@ -1,7 +1,8 @@
 """Two long builds at once, in turns of a moment each: what one runs, the other is frozen.
 
 Builds of a minute, one after another, meet another machine each time (clock rates, neighbours): their times differ by
-more than what is measured. In turns both meet the same. Needs a freezer cgroup (v1, or v2) that this user may make.
+more than what is measured. In turns both meet the same. Needs a freezer cgroup (v1, or v2) that this user may make;
+where there is none they come one after another.
 """
 
 from __future__ import annotations
@@ -69,17 +70,25 @@ class Freezer:
 
 @contextmanager
 def freezers(names: Sequence[str]) -> Iterator[dict[str, Freezer]]:
-    """One for each name. Raises SystemExit where this machine has none."""
+    """One for each name. Raises OSError where this machine has none."""
     made: dict[str, Freezer] = {}
     try:
         for name in names:
             made[name] = Freezer(name)
         yield made
-    except PermissionError as error:
-        raise SystemExit(f"no cgroup may be made here ({error}); run as root") from error
     finally:
         for freezer in made.values():
             freezer.close()
+
+
+def may_freeze() -> str:
+    """Why there are no freezers here; empty where there are."""
+    try:
+        with freezers(("try",)) as made:
+            made["try"].freeze()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def in_turns(contestants: Mapping[str, Callable[[], Cost]], freezer_of: Mapping[str, Freezer]) -> dict[str, Cost]:
