@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,9 @@ def run(name: str, *options: str) -> str:
 
 
 def test_a_killed_daemon_loses_nothing_and_leaves_nothing() -> None:
-    assert "6 kills" in run("kill", "--kills", "6")
+    # One moment can take two daemons: an old one and the one that comes after it.
+    kills = re.match(r"(\d+) kills in \d+ trials, 0 faults", run("kill", "--kills", "6"))
+    assert kills is not None and int(kills[1]) >= 6
 
 
 def test_a_damaged_store_never_gives_a_wrong_artifact() -> None:
