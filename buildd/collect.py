@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from buildd import answers, digests, history, notes, sessions, values
+from buildd import answers, digests, history, notes, profiles, sessions, values
 from buildd.blobs import ROW_BYTES
 from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
@@ -89,6 +89,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     answer_bytes: int
     """Theirs, beside `held_bytes`."""
     builds: int
+    profiles: int
+    """Measured kernels."""
+    profiled_problems: int
     sessions: int
     """Processes that write to the store right now."""
     leased: int
@@ -210,6 +213,7 @@ def stats(store: Shelf) -> Stats:
     blobs, content, stored, files = figures[0] if figures else (0, 0, 0, 0)
     leases = database.rows("SELECT session, count(*) FROM leases GROUP BY session")
     live = [row[0] for row in database.rows("SELECT name FROM sessions")]
+    profiled, problems = profiles.count(database)
     return Stats(
         folder=str(store.folder),
         limit_bytes=store.limit_bytes,
@@ -224,6 +228,8 @@ def stats(store: Shelf) -> Stats:
         answers=known,
         answer_bytes=known_bytes,
         builds=counts["builds"],
+        profiles=profiled,
+        profiled_problems=problems,
         sessions=sum(sessions.is_alive(store.folder, _decoded(name)) for name in live),
         leased=sum(as_int(n) for name, n in leases if sessions.is_alive(store.folder, _decoded(name))),
         counters={counter.value: count for counter, count in store.counters().items()},

@@ -25,6 +25,7 @@ from buildd.eventlog import RequestLog
 from buildd.files import Files
 from buildd.notebook import Notebook
 from buildd.planner import Make, Planner
+from buildd.profile_cache import flush_asked
 from buildd.runner import Runner
 from buildd.shadow import Memory
 from buildd.store import Store
@@ -108,6 +109,11 @@ class Intake:
         if request.mode is m.Mode.WATCH:
             await self._watch(opened, request, log)
             return None
+        if request.environment.get("FLUSH_PROFILE_CACHE") and request.mode in (m.Mode.BUILD, m.Mode.WARM):
+            # Before anything is known to be up to date: which kernel is best is part of that.
+            asked = (request.environment, opened.store, request.project, request.build_id)
+            for line in await self._in_pool(flush_asked, *asked):
+                log.append(m.Notice(text=line))
         building = Building(request, log, opened.store, opened.files, opened.notebook, opened.surveys)
         building.settled_s = self.watches.settled_s(request, building.begun_s)
         if uptodate.may_use(request):

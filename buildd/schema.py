@@ -112,7 +112,30 @@ def _second(database: sqlite_utils.Database) -> None:
     database.execute("UPDATE builds SET stored_bytes = length(events)")
 
 
-STEPS: tuple[Callable[[sqlite_utils.Database], None], ...] = (_first, _second)
+def _third(database: sqlite_utils.Database) -> None:
+    """Version 3: measured kernels, and the builds that have emptied them."""
+    make: Any = database.create_table
+    key = ("gpu", "driver", "toolkit", "library", "flags", "problem", "candidate")
+    make(
+        "profiles",
+        {
+            **dict.fromkeys((*key, "capability", "outcome"), str),
+            "time_us": float,
+            "spread": float,
+            "error": float,
+            "checked": int,
+            "workspace_bytes": int,
+            "samples": int,
+            "measured_ns": int,
+            "note": str,
+        },
+        pk=key,
+    )
+    make("flushes", {"build": str, "epoch": int}, pk="build")
+    _table(database, "profiles").create_index(["measured_ns"])
+
+
+STEPS: tuple[Callable[[sqlite_utils.Database], None], ...] = (_first, _second, _third)
 VERSION = len(STEPS)
 
 

@@ -130,3 +130,29 @@ CREATE INDEX "idx_probes_used"
     ON "probes" ("used");
 CREATE INDEX "idx_records_used"
     ON "records" ("used");
+CREATE TABLE "profiles" (
+   "gpu" TEXT,
+   "driver" TEXT,
+   "toolkit" TEXT,
+   "library" TEXT,
+   "flags" TEXT,
+   "problem" TEXT,
+   "candidate" TEXT,
+   "capability" TEXT,
+   "outcome" TEXT,
+   "time_us" REAL,
+   "spread" REAL,
+   "error" REAL,
+   "checked" INTEGER,
+   "workspace_bytes" INTEGER,
+   "samples" INTEGER,
+   "measured_ns" INTEGER,
+   "note" TEXT,
+   PRIMARY KEY ("gpu", "driver", "toolkit", "library", "flags", "problem", "candidate")
+);
+CREATE TABLE "flushes" (
+   "build" TEXT PRIMARY KEY,
+   "epoch" INTEGER
+);
+CREATE INDEX "idx_profiles_measured_ns"
+    ON "profiles" ("measured_ns");

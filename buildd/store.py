@@ -86,7 +86,7 @@ class Store(Shelf):
         if not read_only:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for name in ("blobs", "tmp", "sessions"):
+                for name in ("blobs", "tmp", "sessions", "profiles"):
                     (folder / name).mkdir(mode=0o700, exist_ok=True)
                 with FolderLock(folder):
                     sessions.sweep(folder)

@@ -1,6 +1,8 @@
 """Generator of kind "gemm": a CUTLASS kernel for each architecture, and one entry point that picks among them.
 
-Knows no rules of CUTLASS (`gemm_spec`) and no flags of nvcc beyond those that its headers need (`cuda` has them).
+Knows no rules of CUTLASS (`gemm_spec`), not which kernel is best (`gemm_choice`), and no flags of nvcc beyond those that
+its headers need (`cuda` has them). A kernel's text and place say nothing of its target, so that all targets with this
+kernel share one result.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from codegen import nvcc
 from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import NvccOptions, Unit, nvcc_recipe
+from codegen.gemm_choice import chosen
 from codegen.gemm_spec import GemmKernel, formula, kernel_for
 from codegen.plan import GeneratedFile, Place, Ref, Resources
 from codegen.target import GemmTarget, OutputKind
@@ -24,6 +27,10 @@ RESOURCES_2X = Resources(memory_bytes=1 << 30, wall_s=8.0)
 RESOURCES_3X = Resources(memory_bytes=2200 << 20, wall_s=20.0)
 OUTPUTS = (OutputKind.SHARED, OutputKind.STATIC, OutputKind.OBJECT)
 _FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG")
+_INVALID_PROBLEM = -4
+"""-cutlass::Status::kErrorInvalidProblem, without the headers that say so."""
+_LINKAGE = '__attribute__((weak, visibility("hidden"))) '
+"""Of a kernel in a target: it may be linked beside the same one of another target."""
 _TEMPLATES = os.path.join(os.path.dirname(__file__), "templates")
 
 
@@ -33,10 +40,10 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     asked = asked_archs(context, target, amd=False)
     needs_arch(target, asked, "sm_80")
     archs = nvcc.normalised(asked, target.where)
-    kernels = [kernel_for(target, arch) for arch in archs]
+    choices = [chosen(context, target, arch) for arch in archs]
+    kernels = [kernel_for(choice.target, arch) for choice, arch in zip(choices, archs, strict=True)]
     cutlass = context.toolchains.cutlass()
-    folder = f"{context.build}/{target.name}/gen"
-    files = generated(target, kernels, folder)
+    files = generated(target, kernels, context.build)
     resources = {True: RESOURCES_3X, False: RESOURCES_2X}
     units = [Unit(files[0].path, archs[:1])]
     units += [
@@ -60,31 +67,44 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         target.output,
         target.output_name,
         files=files,
-        notices=notices,
+        notices=(*notices, *(choice.notice for choice in choices if choice.notice)),
+        read=tuple(dict.fromkeys(path for choice in choices for path in choice.read)),
     )
 
 
-def generated(target: GemmTarget, kernels: list[GemmKernel], folder: str) -> tuple[GeneratedFile, ...]:
-    """The sources: first the entry point, then one for each kernel. Equal specs give equal bytes."""
+def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tuple[GeneratedFile, ...]:
+    """The sources: first the entry point, then one for each kernel. Equal specs give equal bytes.
+
+    Args:
+        build: folder of all outputs.
+    """
     symbol = re.sub(r"\W", "_", target.name)
     sizes = " x ".join(str(getattr(target, name) or name) for name in ("m", "n", "k"))
     title = f"{target.name}: GEMM {sizes}, {target.dtype}, {target.layout}, epilogue {target.epilogue}"
-    names = {kernel.arch: f"{symbol}_{kernel.arch.replace('_', '')}" for kernel in kernels}
     # The highest that fits comes first: sm_90a before sm_80 on an sm_90.
     ordered = sorted(kernels, key=lambda kernel: (_capability(kernel.arch), kernel.three), reverse=True)
     dispatch = _template("gemm_dispatch.cu.j2").render(
         title=title,
         formula=formula(target),
         symbol=symbol,
-        kernels=[{"symbol": names[kernel.arch], "condition": _condition(kernel)} for kernel in ordered],
+        fixed=[(name, size) for name in ("m", "n", "k") if (size := getattr(target, name))],
+        invalid_problem=_INVALID_PROBLEM,
+        kernels=[{"symbol": kernel.name, "condition": _condition(kernel)} for kernel in ordered],
     )
-    files = [GeneratedFile(path=f"{folder}/{symbol}.cu", content=dispatch.encode())]
-    for kernel in kernels:
-        template = _template("gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2")
-        values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
-        text = template.render(title=f"{title}, {kernel.arch}", symbol=names[kernel.arch], **values)
-        files.append(GeneratedFile(path=f"{folder}/{names[kernel.arch]}.cu", content=text.encode()))
-    return tuple(files)
+    return (
+        GeneratedFile(path=f"{build}/{target.name}/gen/{symbol}.cu", content=dispatch.encode()),
+        *(
+            GeneratedFile(path=f"{build}/kernels/{kernel.name}.cu", content=kernel_text(kernel, kernel.name, _LINKAGE))
+            for kernel in kernels
+        ),
+    )
+
+
+def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
+    """The source of a kernel, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
+    template = _template("gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2")
+    values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    return template.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
 
 
 def _capability(arch: str) -> int:

@@ -52,6 +52,7 @@ _ACCUMULATORS = {"fp32": "float", "fp16": "cutlass::half_t", "int32": "int32_t"}
 _ACTIVATIONS = {"": "", "relu": "ReLu", "gelu": "GELU", "silu": "SiLu", "sigmoid": "Sigmoid"}
 EPILOGUES = ("none", "bias", *(a for a in _ACTIVATIONS if a), *(f"bias_{a}" for a in _ACTIVATIONS if a))
 LAYOUTS = ("rcr", "rrr", "ccr")
+SCHEDULES = ("cooperative", "pingpong")
 ARCHS_2X = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
 ARCH_3X = "sm_90a"
 _SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10}
@@ -82,7 +83,23 @@ class GemmKernel:
     stages: int
     align: int
     align_d: int
-    fixed: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        """What makes it another kernel, as a C identifier: equal kernels of two targets are one."""
+        form = (f"c{_by(self.cluster)}", self.schedule) if self.three else (f"w{_by(self.warp)}",)
+        words = (
+            *("gemm", self.arch.replace("_", ""), _short(self.element_a), _short(self.element_accumulator)),
+            *(_short(self.element_d), f"{'r' if self.a_row else 'c'}{'r' if self.b_row else 'c'}r"),
+            *(("bias",) if self.bias else ()),
+            *((self.activation.lower(),) if self.activation else ()),
+            *(_by(self.tile), *form, f"s{self.stages}", f"a{self.align}", f"d{self.align_d}"),
+        )
+        return "_".join(words)
+
+    @property
+    def schedule(self) -> str:
+        return SCHEDULES[0] if self.cooperative else SCHEDULES[1]
 
 
 def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
@@ -148,12 +165,19 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         cluster=_cluster(target) if three else (1, 1, 1),
         instruction=typed.instruction,
         simt=typed.simt,
-        cooperative=tile[0] >= 128,
+        cooperative=tile[0] >= 128 if not target.schedule else target.schedule == SCHEDULES[0],
         stages=stages,
         align=align,
         align_d=align_d,
-        fixed=tuple((name, getattr(target, name)) for name in ("m", "n", "k") if getattr(target, name)),
     )
+
+
+def _by(sizes: Triple) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _short(element: str) -> str:
+    return element.rpartition("::")[2].removesuffix("_t")
 
 
 def formula(target: GemmTarget) -> str:
@@ -255,6 +279,12 @@ def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
             target,
             f"tile {list(tile)} is not possible on sm_90a",
             f"m: 64, 128 or 256; n: a multiple of 32 up to 256; k: a multiple of {step}",
+        )
+    if target.schedule and (_choice(target, "schedule", target.schedule, SCHEDULES) == "pingpong") == (tile[0] == 256):
+        raise _wrong(
+            target,
+            f"tile {list(tile)} cannot be {target.schedule}",
+            "cooperative: m = 128 or 256; pingpong: m = 64 or 128",
         )
     if target.warps:
         raise _wrong(target, "warps have no meaning on sm_90a", "leave `warps` out, or give sm_90a its own target")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from codegen.context import Context, Part
 from codegen.environment import Settings as Variables
 from codegen.environment import user_values
 from codegen.plan import Knowledge, Plan, RequestError, Tool
-from codegen.project import load_project
+from codegen.project import Project, load_project
 from codegen.target import CudaTarget, GemmTarget, HipTarget, Target, TritonTarget
 from codegen.toolchain import Toolchains
 from protocol.messages import Request
@@ -37,32 +38,10 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         ProbesNeeded: run these, tell `knowledge` the answers, and call again.
         RequestError: the request cannot become a plan.
     """
-    if not os.path.isabs(request.project) or not os.path.isdir(request.project):
-        raise RequestError(
-            "bad-project", f"there is no folder {request.project or '(none named)'}", next_step="name it with -C DIR"
-        )
-    project = load_project(request)
-    _check_archs(request, project.targets)
-    variables = Variables(
-        request_env=request.environment,
-        project_values=project.environment,
-        user_values=user_values(request.environment),
-    )
-    variables.check()
-    merged = {**variables.user_values, **project.environment, **request.environment}
-    request = msgspec.structs.replace(request, environment=merged)
-    toolchains = Toolchains(request, project.settings, knowledge)
+    context, project = context_for(request, knowledge)
     parts: dict[str, Part] = {}
-    context = Context(
-        request=request,
-        folder=request.project,
-        build=project.settings.build_dir,
-        settings=project.settings,
-        variables=variables,
-        knowledge=knowledge,
-        toolchains=toolchains,
-        parts=parts,
-    )
+    context = replace(context, parts=parts)
+    variables, toolchains = context.variables, context.toolchains
     for target in project.targets:
         parts[target.name] = _generate(context, target)
     _check_outputs(parts)
@@ -88,6 +67,36 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         read=tuple(dict.fromkeys(read)),
         recompile=recompiles(variables),
     )
+
+
+def context_for(request: Request, knowledge: Knowledge) -> tuple[Context, Project]:
+    """What generators are given for a request, and the project that it is about. Raises RequestError."""
+    if not os.path.isabs(request.project) or not os.path.isdir(request.project):
+        raise RequestError(
+            "bad-project", f"there is no folder {request.project or '(none named)'}", next_step="name it with -C DIR"
+        )
+    project = load_project(request)
+    _check_archs(request, project.targets)
+    variables = Variables(
+        request_env=request.environment,
+        project_values=project.environment,
+        user_values=user_values(request.environment),
+    )
+    variables.check()
+    merged = {**variables.user_values, **project.environment, **request.environment}
+    request = msgspec.structs.replace(request, environment=merged)
+    toolchains = Toolchains(request, project.settings, knowledge)
+    context = Context(
+        request=request,
+        folder=request.project,
+        build=project.settings.build_dir,
+        settings=project.settings,
+        variables=variables,
+        knowledge=knowledge,
+        toolchains=toolchains,
+        parts={},
+    )
+    return context, project
 
 
 def _generate(context: Context, target: Target) -> Part:
@@ -133,6 +142,7 @@ def _check_outputs(parts: dict[str, Part]) -> None:
     """Two actions must not write one file, nor have one name."""
     owners: dict[str, tuple[str, str]] = {}
     names: set[str] = set()
+    contents: dict[str, bytes] = {}
     for target, part in parts.items():
         for action in part.actions:
             for output in action.outputs:
@@ -144,8 +154,10 @@ def _check_outputs(parts: dict[str, Part]) -> None:
             names.add(action.name)
         for file in part.files:
             other = owners.setdefault(file.path, (target, ""))
-            if other != (target, ""):
+            # Kernels that several targets use are one file.
+            if other != (target, "") and contents.get(file.path) != file.content:
                 raise _conflict(file.path, other[0], target)
+            contents[file.path] = file.content
 
 
 def _conflict(path: str, first: str, second: str) -> RequestError:

@@ -89,6 +89,8 @@ class GemmTarget(Target, frozen=True, kw_only=True):
     """sm_90a only: threadblocks of a cluster."""
     stages: int = 0
     """0: chosen by arch (sm_80) or by what shared memory leaves (sm_90a)."""
+    schedule: str = ""
+    """sm_90a only: "cooperative" or "pingpong"; by default what suits the tile."""
     alignment: int = 0
     """Elements at which A and B are aligned; 0 means 16 bytes, or what fixed m, n, k allow."""
     output: OutputKind = OutputKind.SHARED

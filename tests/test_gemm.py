@@ -25,8 +25,14 @@ def test_equal_specs_give_equal_text() -> None:
     texts = [generated(target, [kernel_for(target, arch) for arch in ("sm_80", "sm_90a")], "gen") for _ in range(2)]
     assert texts[0] == texts[1]
     entry, sm80, sm90 = texts[0]
-    assert [file.path for file in texts[0]] == ["gen/g.cu", "gen/g_sm80.cu", "gen/g_sm90a.cu"]
-    assert b"if (m != 128)" in sm80.content and b"if (n" not in sm80.content
+    assert [file.path for file in texts[0]] == [
+        "gen/g/gen/g.cu",
+        "gen/kernels/gemm_sm80_half_float_half_rcr_bias_relu_128x128x32_w64x64x32_s4_a8_d8.cu",
+        "gen/kernels/gemm_sm90a_half_float_half_rcr_bias_relu_128x128x64_c2x1x1_cooperative_s0_a8_d8.cu",
+    ]
+    assert b"if (m != 128) return -4" in entry.content and b"if (n" not in entry.content
+    other = generated(spec(name="h", epilogue="bias_relu"), [kernel_for(target, "sm_80")], "gen")
+    assert other[1] == sm80 and other[0] != entry, "a kernel's text says nothing of its target"
     assert entry.content.index(b"found == 90") < entry.content.index(b"found >= 80")
     assert b"LinCombPerColBiasEltAct" in sm90.content
     assert all(b"{{" not in file.content.replace(b"{{}", b"") for file in texts[0])
@@ -113,16 +119,14 @@ def build(tmp_path: Path, keys: str) -> ctypes.CDLL:
 @pytest.mark.cuda
 def test_a_gemm_for_sm_80_compiles_and_loads(tmp_path: Path) -> None:
     library = build(tmp_path, 'epilogue = "bias_relu"\nk = 64\narch = ["sm_80"]\n')
-    assert library.my_gemm_sm80_run and library.my_gemm_workspace_bytes
-    library.my_gemm_sm80_workspace_bytes.restype = ctypes.c_size_t
-    assert library.my_gemm_sm80_workspace_bytes(256, 256, 64) == 0
-    assert (
-        library.my_gemm_sm80_run(None, None, None, None, 8, 8, 65, ctypes.c_float(1), ctypes.c_float(0), None, None) < 0
-    )
+    library.my_gemm_workspace_bytes.restype = ctypes.c_size_t
+    assert library.my_gemm_workspace_bytes(256, 256, 64) == 0
+    one, zero = ctypes.c_float(1), ctypes.c_float(0)
+    assert library.my_gemm_run(None, None, None, None, 8, 8, 65, one, zero, None, None) == -4
 
 
 @pytest.mark.cuda
 @pytest.mark.slow
 def test_a_gemm_for_sm_90a_compiles_and_loads(tmp_path: Path) -> None:
     library = build(tmp_path, 'epilogue = "gelu"\narch = ["sm_80", "sm_90a"]\n')
-    assert library.my_gemm_sm90a_run and library.my_gemm_sm80_run and library.my_gemm_run
+    assert library.my_gemm_run and not hasattr(library, "gemm_sm90a_run")

@@ -106,7 +106,9 @@ def _parser() -> Any:
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
-    add("import", "take in a file that `export` wrote").add_argument("file", type=Path)
+    imports = add("import", "take in a file that `export` wrote, or AITemplate's profiles")
+    imports.add_argument("file", type=Path)
+    imports.add_argument("--aitemplate", action="store_true", help="the file is AITemplate's cuda.db")
     return command
 
 
@@ -127,6 +129,7 @@ def _stats(store: Store, options: Namespace) -> int:
         f"misses      {counts['misses']}",
         *_by_reason("handed", "through to the tool", found.handed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
+        f"profiles    {found.profiles} of {found.profiled_problems} problems",
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
         f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
@@ -216,10 +219,27 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
 
 
 def _import(store: Store, options: Namespace) -> int:
+    if options.aitemplate:
+        return _import_profiles(store, options)
     from buildd import bundle
 
     found = bundle.import_(store, options.file)
     return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported"])
+
+
+def _import_profiles(store: Store, options: Namespace) -> int:
+    from buildd import aitemplate_cache
+    from buildd.errors import StoreError
+    from buildd.profile_cache import open_profiles
+
+    profiles = aitemplate_cache.read(options.file)
+    with open_profiles(os.environ, store, os.getcwd()) as cache:
+        for notice in cache.notices:
+            print_note(notice)
+        if not cache.save(profiles):
+            raise StoreError("the store may not be written", file=str(store.folder))
+    found = aitemplate_cache.figures(profiles)
+    return _say(options, found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"])
 
 
 _ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {

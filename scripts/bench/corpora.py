@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import projects
 
-from codegen.gemm import generated
+from codegen.gemm import kernel_text
 from codegen.gemm_spec import kernel_for
 from codegen.target import GemmTarget
 
@@ -123,8 +123,8 @@ class Corpus:
 
     def _gemm(self, name: str, arch: str, keys: dict[str, object], change: Callable[[str], str]) -> None:
         target = msgspec.convert({"name": name, "where": "", **keys}, GemmTarget)
-        _, file = generated(target, [kernel_for(target, arch)], "src")
-        text = '#include "shared.h"\n' + change(file.content.decode())
+        symbol = f"{name}_{arch.replace('_', '')}"
+        text = '#include "shared.h"\n' + change(kernel_text(kernel_for(target, arch), symbol).decode())
         (self.folder / "src" / f"{name}.cu").write_text(text)
 
     # ------------------------------------------------------------ descriptions

@@ -1,0 +1,174 @@
+"""Which kernel a GEMM target gets: the one that the project names, the best that was measured, or the usual one.
+
+Knows candidates by name and the files of best kernels; nothing of how they came about. Whatever is chosen computes the
+same, and is in the generated text: no key depends on anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+import msgspec
+
+from codegen import best
+from codegen.aitemplate_flags import aitemplate_flags
+from codegen.context import Context
+from codegen.environment import Settings
+from codegen.gemm_spec import ARCH_3X, Triple, kernel_for
+from codegen.plan import Frozen, RequestError
+from codegen.target import GemmTarget
+
+_TRIPLE = r"(\d+)x(\d+)x(\d+)"
+_NAME = re.compile(rf"{_TRIPLE}_([wc]){_TRIPLE}_s(\d+)(?:_(cooperative|pingpong))?")
+_VERSION = re.compile(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)")
+
+
+class Candidate(Frozen, frozen=True):
+    """What can be chosen of a kernel; which of it has a meaning, depends on the architecture."""
+
+    tile: Triple
+    warps: Triple | None = None
+    cluster: Triple | None = None
+    stages: int = 0
+    schedule: str = ""
+
+    @property
+    def name(self) -> str:
+        """ "128x128x64_c2x1x1_s0_pingpong"; `candidate_from` reads it."""
+        kind, shape = ("w", self.warps) if self.warps else ("c", self.cluster or (1, 1, 1))
+        text = f"{_by(self.tile)}_{kind}{_by(shape)}_s{self.stages}"
+        return f"{text}_{self.schedule}" if self.schedule else text
+
+    def of(self, target: GemmTarget) -> GemmTarget:
+        """The target with just this kernel."""
+        return msgspec.structs.replace(
+            target,
+            tile=self.tile,
+            warps=self.warps,
+            cluster=self.cluster,
+            stages=self.stages,
+            schedule=self.schedule,
+        )
+
+
+class Choice(Frozen, frozen=True):
+    """A target as it is to be generated for one architecture."""
+
+    target: GemmTarget
+    read: tuple[str, ...] = ()
+    notice: str = ""
+
+
+def candidate_from(name: str) -> Candidate | None:
+    """The candidate of a name; None where it is none."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    numbers = [int(part) for part in (*match.groups()[:3], *match.groups()[4:7])]
+    tile, shape = (numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4], numbers[5])
+    return Candidate(
+        tile=tile,
+        warps=shape if match[4] == "w" else None,
+        cluster=shape if match[4] == "c" else None,
+        stages=int(match[8]),
+        schedule=match[9] or "",
+    )
+
+
+def problem_of(target: GemmTarget, arch: str) -> str:
+    """What is computed, for rows of profiles; 0 stands for sizes that are known at run time only."""
+    kernel = kernel_for(target, arch)
+    words = (
+        f"gemm {arch} {target.dtype} {target.output_dtype or target.dtype} {kernel.element_accumulator}",
+        f"{target.layout} {target.epilogue} align{kernel.align},{kernel.align_d} m{target.m} n{target.n} k{target.k}",
+    )
+    return " ".join(words)
+
+
+def flags_of(context: Context, target: GemmTarget) -> str:
+    """The flags that a target's kernels are compiled with, as far as somebody chose them."""
+    added = aitemplate_flags(context.variables, "cuda", aitemplate_shaped=False)
+    words = (*target.flags, *(added.optimization or ()), *added.flags, *(f"-D{name}" for name in target.define))
+    return shlex.join(words)
+
+
+def library_version(cutlass: str) -> str:
+    """CUTLASS's version, as its header says it; empty where it does not."""
+    try:
+        with open(os.path.join(cutlass, "include", "cutlass", "version.h"), encoding="utf-8", errors="replace") as file:
+            numbers = dict(_VERSION.findall(file.read()))
+    except OSError:
+        return ""
+    return ".".join(numbers.get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def is_open(target: GemmTarget) -> bool:
+    """Whether the project leaves the kernel to us."""
+    return not (target.tile or target.warps or target.cluster or target.stages or target.schedule)
+
+
+def runs_in_ci(variables: Settings) -> bool:
+    """Whether AITemplate's variables say that nothing is to be profiled and the smallest kernel will do."""
+    circle = variables.text("CI_FLAG") == "CIRCLECI" and not variables.is_on("TRICK_CI_ENV")
+    return circle and not variables.is_on("FORCE_PROFILE")
+
+
+def smallest(target: GemmTarget, arch: str) -> Candidate:
+    """The kernel that compiles soonest; what CI_FLAG asks for."""
+    if arch == ARCH_3X:
+        deep = 128 // {"tf32": 4, "int8": 1}.get(target.dtype, 2)
+        return Candidate(tile=(64, 64, deep), cluster=(1, 1, 1), schedule="pingpong")
+    deep = {"tf32": 16, "fp32": 8, "int8": 64}.get(target.dtype, 32)
+    return Candidate(tile=(64, 64, deep), warps=(2, 2, 1) if target.dtype != "fp32" else (2, 1, 1), stages=3)
+
+
+def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
+    """The kernel of a target for an architecture.
+
+    Raises:
+        RequestError: "bad-gemm"; "not-profiled" where AIT_FORCE_PROFILER_CACHE asks for a profile and there is none.
+    """
+    variables = context.variables
+    if not is_open(target):
+        return Choice(target=target)
+    if runs_in_ci(variables):
+        small = smallest(target, arch)
+        return Choice(target=small.of(target), notice=f"{target.name}: CI_FLAG=CIRCLECI: the smallest kernel for {arch}")
+    request = context.request
+    places = best.folders(request.environment, request.store, request.project)
+    found = best.choose(
+        best.published(places),
+        problem_of(target, arch),
+        toolkit=context.toolchains.cuda().version,
+        library=library_version(context.toolchains.cutlass()),
+        flags=flags_of(context, target),
+        capability=f"{int(re.sub(r'[^0-9]', '', arch)) / 10:.1f}",
+    )
+    read = tuple(f"{place}/{best.FILE}" for place in places)
+    candidate = candidate_from(found.candidate) if found is not None else None
+    if found is not None and candidate is not None:
+        better = candidate.of(target)
+        try:
+            kernel_for(better, arch)
+        except RequestError:
+            pass  # of a buildd with other rules
+        else:
+            where = found.setting.gpu or "an imported profile"
+            took = f", {found.time_us:.1f} us" if found.time_us else ""
+            notice = f"{target.name}: {found.candidate} for {arch}, the best on {where}{took}"
+            return Choice(target=better, read=read, notice=notice)
+    if variables.is_on("AIT_FORCE_PROFILER_CACHE"):
+        raise RequestError(
+            "not-profiled",
+            f'target "{target.name}": nothing was measured for {problem_of(target, arch)}, and AIT_FORCE_PROFILER_CACHE=1'
+            " forbids to go on without",
+            file=target.where,
+            next_step=f"run `buildd profile {target.name}` on a machine with such a GPU, or unset the variable",
+        )
+    return Choice(target=target, read=read)
+
+
+def _by(sizes: Triple) -> str:
+    return "x".join(map(str, sizes))
