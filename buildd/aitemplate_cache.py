@@ -1,8 +1,8 @@
 """AITemplate's own profile database (cuda.db) -> rows of ours.
 
-Knows the shape of its tables, version 3: no row says on which GPU, with which toolkit or how fast; each names the kernel
-that won. What our generator can make as well becomes a choice for it; the rest is kept under AITemplate's own names, so
-that nothing is lost.
+Knows the shape of its tables, version 3: no row says on which GPU, with which toolkit or how fast; each names the
+kernel that won. What our generator can make as well becomes a choice for it; the rest is kept under AITemplate's
+own names, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def read(file: Path) -> list[Profile]:
     Raises: StoreError: it is none.
     """
     if not file.is_file():
-        raise StoreError("there is no such database", file=str(file), next_step="AITemplate keeps ~/.aitemplate/cuda.db")
+        raise StoreError(
+            "there is no such database", file=str(file), next_step="AITemplate keeps ~/.aitemplate/cuda.db"
+        )
     now_ns = time.time_ns()
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=10.0)) as opened:

@@ -86,8 +86,8 @@ def open_profiles(
     shared = cache_dir(environment, project)
     places = [Path(place) for place in folders(environment, str(store.folder), project)]
     if not shared:
-        own = Profiles(store.database, places[0])
-        return ProfileCache(None if store.read_only else own, (own,) if store.read_only else (), ())
+        rows = Profiles(store.database, places[0])
+        return ProfileCache(None if store.read_only else rows, (rows,) if store.read_only else (), ())
     notices: list[str] = []
     opened: list[Database] = []
     others: list[Profiles] = []
@@ -110,7 +110,7 @@ def open_profiles(
         cache = ProfileCache(Profiles(opened[0], places[0]), (), opened)
     else:
         notices.append(f"CACHE_DIR {shared} {why}; new profiles are kept in {places[1]}")
-        own = None
+        own: Profiles | None = None
         if not store.read_only:
             places[1].mkdir(mode=0o700, parents=True, exist_ok=True)
             opened.append(Database(places[1], read_only=False, notice=notices.append))

@@ -1,8 +1,8 @@
 """Generator of kind "gemm": a CUTLASS kernel for each architecture, and one entry point that picks among them.
 
-Knows no rules of CUTLASS (`gemm_spec`), not which kernel is best (`gemm_choice`), and no flags of nvcc beyond those that
-its headers need (`cuda` has them). A kernel's text and place say nothing of its target, so that all targets with this
-kernel share one result.
+Knows no rules of CUTLASS (`gemm_spec`), not which kernel is best (`gemm_choice`), and no flags of nvcc beyond those
+that its headers need (`cuda` has them). A kernel's text and place say nothing of its target, so that all targets with
+this kernel share one result.
 """
 
 from __future__ import annotations

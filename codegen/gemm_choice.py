@@ -135,7 +135,9 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
         return Choice(target=target)
     if runs_in_ci(variables):
         small = smallest(target, arch)
-        return Choice(target=small.of(target), notice=f"{target.name}: CI_FLAG=CIRCLECI: the smallest kernel for {arch}")
+        return Choice(
+            target=small.of(target), notice=f"{target.name}: CI_FLAG=CIRCLECI: the smallest kernel for {arch}"
+        )
     request = context.request
     places = best.folders(request.environment, request.store, request.project)
     found = best.choose(
@@ -162,8 +164,8 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
     if variables.is_on("AIT_FORCE_PROFILER_CACHE"):
         raise RequestError(
             "not-profiled",
-            f'target "{target.name}": nothing was measured for {problem_of(target, arch)}, and AIT_FORCE_PROFILER_CACHE=1'
-            " forbids to go on without",
+            f'target "{target.name}": nothing was measured for {problem_of(target, arch)}, and'
+            " AIT_FORCE_PROFILER_CACHE=1 forbids to go on without",
             file=target.where,
             next_step=f"run `buildd profile {target.name}` on a machine with such a GPU, or unset the variable",
         )

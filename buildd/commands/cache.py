@@ -239,7 +239,9 @@ def _import_profiles(store: Store, options: Namespace) -> int:
         if not cache.save(profiles):
             raise StoreError("the store may not be written", file=str(store.folder))
     found = aitemplate_cache.figures(profiles)
-    return _say(options, found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"])
+    return _say(
+        options, found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"]
+    )
 
 
 _ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {

@@ -16,7 +16,17 @@ from buildd.cli import DAEMON, OK, USAGE
 from buildd.commands.common import parser, print_problem
 from buildd.ui.text import clean, size
 
-STORE_NAMES = ("answers", "blobs", "tmp", "sessions", "profiles", "native", "toolkits", "lock", "said-where-the-store-is")
+STORE_NAMES = (
+    "answers",
+    "blobs",
+    "tmp",
+    "sessions",
+    "profiles",
+    "native",
+    "toolkits",
+    "lock",
+    "said-where-the-store-is",
+)
 STORE_PATTERNS = ("index.db*",)
 STORE_MARK = "index.db"
 

@@ -1,0 +1,147 @@
+"""Builds requests side by side for who profiles: each through the daemon, or all in this process.
+
+Knows conversations and schedulers, nothing of kernels. What is built is the artifacts of one request, in their places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from buildd.eventlog import RequestLog
+from protocol import messages as m
+from protocol.client import submit_through
+from protocol.errors import ProtocolError
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended."""
+
+    outcome: m.Outcome
+    paths: tuple[str, ...] = ()
+    """Absolute, of its artifacts."""
+    is_its_own_fault: bool = False
+    """It does not compile: asking again would not help."""
+    message: str = ""
+    hits: int = 0
+    misses: int = 0
+
+
+class Builder(Protocol):
+    """Builds requests; any number at once."""
+
+    async def build(self, request: m.Request) -> Built: ...
+
+    async def close(self) -> None: ...
+
+
+class ThroughDaemon:
+    """Each request has a connection of its own, and a thread that listens to it.
+
+    Args:
+        environ: says where the daemon lives.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    async def build(self, request: m.Request) -> Built:
+        """Raises ProtocolError where there is no daemon to be had."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[m.EventBody]] = loop.create_future()
+
+        def listen() -> None:
+            from buildd.commands.connect import connect
+
+            heard: list[m.EventBody] = []
+            try:
+                for event in submit_through(lambda: connect(self._environ, start=True), request):
+                    heard.append(event.body)
+            except ProtocolError as error:
+                _tell(loop, answer, error)
+            else:
+                _tell(loop, answer, heard)
+
+        # Not of a pool: a pool is waited for at the end, and Ctrl-C must not wait for compilers.
+        threading.Thread(target=listen, name=request.targets[0], daemon=True).start()
+        return _built(request, await answer)
+
+    async def close(self) -> None:
+        pass
+
+
+class Here:
+    """All in this process, with the same store and the same results."""
+
+    def __init__(self, store: str) -> None:
+        from buildd.scheduler import Scheduler  # who asks a daemon need not wait for it to be read
+
+        self._scheduler = Scheduler(default_store=Path(store))
+
+    async def build(self, request: m.Request) -> Built:
+        loop = asyncio.get_running_loop()
+        log, done = RequestLog(request.request_id), asyncio.Event()
+        heard: list[m.EventBody] = []
+
+        def tell(event: m.Event) -> None:
+            loop.call_soon_threadsafe(hear, event.body)
+
+        def hear(body: m.EventBody) -> None:
+            heard.append(body)
+            if isinstance(body, m.Done):
+                done.set()
+
+        log.listen(tell)
+        self._scheduler.submit(request, log)
+        try:
+            await done.wait()
+        except asyncio.CancelledError:
+            self._scheduler.cancel(request.request_id)
+            raise
+        return _built(request, heard)
+
+    async def close(self) -> None:
+        await self._scheduler.close()
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[list[m.EventBody]],
+    said: list[m.EventBody] | ProtocolError,
+) -> None:
+    def work() -> None:
+        if answer.done():
+            return
+        if isinstance(said, ProtocolError):
+            answer.set_exception(said)
+        else:
+            answer.set_result(said)
+
+    try:
+        loop.call_soon_threadsafe(work)
+    except RuntimeError:
+        pass  # the loop is closed: nobody waits any more
+
+
+def _built(request: m.Request, heard: list[m.EventBody]) -> Built:
+    done = next((body for body in reversed(heard) if isinstance(body, m.Done)), None)
+    if done is None:
+        return Built(outcome=m.Outcome.DAEMON_ERROR, message="the daemon has not said how it ended")
+    failures = [body for body in heard if isinstance(body, m.Failed)]
+    first = failures[0] if failures else None
+    message = first.message if first is not None else done.message
+    if first is not None and first.diagnostics:
+        message = f"{message}: {first.diagnostics[0].message}"
+    return Built(
+        outcome=done.outcome,
+        paths=tuple(f"{request.project}/{body.path}" for body in heard if isinstance(body, m.Artifact)),
+        is_its_own_fault=first is not None and first.kind is m.FailureKind.COMPILE_ERROR,
+        message=message,
+        hits=done.hits,
+        misses=done.misses,
+    )

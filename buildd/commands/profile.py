@@ -1,0 +1,199 @@
+"""`buildd profile`: candidates of GEMM targets compiled, measured on the GPUs of this machine, and the best kept.
+
+Knows options, variables and how results are shown. Compiling goes through the daemon; measuring happens here, so that
+what a request may see of GPUs is what the caller may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildd.cli import FAILED, OK
+from buildd.commands.common import is_on, parser, print_note
+from buildd.commands.request import add_request_arguments, request_from
+from codegen.plan import RequestError
+from protocol.messages import Mode
+
+if TYPE_CHECKING:
+    from buildd.profiling import Chosen, Plan, Summary, Told
+    from buildd.store import Store
+    from codegen.gemm_spec import Triple
+    from codegen.gemm_survey import Survey
+    from protocol.messages import Request
+
+_DETAILS = """\
+A later `buildd build` takes the best kernel that is known for the architecture. Without a GPU the likely candidates are
+compiled, so that a machine with one only has to measure them.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out `buildd profile`; the exit status: 0 every problem has a kernel, 1 one has none, 2 wrong usage."""
+    command = parser("profile", "Find the fastest kernel for targets of kind gemm.", details=_DETAILS)
+    command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
+    add_request_arguments(command)
+    command.add_argument("--top", type=int, default=8, metavar="N", help="the N likeliest candidates (default 8)")
+    command.add_argument("--exhaustive", action="store_true", help="every candidate, each measured in full")
+    command.add_argument(
+        "--problem",
+        action="append",
+        default=[],
+        metavar="MxNxK",
+        help="sizes that a target leaves open; may be repeated",
+    )
+    command.add_argument("--no-gpu", action="store_true", help="only compile the likely candidates")
+    options = command.parse_args(arguments)
+    if not 1 <= options.top <= 1000:
+        raise RequestError("bad-value", f"--top {options.top} makes no sense", next_step="give a number from 1 on")
+    environ = dict(os.environ)
+    request = request_from(options, tuple(options.targets), Mode.BUILD, environ)
+    problems = [_problem(text) for text in options.problem]
+    return asyncio.run(_profile(options, request, problems, environ))
+
+
+async def _profile(options: Namespace, request: Request, problems: list[Triple], environ: Mapping[str, str]) -> int:
+    from buildd.candidate_builds import Here, ThroughDaemon
+    from buildd.gpus import find_gpus, strangers, visible
+    from buildd.profile_cache import flush_asked, open_profiles
+    from buildd.profiling import Plan, Profiling
+    from buildd.store import Store
+
+    with Store.open(Path(request.store)) as store:
+        survey = await _survey(request, problems, store)
+        say = print_note
+        for line in flush_asked(survey.environment, store, request.project, request.build_id):
+            say(f"buildd: {line}")
+        gpus, why = ((), "--no-gpu") if options.no_gpu else find_gpus(environ)
+        shown = visible(gpus, survey.devices)
+        if gpus and not shown:
+            why = "CUDA_VISIBLE_DEVICES shows none"
+        alike = tuple(gpu for gpu in shown if (gpu.name, gpu.driver) == (shown[0].name, shown[0].driver))
+        if len(alike) < len(shown):
+            say(f"buildd: measuring on {alike[0].name} only; show another model with CUDA_VISIBLE_DEVICES")
+        if not alike and not survey.continuous_integration and why != "--no-gpu":
+            say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
+        for gpu in alike:
+            if busy := strangers(gpu, environ):
+                say(f"buildd: {busy} other processes compute on GPU {gpu.index}: times may be noisy")
+        plan = Plan(request=request, survey=survey, gpus=alike, top=options.top, exhaustive=options.exhaustive)
+        if options.jobs:
+            plan = replace(plan, most_builds=options.jobs)
+        here = options.no_daemon or is_on(environ, "BUILDD_DISABLE")
+        with open_profiles(survey.environment, store, request.project) as cache:
+            for line in cache.notices:
+                say(f"buildd: {line}")
+            _check_known(plan)
+            builder = Here(request.store) if here else ThroughDaemon(environ)
+            shower = _Shower(json=options.json, exhaustive=options.exhaustive)
+            try:
+                summary = await Profiling(plan, builder, cache, shower.tell, lambda line: say(f"buildd: {line}")).run()
+            finally:
+                await builder.close()
+        shower.end(summary, measured=bool(alike))
+        return FAILED if shower.missing else OK
+
+
+async def _survey(request: Request, problems: list[Triple], store: Store) -> Survey:
+    from buildd.files import Files
+    from buildd.planner import Planner
+    from buildd.runner import Runner
+    from codegen.gemm_survey import survey
+
+    runner = Runner()
+    try:
+        planner = Planner(runner, store, Files(store))
+        found, _ = await planner.learn(
+            f"{request.project} profile", lambda knowledge: survey(request, knowledge, problems)
+        )
+        return found
+    finally:
+        await runner.close()
+
+
+def _check_known(plan: Plan) -> None:
+    """AIT_FORCE_PROFILER_CACHE: what is not known is an error, and nothing is measured."""
+    from codegen import best
+
+    survey, request = plan.survey, plan.request
+    if not survey.only_known:
+        return
+    known = {one.problem for one in best.published(best.folders(survey.environment, request.store, request.project))}
+    for case in survey.cases:
+        if case.problem not in known:
+            raise RequestError(
+                "not-profiled",
+                f'target "{case.target}": nothing was measured for {case.problem}, and AIT_FORCE_PROFILER_CACHE=1'
+                " forbids to measure",
+                file=case.spec.where,
+                next_step="unset it, and run `buildd profile` on a machine with such a GPU",
+            )
+
+
+class _Shower:
+    """What happens, as lines for people or for programs."""
+
+    def __init__(self, *, json: bool, exhaustive: bool) -> None:
+        self._json = json
+        self._exhaustive = exhaustive
+        self.missing = 0
+
+    def tell(self, told: Told) -> None:
+        from buildd.profiling import Chosen
+
+        if isinstance(told, Chosen):
+            self.missing += not told.candidate
+        if self._json:
+            self._print_json("chosen" if isinstance(told, Chosen) else "tried", told)
+            return
+        if isinstance(told, Chosen):
+            print(f"{told.target}: {_chosen(told)}", flush=True)
+            return
+        figures = f"{told.time_us:10.1f} us" if told.time_us else f"{told.outcome:>13}"
+        mark = f"  {told.outcome}" if told.time_us and told.outcome != "measured" else ""
+        note = f"  {told.note}" if told.note else ""
+        print(f"  {told.target:<16} {figures}  {told.candidate}{mark}{note}", flush=True)
+
+    def end(self, summary: Summary, *, measured: bool) -> None:
+        if self._json:
+            self._print_json("summary", summary)
+            return
+        line = f"{summary.built} compiled, {summary.hits} found, {summary.wall_s:.1f} s"
+        if measured:
+            line = f"{summary.measured} measured, {summary.failed} failed, {line}"
+            if summary.measured > 1:
+                line += f", GPU idle {summary.gpu_idle:.0%}"
+        print(line, flush=True)
+        if summary.dropped:
+            print_note("buildd: the profiles were emptied or could not be written meanwhile: not all of it is kept")
+
+    def _print_json(self, kind: str, value: object) -> None:
+        import msgspec
+
+        fields = msgspec.to_builtins(value)
+        sys.stdout.write(msgspec.json.encode({"type": kind, **fields}).decode() + "\n")
+        sys.stdout.flush()
+
+
+def _chosen(told: Chosen) -> str:
+    if not told.candidate:
+        return f"no kernel for {told.problem} is known to work"
+    if not told.time_us:
+        return f"{told.candidate} is the likeliest, not measured"
+    known = ", known" if told.known else ""
+    rate = f"{told.time_us:.1f} us, {told.tflops:.0f} TFLOP/s"
+    return f"{told.candidate}, {rate}, the best of {told.tried} tried on {told.gpu}{known}"
+
+
+def _problem(text: str) -> Triple:
+    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
+    if match is None or not all(int(size) for size in match.groups()):
+        raise RequestError("bad-value", f"--problem {text} are no sizes", next_step="give them as 4096x4096x4096")
+    return int(match[1]), int(match[2]), int(match[3])

@@ -1,0 +1,221 @@
+// Measures one GEMM candidate: loads its library, checks its numbers, times it, and says one line of JSON.
+//
+//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE BEST_US
+//
+// Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
+// Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
+// run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
+// exactly; alpha keeps results near 1, so that errors of all types are of that scale.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int kPeriod = 4099;  // prime: rows differ
+constexpr int kWarmUp = 3, kShort = 5, kLeast = 20, kMost = 100, kSamples = 512;
+constexpr double kHopeless = 1.5, kEnoughMs = 60.0;
+
+using Run = int (*)(const void*, const void*, const void*, void*, int, int, int, float, float, void*, cudaStream_t);
+using Workspace = size_t (*)(int, int, int);
+
+[[noreturn]] void say(const char* outcome, const std::string& note) {
+    std::string clean;
+    for (char c : note) clean += (c == '"' || c == '\\' || c < ' ') ? ' ' : c;
+    std::printf("{\"outcome\": \"%s\", \"note\": \"%s\"}\n", outcome, clean.c_str());
+    std::fflush(stdout);
+    std::_Exit(0);
+}
+
+// The machine's fault, before the candidate was asked anything.
+void needed(cudaError_t status, const char* what) {
+    if (status != cudaSuccess) say("gpu", std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+void worked(cudaError_t status, const char* what) {
+    if (status != cudaSuccess) say("crashed", std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+int bytes_of(const std::string& type) { return type == "int8" ? 1 : (type == "fp16" || type == "bf16") ? 2 : 4; }
+
+void store(const std::string& type, double value, char* there) {
+    if (type == "int8") {
+        *reinterpret_cast<int8_t*>(there) = static_cast<int8_t>(value);
+    } else if (type == "fp16") {
+        *reinterpret_cast<__half*>(there) = __float2half(static_cast<float>(value));
+    } else if (type == "bf16") {
+        *reinterpret_cast<__nv_bfloat16*>(there) = __float2bfloat16(static_cast<float>(value));
+    } else if (type == "int32") {
+        *reinterpret_cast<int32_t*>(there) = static_cast<int32_t>(value);
+    } else {
+        *reinterpret_cast<float*>(there) = static_cast<float>(value);
+    }
+}
+
+double load(const std::string& type, const char* there) {
+    if (type == "fp16") return __half2float(*reinterpret_cast<const __half*>(there));
+    if (type == "bf16") return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(there));
+    if (type == "int32") return *reinterpret_cast<const int32_t*>(there);
+    return *reinterpret_cast<const float*>(there);
+}
+
+// Numbers that repeat with a period: element e is pool[(e + shift) % kPeriod].
+struct Operand {
+    std::vector<double> pool;
+    void* device = nullptr;
+
+    Operand(const std::string& type, size_t count, unsigned seed) {
+        uint64_t state = seed;
+        std::vector<char> period(static_cast<size_t>(kPeriod) * bytes_of(type));
+        for (int i = 0; i < kPeriod; ++i) {
+            state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+            const int draw = static_cast<int>((state >> 33) % 257) - 128;
+            // int32 is the bias of int8.
+            pool.push_back(type == "int8" || type == "int32" ? draw % 4 : draw / 128.0);
+            store(type, pool.back(), &period[static_cast<size_t>(i) * bytes_of(type)]);
+        }
+        const size_t size = count * bytes_of(type);
+        std::vector<char> all(size);
+        for (size_t at = 0; at < size; at += period.size()) {
+            std::memcpy(&all[at], period.data(), std::min(period.size(), size - at));
+        }
+        needed(cudaMalloc(&device, std::max<size_t>(size, 16)), "no memory for the operands");
+        needed(cudaMemcpy(device, all.data(), size, cudaMemcpyHostToDevice), "copying the operands");
+    }
+
+    double at(size_t element) const { return pool[element % kPeriod]; }
+};
+
+double activated(const std::string& epilogue, double x) {
+    if (epilogue.find("relu") != std::string::npos) return std::max(x, 0.0);
+    if (epilogue.find("gelu") != std::string::npos) return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
+    if (epilogue.find("silu") != std::string::npos) return x / (1.0 + std::exp(-x));
+    if (epilogue.find("sigmoid") != std::string::npos) return 1.0 / (1.0 + std::exp(-x));
+    return x;
+}
+
+double quantile(std::vector<float> times, double share) {
+    std::sort(times.begin(), times.end());
+    return times[std::min(times.size() - 1, static_cast<size_t>(share * static_cast<double>(times.size())))];
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count != 12) say("gpu", "measure was called with the wrong arguments");
+    const int m = std::atoi(arguments[3]), n = std::atoi(arguments[4]), k = std::atoi(arguments[5]);
+    const std::string symbol = arguments[2], type = arguments[6], output = arguments[7], layout = arguments[8];
+    const std::string epilogue = arguments[9];
+    const double tolerance = std::atof(arguments[10]), best_us = std::atof(arguments[11]);
+    needed(cudaSetDevice(0), "no GPU");
+    int cache_bytes = 0;
+    needed(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, 0), "asking the GPU");
+    const size_t flush_bytes = std::max<size_t>(2 * static_cast<size_t>(cache_bytes), 64 << 20);
+    void* flush = nullptr;
+    needed(cudaMalloc(&flush, flush_bytes), "no memory to flush the cache");
+    const bool bias = epilogue.rfind("bias", 0) == 0;
+    const bool whole = type == "int8";
+    const size_t total = static_cast<size_t>(m) * n;
+    const Operand a(type, static_cast<size_t>(m) * k, 1), b(type, static_cast<size_t>(n) * k, 2), c(output, n, 3);
+    void* d = nullptr;
+    const size_t d_bytes = total * bytes_of(output);
+    needed(cudaMalloc(&d, d_bytes), "no memory for the result");
+    needed(cudaMemset(d, 0xff, d_bytes), "clearing the result");
+
+    void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) say("crashed", dlerror());
+    const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
+    const auto workspace_of = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
+    if (run == nullptr || workspace_of == nullptr) say("crashed", "the library has no " + symbol + "_run");
+    const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
+    const size_t workspace_bytes = workspace_of(m, n, k);
+    void* workspace = nullptr;
+    needed(cudaMalloc(&workspace, std::max<size_t>(workspace_bytes, 16)), "no memory for the workspace");
+    cudaStream_t stream = nullptr;
+    needed(cudaStreamCreate(&stream), "making a stream");
+    const auto once = [&] {
+        return run(a.device, b.device, bias ? c.device : nullptr, d, m, n, k, alpha, 0.0f, workspace, stream);
+    };
+
+    if (const int status = once(); status != 0) {
+        cudaGetLastError();
+        const std::string number = std::to_string(status < 0 ? -status : status);
+        say("refused", (status < 0 ? "cutlass::Status " : "CUDA error ") + number);
+    }
+    worked(cudaStreamSynchronize(stream), "the first run");
+    std::vector<char> result(d_bytes);
+    worked(cudaMemcpy(result.data(), d, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
+    if (!whole) {
+        for (size_t e = 0; e < total; ++e) {
+            if (std::isnan(load(output, &result[e * bytes_of(output)]))) {
+                say("wrong", "element " + std::to_string(e / n) + ", " + std::to_string(e % n) + " is no number");
+            }
+        }
+    }
+    double worst = 0.0;
+    uint64_t state = 7;
+    for (int sample = 0; sample < kSamples; ++sample) {
+        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+        size_t i = (state >> 20) % m, j = (state >> 42) % n;
+        if (sample < 4) i = sample & 1 ? m - 1 : 0, j = sample & 2 ? n - 1 : 0;
+        double sum = 0.0;
+        for (size_t p = 0; p < static_cast<size_t>(k); ++p) {
+            const size_t left = layout[0] == 'r' ? i * k + p : p * m + i;
+            const size_t right = layout[1] == 'r' ? p * n + j : j * k + p;
+            sum += a.at(left) * b.at(right);
+        }
+        const double right = activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0));
+        const double found = load(output, &result[(i * n + j) * bytes_of(output)]);
+        worst = std::max(worst, std::abs(found - right) / std::max(1.0, std::abs(right)));
+    }
+    if (!(worst <= tolerance)) {
+        char note[96];
+        std::snprintf(note, sizeof note, "largest relative error %.2e, allowed %.0e", worst, tolerance);
+        say("wrong", note);
+    }
+
+    cudaEvent_t begin, end;
+    needed(cudaEventCreate(&begin), "making an event");
+    needed(cudaEventCreate(&end), "making an event");
+    std::vector<float> times;
+    const auto timed = [&](int runs, double enough_ms) {
+        double spent_ms = 0.0;
+        for (int i = 0; i < runs && (i < kLeast || spent_ms < enough_ms); ++i) {
+            worked(cudaMemsetAsync(flush, i, flush_bytes, stream), "flushing the cache");
+            worked(cudaEventRecord(begin, stream), "timing");
+            once();
+            worked(cudaEventRecord(end, stream), "timing");
+            worked(cudaEventSynchronize(end), "a timed run");
+            float ms = 0.0f;
+            worked(cudaEventElapsedTime(&ms, begin, end), "timing");
+            times.push_back(1e3f * ms);
+            spent_ms += ms;
+        }
+    };
+    for (int i = 0; i < kWarmUp; ++i) once();
+    timed(kShort, 1e9);
+    const char* outcome = "measured";
+    if (best_us > 0.0 && quantile(times, 0.5) > kHopeless * best_us) {
+        outcome = "hopeless";
+    } else {
+        times.clear();
+        timed(kMost, kEnoughMs);
+    }
+    const double median = quantile(times, 0.5);
+    std::printf(
+        "{\"outcome\": \"%s\", \"time_us\": %.3f, \"spread\": %.4f, \"error\": %.3e, \"samples\": %zu, "
+        "\"workspace_bytes\": %zu}\n",
+        outcome, median, (quantile(times, 0.75) - quantile(times, 0.25)) / median, worst, times.size(), workspace_bytes);
+    std::fflush(stdout);
+    std::_Exit(0);  // what the candidate registered to run at exit could still hang
+}

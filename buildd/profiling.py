@@ -1,0 +1,497 @@
+"""Candidates built, measured as soon as they are, and written down: one call for any number of problems.
+
+Knows what is to be tried (`codegen.gemm_survey`) and in which order things happen; how something is built, measured or
+stored is others'. Compiling and measuring overlap; a candidate that several problems share is built once; one at a time
+is measured on a GPU. Whatever a candidate does costs only the candidate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from buildd.candidate_builds import Builder, Built
+from buildd.errors import BuilddError
+from buildd.gpus import LEASES, Gpu, lease
+from buildd.measuring import TIMEOUT_S, GpuFailed, Measured, measure
+from buildd.profile_cache import ProfileCache
+from buildd.profiles import Outcome, Profile
+from codegen.best import Setting
+from codegen.gemm_candidates import Ranked
+from codegen.gemm_choice import smallest
+from codegen.gemm_survey import PREFIX, Case, Survey, candidate_spec
+from protocol.messages import BuildId, OnDisconnect, Request, RequestId, spec_from
+from protocol.messages import Outcome as BuildOutcome
+
+NOISY = 0.05
+"""A spread beyond this is worth a word."""
+_UNLIKELY = 2.5
+"""Candidates whose estimate is beyond this much of the best one's are tried with `exhaustive` only."""
+_MOST_GPU_FAILURES = 3
+_CI_BUILDS = 2
+_DROPPED = ("FLUSH_PROFILE_CACHE", "AIT_RECOMPILE")
+"""Variables that are about the target, not about its candidates."""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate of a problem was built or measured, or not. For people and `--json`."""
+
+    target: str
+    problem: str
+    candidate: str
+    outcome: str
+    """Of `profiles.Outcome`, or "built" where nothing was to be measured, or "not measured"."""
+    time_us: float = 0.0
+    spread: float = 0.0
+    error: float = 0.0
+    note: str = ""
+    built: bool = False
+    """It was compiled for this, not found."""
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a problem came to."""
+
+    target: str
+    problem: str
+    candidate: str = ""
+    """Empty where none is known to work."""
+    time_us: float = 0.0
+    """0: not measured, a guess."""
+    gpu: str = ""
+    known: bool = False
+    """Nothing had to be measured."""
+    tried: int = 0
+    of: int = 0
+    tflops: float = 0.0
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole call."""
+
+    wall_s: float
+    built: int
+    hits: int
+    measured: int
+    measuring_s: float
+    gpu_idle: float
+    """Share of the GPUs' time, from the first candidate that was ready to the last that was measured."""
+    failed: int
+    dropped: bool = False
+    """The profiles were emptied meanwhile: what was measured is not kept."""
+
+
+Told = Tried | Chosen
+_Work = tuple[Case, Ranked]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to go about it.
+
+    Args:
+        top: so many of the likeliest candidates of each problem.
+        exhaustive: all of them, each measured in full.
+        measure: command that measures, before its arguments; None where that still has to be built.
+        leases: folder of the GPUs' leases.
+    """
+
+    request: Request
+    survey: Survey
+    gpus: tuple[Gpu, ...]
+    top: int = 8
+    exhaustive: bool = False
+    measure: tuple[str, ...] | None = None
+    leases: str = LEASES
+    timeout_s: float = TIMEOUT_S
+    most_builds: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) + 2)
+
+
+class _Presence:
+    """That this process has candidates in a project: whoever ends last removes them all."""
+
+    def __init__(self, store: str, project: str) -> None:
+        name = hashlib.sha256(os.fsencode(os.path.realpath(project))).hexdigest()[:16]
+        self._path = os.path.join(store, "profiles", f"{name}.lock")
+        self._file = -1
+
+    def __enter__(self) -> _Presence:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        return self
+
+    def is_last(self) -> bool:
+        """Nobody else is there, and nobody comes before we have gone."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+
+class Profiling:
+    """One call of `buildd profile`.
+
+    Args:
+        builder: builds candidates.
+        cache: what is known, and where it is written down.
+        tell: is told what happened.
+        say: lines for people about what is different from what they may expect.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        builder: Builder,
+        cache: ProfileCache,
+        tell: Callable[[Told], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._builder, self._cache = plan, builder, cache
+        self._tell, self._say = tell, say
+        self._epoch = cache.epoch()
+        self._slots = asyncio.Semaphore(plan.most_builds)
+        self._builds: dict[str, asyncio.Task[Built]] = {}
+        self._ready: asyncio.Queue[tuple[Case, Ranked, str, bool] | None] = asyncio.Queue()
+        self._best_us: dict[str, float] = {}
+        self._harness: asyncio.Task[tuple[str, ...]] | None = None
+        self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
+        self._paths: list[str] = []
+        self._busy_s = self._first_s = self._last_s = 0.0
+        self._dropped = False
+        self._gpu_failures = 0
+
+    async def run(self) -> Summary:
+        """Do all of it. Raises BuilddError, ProtocolError where nothing can be built at all."""
+        begun_s = time.monotonic()
+        survey, plan = self._plan.survey, self._plan
+        measures = bool(plan.gpus) and not survey.continuous_integration
+        cases = self._cases()
+        known = {case.problem: self._known(case) for case in cases}
+        for case in cases:
+            times = [row.time_us for row in known[case.problem].values() if row.outcome is Outcome.MEASURED]
+            self._best_us[case.problem] = min(times, default=0.0) if not survey.again else 0.0
+        work: list[_Work] = []
+        if survey.continuous_integration:
+            work = self._random(cases)
+        elif not survey.no_candidates and not survey.only_known:
+            lists = [self._to_try(case, known[case.problem]) for case in cases]
+            # The likeliest of every problem first: each soon has something to be compared with.
+            work = [one for several in zip_longest(*lists) for one in several if one is not None]
+        fresh = {case.problem for case, _ in work}
+        if work:
+            with _Presence(self._plan.request.store, self._plan.request.project) as presence:
+                try:
+                    await self._carry_out(work, measures)
+                finally:
+                    if presence.is_last():
+                        self._tidy()
+        for case in cases:
+            self._tell(self._chosen(case, known=case.problem not in fresh))
+        span_s = self._last_s - self._first_s
+        return Summary(
+            wall_s=time.monotonic() - begun_s,
+            measuring_s=self._busy_s,
+            gpu_idle=max(0.0, 1 - self._busy_s / (span_s * len(plan.gpus))) if span_s > 0 else 0.0,
+            dropped=self._dropped,
+            **self._tally,
+        )
+
+    # ---------------------------------------------------------------- what to try
+
+    def _cases(self) -> list[Case]:
+        """Without a GPU all; with one, of each target the architecture that its entry point would take there."""
+        if not self._plan.gpus:
+            return list(self._plan.survey.cases)
+        capability = self._plan.gpus[0].capability
+        found: dict[str, Case] = {}
+        for case in self._plan.survey.cases:
+            if runs_on(case.arch, capability):
+                known = found.get(case.target)
+                if known is None or _height(known.arch) < _height(case.arch):
+                    found[case.target] = case
+        for target in dict.fromkeys(case.target for case in self._plan.survey.cases):
+            if target not in found:
+                self._say(f"{target}: no architecture of it runs on {self._plan.gpus[0].name} ({capability})")
+        return list(found.values())
+
+    def setting(self, case: Case) -> Setting:
+        """What a row of this case is filed under here."""
+        survey, gpus = self._plan.survey, self._plan.gpus
+        return Setting(
+            gpu=gpus[0].name if gpus else "",
+            driver=gpus[0].driver if gpus else "",
+            toolkit=survey.toolkit,
+            library=survey.library,
+            flags=survey.flags[case.target],
+            capability=gpus[0].capability if gpus else "",
+        )
+
+    def _known(self, case: Case) -> dict[str, Profile]:
+        return self._cache.of(self.setting(case), case.problem) if self._plan.gpus else {}
+
+    def _to_try(self, case: Case, known: dict[str, Profile]) -> list[_Work]:
+        wanted = self._likely(case)
+        if self._plan.survey.again:
+            return [(case, ranked) for ranked in wanted]
+        settled = {name for name, row in known.items() if row.outcome is not Outcome.HOPELESS}
+        if not self._plan.exhaustive:
+            settled = set(known)
+        return [(case, ranked) for ranked in wanted if ranked.candidate.name not in settled]
+
+    def _likely(self, case: Case) -> tuple[Ranked, ...]:
+        if self._plan.exhaustive or not case.ranked:
+            return case.ranked
+        most_us = case.ranked[0].estimate_us * _UNLIKELY
+        return tuple(ranked for ranked in case.ranked if ranked.estimate_us <= most_us)[: self._plan.top]
+
+    def _random(self, cases: Sequence[Case]) -> list[_Work]:
+        """CI_FLAG: two of all candidates are built, so that their code is known to compile; nothing is measured."""
+        seed = int.from_bytes(os.urandom(4), "big")
+        everything = [(case, ranked) for case in cases for ranked in case.ranked]
+        self._say(f"CI_FLAG=CIRCLECI: nothing is measured; {_CI_BUILDS} random candidates are built, seed {seed}")
+        return random.Random(seed).sample(everything, min(_CI_BUILDS, len(everything)))
+
+    # ---------------------------------------------------------------- building and measuring
+
+    async def _carry_out(self, work: list[_Work], measures: bool) -> None:
+        if measures and self._plan.measure is None:
+            self._harness = asyncio.create_task(self._build_harness())
+        building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
+        lanes = [asyncio.create_task(self._lane(gpu)) for gpu in self._plan.gpus] if measures else []
+
+        async def feed() -> None:
+            await asyncio.gather(*building)
+            for _ in lanes:
+                self._ready.put_nowait(None)
+
+        feeding = asyncio.create_task(feed())
+        try:
+            await asyncio.gather(feeding, *lanes)
+        finally:
+            own = (self._harness,) if self._harness is not None else ()
+            tasks = [feeding, *building, *lanes, *self._builds.values(), *own]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, case: Case, ranked: Ranked, measures: bool) -> None:
+        name, table = candidate_spec(case, ranked)
+        if name not in self._builds:
+            self._builds[name] = asyncio.create_task(self._build(name, table))
+        first = not self._builds[name].done()
+        built = await asyncio.shield(self._builds[name])
+        compiled = built.misses > 0 and first
+        if built.outcome is BuildOutcome.BUILT and built.paths:
+            if measures:
+                self._first_s = self._first_s or time.monotonic()
+                self._ready.put_nowait((case, ranked, built.paths[0], compiled))
+            else:
+                self._report(case, ranked, "built", built=compiled)
+            return
+        self._tally["failed"] += 1
+        if built.is_its_own_fault and self._plan.gpus:
+            self._write(case, ranked, Measured(outcome=Outcome.UNBUILT, note=built.message))
+        self._report(case, ranked, Outcome.UNBUILT.value, note=built.message)
+
+    async def _build(self, name: str, table: dict[str, Any]) -> Built:
+        async with self._slots:
+            if self._gpu_failures >= _MOST_GPU_FAILURES:
+                return Built(outcome=BuildOutcome.CANCELLED, message="there is no GPU to measure it on any more")
+            built = await self._builder.build(self._request(name, table))
+        self._paths += built.paths
+        self._tally["built"] += built.misses > 0
+        self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
+        return built
+
+    def _request(self, name: str, table: dict[str, Any]) -> Request:
+        request = self._plan.request
+        return msgspec.structs.replace(
+            request,
+            request_id=RequestId(os.urandom(6).hex()),
+            build_id=BuildId(request.build_id),
+            targets=(name,),
+            specs={name: spec_from(table)},
+            arch=(),
+            environment={key: value for key, value in request.environment.items() if key not in _DROPPED},
+            on_disconnect=OnDisconnect.CANCEL,
+        )
+
+    async def _build_harness(self) -> tuple[str, ...]:
+        """The program that measures, from its source beside this module."""
+        survey = self._plan.survey
+        place = os.path.join(self._plan.request.store, "profiles", "measure")
+        os.makedirs(place, exist_ok=True)
+        shutil.copyfile(os.path.join(os.path.dirname(__file__), "measure.cu"), os.path.join(place, "measure.cu"))
+        host = ["-ccbin", survey.host_compiler] if survey.host_compiler else []
+        table = {
+            "kind": "cuda",
+            "sources": ["measure.cu"],
+            "arch": [survey.cases[0].arch],
+            "output": "executable",
+            "flags": ["-std=c++17", "-O2", *host],
+            "libraries": ["dl"],
+        }
+        request = msgspec.structs.replace(self._request("measure", table), project=place, file="")
+        cuda = {"CUDA_HOME": survey.cuda} if survey.cuda else {}
+        request = msgspec.structs.replace(request, environment={**request.environment, **cuda})
+        built = await self._builder.build(request)
+        if built.outcome is not BuildOutcome.BUILT or not built.paths:
+            raise BuilddError(
+                f"the program that measures cannot be built: {built.message}",
+                file=os.path.join(place, "measure.cu"),
+                next_step="buildd doctor checks the toolkit",
+            )
+        return (built.paths[0],)
+
+    async def _lane(self, gpu: Gpu) -> None:
+        """Measures on one GPU what is ready, one after another."""
+        command = self._plan.measure or await self._of_harness()
+        while (item := await self._ready.get()) is not None:
+            case, ranked, library, compiled = item
+            if self._gpu_failures >= _MOST_GPU_FAILURES:
+                self._report(case, ranked, "not measured", note="the GPU does not answer", built=compiled)
+                continue
+            try:
+                async with lease(gpu, self._plan.leases):
+                    begun_s = time.monotonic()
+                    found = await self._measure(command, gpu, case, ranked, library)
+            except GpuFailed as error:
+                self._gpu_failures += 1
+                self._tally["failed"] += 1
+                self._report(case, ranked, "not measured", note=str(error), built=compiled)
+                continue
+            self._last_s = time.monotonic()
+            self._busy_s += self._last_s - begun_s
+            self._gpu_failures = 0
+            self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
+            if found.outcome is Outcome.MEASURED:
+                best_us = self._best_us[case.problem]
+                self._best_us[case.problem] = min(best_us or found.time_us, found.time_us)
+            self._write(case, ranked, found)
+            note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
+            self._report(case, ranked, found.outcome.value, found, note=note, built=compiled)
+
+    async def _of_harness(self) -> tuple[str, ...]:
+        assert self._harness is not None
+        return await asyncio.shield(self._harness)
+
+    async def _measure(self, command: tuple[str, ...], gpu: Gpu, case: Case, ranked: Ranked, library: str) -> Measured:
+        name, _ = candidate_spec(case, ranked)
+        best_us = 0.0 if self._plan.exhaustive else self._best_us[case.problem]
+        arguments = (
+            *(library, name, *map(str, case.sizes), case.spec.dtype, case.output, case.spec.layout, case.spec.epilogue),
+            *(repr(case.tolerance), f"{best_us:.3f}"),
+        )
+        environ = {**os.environ, **self._plan.request.environment}
+        return await measure((*command, *arguments), environ, gpu.uuid, timeout_s=self._plan.timeout_s)
+
+    # ---------------------------------------------------------------- what came of it
+
+    def _write(self, case: Case, ranked: Ranked, found: Measured) -> None:
+        profile = Profile(
+            setting=self.setting(case),
+            problem=case.problem,
+            candidate=ranked.candidate.name,
+            outcome=found.outcome,
+            time_us=found.time_us,
+            spread=found.spread,
+            error=found.error,
+            checked=found.outcome is Outcome.MEASURED,
+            workspace_bytes=found.workspace_bytes,
+            samples=found.samples,
+            measured_ns=time.time_ns(),
+            note=found.note,
+        )
+        try:
+            self._dropped = not self._cache.save([profile], epoch=self._epoch) or self._dropped
+        except BuilddError as error:
+            self._dropped = True
+            self._say(f"{ranked.candidate.name} is not written down: {error.message}")
+
+    def _report(
+        self,
+        case: Case,
+        ranked: Ranked,
+        outcome: str,
+        found: Measured | None = None,
+        *,
+        note: str = "",
+        built: bool = False,
+    ) -> None:
+        self._tell(
+            Tried(
+                target=case.target,
+                problem=case.problem,
+                candidate=ranked.candidate.name,
+                outcome=outcome,
+                time_us=found.time_us if found else 0.0,
+                spread=found.spread if found else 0.0,
+                error=found.error if found else 0.0,
+                note=note,
+                built=built,
+            )
+        )
+
+    def _chosen(self, case: Case, *, known: bool) -> Chosen:
+        rows = self._known(case)
+        whole = [row for row in rows.values() if row.outcome is Outcome.MEASURED and row.checked]
+        best = min(whole, key=lambda row: row.time_us, default=None)
+        m, n, k = case.sizes
+        if best is not None:
+            return Chosen(
+                target=case.target,
+                problem=case.problem,
+                candidate=best.candidate,
+                time_us=best.time_us,
+                gpu=best.setting.gpu,
+                known=known,
+                tried=len(rows),
+                of=len(case.ranked),
+                tflops=2e-6 * m * n * k / best.time_us,
+            )
+        guess = case.ranked[0].candidate.name if case.ranked else ""
+        if self._plan.survey.continuous_integration:
+            guess = smallest(case.spec, case.arch).name
+        return Chosen(target=case.target, problem=case.problem, candidate=guess, tried=len(rows), of=len(case.ranked))
+
+    def _tidy(self) -> None:
+        """Remove the candidates from the project; their kernels stay in the store, where its build finds them."""
+        folders = {os.path.dirname(os.path.dirname(path)) for path in self._paths}
+        for folder in folders:
+            for entry in os.scandir(folder):
+                if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def runs_on(arch: str, capability: str) -> bool:
+    """Whether code of an architecture runs on a GPU without being compiled once more by its driver."""
+    major, _, minor = capability.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        return False
+    number = "".join(letter for letter in arch if letter.isdecimal())
+    if arch.endswith("a"):
+        return number == major + minor
+    return number[:-1] == major and int(number[-1]) <= int(minor)
+
+
+def _height(arch: str) -> tuple[int, bool]:
+    return int("".join(letter for letter in arch if letter.isdecimal())), arch.endswith("a")

@@ -1,0 +1,174 @@
+"""The kernels that might be best for a GEMM: CUTLASS's own lists, what cannot be left out, the likely ones first.
+
+Knows what CUTLASS's generator lists (`cutlass_listing`, run by a probe) and a rough picture of each architecture; no
+GPU has to be there. The order only decides what is compiled and measured first: an estimate is never stored.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from codegen.context import Context
+from codegen.gemm_choice import Candidate
+from codegen.gemm_spec import ARCH_3X, GemmKernel, Triple, kernel_for
+from codegen.plan import Frozen, Probe, RequestError
+from codegen.target import GemmTarget
+
+_SCRIPT = os.path.join(os.path.dirname(__file__), "cutlass_listing.py")
+_SOURCES = ("generator.py", "library.py", "manifest.py", "sm90_utils.py", "gemm_operation.py")
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A typical GPU of an architecture; dense rates of half precision."""
+
+    processors: int
+    flops: float
+    """A second and processor."""
+    bytes_s: float
+    shared_bytes: int
+    start_us: float = 3.0
+
+
+_MACHINES = {
+    "sm_80": _Machine(108, 2.9e12, 1.9e12, 163 << 10),
+    "sm_86": _Machine(84, 1.8e12, 0.9e12, 99 << 10),
+    "sm_87": _Machine(16, 1.4e12, 0.2e12, 163 << 10),
+    "sm_89": _Machine(128, 2.6e12, 1.0e12, 99 << 10),
+    "sm_90": _Machine(132, 4.5e12, 3.3e12, 227 << 10),
+    "sm_90a": _Machine(132, 7.5e12, 3.9e12, 227 << 10),
+}
+_RATES = {"fp16": 1.0, "bf16": 1.0, "tf32": 0.5, "fp32": 0.06, "int8": 2.0}
+_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4, "int8": 1, "int32": 4}
+
+
+_MOST_ACCUMULATORS = 192
+"""Registers of a thread that hold results; more do not leave enough for the rest (255 at most), and spill."""
+
+
+class Ranked(Frozen, frozen=True):
+    """A candidate for a problem."""
+
+    candidate: Candidate
+    kernel: str
+    """`GemmKernel.name`."""
+    estimate_us: float
+
+
+class _Lists(Frozen, frozen=True):
+    sm_80: list[tuple[str, str, Triple, Triple, int]]
+    sm_90a: list[tuple[str, str, Triple, Triple, str]]
+
+
+def candidates(context: Context, target: GemmTarget, arch: str, sizes: Triple) -> tuple[Ranked, ...]:
+    """Every candidate that can be, the likeliest first.
+
+    Args:
+        target: with the sizes that are fixed; of its kernel nothing is chosen yet.
+        sizes: m, n, k of the problem.
+
+    Raises:
+        ProbesNeeded, RequestError: CUTLASS's lists cannot be had.
+    """
+    lists = _lists(context)
+    accumulator = target.accumulator or ("int32" if target.dtype == "int8" else "fp32")
+    rows = lists.sm_90a if arch == ARCH_3X else lists.sm_80
+    found: dict[str, Ranked] = {}
+    for dtype, accumulates, tile, shape, form in rows:
+        if (dtype, accumulates) != (target.dtype, accumulator):
+            continue
+        if isinstance(form, str):
+            candidate = Candidate(tile=tile, cluster=shape, schedule=form)
+        else:
+            candidate = Candidate(tile=tile, warps=shape, stages=form)
+        try:
+            kernel = kernel_for(candidate.of(target), arch)
+        except RequestError:
+            continue  # shared memory, alignment, a shape that our templates do not have
+        if kernel.three and _accumulators(kernel) > _MOST_ACCUMULATORS:
+            continue
+        found.setdefault(kernel.name, Ranked(candidate=candidate, kernel=kernel.name, estimate_us=0.0))
+        found[kernel.name] = msgspec.structs.replace(
+            found[kernel.name], estimate_us=estimate_us(kernel, target, arch, sizes)
+        )
+    return tuple(sorted(found.values(), key=lambda one: (one.estimate_us, one.kernel)))
+
+
+def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Triple) -> float:
+    """What a kernel might take, by waves of tiles: the processor with most of them decides, or the memory does.
+
+    A tile's rate grows with what it computes for each byte that it loads; several small ones share a processor.
+    """
+    machine = _MACHINES[arch]
+    m, n, k = sizes
+    rows, columns, depth = kernel.tile
+    cluster_rows, cluster_columns, _ = kernel.cluster
+    tiles_m = math.ceil(math.ceil(m / rows) / cluster_rows) * cluster_rows
+    tiles_n = math.ceil(math.ceil(n / columns) / cluster_columns) * cluster_columns
+    tiles = tiles_m * tiles_n
+    size = _BYTES[target.dtype]
+    stages = kernel.stages or max(2, (machine.shared_bytes - rows * columns * 2) // ((rows + columns) * depth * size))
+    at_once = max(1, min(machine.shared_bytes // (stages * (rows + columns) * depth * size), 3))
+    if kernel.three:
+        at_once = 1 if kernel.cooperative else 2  # pingpong: two tiles, one computes while the other stores
+    intensity = rows * columns / (rows + columns)
+    share = min(1.0, 0.35 + intensity / (130 if kernel.three else 100))
+    rate = machine.flops * _RATES[target.dtype] * share * (1.0 if at_once > 1 else 0.93)
+    # Processors of a cluster load what they share once.
+    if cluster_rows * cluster_columns > 1 and tiles >= machine.processors:
+        rate *= 1.03 if cluster_rows > 1 else 1.02
+    rounds = math.ceil(tiles / machine.processors)
+    # The last round is seldom full; with several tiles at once its tail is shorter.
+    full = tiles / machine.processors
+    effective = max(1.0, rounds - (rounds - full) * 0.3 * (at_once > 1))
+    flops_tile = 2.0 * rows * columns * (math.ceil(k / depth) * depth)
+    compute_us = effective * flops_tile / rate * 1e6
+    # One processor alone cannot take all of the memory's rate: few tiles wait for it.
+    busy = min(1.0, tiles * at_once / machine.processors)
+    loaded = (tiles_n * m * k + tiles_m * n * k) * size * 0.25 + (m * k + n * k) * size * 0.75 + m * n * 2
+    memory_us = loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
+    return machine.start_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)
+
+
+def _accumulators(kernel: GemmKernel) -> int:
+    """Of a 3.x kernel: two groups of 128 threads share a cooperative tile, a pingpong tile has one."""
+    return kernel.tile[0] * kernel.tile[1] // (256 if kernel.cooperative else 128)
+
+
+def _lists(context: Context) -> _Lists:
+    cutlass = context.toolchains.cutlass()
+    # A wheel has the package above its sources, a checkout in python/.
+    for folder in (os.path.dirname(os.path.dirname(cutlass)), os.path.join(cutlass, "python"), cutlass):
+        package = os.path.join(folder, "cutlass_library")
+        if os.path.isfile(os.path.join(package, "generator.py")):
+            break
+    else:
+        raise RequestError(
+            "no-candidates",
+            f"CUTLASS in {cutlass} has no cutlass_library, which lists its kernels",
+            file=cutlass,
+            next_step="install it with `pip install buildd[cuda]` (nvidia-cutlass)",
+        )
+    sources = (_SCRIPT, *(os.path.join(package, name) for name in _SOURCES))
+    probe = Probe(
+        argv=(context.request.interpreter or "/usr/bin/python3", "-I", "-B", _SCRIPT, folder),
+        environment=(("LC_ALL", "C.UTF-8"), ("PYTHONHASHSEED", "0")),
+        files=tuple(path for path in sources if os.path.isfile(path)),
+        timeout_s=120.0,
+    )
+    (answer,) = context.knowledge.ask(probe)
+    try:
+        if answer.status:
+            raise ValueError(answer.stderr.strip().rpartition("\n")[2])
+        return msgspec.json.decode(answer.stdout, type=_Lists)
+    except ValueError as error:
+        raise RequestError(
+            "no-candidates",
+            f"CUTLASS's list of kernels cannot be had: {error}",
+            file=package,
+            next_step="this buildd knows the lists of CUTLASS 4.2; name another with CUTLASS_PATH",
+        ) from error

@@ -1,0 +1,175 @@
+"""What is to be profiled for GEMM targets: problems, candidates in their order, and how each is built.
+
+Knows requests and targets; builds and measures nothing (`buildd/profiling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from codegen import nvcc
+from codegen.aitemplate_flags import visible_devices
+from codegen.compiled import asked_archs, needs_arch
+from codegen.environment import Settings
+from codegen.gemm_candidates import Ranked, candidates
+from codegen.gemm_choice import flags_of, library_version, problem_of, runs_in_ci
+from codegen.gemm_spec import Triple, kernel_for
+from codegen.generate import context_for
+from codegen.plan import Frozen, Knowledge, RequestError
+from codegen.target import GemmTarget, OutputKind
+from protocol.messages import Request
+
+PREFIX = "try_"
+"""Of the names of targets that are candidates."""
+_KEYS = ("dtype", "output_dtype", "accumulator", "layout", "epilogue", "flags", "define", "map_paths")
+_TOLERANCES = {"fp16": 2e-3, "bf16": 1.6e-2, "fp32": 2e-3, "int32": 0.0}
+
+
+class Case(Frozen, frozen=True):
+    """One problem on one architecture."""
+
+    target: str
+    arch: str
+    problem: str
+    sizes: Triple
+    spec: GemmTarget
+    """The target, its sizes as they are in the project."""
+    ranked: tuple[Ranked, ...]
+
+    @property
+    def output(self) -> str:
+        return self.spec.output_dtype or {"tf32": "fp32", "int8": "int32"}.get(self.spec.dtype, self.spec.dtype)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative error that rounding explains."""
+        if self.spec.accumulator == "fp16":
+            return 5e-2
+        return 1e-4 if self.spec.dtype == "fp32" else _TOLERANCES[self.output]
+
+
+class Survey(Frozen, frozen=True):
+    """Everything that a request asks to be profiled."""
+
+    cases: tuple[Case, ...]
+    toolkit: str
+    library: str
+    flags: dict[str, str]
+    """Target -> what its kernels are compiled with."""
+    cuda: str
+    """The toolkit's folder."""
+    host_compiler: str
+    devices: tuple[str, ...] | None
+    """The GPUs that may be used, as the request numbers them; None means all."""
+    environment: dict[str, str]
+    no_candidates: bool
+    """DISABLE_PROFILER_CODEGEN: what is known has to do."""
+    continuous_integration: bool
+    """CI_FLAG: nothing is measured."""
+    again: bool
+    """FORCE_PROFILE."""
+    only_known: bool
+    """AIT_FORCE_PROFILER_CACHE."""
+
+
+def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = ()) -> Survey:
+    """What a request's targets need.
+
+    Args:
+        problems: sizes for targets that leave some open; of these the first that fits a target's fixed ones counts.
+
+    Raises:
+        ProbesNeeded; RequestError: a target is no GEMM, names its kernel itself, or leaves a size open.
+    """
+    context, project = context_for(request, knowledge)
+    variables = context.variables
+    wanted = [target for target in project.targets if target.name in project.asked]
+    gemms = [target for target in wanted if isinstance(target, GemmTarget)]
+    others = [target.name for target in wanted if not isinstance(target, GemmTarget)]
+    if others and (request.targets or not gemms):
+        raise RequestError(
+            "not-profilable",
+            f'target "{others[0]}" has nothing to choose from',
+            file=wanted[0].where,
+            next_step='name targets of kind "gemm"',
+        )
+    _check(variables)
+    compiler = context.toolchains.cuda()
+    cases: list[Case] = []
+    for target in gemms:
+        archs = asked_archs(context, target, amd=False)
+        needs_arch(target, archs, "sm_80")
+        sizes = _sizes(target, problems)
+        for arch in nvcc.normalised(archs, target.where):
+            kernel_for(target, arch)
+            ranked = candidates(context, _blank(target), arch, sizes)
+            cases.append(Case(target.name, arch, problem_of(_blank(target), arch), sizes, _blank(target), ranked))
+    forced = variables.is_on("FORCE_PROFILE")
+    return Survey(
+        cases=tuple(cases),
+        toolkit=compiler.version,
+        library=library_version(context.toolchains.cutlass()),
+        flags={target.name: flags_of(context, target) for target in gemms},
+        cuda=dict(compiler.tool.roots).get("cuda", ""),
+        host_compiler=context.settings.host_compiler,
+        devices=visible_devices(variables, "cuda"),
+        environment=dict(context.environment),
+        no_candidates=variables.is_on("DISABLE_PROFILER_CODEGEN") and not forced,
+        continuous_integration=runs_in_ci(variables),
+        again=forced,
+        only_known=variables.is_on("AIT_FORCE_PROFILER_CACHE"),
+    )
+
+
+def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
+    """Name and table of the target that builds a candidate: the same for all problems that share its kernel."""
+    chosen = ranked.candidate.of(case.spec)
+    kernel = kernel_for(chosen, case.arch)
+    open_sizes = msgspec.structs.replace(chosen, m=0, n=0, k=0, alignment=kernel.align)
+    shared = kernel_for(open_sizes, case.arch) == kernel
+    table: dict[str, object] = {"kind": "gemm", "arch": [case.arch], "output": OutputKind.SHARED.value}
+    for name in _KEYS:
+        value = getattr(case.spec, name)
+        table[name] = list(value) if isinstance(value, tuple) else value
+    if shared:
+        table["alignment"] = kernel.align
+    else:
+        table |= {"m": case.spec.m, "n": case.spec.n, "k": case.spec.k, "alignment": case.spec.alignment}
+    for name in ("tile", "warps", "cluster", "stages", "schedule"):
+        value = getattr(ranked.candidate, name)
+        if value:
+            table[name] = list(value) if isinstance(value, tuple) else value
+    sizes = "" if shared else f"_{case.spec.m}x{case.spec.n}x{case.spec.k}"
+    return f"{PREFIX}{ranked.kernel}{sizes}", table
+
+
+def _blank(target: GemmTarget) -> GemmTarget:
+    """A target whose kernel nobody has chosen."""
+    return msgspec.structs.replace(target, tile=None, warps=None, cluster=None, stages=0, schedule="")
+
+
+def _check(variables: Settings) -> None:
+    if variables.is_on("FORCE_PROFILE") and variables.is_on("AIT_FORCE_PROFILER_CACHE"):
+        raise RequestError(
+            "bad-variable",
+            "FORCE_PROFILE=1 asks to measure again and AIT_FORCE_PROFILER_CACHE=1 forbids to measure",
+            next_step="unset one of them",
+        )
+
+
+def _sizes(target: GemmTarget, problems: Sequence[Triple]) -> Triple:
+    fixed = (target.m, target.n, target.k)
+    if all(fixed):
+        return fixed
+    for sizes in problems:
+        if all(mine in (0, given) for mine, given in zip(fixed, sizes, strict=True)):
+            return sizes
+    opened = ", ".join(name for name, size in zip("mnk", fixed, strict=True) if not size)
+    raise RequestError(
+        "bad-gemm",
+        f'target "{target.name}" leaves {opened} open: there is nothing to measure',
+        file=target.where,
+        next_step=f"name a typical size, for example --problem {'x'.join(str(size or 4096) for size in fixed)}",
+    )

@@ -1,0 +1,477 @@
+"""`buildd profile`'s work with a fake measuring process: order, overlap, faults, variables; and the command itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from buildd.candidate_builds import Built
+from buildd.gpus import Gpu, find_gpus, visible
+from buildd.profile_cache import ProfileCache, open_profiles
+from buildd.profiles import Profile
+from buildd.profiling import Chosen, Plan, Profiling, Summary, Told, Tried, runs_on
+from buildd.store import Store
+from codegen.gemm_candidates import Ranked
+from codegen.gemm_choice import Candidate, candidate_from, problem_of
+from codegen.gemm_spec import kernel_for
+from codegen.gemm_survey import Case, Survey, survey
+from codegen.plan import Knowledge, RequestError
+from codegen.target import GemmTarget
+from protocol import messages as m
+from tests.carry_out import answered, request_for
+from tests.estate import Estate, until
+
+MEASURE = (str(Path(__file__).parent / "fakes" / "fake-measure"),)
+A100 = Gpu(index=0, uuid="GPU-a", name="NVIDIA A100", driver="580.1", capability="8.0")
+DEADLINE_S = 30.0
+TILES = [((128, 128, 32), 4), ((128, 128, 32), 3), ((64, 64, 32), 10), ((64, 64, 64), 5), ((128, 64, 32), 6)]
+TARGET = GemmTarget(name="g", m=64, n=64, k=64, arch=("sm_80",))
+
+
+def case_of(count: int, target: GemmTarget = TARGET) -> Case:
+    ranked = []
+    for number, (tile, stages) in enumerate(TILES[:count]):
+        candidate = Candidate(tile=tile, warps=(2, 2, 1), stages=stages)
+        kernel = kernel_for(candidate.of(target), "sm_80").name
+        ranked.append(Ranked(candidate=candidate, kernel=kernel, estimate_us=10.0 + number))
+    sizes = (target.m, target.n, target.k)
+    return Case(target.name, "sm_80", problem_of(target, "sm_80"), sizes, target, tuple(ranked))
+
+
+def survey_of(*cases: Case, **fields: Any) -> Survey:
+    given: dict[str, Any] = {
+        "toolkit": "13.0.88",
+        "library": "4.2.0",
+        "flags": {case.target: "" for case in cases},
+        "cuda": "",
+        "host_compiler": "",
+        "devices": None,
+        "environment": {},
+        **dict.fromkeys(("no_candidates", "continuous_integration", "again", "only_known"), False),
+    }
+    return Survey(cases=cases, **{**given, **fields})
+
+
+class Bench:
+    """A builder whose libraries are words for the fake measuring process, and what was told of it."""
+
+    def __init__(self, folder: Path, store: Store, *words: str) -> None:
+        self.folder, self.store = folder, store
+        self.words = words
+        """Of the candidates, in their order."""
+        self.asked: list[str] = []
+        self.told: list[Told] = []
+        self.said: list[str] = []
+        self.before: Callable[[int], Any] | None = None
+        self.environment: dict[str, str] = {}
+
+    async def build(self, request: m.Request) -> Built:
+        (name,) = request.targets
+        table = msgspec.msgpack.decode(request.specs[name])
+        number = next(i for i, (t, s) in enumerate(TILES) if list(t) == table["tile"] and s == table["stages"])
+        self.asked.append(name)
+        if self.before is not None:
+            await self.before(number)
+        if self.words[number] == "fail":
+            return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, message="no", misses=1)
+        place = self.folder / "build" / name / f"lib{name}.so"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(self.words[number])
+        return Built(outcome=m.Outcome.BUILT, paths=(str(place),), misses=1)
+
+    async def close(self) -> None:
+        pass
+
+    def open(self) -> ProfileCache:
+        return open_profiles(self.environment, self.store)
+
+    def profile(self, survey: Survey, gpus: tuple[Gpu, ...] = (A100,), **fields: Any) -> Summary:
+        with self.open() as cache:
+            return asyncio.run(asyncio.wait_for(self.begin(survey, cache, gpus, **fields).run(), DEADLINE_S))
+
+    def begin(self, survey: Survey, cache: ProfileCache, gpus: tuple[Gpu, ...] = (A100,), **fields: Any) -> Profiling:
+        request = request_for(self.folder, store=str(self.store.folder), environment={"PATH": "/usr/bin:/bin"})
+        plan = Plan(
+            request=request, survey=survey, gpus=gpus, measure=MEASURE, leases=str(self.folder / "leases"), **fields
+        )
+        return Profiling(plan, self, cache, self.told.append, self.said.append)
+
+    @property
+    def tried(self) -> dict[str, str]:
+        return {told.candidate: told.outcome for told in self.told if isinstance(told, Tried)}
+
+    @property
+    def chosen(self) -> list[Chosen]:
+        return [told for told in self.told if isinstance(told, Chosen)]
+
+    def rows(self) -> dict[str, Profile]:
+        with self.open() as cache:
+            assert cache._own is not None
+            return {row.candidate: row for row in cache._own.everything()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def names(case: Case) -> list[str]:
+    return [ranked.candidate.name for ranked in case.ranked]
+
+
+def test_the_fastest_is_kept_and_known_the_next_time(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 12", "time 8", "time 30"), case_of(3)
+    summary = bench.profile(survey_of(case), most_builds=1)
+    first, second, third = names(case)
+    assert bench.tried == {first: "measured", second: "measured", third: "hopeless"}
+    assert [(one.candidate, one.time_us, one.known) for one in bench.chosen] == [(second, 8.0, False)]
+    assert (summary.built, summary.measured, summary.failed) == (3, 3, 0)
+    row = bench.rows()[second]
+    assert (row.setting.gpu, row.setting.driver, row.checked, row.workspace_bytes) == ("NVIDIA A100", "580.1", True, 64)
+    assert not list((tmp_path / "build").iterdir()), "candidates do not stay in the project"
+    bench.told.clear()
+    assert bench.profile(survey_of(case)).measured == 0
+    assert [(one.candidate, one.known) for one in bench.chosen] == [(second, True)] and len(bench.asked) == 3
+    other = msgspec.structs.replace(A100, driver="590.0")
+    assert bench.profile(survey_of(case), (other,)).measured == 3, "another driver knows nothing yet"
+
+
+def test_whatever_a_candidate_does_costs_only_the_candidate(tmp_path: Path, store: Store) -> None:
+    words = ("crash", "hang", "wrong", "fail", "time 9 0.5")
+    bench, case = Bench(tmp_path, store, *words), case_of(5)
+    summary = bench.profile(survey_of(case), timeout_s=0.5)
+    outcomes = ["crashed", "hung", "wrong", "unbuilt", "measured"]
+    assert bench.tried == dict(zip(names(case), outcomes, strict=True))
+    assert {name: row.outcome.value for name, row in bench.rows().items()} == bench.tried
+    notes = {told.candidate: told.note for told in bench.told if isinstance(told, Tried)}
+    assert "signal 11: an illegal memory access" in notes[names(case)[0]]
+    assert "killed after" in notes[names(case)[1]] and "noisy" in notes[names(case)[4]]
+    assert (summary.measured, summary.failed) == (1, 4) and bench.chosen[0].candidate == names(case)[4]
+    assert bench.profile(survey_of(case)).measured == 0, "what fails is not tried again"
+
+
+def test_what_is_not_understood_is_no_time(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "garbage", "lie", "refused"), case_of(3)
+    bench.profile(survey_of(case))
+    assert list(bench.tried.values()) == ["crashed", "crashed", "refused"]
+    assert bench.chosen[0].time_us == 0.0
+
+
+def test_a_candidate_is_measured_while_others_are_built(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 5", "time 6"), case_of(2)
+    measured = asyncio.Event()
+
+    async def wait_for_the_first(number: int) -> None:
+        if number == 1:
+            await measured.wait()
+
+    bench.before = wait_for_the_first
+    bench.told = _Noticing(lambda told: measured.set())  # type: ignore[assignment]
+    bench.profile(survey_of(case))
+    assert list(bench.tried.values()) == ["measured", "measured"]
+
+
+class _Noticing(list[Told]):
+    def __init__(self, notice: Callable[[Told], None]) -> None:
+        super().__init__()
+        self._notice = notice
+
+    def append(self, told: Told) -> None:
+        super().append(told)
+        self._notice(told)
+
+
+def test_problems_share_candidates(tmp_path: Path, store: Store) -> None:
+    other = msgspec.structs.replace(TARGET, name="h", m=128)
+    bench, cases = Bench(tmp_path, store, "time 5", "time 4"), (case_of(2), case_of(2, other))
+    summary = bench.profile(survey_of(*cases))
+    assert (summary.built, summary.measured) == (2, 4) and len(set(bench.asked)) == len(bench.asked) == 2
+    assert [one.candidate for one in bench.chosen] == [names(cases[0])[1]] * 2
+    odd = msgspec.structs.replace(TARGET, name="odd", n=60)
+    assert bench.profile(survey_of(case_of(1, odd))).built == 1, "another alignment is another kernel"
+
+
+def test_only_the_likely_are_tried_unless_all_are_asked_for(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, *["time 5"] * 5), case_of(5)
+    far = msgspec.structs.replace(case.ranked[-1], estimate_us=26.0)
+    case = msgspec.structs.replace(case, ranked=(*case.ranked[:-1], far))
+    assert bench.profile(survey_of(case), top=2).measured == 2
+    assert bench.profile(survey_of(case)).measured == 2 and names(case)[4] not in bench.rows()
+    assert bench.profile(survey_of(case), exhaustive=True).measured == 1
+    assert len(bench.rows()) == 5
+
+
+def test_two_that_profile_at_once_take_turns_on_a_gpu(tmp_path: Path, store: Store) -> None:
+    busy = tmp_path / "busy"
+    bench, case = Bench(tmp_path, store, *[f"alone {busy} {time}" for time in (5, 6, 7)]), case_of(3)
+    other = msgspec.structs.replace(TARGET, name="h", m=128)
+
+    async def both() -> None:
+        with bench.open() as cache:
+            one = bench.begin(survey_of(case), cache).run()
+            two = bench.begin(survey_of(case_of(3, other)), cache).run()
+            await asyncio.gather(one, two)
+
+    asyncio.run(asyncio.wait_for(both(), DEADLINE_S))
+    assert set(bench.tried.values()) == {"measured"}
+
+
+def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
+    second = msgspec.structs.replace(A100, index=1, uuid="GPU-b")
+    bench, case = Bench(tmp_path, store, "hang", "time 5", "time 4"), case_of(3)
+    summary = bench.profile(survey_of(case), (A100, second), timeout_s=1.0)
+    assert summary.measured == 2 and summary.failed == 1
+
+
+def test_a_gpu_that_goes_away_is_not_the_candidates_fault(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, *["gpu"] * 5), case_of(5)
+    summary = bench.profile(survey_of(case), most_builds=1)
+    assert set(bench.tried.values()) <= {"not measured", "unbuilt"} and summary.measured == 0
+    assert bench.rows() == {}, "it is tried again when there is a GPU"
+
+
+def test_what_was_measured_before_a_flush_is_not_kept(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+
+    async def flush(number: int) -> None:
+        with bench.open() as cache:
+            cache.flush("another build")
+
+    bench.before = flush
+    assert bench.profile(survey_of(case)).dropped and bench.rows() == {}
+
+
+def test_the_variables_of_profiling(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    assert bench.profile(survey_of(case, no_candidates=True)).built == 0, "DISABLE_PROFILER_CODEGEN"
+    assert (bench.chosen[0].candidate, bench.chosen[0].time_us) == (names(case)[0], 0.0)
+    assert bench.profile(survey_of(case, continuous_integration=True)).measured == 0
+    assert len(bench.asked) == 2 and "seed" in bench.said[0] and bench.chosen[1].candidate == "64x64x32_w2x2x1_s3"
+    bench.profile(survey_of(case))
+    bench.words = ("time 3", "time 9")
+    bench.profile(survey_of(case))
+    assert bench.rows()[names(case)[0]].time_us == 5.0
+    bench.profile(survey_of(case, again=True))
+    assert bench.rows()[names(case)[0]].time_us == 3.0, "FORCE_PROFILE replaces the row"
+
+
+def test_without_a_gpu_the_likely_are_only_built(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    summary = bench.profile(survey_of(case), ())
+    assert (summary.built, summary.measured) == (2, 0) and set(bench.tried.values()) == {"built"}
+    assert bench.rows() == {}
+
+
+def test_names_of_candidates_are_read_back() -> None:
+    for candidate in (
+        Candidate(tile=(128, 128, 32), warps=(2, 2, 1), stages=4),
+        Candidate(tile=(128, 256, 64), cluster=(2, 1, 1), schedule="cooperative"),
+    ):
+        assert candidate_from(candidate.name) == candidate
+    assert candidate_from("cutlass_tensorop_f16") is None
+
+
+def test_what_runs_where() -> None:
+    fits = [("sm_80", "8.0"), ("sm_80", "8.6"), ("sm_90a", "9.0"), ("sm_90", "9.0")]
+    assert all(runs_on(*one) for one in fits)
+    assert not any(runs_on(*one) for one in [("sm_80", "9.0"), ("sm_86", "8.0"), ("sm_90a", "9.1"), ("sm_80", "?")])
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+def smi(folder: Path, script: str) -> dict[str, str]:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+LISTED = """cat << END
+0, GPU-11, NVIDIA H200, 580.1, 9.0
+1, GPU-12, NVIDIA H200, 580.1, 9.0
+a line that is none
+END"""
+
+
+def test_gpus_are_what_nvidia_smi_says_and_the_variable_shows(tmp_path: Path) -> None:
+    gpus, why = find_gpus(smi(tmp_path, LISTED))
+    assert ([gpu.uuid for gpu in gpus], why) == (["GPU-11", "GPU-12"], "")
+    shown = {None: 2, ("1",): 1, ("GPU-12", "0"): 2, ("7", "0"): 0, ("0", "0"): 1, ("GPU-1",): 0, (): 0}
+    for devices, count in shown.items():
+        assert len(visible(gpus, devices)) == count, devices
+    assert "no nvidia-smi" in find_gpus({"PATH": str(tmp_path / "none")})[1]
+    assert "driver" in find_gpus(smi(tmp_path, "echo no driver; exit 9"))[1]
+    assert find_gpus(smi(tmp_path, "exit 0"))[1]
+
+
+# ---------------------------------------------------------------- the command
+
+PROJECT = """\
+[target.g]
+kind = "gemm"
+m = 512
+n = 512
+k = 512
+arch = ["sm_80"]
+
+[target.open]
+kind = "gemm"
+arch = ["sm_80"]
+"""
+
+
+def cutlass_in(folder: Path) -> Path:
+    """CUTLASS's lists, and headers without content: what the fake compiler can read."""
+    import cutlass_library
+
+    package = folder / "cutlass_library"
+    (package / "source").mkdir(parents=True)
+    real = Path(next(iter(cutlass_library.__path__)))
+    for file in real.glob("*.py"):
+        (package / file.name).symlink_to(file)
+    templates = Path(__file__).parents[1] / "codegen" / "templates"
+    for line in (line for file in templates.glob("gemm_sm*") for line in file.read_text().splitlines()):
+        if line.startswith('#include "'):
+            header = package / "source" / "include" / line.split('"')[1]
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text("")
+    return package / "source"
+
+
+@pytest.mark.cuda
+def test_the_command_without_and_with_a_gpu(estate: Estate) -> None:
+    estate.write("buildd.toml", PROJECT)
+    estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
+    project = ("-C", str(estate.project))
+    status, said = estate.buildd("profile", *project, "g", "--top", "3")
+    assert status == 0 and "no nvidia-smi" in said and "3 compiled" in said, said
+    assert "is the likeliest, not measured" in said
+    status, said = estate.buildd("profile", *project, "open", "--problem", "512x512x512", "--top", "3", "--json")
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert status == 0 and [line["type"] for line in lines] == [*["tried"] * 3, "chosen", "summary"], said
+    assert (lines[-1]["built"], lines[-1]["hits"]) == (0, 3), "another problem, the same kernels"
+    status, said = estate.buildd("profile", *project, "open")
+    assert status == 2 and "leaves m, n, k open" in said and "--problem 4096x4096x4096" in said, said
+    # A GPU on which nothing can run: the measuring program of a fake compiler is none.
+    tools = estate.folder / "tools"
+    tools.mkdir()
+    estate.environ["PATH"] = f"{smi(tools, LISTED.replace('9.0', '8.0'))['PATH']}:{estate.environ['PATH']}"
+    status, said = estate.buildd("profile", *project, "g", "--top", "2")
+    assert "not measured" in said and "cannot be started" in said and "0 measured" in said, said
+    estate.environ |= {"AIT_FORCE_PROFILER_CACHE": "1"}
+    for command in ("profile", "build"):
+        status, said = estate.buildd(command, *project, "g")
+        assert status == 2 and "nothing was measured" in said and "AIT_FORCE_PROFILER_CACHE" in said, said
+
+
+@pytest.mark.cuda
+def test_a_build_takes_the_best_that_is_known_also_after_it_changed(estate: Estate, tmp_path: Path) -> None:
+    estate.write("buildd.toml", PROJECT)
+    estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
+
+    def build(*words: str, **environ: str) -> str:
+        before = dict(estate.environ)
+        estate.environ |= environ
+        said = estate.build("g")
+        estate.environ = before
+        assert said.status == 0 and all(word in said.text for word in words), said.text
+        return said.text
+
+    assert "for sm_80" not in build("3 compiled")
+    database = _aitemplate(tmp_path / "cuda.db")
+    status, said = estate.buildd("cache", "import", "--aitemplate", str(database))
+    assert status == 0 and "3 profiles imported, 1 of kernels" in said, said
+    build("256x128x32_w4x2x1_s3 for sm_80, the best on an imported profile", "3 compiled")
+    build("3 hits")
+    build("CI_FLAG=CIRCLECI: the smallest kernel", CI_FLAG="CIRCLECI")
+    assert "profiles" in estate.buildd("cache", "stats")[1]
+    assert "the best on" not in build("FLUSH_PROFILE_CACHE=1", FLUSH_PROFILE_CACHE="1")
+    assert "the best on" not in build("0 compiled")
+    status, said = estate.buildd("cache", "import", "--aitemplate", str(estate.project / "buildd.toml"))
+    assert status == 3 and "cannot be read" in said
+    until(lambda: estate.daemon() is not None, "no daemon")
+
+
+def _aitemplate(place: Path) -> Path:
+    """A database as AITemplate makes it: a choice for our problem, one that ours cannot be, one of a convolution."""
+    import sqlite3
+
+    with sqlite3.connect(place) as made:
+        made.execute(
+            "CREATE TABLE cuda_gemm_3 (id INTEGER PRIMARY KEY, exec_entry TEXT, exec_entry_sha1 TEXT, dtype_a INTEGER,"
+            " op_type TEXT, epilogue INTEGER, device TEXT, algo TEXT, workspace INTEGER, duration INTEGER,"
+            " split_k INTEGER, pshape TEXT)"
+        )
+        entry, algo = "M == 512 && N == 512 && K == 512", "cutlass_tensorop_f16_s16816gemm_f16_256x128_32x3_tn_align8"
+        for split_k in (1, 2):
+            made.execute(
+                "INSERT INTO cuda_gemm_3 VALUES (?, ?, 'x', 14, 'gemm_rcr', 1, '80', ?, 0, -1, ?, '')",
+                (split_k, entry, algo, split_k),
+            )
+        made.execute("CREATE TABLE cuda_conv_3 (id INTEGER PRIMARY KEY, device TEXT, algo TEXT, kh INTEGER)")
+        made.execute("INSERT INTO cuda_conv_3 VALUES (1, '80', 'cutlass_conv', 3)")
+    made.close()
+    return place
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_real_candidate_compiles_and_its_measurer_says_what_is_missing(tmp_path: Path) -> None:
+    from buildd.candidate_builds import Here
+
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "buildd.toml").write_text(PROJECT)
+    request = request_for(tmp_path / "project", "g", store=str(tmp_path / "store"), interpreter=sys.executable)
+    knowledge = Knowledge()
+    found = answered(lambda: survey(request, knowledge), knowledge)
+    assert [case.target for case in found.cases] == ["g"] and len(found.cases[0].ranked) > 15
+    told: list[Told] = []
+
+    async def profile(store: Store, cache: ProfileCache) -> None:
+        builder = Here(str(tmp_path / "store"))
+        plan = Plan(request=request, survey=found, gpus=(A100,), top=1, leases=str(tmp_path / "leases"))
+        try:
+            await Profiling(plan, builder, cache, told.append, print).run()
+        finally:
+            await builder.close()
+
+    with Store.open(tmp_path / "store") as store, open_profiles({}, store) as cache:
+        asyncio.run(profile(store, cache))
+    (tried,) = (one for one in told if isinstance(one, Tried))
+    assert tried.outcome == "not measured" and tried.note.startswith("no GPU"), tried
+
+
+@pytest.mark.cuda
+def test_what_the_variables_ask_of_a_survey(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text(PROJECT)
+    environ = {"PATH": "/usr/bin:/bin", "CUTLASS_PATH": str(cutlass_in(tmp_path))}
+    knowledge = Knowledge()
+
+    def ask(**variables: str) -> Survey:
+        request = request_for(tmp_path, "g", environment={**environ, **variables}, interpreter=sys.executable)
+        return answered(lambda: survey(request, knowledge), knowledge)
+
+    plain = ask()
+    assert (plain.devices, plain.flags, plain.library) == (None, {"g": ""}, "")
+    (case,) = plain.cases
+    shapes = {(ranked.candidate.tile, ranked.candidate.stages) for ranked in case.ranked}
+    assert len(shapes) > 15 and ((128, 128, 32), 4) in shapes
+    assert ((256, 128, 64), 4) not in shapes, "does not fit shared memory"
+    assert ask(CUDA_VISIBLE_DEVICES="1").devices == ("1",)
+    assert ask(AIT_USE_FAST_MATH="1").flags["g"].startswith("--use_fast_math"), "other flags are other rows"
+    assert ask(DISABLE_PROFILER_CODEGEN="1").no_candidates
+    both = ask(DISABLE_PROFILER_CODEGEN="1", CI_FLAG="CIRCLECI", FORCE_PROFILE="1")
+    assert both.again and not both.no_candidates and not both.continuous_integration
+    assert ask(CI_FLAG="CIRCLECI").continuous_integration
+    assert not ask(CI_FLAG="CIRCLECI", TRICK_CI_ENV="1").continuous_integration
+    with pytest.raises(RequestError, match="FORCE_PROFILE=1 asks to measure again"):
+        ask(FORCE_PROFILE="1", AIT_FORCE_PROFILER_CACHE="1")
