@@ -44,14 +44,21 @@ class ThroughDaemon:
     """Each request has a connection of its own, and a thread that listens to it.
 
     Args:
-        environ: says where the daemon lives.
+        environ: says where the daemon lives; one is started where none does.
+
+    Raises: ProtocolError where there is no daemon to be had.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        from buildd.commands.connect import connect
+
         self._environ = environ
+        # To the end: a daemon does not end, nor start itself anew, while somebody is connected.
+        self._client = connect(environ, start=True)
+        assert self._client.instance  # shakes hands
 
     async def build(self, request: m.Request) -> Built:
-        """Raises ProtocolError where there is no daemon to be had."""
+        """Raises ProtocolError where the daemon went away, and no other can be had."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[m.EventBody]] = loop.create_future()
 
@@ -72,7 +79,7 @@ class ThroughDaemon:
         return _built(request, await answer)
 
     async def close(self) -> None:
-        pass
+        self._client.close()
 
 
 class Here:

@@ -54,6 +54,8 @@ VARIABLES = rows(
     V("CUDAHOSTCXX", Kind.PATH, "", (KEY,), "nvcc's host compiler in cmake", _CMAKE),
     V("HIPCXX", Kind.PATH, "", (KEY,), "the HIP compiler in cmake", _CMAKE),
     V("CUDACXX", Kind.PATH, "", (SOURCE, KEY), "nvcc in cmake and in Inductor", _FOUND + ", which Inductor leaves out"),
+    V("CUTLASS_PATH", Kind.PATH, "", (SOURCE,), "where CUTLASS is: the folder that holds include/cutlass", _FOUND,
+      acts=True),
     V("CUDA_HOME", Kind.PATH, "", (SOURCE, KEY), "where the CUDA toolkit is", _FOUND, acts=True),
     V("CUDA_PATH", Kind.PATH, "", (SOURCE, KEY), "where the CUDA toolkit is", _FOUND, acts=True),
     V("NVCC_CCBIN", Kind.PATH, "", (KEY,), "nvcc's host compiler",

@@ -23,6 +23,7 @@ from codegen.plan import RequestError
 from protocol.messages import Mode
 
 if TYPE_CHECKING:
+    from buildd.candidate_builds import Builder
     from buildd.profiling import Chosen, Plan, Summary, Told
     from buildd.store import Store
     from codegen.gemm_spec import Triple
@@ -60,7 +61,6 @@ def run(arguments: list[str]) -> int:
 
 
 async def _profile(options: Namespace, request: Request, problems: list[Triple], environ: Mapping[str, str]) -> int:
-    from buildd.candidate_builds import Here, ThroughDaemon
     from buildd.gpus import find_gpus, strangers, visible
     from buildd.profile_cache import flush_asked, open_profiles
     from buildd.profiling import Plan, Profiling
@@ -86,12 +86,11 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
         plan = Plan(request=request, survey=survey, gpus=alike, top=options.top, exhaustive=options.exhaustive)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
-        here = options.no_daemon or is_on(environ, "BUILDD_DISABLE")
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
                 say(f"buildd: {line}")
             _check_known(plan)
-            builder = Here(request.store) if here else ThroughDaemon(environ)
+            builder = _builder(options, request, environ)
             shower = _Shower(json=options.json, exhaustive=options.exhaustive)
             try:
                 summary = await Profiling(plan, builder, cache, shower.tell, lambda line: say(f"buildd: {line}")).run()
@@ -99,6 +98,18 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
                 await builder.close()
         shower.end(summary, measured=bool(alike))
         return FAILED if shower.missing else OK
+
+
+def _builder(options: Namespace, request: Request, environ: Mapping[str, str]) -> Builder:
+    from buildd.candidate_builds import Here, ThroughDaemon
+    from protocol.errors import ProtocolError
+
+    if not (options.no_daemon or is_on(environ, "BUILDD_DISABLE")):
+        try:
+            return ThroughDaemon(environ)
+        except ProtocolError as error:
+            print_note(f"buildd: {error.message.splitlines()[0]}; building without the daemon")
+    return Here(request.store)
 
 
 async def _survey(request: Request, problems: list[Triple], store: Store) -> Survey:
