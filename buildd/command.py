@@ -55,7 +55,7 @@ def launch_of(
     environment = dict(action.environment)
     environment["TMPDIR"] = private
     match action.discovery:
-        case Discovery.GCC:
+        case Discovery.GCC | Discovery.GCC_LINKER:
             # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.
             environment["SUNPRO_DEPENDENCIES"] = f"{private}/{DEPFILE} inputs"
         case Discovery.CLANG:

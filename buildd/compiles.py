@@ -249,6 +249,8 @@ class Compiles:
     def _keep(self, building: Compiling, described: Described) -> None:
         """Publish what a compile that was just built stood on. In a worker thread."""
         action = building.plan.actions[0]
+        if building.delivery.compile.links:
+            return  # an answer is an object: it says nothing of permissions
         tool = self._tools.get(foreign.tool_key(building.delivery.compile, building.request))
         used = building.lookup.used_by(action)
         if used is None or tool is None or tool.described is not described or self._store.read_only:

@@ -96,10 +96,11 @@ class Delivery:
         fact = files.fact(place)
         if fact is not None and fact.digest == digest and not os.path.islink(place):
             os.utime(place)
-            return True
-        if not write(Path(place)):
+            if not self.compile.links:
+                return True
+        elif not write(Path(place)):
             return False
-        os.chmod(place, 0o666 & ~self.umask)
+        os.chmod(place, (0o777 if self.compile.links else 0o666) & ~self.umask)
         return True
 
     def rules(self, listed: bytes) -> bytes:
@@ -198,7 +199,7 @@ class Compiling(Building):
             if listed is not None:
                 self.delivery.put_depfile(self.delivery.rules(listed))
             return listed is not None
-        return self.delivery.put_object(self.files, digest, partial(self.store.restore, digest))
+        return self.delivery.put_object(self.files, digest, partial(self.store.restore, digest, executable=executable))
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
         def copy(place: Path) -> bool:

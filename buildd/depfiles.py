@@ -21,7 +21,7 @@ def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
     match discovery:
         case Discovery.NONE:
             return ()
-        case Discovery.GCC:
+        case Discovery.GCC | Discovery.GCC_LINKER:
             found = _make_rules(content)
         case Discovery.LINKER:
             found = _linker_rule(content)

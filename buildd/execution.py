@@ -32,7 +32,7 @@ from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
 from buildd.tally import Reasoned
 from codegen.aitemplate_flags import time_line
-from codegen.plan import Action
+from codegen.plan import LINKED, Action, Discovery
 from protocol import messages as m
 
 
@@ -245,7 +245,13 @@ class Execution:
 
     def _inputs(self) -> tuple[str, ...] | None:
         depfile = _read(f"{self._private}/{DEPFILE}")
-        return None if depfile is None else depfiles.parse(self.action.discovery, depfile)
+        if depfile is None:
+            return None
+        found = depfiles.parse(self.action.discovery, depfile)
+        if self.action.discovery is Discovery.GCC_LINKER:
+            linked = _read(f"{self._private}/{DEPFILE}{LINKED}")
+            return None if linked is None else (*found, *depfiles.parse(Discovery.LINKER, linked))
+        return found
 
     def _keep(self, exit: Exit) -> Ending:
         building, action = self.building, self.action

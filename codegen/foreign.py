@@ -21,6 +21,7 @@ from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
 from codegen.parsing import Compile, Family, HandThrough, Reason
 from codegen.plan import (
+    LINKED,
     Action,
     Argument,
     Discovery,
@@ -36,7 +37,7 @@ from codegen.plan import (
     Tool,
 )
 from codegen.project import Settings
-from codegen.search import include_folders
+from codegen.search import include_folders, library_folders
 from codegen.toolchain import Toolchains
 from codegen.variable import Family as Variables
 from protocol.messages import Request
@@ -64,6 +65,8 @@ class Described(Frozen, frozen=True):
     """nvcc's host compiler where the command names one: the tool behind a stand-in."""
     standard: tuple[str, ...]
     """System folders: what -MMD leaves out."""
+    libraries: tuple[str, ...] = ()
+    """Folders that are searched for libraries without being told."""
 
 
 def sent_variables() -> tuple[str, ...]:
@@ -138,6 +141,7 @@ def _nvcc(
         clang=compiler.clang,
         host=host,
         standard=tool.search,
+        libraries=compiler.libraries,
     )
 
 
@@ -183,6 +187,8 @@ def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps
     """
     if compile.family is not Family.NVCC:
         return ""
+    if compile.links:
+        return "it links in the same command"
     return decomposition(
         knowledge,
         described.tool,
@@ -207,6 +213,8 @@ def _macros(flags: tuple[str, ...]) -> Iterator[str]:
 def plan(compile: Compile, described: Described, request: Request, steps: Steps | str = "") -> Plan:
     """The plan of a compile, and nothing to ask any more."""
     nvcc = compile.family is Family.NVCC
+    if compile.links and described.clang:
+        raise HandThrough(Reason.LINK)
     flags = (*compile.flags, *_environment_flags(described.environment))
     effects = inspect(flags)
     environment = described.environment
@@ -217,11 +225,17 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     sensitive = nvcc or (effects.path_sensitive and not mapped)
     if sensitive:
         environment = tuple(sorted((*environment, ("PWD", request.project))))
-    name = "object"
+    name = "program" if compile.links else "object"
     if nvcc:
         # Two objects of one source in one program need not be one object of two names.
         name += " " + hashlib.blake2b(compile.output.encode(), digest_size=8).hexdigest()
     discovery = Discovery.CLANG if described.clang else Discovery.GCC
+    search = include_folders((), flags, dict(described.tool.roots))
+    said: tuple[Argument, ...] = ()
+    if compile.links:
+        discovery = Discovery.GCC_LINKER
+        search += (*library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
+        said = (Ref(place=Place.DEPFILE, prefix="-Xlinker=--dependency-file=", suffix=LINKED),)
     action = Action(
         name=compile.output,
         kind=os.path.basename(request.command[0]),
@@ -230,6 +244,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
             *(compile.flags if nvcc else moved.arguments(compile, roots)),
+            *said,
             "-o",
             Ref(place=Place.OUTPUT, name=name),
             *((compile.source,) if nvcc else ()),
@@ -237,11 +252,11 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
         environment=environment,
         inputs=(moved.source(compile, roots, request.project),),
         outputs=(
-            Output(name=name, path=compile.output),
+            Output(name=name, path=compile.output, executable=compile.links),
             Output(name=DEPENDENCIES, path=f"{compile.output}.{DEPENDENCIES}"),
         ),
         discovery=discovery,
-        search=include_folders((), flags, dict(described.tool.roots)),
+        search=search,
         path_sensitive=sensitive,
         steps=steps.name if isinstance(steps, Steps) else "",
         whole=steps if isinstance(steps, str) else "",

@@ -71,11 +71,27 @@ _CUDAFE = re.compile(
 )
 
 
+_LINKS_DIFFERENTLY = frozenset(
+    {"-Xlinker", "-Xnvlink", "-Xarchive", "-shared", "-dlto", "-lto", "-ewp", "-dc", "-dw", "-pg", "-nodlink", "-dopt"}
+)
+"""What makes a program otherwise than by compiling, linking with libraries, and nothing else."""
+_FOR_COMPILES = re.compile(
+    r"-f(PIC|pic|PIE|pie|(no-)?strict-aliasing|(no-)?exceptions|(no-)?rtti|visibility(-inlines-hidden)?(=\w+)?)"
+    r"|-fpermissive|-W[a-z][\w=+-]*|-O[0-3s]?|-D[A-Za-z_]\w*(=[\w.]*)?|-std=[\w+]+|-w|-m64"
+)
+"""Flags of the host compiler that say nothing to it when it links."""
+
+
 class NvccParser(Parser):
     def __init__(self) -> None:
         super().__init__()
         self._forwards = False
+        self._link_alike = True
         self._unknown: list[str] = []
+
+    @property
+    def may_link(self) -> bool:
+        return self._link_alike and not self.relocatable and not self._unknown and not self.dep_kind
 
     def run(self, arguments: Sequence[str]) -> None:
         rest = iter(arguments)
@@ -111,6 +127,7 @@ class NvccParser(Parser):
         self.stop = self.stop or (reason, option)
 
     def _flag(self, option: str, spelled: str) -> None:
+        self._link_alike = self._link_alike and option not in _LINKS_DIFFERENTLY
         match option:
             case "-MD" | "-MMD":
                 self.dep_kind = self.dep_kind or option
@@ -126,6 +143,7 @@ class NvccParser(Parser):
         self.kept.append(spelled)
 
     def _valued(self, option: str, value: str, spelled: list[str]) -> None:
+        self._link_alike = self._link_alike and option not in _LINKS_DIFFERENTLY
         match option:
             case "-o":
                 self.named_output(value)
@@ -156,6 +174,7 @@ class NvccParser(Parser):
 
     def _for_host(self, words: list[str]) -> None:
         """What reaches the host compiler must be flags that we know, and only flags."""
+        self._link_alike = self._link_alike and all(_FOR_COMPILES.fullmatch(word) for word in words)
         inner = GccParser(Family.GCC)
         try:
             inner.run(words)

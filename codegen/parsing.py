@@ -74,7 +74,7 @@ class Depfile(Frozen, frozen=True):
 
 
 class Compile(Frozen, frozen=True):
-    """One source to one object."""
+    """One source to one object, or with nvcc to a program."""
 
     family: Family
     arguments: tuple[str, ...]
@@ -90,6 +90,8 @@ class Compile(Frozen, frozen=True):
     """nvcc's -rdc: the object is linked by an id in it."""
     read: tuple[str, ...] = ()
     """Response files."""
+    links: bool = False
+    """To a program, in the same command."""
 
 
 _LANGUAGES = {
@@ -132,6 +134,11 @@ class Parser(ABC):
         touched = self.sources or self.compiles or self.assembles or self.output or self.language or self.host
         return not (touched or self.dep_kind or self.dep_path or self.dep_targets or self.stop)
 
+    @property
+    def may_link(self) -> bool:
+        """Whether a program that is made at once reads only what the linker says that it reads."""
+        return False
+
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> None:
         """Read a command line into the fields. Raises HandThrough."""
@@ -154,7 +161,8 @@ class Parser(ABC):
             raise HandThrough(*self.stop)
         if not self.sources:
             raise HandThrough(Reason.NO_SOURCE)
-        if not self.compiles and not self.assembles:
+        links = not self.compiles and not self.assembles
+        if links and (len(self.sources) > 1 or not self.may_link):
             raise HandThrough(Reason.LINK)
         if len(self.sources) > 1:
             raise HandThrough(Reason.SEVERAL_SOURCES)
@@ -172,7 +180,7 @@ class Parser(ABC):
             raise HandThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise HandThrough(Reason.MACHINE, "no --offload-arch")
-        output = self.output or f"{stem}.{'s' if self.assembles else 'o'}"
+        output = self.output or ("a.out" if links else f"{stem}.{'s' if self.assembles else 'o'}")
         return Compile(
             family=family,
             arguments=tuple(self.kept),
@@ -183,6 +191,7 @@ class Parser(ABC):
             host=self.host,
             relocatable=self.relocatable,
             read=read,
+            links=links,
         )
 
     def _depfile(self, output: str) -> Depfile | None:

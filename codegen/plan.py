@@ -60,8 +60,13 @@ class Discovery(Enum):
     """CC_PRINT_HEADERS_FILE in the tool's environment: each clang -cc1 run appends the headers that it opened."""
     LINKER = "linker"
     """The linker's --dependency-file, named by a DEPFILE `Ref` in argv."""
+    GCC_LINKER = "gcc+linker"
+    """Compiled and linked in one command: as GCC, and the linker's file beside the depfile, `LINKED` at its end."""
     REPORTED = "reported"
     """The tool writes one path a line into the depfile named by a DEPFILE `Ref` (Python modules, worker kinds)."""
+
+
+LINKED = ".linked"
 
 
 class Output(Frozen, frozen=True):
