@@ -29,6 +29,7 @@ from buildd.measuring import TIMEOUT_S, GpuFailed, Measured, measure
 from buildd.profile_cache import ProfileCache
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
+from codegen.gemm import MEASURE
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import smallest
 from codegen.gemm_survey import PREFIX, Case, Survey, candidate_spec
@@ -336,11 +337,11 @@ class Profiling:
         )
 
     async def _build_harness(self) -> tuple[str, ...]:
-        """The program that measures, from its source beside this module."""
+        """The program that measures."""
         survey = self._plan.survey
         place = os.path.join(self._plan.request.store, "profiles", "measure")
         os.makedirs(place, exist_ok=True)
-        shutil.copyfile(os.path.join(os.path.dirname(__file__), "measure.cu"), os.path.join(place, "measure.cu"))
+        shutil.copyfile(MEASURE, os.path.join(place, "measure.cu"))
         host = ["-ccbin", survey.host_compiler] if survey.host_compiler else []
         table = {
             "kind": "cuda",

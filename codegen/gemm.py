@@ -13,13 +13,14 @@ from dataclasses import fields
 from functools import cache
 
 import jinja2
+import msgspec
 
 from codegen import nvcc
 from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import NvccOptions, Unit, nvcc_recipe
 from codegen.gemm_choice import chosen
-from codegen.gemm_spec import GemmKernel, formula, kernel_for
+from codegen.gemm_spec import GemmKernel, formula, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Place, Ref, Resources
 from codegen.target import GemmTarget, OutputKind
 
@@ -32,6 +33,8 @@ _INVALID_PROBLEM = -4
 _LINKAGE = '__attribute__((weak, visibility("hidden"))) '
 """Of a kernel in a target: it may be linked beside the same one of another target."""
 _TEMPLATES = os.path.join(os.path.dirname(__file__), "templates")
+MEASURE = os.path.join(_TEMPLATES, "measure.cu")
+"""The program that checks and times a kernel."""
 
 
 def plan_gemm(context: Context, target: GemmTarget) -> Part:
@@ -58,8 +61,9 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         flags=(*_FLAGS, *own_level, *target.flags),
         map_paths=target.map_paths,
     )
-    recipe, notices = nvcc_recipe(context, target, options, roots=(("cutlass", cutlass),), units=units)
-    return plan_compiled(
+    roots = (("cutlass", cutlass),)
+    recipe, notices = nvcc_recipe(context, target, options, roots=roots, units=units)
+    part = plan_compiled(
         context,
         target,
         recipe,
@@ -70,6 +74,46 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         notices=(*notices, *(choice.notice for choice in choices if choice.notice)),
         read=tuple(dict.fromkeys(path for choice in choices for path in choice.read)),
     )
+    if not context.variables.is_on("AIT_ENABLE_STANDALONE"):
+        return part
+    test = _standalone(target, context.build)
+    recipe, _ = nvcc_recipe(context, target, options, roots=roots, units=[Unit(test.path, archs[:1]), *units])
+    # The objects are those of the library; what is new is one source and a link.
+    program = plan_compiled(
+        context,
+        msgspec.structs.replace(target, name=f"{target.name}-test"),
+        recipe,
+        (test.path, *(file.path for file in files)),
+        OutputKind.EXECUTABLE,
+        "",
+        files=(test,),
+    )
+    return msgspec.structs.replace(
+        part,
+        actions=(*part.actions, *program.actions),
+        tools=tuple(dict.fromkeys((*part.tools, *program.tools))),
+        steps=tuple(dict.fromkeys((*part.steps, *program.steps))),
+        files=(*part.files, *program.files),
+        artifacts=(*part.artifacts, *program.artifacts),
+    )
+
+
+def _standalone(target: GemmTarget, build: str) -> GeneratedFile:
+    """The source of a test and benchmark of a target (AIT_ENABLE_STANDALONE)."""
+    symbol = re.sub(r"\W", "_", target.name)
+    with open(MEASURE, encoding="utf-8") as file:
+        text = _template("gemm_standalone.cu.j2").render(
+            title=f"{target.name}-test",
+            symbol=symbol,
+            measure=file.read(),
+            sizes=(target.m, target.n, target.k),
+            dtype=target.dtype,
+            output=output_type(target),
+            layout=target.layout,
+            epilogue=target.epilogue,
+            tolerance=tolerance(target),
+        )
+    return GeneratedFile(path=f"{build}/{target.name}-test/gen/{symbol}_test.cu", content=text.encode())
 
 
 def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tuple[GeneratedFile, ...]:

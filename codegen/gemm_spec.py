@@ -172,6 +172,20 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     )
 
 
+def output_type(target: GemmTarget) -> str:
+    """Of C and D."""
+    return target.output_dtype or _TYPES[target.dtype].outputs[0]
+
+
+def tolerance(target: GemmTarget) -> float:
+    """Largest error that rounding explains, relative to results near 1."""
+    if target.accumulator == "fp16":
+        return 5e-2
+    if target.dtype == "fp32":
+        return 1e-4
+    return {"fp16": 2e-3, "bf16": 1.6e-2, "fp32": 2e-3, "int32": 0.0}[output_type(target)]
+
+
 def _by(sizes: Triple) -> str:
     return "x".join(map(str, sizes))
 

@@ -15,7 +15,7 @@ from codegen.compiled import asked_archs, needs_arch
 from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
 from codegen.gemm_choice import flags_of, library_version, problem_of, runs_in_ci
-from codegen.gemm_spec import Triple, kernel_for
+from codegen.gemm_spec import Triple, kernel_for, output_type, tolerance
 from codegen.generate import context_for
 from codegen.plan import Frozen, Knowledge, RequestError
 from codegen.target import GemmTarget, OutputKind
@@ -24,7 +24,6 @@ from protocol.messages import Request
 PREFIX = "try_"
 """Of the names of targets that are candidates."""
 _KEYS = ("dtype", "output_dtype", "accumulator", "layout", "epilogue", "flags", "define", "map_paths")
-_TOLERANCES = {"fp16": 2e-3, "bf16": 1.6e-2, "fp32": 2e-3, "int32": 0.0}
 
 
 class Case(Frozen, frozen=True):
@@ -40,14 +39,12 @@ class Case(Frozen, frozen=True):
 
     @property
     def output(self) -> str:
-        return self.spec.output_dtype or {"tf32": "fp32", "int8": "int32"}.get(self.spec.dtype, self.spec.dtype)
+        return output_type(self.spec)
 
     @property
     def tolerance(self) -> float:
         """Largest relative error that rounding explains."""
-        if self.spec.accumulator == "fp16":
-            return 5e-2
-        return 1e-4 if self.spec.dtype == "fp32" else _TOLERANCES[self.output]
+        return tolerance(self.spec)
 
 
 class Survey(Frozen, frozen=True):

@@ -36,7 +36,7 @@ VARIABLES = rows(
       "cmake instead of make, without cache and with unbounded -j",
       "writes a CMake project whose compiler calls are cached"),
     V("AIT_ENABLE_STANDALONE", Kind.ON_IF_1, "0", (SOURCE,), "also builds a test executable without Python",
-      "adds a standalone test and benchmark executable"),
+      "adds NAME-test, a test and benchmark executable, to targets of kind gemm", acts=True),
     V("AIT_ENABLE_PTXAS_INFO", Kind.ON_IF_1, "0", (KEY,),
       "keeps annotated PTX; warnings about spills and local memory, resource usage of each kernel",
       "adds such flags; the report is stored with the artifact and replayed on a hit", acts=True),

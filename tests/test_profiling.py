@@ -396,6 +396,12 @@ def test_a_build_takes_the_best_that_is_known_also_after_it_changed(estate: Esta
     assert "profiles" in estate.buildd("cache", "stats")[1]
     assert "the best on" not in build("FLUSH_PROFILE_CACHE=1", FLUSH_PROFILE_CACHE="1")
     assert "the best on" not in build("0 compiled")
+    assert estate.buildd("cache", "import", "--aitemplate", str(database))[0] == 0
+    estate.environ["FLUSH_PROFILE_CACHE"] = "1"
+    status, said = estate.buildd("run", "--quiet", "--", "true")
+    assert status == 0 and "the profiles are emptied" in said, said
+    del estate.environ["FLUSH_PROFILE_CACHE"]
+    assert "the best on" not in build("build/g-test/g-test", "2 compiled", AIT_ENABLE_STANDALONE="1")
     status, said = estate.buildd("cache", "import", "--aitemplate", str(estate.project / "buildd.toml"))
     assert status == 3 and "cannot be read" in said
     until(lambda: estate.daemon() is not None, "no daemon")

@@ -63,6 +63,7 @@ def run(arguments: list[str]) -> int:
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
         if options.map_paths:
             environ["BUILDD_MAP_PATHS"] = os.path.realpath(os.getcwd())
+        _flush_profiles(environ)
         notes = _notes(environ, build)
         jobserver = _jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
@@ -81,6 +82,18 @@ def _connected(environ: Mapping[str, str]) -> Client:
     client = connect(environ, start=True)
     assert client.instance  # shakes hands
     return client
+
+
+def _flush_profiles(environ: Mapping[str, str]) -> None:
+    """FLUSH_PROFILE_CACHE=1: profiles that buildd keeps are emptied once for the build, before the command begins."""
+    if environ.get("FLUSH_PROFILE_CACHE") != "1":
+        return
+    from buildd.profile_cache import flush_asked
+    from buildd.store import Store
+
+    with Store.open(Path(environ["BUILDD_DIR"])) as store:
+        for line in flush_asked(environ, store, os.getcwd(), environ["BUILDD_BUILD_ID"]):
+            print_note(f"buildd: {line}")
 
 
 def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:

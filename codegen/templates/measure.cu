@@ -1,7 +1,8 @@
-// Measures one GEMM candidate: loads its library, checks its numbers, times it, and says one line of JSON.
+// Measures one GEMM: checks its numbers, times it, and says one line of JSON. As a program of its own:
 //
 //   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE BEST_US
 //
+// A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
 // Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
 // run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
@@ -34,7 +35,7 @@ using Workspace = size_t (*)(int, int, int);
     for (char c : note) clean += (c == '"' || c == '\\' || c < ' ') ? ' ' : c;
     std::printf("{\"outcome\": \"%s\", \"note\": \"%s\"}\n", outcome, clean.c_str());
     std::fflush(stdout);
-    std::_Exit(0);
+    std::_Exit(1);
 }
 
 // The machine's fault, before the candidate was asked anything.
@@ -109,14 +110,21 @@ double quantile(std::vector<float> times, double share) {
     return times[std::min(times.size() - 1, static_cast<size_t>(share * static_cast<double>(times.size())))];
 }
 
-}  // namespace
+struct Problem {
+    int m, n, k;
+    std::string type, output, layout, epilogue;
+    double tolerance, best_us;
+};
 
-int main(int count, char** arguments) {
-    if (count != 12) say("gpu", "measure was called with the wrong arguments");
-    const int m = std::atoi(arguments[3]), n = std::atoi(arguments[4]), k = std::atoi(arguments[5]);
-    const std::string symbol = arguments[2], type = arguments[6], output = arguments[7], layout = arguments[8];
-    const std::string epilogue = arguments[9];
-    const double tolerance = std::atof(arguments[10]), best_us = std::atof(arguments[11]);
+struct Candidate {
+    Run run;
+    Workspace workspace_bytes;
+};
+
+// Never returns. `candidate` is called when the GPU is known to work.
+template <typename Load>
+[[noreturn]] void measure(const Problem& problem, Load candidate) {
+    const auto& [m, n, k, type, output, layout, epilogue, tolerance, best_us] = problem;
     needed(cudaSetDevice(0), "no GPU");
     int cache_bytes = 0;
     needed(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, 0), "asking the GPU");
@@ -132,19 +140,14 @@ int main(int count, char** arguments) {
     needed(cudaMalloc(&d, d_bytes), "no memory for the result");
     needed(cudaMemset(d, 0xff, d_bytes), "clearing the result");
 
-    void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) say("crashed", dlerror());
-    const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
-    const auto workspace_of = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
-    if (run == nullptr || workspace_of == nullptr) say("crashed", "the library has no " + symbol + "_run");
+    const Candidate found = candidate();
     const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
-    const size_t workspace_bytes = workspace_of(m, n, k);
+    const size_t workspace_bytes = found.workspace_bytes(m, n, k);
     void* workspace = nullptr;
     needed(cudaMalloc(&workspace, std::max<size_t>(workspace_bytes, 16)), "no memory for the workspace");
-    cudaStream_t stream = nullptr;
-    needed(cudaStreamCreate(&stream), "making a stream");
-    const auto once = [&] {
-        return run(a.device, b.device, bias ? c.device : nullptr, d, m, n, k, alpha, 0.0f, workspace, stream);
+    const cudaStream_t stream = nullptr;  // the candidate may have a CUDA runtime of its own
+    const auto once = [&, m = m, n = n, k = k] {
+        return found.run(a.device, b.device, bias ? c.device : d, d, m, n, k, alpha, 0.0f, workspace, stream);
     };
 
     if (const int status = once(); status != 0) {
@@ -175,8 +178,8 @@ int main(int count, char** arguments) {
             sum += a.at(left) * b.at(right);
         }
         const double right = activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0));
-        const double found = load(output, &result[(i * n + j) * bytes_of(output)]);
-        worst = std::max(worst, std::abs(found - right) / std::max(1.0, std::abs(right)));
+        const double value = load(output, &result[(i * n + j) * bytes_of(output)]);
+        worst = std::max(worst, std::abs(value - right) / std::max(1.0, std::abs(right)));
     }
     if (!(worst <= tolerance)) {
         char note[96];
@@ -219,3 +222,22 @@ int main(int count, char** arguments) {
     std::fflush(stdout);
     std::_Exit(0);  // what the candidate registered to run at exit could still hang
 }
+
+}  // namespace
+
+#ifndef MEASURE_WITHOUT_MAIN
+int main(int count, char** arguments) {
+    if (count != 12) say("gpu", "measure was called with the wrong arguments");
+    const int m = std::atoi(arguments[3]), n = std::atoi(arguments[4]), k = std::atoi(arguments[5]);
+    const std::string symbol = arguments[2];
+    const double tolerance = std::atof(arguments[10]), best_us = std::atof(arguments[11]);
+    measure({m, n, k, arguments[6], arguments[7], arguments[8], arguments[9], tolerance, best_us}, [&] {
+        void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) say("crashed", dlerror());
+        const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
+        const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
+        if (run == nullptr || bytes == nullptr) say("crashed", "the library has no " + symbol + "_run");
+        return Candidate{run, bytes};
+    });
+}
+#endif
