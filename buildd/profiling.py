@@ -24,7 +24,7 @@ import msgspec
 
 from buildd.candidate_builds import Builder, Built
 from buildd.errors import BuilddError
-from buildd.gpus import LEASES, Gpu, lease
+from buildd.gpus import LEASES, Gpu, lease, strangers
 from buildd.measuring import TIMEOUT_S, GpuFailed, Measured, measure
 from buildd.profile_cache import ProfileCache
 from buildd.profiles import Outcome, Profile
@@ -365,6 +365,9 @@ class Profiling:
 
     async def _lane(self, gpu: Gpu) -> None:
         """Measures on one GPU what is ready, one after another."""
+        busy = await asyncio.to_thread(strangers, gpu, os.environ)
+        if busy:
+            self._say(f"{busy} other processes compute on GPU {gpu.index}: times may be noisy")
         command = self._plan.measure or await self._of_harness()
         while (item := await self._ready.get()) is not None:
             case, ranked, library, compiled = item

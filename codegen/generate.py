@@ -52,7 +52,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         *(path for part in parts.values() for path in part.read),
         *(file.path for tool in tools for file in tool.files),
     )
-    return Plan(
+    plan = Plan(
         targets=asked,
         actions=_gathered([part.actions for part in parts.values()]),
         tools=tools,
@@ -67,6 +67,16 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         read=tuple(dict.fromkeys(read)),
         recompile=recompiles(variables),
     )
+    return _with_cmake_project(plan, context) if variables.is_on("AIT_USE_CMAKE_COMPILATION") else plan
+
+
+def _with_cmake_project(plan: Plan, context: Context) -> Plan:
+    from codegen.cmake_project import cmake_project
+
+    file = cmake_project(plan, context.folder, context.settings.name, context.build)
+    folder = os.path.dirname(file.path)
+    notice = f"AIT_USE_CMAKE_COMPILATION=1: {file.path} is written; buildd run -- cmake -S {folder} -B {folder}/out"
+    return msgspec.structs.replace(plan, files=(*plan.files, file), notices=(*plan.notices, notice))
 
 
 def context_for(request: Request, knowledge: Knowledge) -> tuple[Context, Project]:

@@ -34,7 +34,7 @@ VARIABLES = rows(
       "most parallel operators that memory planning assumes in mode 1", "same; passed to AITemplate"),
     V("AIT_USE_CMAKE_COMPILATION", Kind.ON_IF_1, "0", (LAYOUT,),
       "cmake instead of make, without cache and with unbounded -j",
-      "writes a CMake project whose compiler calls are cached"),
+      "writes build/cmake, a CMake project whose compiler calls are cached", acts=True),
     V("AIT_ENABLE_STANDALONE", Kind.ON_IF_1, "0", (SOURCE,), "also builds a test executable without Python",
       "adds NAME-test, a test and benchmark executable, to targets of kind gemm", acts=True),
     V("AIT_ENABLE_PTXAS_INFO", Kind.ON_IF_1, "0", (KEY,),

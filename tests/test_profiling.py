@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from buildd.candidate_builds import Built
-from buildd.gpus import Gpu, find_gpus, visible
+from buildd.gpus import Gpu, find_gpus, strangers, visible
 from buildd.profile_cache import ProfileCache, open_profiles
 from buildd.profiles import Profile
 from buildd.profiling import Chosen, Plan, Profiling, Summary, Told, Tried, runs_on
@@ -311,6 +311,8 @@ def test_gpus_are_what_nvidia_smi_says_and_the_variable_shows(tmp_path: Path) ->
     assert "no nvidia-smi" in find_gpus({"PATH": str(tmp_path / "none")})[1]
     assert "driver" in find_gpus(smi(tmp_path, "echo no driver; exit 9"))[1]
     assert find_gpus(smi(tmp_path, "exit 0"))[1]
+    assert strangers(gpus[0], smi(tmp_path, "echo 12; echo 34; echo '[Not Supported]'")) == 2
+    assert strangers(gpus[0], smi(tmp_path, "echo 12; exit 6")) == 0
 
 
 # ---------------------------------------------------------------- the command

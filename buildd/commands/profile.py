@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
 
 
 async def _profile(options: Namespace, request: Request, problems: list[Triple], environ: Mapping[str, str]) -> int:
-    from buildd.gpus import find_gpus, strangers, visible
+    from buildd.gpus import find_gpus, visible
     from buildd.profile_cache import flush_asked, open_profiles
     from buildd.profiling import Plan, Profiling
     from buildd.store import Store
@@ -80,9 +80,6 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
             say(f"buildd: measuring on {alike[0].name} only; show another model with CUDA_VISIBLE_DEVICES")
         if not alike and not survey.continuous_integration and why != "--no-gpu":
             say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
-        for gpu in alike:
-            if busy := strangers(gpu, environ):
-                say(f"buildd: {busy} other processes compute on GPU {gpu.index}: times may be noisy")
         plan = Plan(request=request, survey=survey, gpus=alike, top=options.top, exhaustive=options.exhaustive)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)

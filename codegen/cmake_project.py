@@ -1,0 +1,99 @@
+"""A plan's CUDA targets as a CMake project, for editors that load one (AIT_USE_CMAKE_COMPILATION). Pure.
+
+Knows plans and CMake's language, no generator. Sources and options are those of the plan; CMake's own compiler calls go
+through the launcher under `buildd run`, so that they are cached. Targets of other kinds are left out.
+"""
+
+from __future__ import annotations
+
+import os
+
+from codegen.plan import Action, Argument, GeneratedFile, Place, Plan, Ref
+
+FOLDER = "cmake"
+_NOT_PASSED = ("-c", "-Xptxas=-v")
+
+
+def cmake_project(plan: Plan, project: str, name: str, build: str) -> GeneratedFile:
+    """The CMakeLists.txt of a plan.
+
+    Args:
+        project: absolute folder of the project.
+        name: of the project.
+        build: folder of all outputs, relative to the project.
+    """
+    made = {output.path: action for action in plan.actions for output in action.outputs}
+    targets: list[str] = []
+    for action in plan.actions:
+        compiles = [made[path] for path in action.inputs if path in made and made[path].kind == "nvcc"]
+        if (action.kind == "link" and compiles) or (action.kind == "ar" and compiles):
+            targets += _target(plan, action, compiles, made)
+    above = os.path.relpath(project, f"{project}/{build}/{FOLDER}")
+    lines = [
+        "# Generated from the project file; edit that instead. Cached where buildd runs it:",
+        f"#   buildd run -- cmake -S {build}/{FOLDER} -B {build}/{FOLDER}/out",
+        f"#   buildd run -- cmake --build {build}/{FOLDER}/out",
+        "cmake_minimum_required(VERSION 3.18)",
+        "set(CMAKE_CUDA_ARCHITECTURES OFF)  # each source has its own",
+        f"project({_quoted(name)} LANGUAGES CXX CUDA)",
+        'set(CMAKE_CUDA_FLAGS_DEBUG "")',
+        'set(CMAKE_CUDA_FLAGS_RELEASE "")',
+        f'get_filename_component(ROOT "${{CMAKE_CURRENT_SOURCE_DIR}}/{above}" ABSOLUTE)',
+        *targets,
+    ]
+    return GeneratedFile(path=f"{build}/{FOLDER}/CMakeLists.txt", content=("\n".join(lines) + "\n").encode())
+
+
+def _target(plan: Plan, link: Action, compiles: list[Action], made: dict[str, Action]) -> list[str]:
+    (output,) = link.outputs
+    name = link.name.partition("/")[0]
+    file = os.path.basename(output.path)
+    kind = "STATIC" if link.kind == "ar" else "SHARED" if "-shared" in link.argv else ""
+    command = f"add_library({_quoted(name)} {kind}" if kind else f"add_executable({_quoted(name)}"
+    sources = [_source(action) for action in compiles]
+    lines = ["", f"{command} {' '.join(_path(source) for source in sources)})"]
+    for action, source in zip(compiles, sources, strict=True):
+        options = " ".join(_quoted(option) for option in _options(plan, action))
+        lines.append(f"set_property(SOURCE {_path(source)} PROPERTY COMPILE_OPTIONS {options})")
+    lines.append(f'set_target_properties({_quoted(name)} PROPERTIES PREFIX "" SUFFIX "" OUTPUT_NAME {_quoted(file)})')
+    libraries = [argument for argument in link.argv if isinstance(argument, str) and argument.startswith("-l")]
+    others = [made[path].name.partition("/")[0] for path in link.inputs if path in made and made[path].kind != "nvcc"]
+    if wanted := [*dict.fromkeys(others), *libraries]:
+        lines.append(f"target_link_libraries({_quoted(name)} PRIVATE {' '.join(map(_quoted, wanted))})")
+    return lines
+
+
+def _source(action: Action) -> str:
+    return action.inputs[0]
+
+
+def _options(plan: Plan, action: Action) -> list[str]:
+    """What stands between the compiler and its output."""
+    roots = dict(next(tool.roots for tool in plan.tools if tool.name == action.tool))
+    end = action.argv.index("-o")
+    found = [_spelled(argument, roots) for argument in action.argv[1:end]]
+    return [
+        f"-I${{ROOT}}/{option[2:]}" if option.startswith("-I") and not option.startswith("-I/") else option
+        for option in found
+        if option not in _NOT_PASSED
+    ]
+
+
+def _spelled(argument: Argument, roots: dict[str, str]) -> str:
+    if isinstance(argument, Ref):
+        value = roots.get(argument.name, "") if argument.place is Place.ROOT else ""
+        return argument.prefix + value + argument.suffix
+    return argument
+
+
+def _path(source: str) -> str:
+    return _quoted(source) if source.startswith("/") else f'"${{ROOT}}/{_escaped(source)}"'
+
+
+def _quoted(text: str) -> str:
+    # ${ROOT} is ours; every other dollar stands for itself.
+    return '"' + _escaped(text).replace("\\${ROOT}", "${ROOT}") + '"'
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in '\\"$;' else letter for letter in text)
