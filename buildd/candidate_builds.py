@@ -6,9 +6,13 @@ Knows conversations and schedulers, nothing of kernels. What is built is the art
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 import msgspec
@@ -114,6 +118,34 @@ class Here:
 
     async def close(self) -> None:
         await self._scheduler.close()
+
+
+class Presence:
+    """That this process has candidates in a project: whoever ends last removes them all."""
+
+    def __init__(self, store: str, project: str) -> None:
+        name = hashlib.sha256(os.fsencode(os.path.realpath(project))).hexdigest()[:16]
+        self._path = os.path.join(store, "profiles", f"{name}.lock")
+        self._file = -1
+
+    def __enter__(self) -> Presence:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        return self
+
+    def is_last(self) -> bool:
+        """Nobody else is there, and nobody comes before we have gone."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
 
 
 def _tell(

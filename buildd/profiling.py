@@ -8,8 +8,6 @@ is measured on a GPU. Whatever a candidate does costs only the candidate.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
 import os
 import random
 import shutil
@@ -17,16 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from buildd.candidate_builds import Builder, Built
+from buildd.candidate_builds import Builder, Built, Presence
 from buildd.errors import BuilddError
 from buildd.gpus import LEASES, Gpu, lease, strangers
 from buildd.measuring import TIMEOUT_S, GpuFailed, Measured, measure
 from buildd.profile_cache import ProfileCache
+from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
 from codegen.gemm import MEASURE
@@ -46,55 +44,6 @@ _DROPPED = ("FLUSH_PROFILE_CACHE", "AIT_RECOMPILE")
 """Variables that are about the target, not about its candidates."""
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate of a problem was built or measured, or not. For people and `--json`."""
-
-    target: str
-    problem: str
-    candidate: str
-    outcome: str
-    """Of `profiles.Outcome`, or "built" where nothing was to be measured, or "not measured"."""
-    time_us: float = 0.0
-    spread: float = 0.0
-    error: float = 0.0
-    note: str = ""
-    built: bool = False
-    """It was compiled for this, not found."""
-
-
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a problem came to."""
-
-    target: str
-    problem: str
-    candidate: str = ""
-    """Empty where none is known to work."""
-    time_us: float = 0.0
-    """0: not measured, a guess."""
-    gpu: str = ""
-    known: bool = False
-    """Nothing had to be measured."""
-    tried: int = 0
-    of: int = 0
-    tflops: float = 0.0
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole call."""
-
-    wall_s: float
-    built: int
-    hits: int
-    measured: int
-    measuring_s: float
-    gpu_idle: float
-    """Share of the GPUs' time, from the first candidate that was ready to the last that was measured."""
-    failed: int
-    dropped: bool = False
-    """The profiles were emptied meanwhile: what was measured is not kept."""
-
-
-Told = Tried | Chosen
 _Work = tuple[Case, Ranked]
 
 
@@ -118,34 +67,6 @@ class Plan:
     leases: str = LEASES
     timeout_s: float = TIMEOUT_S
     most_builds: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) + 2)
-
-
-class _Presence:
-    """That this process has candidates in a project: whoever ends last removes them all."""
-
-    def __init__(self, store: str, project: str) -> None:
-        name = hashlib.sha256(os.fsencode(os.path.realpath(project))).hexdigest()[:16]
-        self._path = os.path.join(store, "profiles", f"{name}.lock")
-        self._file = -1
-
-    def __enter__(self) -> _Presence:
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_SH)
-        return self
-
-    def is_last(self) -> bool:
-        """Nobody else is there, and nobody comes before we have gone."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._file)
 
 
 class Profiling:
@@ -199,7 +120,7 @@ class Profiling:
             work = [one for several in zip_longest(*lists) for one in several if one is not None]
         fresh = {case.problem for case, _ in work}
         if work:
-            with _Presence(self._plan.request.store, self._plan.request.project) as presence:
+            with Presence(self._plan.request.store, self._plan.request.project) as presence:
                 try:
                     await self._carry_out(work, measures)
                 finally:

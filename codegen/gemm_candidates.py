@@ -50,6 +50,10 @@ _MOST_ACCUMULATORS = 192
 """Registers of a thread that hold results; more do not leave enough for the rest (255 at most), and spill."""
 
 
+_LATER = 0.08
+"""For each candidate with the same tile that is tried before."""
+
+
 class Ranked(Frozen, frozen=True):
     """A candidate for a problem."""
 
@@ -95,7 +99,18 @@ def candidates(context: Context, target: GemmTarget, arch: str, sizes: Triple) -
         found[kernel.name] = msgspec.structs.replace(
             found[kernel.name], estimate_us=estimate_us(kernel, target, arch, sizes)
         )
-    return tuple(sorted(found.values(), key=lambda one: (one.estimate_us, one.kernel)))
+    return _varied(sorted(found.values(), key=lambda one: (one.estimate_us, one.kernel)))
+
+
+def _varied(ranked: list[Ranked]) -> tuple[Ranked, ...]:
+    """The first few should differ in more than their clusters: each further one of a tile comes a little later."""
+    alike: dict[tuple[Triple, str], int] = {}
+    placed: list[tuple[float, str, Ranked]] = []
+    for one in ranked:
+        tile = (one.candidate.tile, one.candidate.schedule)
+        count = alike[tile] = alike.get(tile, -1) + 1
+        placed.append((one.estimate_us * (1 + _LATER * count), one.kernel, one))
+    return tuple(one for *_, one in sorted(placed, key=lambda place: place[:2]))
 
 
 def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Triple) -> float:

@@ -294,7 +294,10 @@ def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
             f"tile {list(tile)} is not possible on sm_90a",
             f"m: 64, 128 or 256; n: a multiple of 32 up to 256; k: a multiple of {step}",
         )
-    if target.schedule and (_choice(target, "schedule", target.schedule, SCHEDULES) == "pingpong") == (tile[0] == 256):
+    if (
+        target.schedule
+        and tile[0] == {"cooperative": 64, "pingpong": 256}[_choice(target, "schedule", target.schedule, SCHEDULES)]
+    ):
         raise _wrong(
             target,
             f"tile {list(tile)} cannot be {target.schedule}",

@@ -78,6 +78,9 @@ def test_every_combination_of_half_precision_has_a_text(arch: str, layout: str, 
         ({"stages": -1}, "sm_80", "0 stands for"),
         ({"tile": [96, 128, 64]}, "sm_90a", "64, 128 or 256"),
         ({"warps": [2, 2, 1]}, "sm_90a", "leave"),
+        ({"schedule": "pong"}, "sm_90a", "cooperative, pingpong"),
+        ({"schedule": "pingpong", "tile": [256, 128, 64]}, "sm_90a", "64 or 128"),
+        ({"schedule": "cooperative", "tile": [64, 128, 64]}, "sm_90a", "128 or 256"),
         ({"cluster": [3, 1, 1]}, "sm_90a", "for example"),
         ({"stages": 9}, "sm_90a", "227 KiB"),
         ({"m": -1}, "sm_80", "0 stands for"),
@@ -88,6 +91,12 @@ def test_what_cannot_be_is_refused_with_what_can(keys: dict[str, Any], arch: str
         kernel_for(spec(**keys), arch)
     assert caught.value.code in ("bad-gemm", "bad-arch")
     assert allowed in caught.value.next_step and caught.value.file == "buildd.toml:2"
+
+
+@pytest.mark.parametrize(("rows", "schedule"), [(64, "pingpong"), (128, "pingpong"), (128, "cooperative"), (256, "")])
+def test_a_schedule_is_taken_and_named(rows: int, schedule: str) -> None:
+    kernel = kernel_for(spec(tile=[rows, 128, 64], schedule=schedule), "sm_90a")
+    assert kernel.schedule == (schedule or "cooperative") and kernel.schedule in kernel.name
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import pytest
 from buildd.candidate_builds import Built
 from buildd.gpus import Gpu, find_gpus, strangers, visible
 from buildd.profile_cache import ProfileCache, open_profiles
+from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Profile
-from buildd.profiling import Chosen, Plan, Profiling, Summary, Told, Tried, runs_on
+from buildd.profiling import Plan, Profiling, runs_on
 from buildd.store import Store
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import Candidate, candidate_from, problem_of

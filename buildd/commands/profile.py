@@ -24,7 +24,8 @@ from protocol.messages import Mode
 
 if TYPE_CHECKING:
     from buildd.candidate_builds import Builder
-    from buildd.profiling import Chosen, Plan, Summary, Told
+    from buildd.profile_told import Chosen, Summary, Told
+    from buildd.profiling import Plan
     from buildd.store import Store
     from codegen.gemm_spec import Triple
     from codegen.gemm_survey import Survey
@@ -154,7 +155,7 @@ class _Shower:
         self.missing = 0
 
     def tell(self, told: Told) -> None:
-        from buildd.profiling import Chosen
+        from buildd.profile_told import Chosen
 
         if isinstance(told, Chosen):
             self.missing += not told.candidate
