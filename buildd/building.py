@@ -28,7 +28,7 @@ from buildd.diagnostics import diagnose
 from buildd.errors import BuilddError, StoreError, told
 from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot
-from buildd.kernels import kernels_in, without_report
+from buildd.kernels import without_report
 from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
@@ -112,6 +112,11 @@ class Building:
     def inner(self) -> bool:
         """It carries out one job of other requests; see `stepwise`."""
         return False
+
+    @property
+    def tells_kernels(self) -> bool:
+        """Somebody may want to know what the kernels need."""
+        return True
 
     @property
     def writes_outputs(self) -> bool:
@@ -329,14 +334,13 @@ class Building:
         self.counts.hits += 1
         self.counts.saved_s += result.timing.wall_s
         stdout, stderr = (self.store.get(d) or b"" if d else b"" for d in (result.stdout, result.stderr))
-        kernels = kernels_in(stderr.decode(errors="replace")) if action.reports else ()
         self.log.append(
             m.CacheHit(
                 job_id=HIT,
                 action=action.name,
                 reason="same inputs",
                 saved_s=result.timing.wall_s,
-                kernels=kernels,
+                kernels=result.kernels,
             )
         )
         if action.reports:

@@ -48,7 +48,7 @@ from buildd.packing import Encoding, unpacked, write_error
 from buildd.results import LINK, PRESENT, UNKNOWN, InputSet, Result, StoredOutput
 from buildd.store import Store
 from buildd.values import raw_digest
-from protocol.messages import Digest, Timing
+from protocol.messages import Digest, Kernel, Timing
 
 MAX_MANIFEST_BYTES = 256 << 20
 MAX_NAME_BYTES = 4096
@@ -91,6 +91,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     stderr: bytes | None
     timing: tuple[float, float, float, int]
     sets: list[_Set]
+    kernels: list[Kernel] = []
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -214,6 +215,7 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
                 None if result.stderr is None else _raw(result.stderr),
                 (timing.wall_s, timing.user_s, timing.system_s, timing.peak_rss_bytes),
                 sorted(sets, key=lambda one: (one.first, one.files)),
+                list(result.kernels),
             )
         )
     return _Manifest(entries, [list(files) for files in lists], sorted(sizes.items()))
@@ -417,6 +419,7 @@ def _result(entry: _Entry, created_ns: int) -> Result:
         stderr=None if entry.stderr is None else Digest(entry.stderr.hex()),
         timing=Timing(wall_s=wall_s, user_s=user_s, system_s=system_s, peak_rss_bytes=peak),
         created_ns=created_ns,
+        kernels=tuple(entry.kernels),
     )
 
 

@@ -182,6 +182,10 @@ class Compiling(Building):
 
     # ---------------------------------------------------------------- files (worker threads)
 
+    @property
+    def tells_kernels(self) -> bool:
+        return False
+
     def write_generated(self) -> None:
         """There is none, and no folder is made that the tool would not make."""
 

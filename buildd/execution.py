@@ -22,9 +22,10 @@ from blake3 import blake3
 from buildd import depfiles, history
 from buildd.building import Building
 from buildd.command import DEPFILE, launch_of, output_path
+from buildd.devicecode import kernels_of_file
 from buildd.errors import BuilddError, RunnerError, StoreError, told
 from buildd.files import FINE_STEP_NS, Files
-from buildd.kernels import is_report
+from buildd.kernels import completed, is_report, kernels_in
 from buildd.launch import Exit, KillReason, Launch
 from buildd.products import Failure, Made, Product, Ran
 from buildd.runner import Job, Runner
@@ -34,6 +35,8 @@ from buildd.tally import Reasoned
 from codegen.aitemplate_flags import time_line
 from codegen.plan import LINKED, Action, Discovery
 from protocol import messages as m
+
+_KERNEL_KINDS = ("nvcc", "hipcc")
 
 
 class Execution:
@@ -69,6 +72,7 @@ class Execution:
         self.exit: Exit | None = None
         self.failure: Failure | None = None
         self.note = ""
+        self.kernels: tuple[m.Kernel, ...] = ()
         self.read: tuple[str, ...] | None = None
         """The files that its tool said it read, as it spelled them."""
         self._final = final
@@ -275,6 +279,9 @@ class Execution:
                 self.made.append(Made(output.path, path, product))
             self._learn(exit, history.Ended.BUILT)
             return Ending.SUCCESS
+        if building.tells_kernels and action.kind in _KERNEL_KINDS and "-c" in action.argv:
+            read = [kernel for _, path in files for kernel in kernels_of_file(str(path))]
+            self.kernels = completed(kernels_in(exit.stderr.decode(errors="replace")), read)
         action, missing = building.filed_as(self.index, exit)
         private = (str(store.scratch_folder()),)
         filing = building.lookup.file_run(action, tool, missing, self.read, private, self._began_ns)
@@ -318,6 +325,7 @@ class Execution:
                 stderr=stderr,
                 timing=exit.timing,
                 created_ns=time.time_ns(),
+                kernels=self.kernels,
             )
             store.publish(first, input_set, result)
             building.published(result)

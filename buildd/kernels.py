@@ -76,6 +76,35 @@ def kernels_in(text: str) -> tuple[Kernel, ...]:
 
 def moved(before: Iterable[Kernel], now: Iterable[Kernel]) -> list[tuple[Kernel | None, Kernel | None]]:
     """The kernels whose needs are not what they were: as they were and as they are; None for one that came or went."""
-    old = {(kernel.name, kernel.arch): kernel for kernel in before}
-    new = {(kernel.name, kernel.arch): kernel for kernel in now}
-    return [(old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
+    old, new = _by_name(before), _by_name(now)
+    pairs = [(old.get(key), new.get(key)) for key in {**old, **new}]
+    return [(one, other) for one, other in pairs if _needs(one) != _needs(other)]
+
+
+def recoded(before: Iterable[Kernel], now: Iterable[Kernel]) -> list[Kernel]:
+    """The kernels that were there before and are of other machine code now."""
+    old = _by_name(before)
+    found = ((old.get(key), kernel) for key, kernel in _by_name(now).items())
+    return [kernel for one, kernel in found if one is not None and one.code and kernel.code not in ("", one.code)]
+
+
+def completed(reported: Iterable[Kernel], read: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """What the assembler said of kernels, with what stands in the file that it made.
+
+    Args:
+        reported: counts where both say something.
+        read: from the file.
+    """
+    found = _by_name(read)
+    for key, kernel in _by_name(reported).items():
+        said = {name: value for name, value in msgspec.structs.asdict(kernel).items() if value not in (-1, "")}
+        found[key] = msgspec.structs.replace(found.get(key, kernel), **said)
+    return tuple(found.values())
+
+
+def _by_name(kernels: Iterable[Kernel]) -> dict[tuple[str, str], Kernel]:
+    return {(kernel.name, kernel.arch): kernel for kernel in kernels}
+
+
+def _needs(kernel: Kernel | None) -> Kernel | None:
+    return None if kernel is None else msgspec.structs.replace(kernel, code="")

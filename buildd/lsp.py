@@ -20,6 +20,7 @@ from pygls.lsp.server import LanguageServer
 from buildd import __version__
 from buildd.commands.saves import Saves
 from buildd.diagnostics import diagnose
+from buildd.kernels import moved
 from buildd.ui.rounds import demangled
 from protocol import messages as m
 
@@ -93,7 +94,7 @@ class Findings:
         old = {(k.name, k.arch): k for kernels in self.kernels.values() for k in kernels}
         self.kernels = {**self.kernels, **self._new}
         now = {(k.name, k.arch): k for kernels in self.kernels.values() for k in kernels}
-        moves = {key: old[key] for key in now if key in old and old[key] != now[key]}
+        moves = {(one.name, one.arch): one for one, other in moved(old.values(), now.values()) if one and other}
         if moves or not self.before:
             self.before = moves
         missing = [name for name, _ in now if name not in self.names]
@@ -135,8 +136,10 @@ def needs(kernel: m.Kernel, before: m.Kernel | None = None) -> str:
     def words(one: m.Kernel) -> list[str]:
         spilled = max(one.spill_store_bytes, 0) + max(one.spill_load_bytes, 0)
         found = [f"{one.registers} registers"] if one.registers >= 0 else []
+        found += [f"{one.scalar_registers} scalar"] if one.scalar_registers >= 0 else []
         found += [f"{one.shared_bytes} B shared"] if one.shared_bytes > 0 else []
         found += [f"{one.stack_bytes} B stack"] if one.stack_bytes > 0 else []
+        found += [f"{one.spilled_registers} spilled"] if one.spilled_registers > 0 else []
         return found + ([f"{spilled} B spilled"] if spilled else [])
 
     now = words(kernel)

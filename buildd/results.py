@@ -21,7 +21,7 @@ from buildd.database import Database
 from buildd.errors import StoreError
 from buildd.tally import Counter, Tally, next_tick
 from buildd.values import as_int, compress, decompress, raw_digest, seal, unseal
-from protocol.messages import Digest, Timing
+from protocol.messages import Digest, Kernel, Timing
 
 UNKNOWN = -1
 """In the place of a folder's stamp: nothing is known of it; no stamp matches."""
@@ -61,6 +61,8 @@ class Result:
     stderr: Digest | None = None
     timing: Timing = _NO_TIMING
     created_ns: int = 0
+    kernels: tuple[Kernel, ...] = ()
+    """In its outputs."""
 
     def digests(self) -> tuple[Digest, ...]:
         """Every blob that the result needs, each once."""
@@ -89,6 +91,7 @@ class _ResultBody(msgspec.Struct, frozen=True, array_like=True):
     stderr: bytes | None
     timing: tuple[float, float, float, int]
     created_ns: int
+    kernels: list[Kernel] = []
 
 
 _result_decoder = msgspec.msgpack.Decoder(_ResultBody)
@@ -317,6 +320,7 @@ def encode_result(result: Result) -> bytes:
         None if result.stderr is None else _raw(result.stderr),
         (timing.wall_s, timing.user_s, timing.system_s, timing.peak_rss_bytes),
         result.created_ns,
+        list(result.kernels),
     )
     return seal(_raw(result.key), _encoder.encode(body))
 
@@ -341,6 +345,7 @@ def decode_result(key: bytes, sealed: object) -> Result | None:
         stderr=None if body.stderr is None else Digest(body.stderr.hex()),
         timing=Timing(wall_s=wall_s, user_s=user_s, system_s=system_s, peak_rss_bytes=peak),
         created_ns=body.created_ns,
+        kernels=tuple(body.kernels),
     )
 
 

@@ -28,7 +28,6 @@ from buildd.eventlog import RequestLog
 from buildd.execution import Execution
 from buildd.gate import Gate
 from buildd.intake import Intake
-from buildd.kernels import kernels_in
 from buildd.launch import KillReason as RunnerKill
 from buildd.planner import Make
 from buildd.products import Failure
@@ -329,7 +328,7 @@ class Scheduler:
                         for made in execution.made
                     ),
                     note=execution.note,
-                    kernels=kernels_in(exit.stderr.decode(errors="replace")) if execution.action.reports else (),
+                    kernels=execution.kernels,
                 ),
             )
         self._feed(Ended(execution.number, ending))

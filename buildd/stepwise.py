@@ -81,6 +81,10 @@ class Inner(Building):
     def writes_outputs(self) -> bool:
         return False
 
+    @property
+    def tells_kernels(self) -> bool:
+        return False
+
     def begin(self, plan: Plan, said: str) -> None:
         """Take the steps on. In a worker thread; raises OSError.
 

@@ -65,6 +65,12 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stack_bytes: int = -1
     spill_store_bytes: int = -1
     spill_load_bytes: int = -1
+    scalar_registers: int = -1
+    """SGPRs of AMD GPUs; `registers` are their VGPRs, `stack_bytes` their scratch memory."""
+    spilled_registers: int = -1
+    """On AMD GPUs, of both kinds."""
+    code: str = ""
+    """A digest of its machine code; empty where that is not known."""
 
 
 class FailureKind(Enum):

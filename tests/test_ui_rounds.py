@@ -60,6 +60,23 @@ def test_the_first_round_shows_every_kernel_and_a_later_one_what_moved() -> None
     assert "changed: a.cu" in text and "1 of 1 kernel moved" in text and "10 -> 12" in text
 
 
+def test_how_many_kernels_are_other_code_than_before() -> None:
+    screen = Screen()
+    one, two = (m.Kernel(name=name, arch="sm_80", registers=10, code="old") for name in "ab")
+    screen.round(*compiled(one, two))
+    assert "0 of 2 kernels changed in code, none" in screen.round(*compiled(one, two), changed="a.cu")
+    other = m.Kernel(name="b", arch="sm_80", registers=10, code="new")
+    assert "1 of 2 kernels changed in code, none needs" in screen.round(*compiled(one, other), changed="a.cu")
+    other = m.Kernel(name="b", arch="sm_80", registers=11, code="newer")
+    assert "1 of 2 kernels changed in code, 1 moved" in screen.round(*compiled(one, other), changed="a.cu")
+
+
+def test_of_amds_kernels_there_are_scalar_registers() -> None:
+    kernel = m.Kernel(name="k", arch="gfx90a", registers=4, scalar_registers=8, spilled_registers=0)
+    text = Screen().round(*compiled(kernel))
+    assert "scalar" in text and "spilled" in text and "spill stores" not in text
+
+
 def test_a_round_in_which_nothing_ran_is_not_shown() -> None:
     screen = Screen()
     screen.round(*compiled(KERNEL))

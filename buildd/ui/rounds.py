@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from buildd.kernels import moved
+from buildd.kernels import moved, recoded
 from buildd.ui import text
 from buildd.ui.text import Line, Style, clean
 from buildd.ui.view import View, Writer
@@ -22,12 +22,15 @@ _DEMANGLER = "c++filt"
 _DEMANGLE_S = 5.0
 _COLUMNS: tuple[tuple[str, Callable[[m.Kernel], int]], ...] = (
     ("registers", lambda kernel: kernel.registers),
+    ("scalar", lambda kernel: kernel.scalar_registers),
     ("shared", lambda kernel: kernel.shared_bytes),
     ("constant", lambda kernel: kernel.constant_bytes),
     ("stack", lambda kernel: kernel.stack_bytes),
     ("spill stores", lambda kernel: kernel.spill_store_bytes),
     ("loads", lambda kernel: kernel.spill_load_bytes),
+    ("spilled", lambda kernel: kernel.spilled_registers),
 )
+"""Those of which nobody says anything are left out."""
 _NAME_COLUMNS = 60
 
 
@@ -125,30 +128,32 @@ class Rounds:
         before = [kernel for kernels in self._kernels.values() for kernel in kernels]
         # An action that said nothing has what it had: a build that stopped early has not asked for all of them.
         now_of = {**self._kernels, **self._new}
-        changes = moved(before, (kernel for kernels in now_of.values() for kernel in kernels))
+        now = [kernel for kernels in now_of.values() for kernel in kernels]
+        changes, others = moved(before, now), len(recoded(before, now))
         shown = self._view is not None
         self.drop()
         self._failed = done.outcome is not m.Outcome.BUILT
         if done.outcome is m.Outcome.BUILT:
             self._kernels = now_of
             if shown:
-                self._writer.lines(self._table(changes, first))
+                self._writer.lines(self._table(changes, others, first))
         if shown:
             learned = f"learned time {text.duration(self._expected_s)}; " if self._expected_s >= 0.005 else ""
             self._writer.lines([Line(f"{learned}{self._watching}", Style.FAINT)])
 
-    def _table(self, changes: list[tuple[m.Kernel | None, m.Kernel | None]], first: bool) -> list[Line]:
-        total = sum(len(kernels) for kernels in self._kernels.values())
-        if not total:
+    def _table(self, changes: list[tuple[m.Kernel | None, m.Kernel | None]], recoded: int, first: bool) -> list[Line]:
+        number = sum(len(kernels) for kernels in self._kernels.values())
+        if not number:
             return []
+        total = text.count(number, "kernel")
+        if first:
+            return [Line(total), *kernel_table(changes, whole=True)]
+        known = any(kernel.code for kernels in self._kernels.values() for kernel in kernels)
+        code = f"{recoded} of {total} changed in code" if known else ""
         if not changes:
-            return [Line(f"{text.count(total, 'kernel')}, none needs more or less than before")]
-        return [
-            Line(
-                f"{text.count(total, 'kernel')}" if first else f"{len(changes)} of {text.count(total, 'kernel')} moved"
-            ),
-            *kernel_table(changes, whole=first),
-        ]
+            return [Line(f"{code or total}, none needs more or less than before")]
+        moves = f"{code}, {len(changes)} moved" if code else f"{len(changes)} of {total} moved"
+        return [Line(moves), *kernel_table(changes)]
 
 
 def kernel_table(changes: list[tuple[m.Kernel | None, m.Kernel | None]], *, whole: bool = False) -> list[Line]:
@@ -160,14 +165,17 @@ def kernel_table(changes: list[tuple[m.Kernel | None, m.Kernel | None]], *, whol
     shown = changes[:MOST_KERNELS]
     kernels = [now or before for before, now in shown]
     names = demangled([kernel.name for kernel in kernels if kernel is not None])
-    rows = [["kernel", "arch", *(title for title, _ in _COLUMNS)]]
+    columns = [
+        column for column in _COLUMNS if any(column[1](kernel) >= 0 for pair in shown for kernel in pair if kernel)
+    ]
+    rows = [["kernel", "arch", *(title for title, _ in columns)]]
     styles = [Style.FAINT]
     for name, (before, now) in zip(names, shown, strict=True):
         kernel = now or before
         assert kernel is not None
         mark = "" if whole or (before and now) else "+ " if now else "- "
         rows.append([mark + text.shortened(clean(name), _NAME_COLUMNS), kernel.arch])
-        for _, value in _COLUMNS:
+        for _, value in columns:
             old, new = (-1 if k is None else value(k) for k in (before, now))
             rows[-1].append(f"{old} -> {new}" if min(old, new) >= 0 and old != new else str(max(old, new, 0)))
         styles.append(_style_of(before, now))
@@ -196,7 +204,7 @@ def demangled(names: list[str]) -> list[str]:
 def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:
     if before is None or now is None:
         return Style.PLAIN
-    spills = [kernel.spill_store_bytes + kernel.spill_load_bytes for kernel in (before, now)]
+    spills = [k.spill_store_bytes + k.spill_load_bytes + k.spilled_registers for k in (before, now)]
     if spills[1] > spills[0]:
         return Style.WARNING
     return Style.GOOD if spills[1] < spills[0] else Style.PLAIN
