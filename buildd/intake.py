@@ -157,6 +157,9 @@ class Intake:
             _refuse(log, m.Outcome.DAEMON_ERROR, error)
 
     async def _prepare(self, opened: OpenStore, watch: Watch) -> None:
+        if watch.request.inputs:
+            await self._in_pool(watch.begin_with, watch.request.inputs)
+            return
         try:
             plan = await opened.planner.plan(watch.request)
         except (RequestError, BuilddError, OSError):

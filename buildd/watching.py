@@ -56,6 +56,13 @@ class Watch:
 
     # ---------------------------------------------------------------- what counts
 
+    def begin_with(self, inputs: Iterable[str]) -> None:
+        """Take on files, and folders in which new names count, that somebody else builds of."""
+        paths = [self._absolute(path) for path in inputs]
+        self._listings = {path for path in paths if os.path.isdir(path)}
+        self.contents = {path: self._digest(path) for path in paths if path not in self._listings}
+        self.settle()
+
     def begin(self, plan: Plan | None) -> None:
         """Take on what is known before the first build.
 

@@ -142,6 +142,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Run every action again and overwrite its entry."""
     command: tuple[str, ...] = ()
     umask: int = 0o022
+    inputs: tuple[str, ...] = ()
+    """WATCH: files, and folders in which new names count, instead of what targets are built of."""
 
 
 class Submit(Message, frozen=True, tag="submit"):

@@ -2,83 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import queue
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-
 import pytest
+import watcher
 from estate import DEADLINE_S, Estate
+from watcher import Line
 
 from protocol import messages as m
 from tests.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
-Line = dict
 
 
-class Session:
-    """`buildd watch --json` of an estate, read line by line."""
-
-    def __init__(self, estate: Estate, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "buildd", "watch", "--json", "-C", str(estate.project), *arguments],
-            cwd=estate.folder,
-            env=estate.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.words: list[str] = []
-        self._lines: queue.Queue[Line | None] = queue.Queue()
-        self._threads = [threading.Thread(target=self._read_events), threading.Thread(target=self._read_words)]
-        for thread in self._threads:
-            thread.start()
-
-    def _read_events(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(json.loads(line))
-        self._lines.put(None)
-
-    def _read_words(self) -> None:
-        assert self.process.stderr is not None
-        self.words.extend(self.process.stderr)
-
-    def until(self, what: Callable[[Line], bool]) -> Line:
-        """The next event's body that is so."""
-        seen = []
-        while True:
-            try:
-                line = self._lines.get(timeout=DEADLINE_S)
-            except queue.Empty:
-                line = None
-            assert line is not None, seen
-            seen.append(line["body"])
-            if what(line["body"]):
-                return line["body"]
-
-    def round(self) -> Line:
-        """The end of the next round that was not replaced."""
-        return self.until(lambda body: body["type"] == "done" and body["outcome"] in ("built", "failed", "refused"))
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(DEADLINE_S)
-        for thread in self._threads:
-            thread.join()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
-        return status
+def watch(estate: Estate) -> watcher.Session:
+    return watcher.Session(estate, "-C", str(estate.project))
 
 
 def test_a_save_builds_a_break_is_told_and_the_mend_too(estate: Estate) -> None:
-    session = Session(estate)
+    session = watch(estate)
     try:
         assert session.round()["misses"] == 3
         estate.write("src/a.cu", "other\n")
@@ -91,15 +31,14 @@ def test_a_save_builds_a_break_is_told_and_the_mend_too(estate: Estate) -> None:
         assert session.round()["outcome"] == "built"
     finally:
         session.end()
-    text = "".join(session.words)
-    assert "changed: src/b.cu" in text and "FAILED" in text
+    assert "changed: src/b.cu" in session.text and "FAILED" in session.text
 
 
 def test_a_save_during_a_build_replaces_it_and_keeps_what_is_still_right(estate: Estate) -> None:
     """b is compiled through; only a's compile is begun anew."""
     estate.write("src/a.cu", "//! sleep 60\n")
     estate.write("src/b.cu", "//! wait go\n")
-    session = Session(estate)
+    session = watch(estate)
     try:
         estate.until_compiling("src/a.cu")
         estate.until_compiling("src/b.cu")
@@ -116,7 +55,7 @@ def test_a_save_during_a_build_replaces_it_and_keeps_what_is_still_right(estate:
 
 
 def test_a_broken_project_file_is_said_and_mended(estate: Estate) -> None:
-    session = Session(estate)
+    session = watch(estate)
     try:
         session.round()
         good = (estate.project / "buildd.toml").read_text()
@@ -129,7 +68,7 @@ def test_a_broken_project_file_is_said_and_mended(estate: Estate) -> None:
 
 
 def test_a_daemon_that_ends_is_replaced_and_nothing_is_missed(estate: Estate) -> None:
-    session = Session(estate)
+    session = watch(estate)
     try:
         session.round()
         before = estate.daemon()
@@ -144,8 +83,8 @@ def test_a_daemon_that_ends_is_replaced_and_nothing_is_missed(estate: Estate) ->
 
 
 def test_two_watch_one_target_and_the_work_is_done_once(estate: Estate) -> None:
-    first = Session(estate)
-    second = Session(estate)
+    first = watch(estate)
+    second = watch(estate)
     try:
         first.round(), second.round()
         estate.write("src/a.cu", "//! sleep 1\nother\n")

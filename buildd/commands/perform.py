@@ -36,7 +36,7 @@ def carry_out(request: Request, view: View, *, no_daemon: bool, environ: Mapping
 
     Raises: KeyboardInterrupt on a second Ctrl-C; BuilddError where the request cannot even be tried.
     """
-    with _stopping_signals():
+    with stopping_signals():
         try:
             if not (no_daemon or is_on(environ, "BUILDD_DISABLE")):
                 reason = unsendable(request)
@@ -127,7 +127,7 @@ def _here(request: Request, view: View) -> Done:
 
 
 @contextmanager
-def _stopping_signals() -> Iterator[None]:
+def stopping_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP stop a build as Ctrl-C does, so that no tool is left behind."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
             environ["BUILDD_MAP_PATHS"] = os.path.realpath(os.getcwd())
         _flush_profiles(environ)
         notes = _notes(environ, build)
-        jobserver = _jobserver(environ, options.jobs)
+        jobserver = offered_jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
         print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
         return _carry_out(rest, environ)
@@ -102,7 +102,7 @@ def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:
     return Notes(Path(environ["BUILDD_DIR"]), build)
 
 
-def _jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:
+def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:
     """Offers a build of this width as a jobserver; `environ` is changed. A build that has one keeps it."""
     from buildd.jobserver import Jobserver, find_builders
     from buildd.jobserver import variables as telling

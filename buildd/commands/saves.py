@@ -138,14 +138,18 @@ class Saves:
                 pass
 
     def _begin_watch(self) -> None:
-        self._watch = _new_name()
+        self._watch = new_name()
         request = msgspec.structs.replace(
-            self._build, request_id=self._watch, mode=m.Mode.WATCH, on_disconnect=m.OnDisconnect.CANCEL
+            self._watch_request(), request_id=self._watch, mode=m.Mode.WATCH, on_disconnect=m.OnDisconnect.CANCEL
         )
         self._follow(request)
 
+    def _watch_request(self) -> m.Request:
+        """What is watched, but for its name."""
+        return self._build
+
     def _begin_round(self, changed: m.Changed | None) -> None:
-        name = _new_name()
+        name = new_name()
         request = msgspec.structs.replace(self._build, request_id=name, build_id=m.BuildId(name))
         before, self._current = self._current, name
         self._listener.begin(request.build_id, changed)
@@ -177,5 +181,6 @@ class Saves:
             pass  # it has ended, or its daemon has
 
 
-def _new_name() -> m.RequestId:
+def new_name() -> m.RequestId:
+    """For a request or a build that begins."""
     return m.RequestId(os.urandom(6).hex())

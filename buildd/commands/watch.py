@@ -1,37 +1,49 @@
-"""`buildd watch`: build targets now, and again whenever what they are built of changes."""
+"""`buildd watch`: build targets now, and again whenever what they are built of changes; ours or another tool's."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from buildd.cli import OK, USAGE
+from buildd.cli import OK, USAGE, Interrupted
 from buildd.commands.common import parser, print_problem
-from buildd.commands.request import add_request_arguments, request_from
+from buildd.commands.perform import stopping_signals
+from buildd.commands.request import add_request_arguments, request_from, store_of
 from buildd.commands.saves import Saves
 from buildd.ui.narrator import Narrator, Telling
 from buildd.ui.plain import PlainView
 from buildd.ui.rounds import Rounds
 from buildd.ui.screen import has_colour, is_terminal, view_for
 from buildd.ui.view import JsonView, View, Writer
-from protocol.messages import BuildId, Mode
+from protocol.messages import BuildId, Event, Mode, Request, RequestId
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def run(arguments: list[str]) -> int:
     command = parser(
         "watch",
         "Build targets, and again whenever one of their inputs changes; all default targets when none is named.",
-        details="Ctrl-C ends it. Content decides: a file that was only touched builds nothing.",
+        details="Ctrl-C ends it. Content decides: a file that was only touched builds nothing.\n"
+        "With --ninja or --make, TARGETs are that tool's, and its compilers go through the daemon as in `buildd run`.",
     )
     command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
     add_request_arguments(command)
     command.add_argument("-k", "--keep-going", action="store_true", help="after a failure build what does not need it")
+    other = command.add_mutually_exclusive_group()
+    other.add_argument(
+        "--ninja", metavar="DIR", default=None, help="a build folder of CMake, Meson ...: run ninja there"
+    )
+    other.add_argument("--make", metavar="DIR", nargs="?", const=".", default=None, help="a folder with a Makefile")
     options = command.parse_args(arguments)
     if options.no_daemon:
         print_problem("only a daemon watches", next_step="leave --no-daemon out")
         return USAGE
     environ = dict(os.environ)
-    request = request_from(options, tuple(options.targets), Mode.BUILD, environ)
     words = Writer(sys.stderr if options.json else sys.stdout)
     words.colour = has_colour(words.stream, environ)
 
@@ -44,7 +56,33 @@ def run(arguments: list[str]) -> int:
     rounds = Rounds(words, view, clear=is_terminal(words.stream, environ) and not options.json)
     every = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
     try:
-        Saves(request, environ, rounds, every).run()
+        with stopping_signals(), _saves(options, environ, rounds, every) as saves:
+            saves.run()
+    except Interrupted as stop:
+        rounds.drop()
+        return stop.status
     except KeyboardInterrupt:
         rounds.drop()
     return OK  # Ctrl-C is the only way to end it
+
+
+@contextmanager
+def _saves(
+    options: Namespace, environ: dict[str, str], rounds: Rounds, every: Callable[[Event], None]
+) -> Iterator[Saves]:
+    """What watches and builds. Raises RequestError, BuilddError."""
+    if options.ninja is None and options.make is None:
+        yield Saves(request_from(options, tuple(options.targets), Mode.BUILD, environ), environ, rounds, every)
+        return
+    from buildd.commands.rebuilds import Rebuilds
+    from buildd.commands.treetools import tree_of, with_compilers
+
+    with with_compilers(environ, options.jobs, rounds.note) as inside:
+        tree = tree_of(options.ninja, options.make, options.targets, inside)
+        tree.describe()
+        if notice := tree.notice():
+            rounds.note(notice)
+        request = Request(
+            request_id=RequestId(""), build_id=BuildId(""), project=tree.folder, file="", store=store_of(environ)
+        )
+        yield Rebuilds(tree, request, inside, rounds, every, jobs=options.jobs)

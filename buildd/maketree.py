@@ -1,0 +1,190 @@
+"""A build tree of GNU make's: what its database and the depfiles that it includes know of it, and its words as events.
+
+`make -pn` names every rule that the targets need, after all makefiles and depfiles were read; of makes that make calls,
+too. A header that no rule and no depfile names is nothing to make, so it is not watched. Runs no recipe but those that
+make itself runs for `-n`: of makefiles that are made, and of lines marked as calling make.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from buildd.devicecode import kernels_of_file
+from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root
+from protocol import messages as m
+
+FILES = ("GNUmakefile", "makefile", "Makefile")
+_OBJECTS = (".o", ".obj", ".cubin", ".hsaco", ".so")
+_BUILT_IN = re.compile(r"\.[^./]*(?:\.[^./]*)?")
+"""Suffix rules, .PHONY and the like."""
+_FOLDER = re.compile(r"CURDIR :?= (.+)")
+_LIST = re.compile(r"MAKEFILE_LIST :?= (.*)")
+_RULE = re.compile(r"(?P<target>[^\s#:=][^#:=]*?):{1,2}(?: (?P<needs>.*))?")
+_PROBLEM = re.compile(r"make(?:\[\d+\])?: \*\*\* (?P<message>.*)")
+_DEPFILES = (".d", ".dep", ".P")
+"""Makefiles by these names are made by compilers."""
+_CALL = re.compile(r"\S*make (?:-C|-f) .*")
+_QUIET = re.compile(
+    r"make(?:\[\d+\])?: (?:Nothing to be done for .*|.* is up to date\.|(?:Entering|Leaving) directory .*)"
+)
+_Stamp = tuple[int, int, int]
+
+
+class MakeTree:
+    """A folder with a Makefile; see `trees.Tree`.
+
+    Args:
+        folder: absolute.
+        targets: as for make; none means its default one.
+        environ: its PATH has make.
+
+    Raises: TreeError.
+    """
+
+    def __init__(self, folder: str, targets: Iterable[str], environ: Mapping[str, str]) -> None:
+        self.folder = self.project = os.path.realpath(folder)
+        self.inputs: tuple[str, ...] = ()
+        self.outputs: frozenset[str] = frozenset()
+        self.targets = tuple(targets) or (os.path.basename(self.folder),)
+        """Names for people."""
+        self._targets = tuple(targets)
+        # Its database is read by its words, one make's after the other's.
+        alone = {name: value for name, value in environ.items() if name not in ("MAKEFLAGS", "BUILDD_JOBSERVER")}
+        self._environ = {**alone, "LC_ALL": "C"}
+        if not any(os.path.isfile(f"{self.folder}/{name}") for name in FILES):
+            raise TreeError(f"no Makefile in {self.folder}", file=self.folder, next_step="name the folder that has one")
+
+    def command(self, jobs: int | None) -> list[str]:
+        return ["make", *(() if jobs is None else (f"-j{jobs}",)), *self._targets]
+
+    def reader(self, *, everything: bool) -> MakeReader:
+        return MakeReader(self, {} if everything else self.objects())
+
+    def notice(self) -> str:
+        return ""
+
+    def objects(self) -> dict[str, _Stamp]:
+        """What may hold device code, as it is now."""
+        found: dict[str, _Stamp] = {}
+        for path in sorted(self.outputs):
+            if path.endswith(_OBJECTS):
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    continue
+                found[path] = status.st_ino, status.st_size, status.st_mtime_ns
+        return found
+
+    def describe(self) -> None:
+        database = _Database(self.folder)
+        # With -n it ends badly where a recipe that calls make does, and has told what it knows.
+        text = asked(["make", "-pn", *self._targets], self.folder, self._environ, may_fail=True)
+        database.read(text)
+        if not database.makefiles:
+            raise TreeError(
+                f"make tells nothing of {self.folder}", file=self.folder, next_step="run make -pn there by hand"
+            )
+        database.made.update(path for path in database.makefiles if path.endswith(_DEPFILES))
+        self.outputs = frozenset(database.made)
+        files = {
+            path
+            for path in (*database.named, *database.makefiles)
+            if path not in database.made and not is_system(path) and not os.path.isdir(path)
+        }
+        # What a rule names and is nowhere may be what is missing; what -include names is in no rule.
+        self.project = source_root(self.folder, (path for path in files if os.path.exists(path)))
+        folders = {os.path.dirname(path) for path in files}
+        folders.update(
+            path for path in database.searched if os.path.isdir(path) and f"{path}/".startswith(f"{self.project}/")
+        )
+        self.inputs = tuple(sorted(files | {folder for folder in folders if os.path.isdir(folder)}))
+
+
+class _Database:
+    """What `make -pn` printed."""
+
+    def __init__(self, folder: str) -> None:
+        self.made: set[str] = set()
+        """Targets with a recipe."""
+        self.named: set[str] = set()
+        """Prerequisites."""
+        self.makefiles: set[str] = set()
+        self.searched: set[str] = set()
+        self._folder = folder
+        self._in_files = False
+        self._target = ""
+
+    def read(self, text: str) -> None:
+        for line in text.splitlines():
+            self._line(line)
+
+    def _line(self, line: str) -> None:
+        if match := _FOLDER.fullmatch(line):
+            self._folder = match[1]  # each make begins with it
+        elif match := _LIST.fullmatch(line):
+            self.makefiles.update(map(self._absolute, match[1].split()))
+        elif line == "# Files":
+            self._in_files = True
+        elif line.startswith("# files hash-table stats"):
+            self._in_files = False
+        elif not self._in_files:
+            self.searched.update(map(self._absolute, searched(line)))
+        elif line.startswith("#  recipe to execute") and self._target:
+            self.made.add(self._target)
+        elif line.startswith("\t"):
+            self.searched.update(map(self._absolute, searched(line)))
+        elif not line:
+            self._target = ""
+        elif match := _RULE.fullmatch(line):
+            self._rule(match["target"], match["needs"] or "")
+
+    def _rule(self, target: str, needs: str) -> None:
+        if _BUILT_IN.fullmatch(target):
+            return
+        self._target = self._absolute(target)
+        self.named.update(self._absolute(need) for need in needs.split() if need != "|")
+
+    def _absolute(self, spelled: str) -> str:
+        return os.path.normpath(os.path.join(self._folder, spelled))
+
+
+@dataclass(slots=True)
+class MakeReader:
+    """The words of one run, as one command: make does not say which of its recipes said what. See `trees.Reader`.
+
+    Args:
+        before: the objects before the run; those of others and of those that changed are told.
+    """
+
+    tree: MakeTree
+    before: dict[str, _Stamp]
+    problem: str = ""
+    _lines: list[str] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def line(self, text: str) -> list[m.EventBody]:
+        if match := _PROBLEM.fullmatch(text):
+            self.problem = self.problem or match["message"]
+        if _QUIET.fullmatch(text) or _CALL.fullmatch(text):
+            return []
+        self._lines.append(text)
+        return []
+
+    def pause(self) -> list[m.EventBody]:
+        return []
+
+    def end(self, status: int) -> list[m.EventBody]:
+        now = self.tree.objects()
+        kernels = tuple(
+            kernel for path, stamp in now.items() if self.before.get(path) != stamp for kernel in kernels_of_file(path)
+        )
+        command = f"cd {self.tree.folder} && {' '.join(self.tree.command(None))}"
+        if not self._lines and not status:
+            return [m.CacheHit(job_id=m.JobId(0), action="make", reason="up to date", kernels=kernels)]
+        edge = Edge("make", command, self._lines, status)
+        told = edge.events(1, expected_s=0.0, wall_s=time.monotonic() - self._began_s, kernels=kernels)
+        return [m.Planned(targets=self.tree.targets, actions=1), *told]

@@ -1,0 +1,175 @@
+"""Build trees that another tool builds: what a watch needs to know of one, and how the words of a run become events.
+
+Knows neither ninja nor make (`ninjatree`, `maketree`), nor who watches (`commands.rebuilds`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from buildd.diagnostics import diagnose
+from buildd.errors import BuilddError
+from buildd.kernels import completed, is_report, kernels_in
+from buildd.ui.text import tool_of
+from protocol import messages as m
+
+_ASK_S = 120.0
+_SYSTEM = ("/usr/", "/proc/", "/sys/", "/dev/", "/opt/rocm")
+_OPTION = re.compile(r"(?:^|\s)-(?:I|isystem|iquote|idirafter)[ =]?(?:\"([^\"]+)\"|'([^']+)'|(\S+))")
+
+
+class TreeError(BuilddError):
+    """A tool's build tree cannot be made sense of."""
+
+    code = "tree"
+
+
+class Reader(Protocol):
+    """What one run of the tool says -> events. Called in order from one thread."""
+
+    def line(self, text: str) -> list[m.EventBody]:
+        """A line of the run's output."""
+
+    def pause(self) -> list[m.EventBody]:
+        """For now there is no further line."""
+
+    def end(self, status: int) -> list[m.EventBody]:
+        """The run is over."""
+
+    @property
+    def problem(self) -> str:
+        """What the tool said of itself last: why nothing was built; empty where it did not."""
+
+
+class Tree(Protocol):
+    """A build tree. `describe` and `reader` ask its tool; all others answer at once."""
+
+    folder: str
+    """Absolute; the tool runs there."""
+    project: str
+    """Absolute: the folder that paths are relative to for people."""
+    inputs: tuple[str, ...]
+    """Absolute paths of the files that it is built of, and of folders in which a new name may count."""
+    outputs: frozenset[str]
+    """Absolute paths of what it makes."""
+
+    def describe(self) -> None:
+        """Find `inputs` and `outputs`. Raises TreeError."""
+
+    def command(self, jobs: int | None) -> list[str]:
+        """What builds it."""
+
+    def reader(self, *, everything: bool) -> Reader:
+        """For a run that begins now.
+
+        Args:
+            everything: tell the kernels of what is not built again, too.
+        """
+
+    def notice(self) -> str:
+        """What its owner should know; empty where there is nothing."""
+
+
+@dataclass(slots=True)
+class Edge:
+    """One command of a run, and what was said of it."""
+
+    action: str
+    command: str
+    lines: list[str] = field(default_factory=list)
+    status: int = 0
+
+    def events(
+        self, number: int, *, expected_s: float, wall_s: float, kernels: tuple[m.Kernel, ...]
+    ) -> list[m.EventBody]:
+        """That it was begun, what it said, how it ended."""
+        job = m.JobId(number)
+        text = "\n".join(self.lines)
+        begun: list[m.EventBody] = [
+            m.Queued(job_id=job, action=self.action, expected_s=expected_s),
+            m.Started(job_id=job, action=self.action, command=self.command, kind=tool_of(self.command)),
+        ]
+        said = [m.LogLine(job_id=job, stream="stdout", text=line) for line in self.lines if not is_report(line)]
+        if self.status:
+            ended: m.EventBody = m.Failed(
+                job_id=job,
+                action=self.action,
+                kind=m.FailureKind.COMPILE_ERROR,
+                message=f"ended with status {self.status}",
+                exit_status=self.status,
+                command=self.command,
+                diagnostics=diagnose(text),
+            )
+        else:
+            ended = m.Finished(
+                job_id=job,
+                action=self.action,
+                timing=m.Timing(wall_s=wall_s),
+                kernels=completed(kernels_in(text), kernels),
+            )
+        return [*begun, *said, ended]
+
+
+def is_system(path: str) -> bool:
+    """Whether a path belongs to the system: nobody edits that and waits for a build."""
+    return path.startswith(_SYSTEM)
+
+
+def searched(command: str) -> list[str]:
+    """The folders that a command's compiler searches, as it spells them."""
+    return ["".join(groups) for groups in _OPTION.findall(command)]
+
+
+def source_root(folder: str, sources: Iterable[str]) -> str:
+    """The folder that has both the tree and its sources; the tree's own where that says nothing.
+
+    Args:
+        folder: of the tree; absolute.
+        sources: absolute paths that the tree's files name by themselves.
+    """
+    try:
+        for line in Path(folder, "CMakeCache.txt").read_text(errors="surrogateescape").splitlines():
+            if line.startswith("CMAKE_HOME_DIRECTORY:INTERNAL="):
+                return os.path.realpath(line.partition("=")[2])
+    except OSError:
+        pass
+    above = os.path.commonpath([folder, *(path for path in sources if not is_system(path))])
+    return above if above.count("/") > 1 else folder
+
+
+def asked(argv: list[str], folder: str, environ: Mapping[str, str], *, may_fail: bool = False) -> str:
+    """What a tool says on standard output.
+
+    Raises: TreeError where it cannot be had or, but for `may_fail`, ends badly.
+    """
+    command = " ".join(argv)
+    try:
+        ran = subprocess.run(
+            argv,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = error.strerror if isinstance(error, OSError) else f"no answer in {_ASK_S:g} s"
+        raise TreeError(
+            f"{argv[0]} cannot be asked: {why}", file=folder, command=command, next_step="run the command by hand"
+        ) from error
+    if ran.returncode and not may_fail:
+        said = (ran.stderr or ran.stdout).decode(errors="replace").strip().splitlines()
+        raise TreeError(
+            said[-1] if said else f"{argv[0]} ended with status {ran.returncode}",
+            file=folder,
+            command=command,
+            next_step="run the command by hand",
+        )
+    return ran.stdout.decode(errors="surrogateescape")

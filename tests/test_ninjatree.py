@@ -1,0 +1,167 @@
+"""What ninja knows of a build tree, and its words as events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from buildd.ninjatree import STATUS, Log, NinjaTree
+from buildd.trees import TreeError, searched, source_root
+from protocol import messages as m
+from tests.toolkit import host_compiler
+
+ninja = pytest.importorskip("ninja")
+needs_gcc = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+ENVIRON = {"PATH": f"{ninja.BIN_DIR}:/usr/local/bin:/usr/bin:/bin"}
+MANIFEST = """\
+rule cc
+  command = gcc -MMD -MF $out.d -I../include -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule plain
+  command = cp $in $out
+rule again
+  command = touch $out
+  generator = 1
+include rules.ninja
+build a.o: cc ../src/a.c | made.h
+build b.o: cc ../src/b$ c.c
+build made.h: plain ../src/made.h.in
+build other.o: cc ../src/other.c
+build build.ninja: again ../configure.txt
+build all: phony a.o b.o
+default all
+"""
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(
+        tmp_path,
+        **{
+            "build/build.ninja": MANIFEST,
+            "build/rules.ninja": "",
+            "src/a.c": '#include "x.h"\n#include <stddef.h>\nint a = X;\n',
+            "src/b c.c": "int b;\n",
+            "src/other.c": "int other;\n",
+            "src/made.h.in": "",
+            "include/x.h": "#define X 1\n",
+            "configure.txt": "",
+        },
+    )
+    os.utime(tmp_path / "configure.txt", (1, 1))
+    return tmp_path
+
+
+def names(tree: NinjaTree) -> set[str]:
+    return {os.path.relpath(path, tree.project) for path in tree.inputs}
+
+
+def run(tree: NinjaTree) -> list[m.EventBody]:
+    reader = tree.reader(everything=False)
+    ran = subprocess.run(
+        tree.command(1),
+        cwd=tree.folder,
+        env={**ENVIRON, "NINJA_STATUS": STATUS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    told = [body for line in ran.stdout.split("\n") for body in reader.line(line)]
+    return [*told, *reader.end(ran.returncode)]
+
+
+@needs_gcc
+def test_sources_at_first_and_headers_once_they_were_read(folder: Path) -> None:
+    tree = NinjaTree(str(folder / "build"), (), ENVIRON)
+    tree.describe()
+    assert tree.project == str(folder)
+    assert names(tree) == {"src/a.c", "src/b c.c", "src/made.h.in", "configure.txt", "src", "include", "."}
+    assert str(folder / "build/made.h") in tree.outputs
+    ended = [body for body in run(tree) if isinstance(body, m.Finished)]
+    assert {body.action for body in ended} == {"a.o", "b.o", "made.h"}
+    assert all(body.timing.wall_s > 0 for body in ended if body.action != "made.h")
+    tree.describe()
+    assert "include/x.h" in names(tree) and not any(path.startswith("/usr") for path in tree.inputs)
+
+
+@needs_gcc
+def test_an_error_is_told_with_its_command_and_its_place(folder: Path) -> None:
+    (folder / "src/a.c").write_text("int a = y;\n")
+    tree = NinjaTree(str(folder / "build"), ["a.o"], ENVIRON)
+    tree.describe()
+    told = run(tree)
+    (failed,) = (body for body in told if isinstance(body, m.Failed))
+    assert (
+        failed.action == "a.o" and failed.command.startswith(f"cd {folder}/build && gcc ") and failed.exit_status == 1
+    )
+    assert [(found.file, found.line) for found in failed.diagnostics if found.severity is m.Severity.ERROR] == [
+        ("../src/a.c", 1)
+    ]
+    assert not any("gcc" in body.text for body in told if isinstance(body, m.LogLine))
+
+
+def test_a_target_that_is_not_there_and_a_folder_without_a_tree(folder: Path) -> None:
+    tree = NinjaTree(str(folder / "build"), ["none"], ENVIRON)
+    with pytest.raises(TreeError, match="unknown target 'none'"):
+        tree.describe()
+    with pytest.raises(TreeError, match=r"no build\.ninja"):
+        NinjaTree(str(folder / "src"), [], ENVIRON)
+
+
+def test_a_manifest_that_nobody_makes_is_watched_with_what_it_includes(folder: Path) -> None:
+    manifest = folder / "build/build.ninja"
+    manifest.write_text(MANIFEST.replace("build build.ninja: again ../configure.txt\n", ""))
+    tree = NinjaTree(str(folder / "build"), [], ENVIRON)
+    tree.describe()
+    assert {"build/build.ninja", "build/rules.ninja"} <= names(tree) and "configure.txt" not in names(tree)
+
+
+def test_the_log_is_read_as_it_grows_and_when_it_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / ".ninja_log"
+    log = Log(str(path))
+    log.read()
+    path.write_text("# ninja log v6\n0\t1500\t0\ta.o\tff\n10\t20\t0\thalf")
+    log.read()
+    assert log.wall_s == {"a.o": 1.5} and log.new == {"a.o"}
+    with path.open("a") as file:
+        file.write(" done\tff\n")
+    log.read()
+    assert log.wall_s["half done"] == 0.01
+    (tmp_path / "new").write_text("# ninja log v6\n0\t2000\t0\ta.o\tff\n")
+    (tmp_path / "new").replace(path)
+    log.read()
+    assert log.wall_s["a.o"] == 2.0
+
+
+def test_a_command_passes_a_cache_by(folder: Path) -> None:
+    tree = NinjaTree(str(folder / "build"), [], ENVIRON)
+    tree.describe()
+    assert tree.notice() == ""
+    manifest = folder / "build/build.ninja"
+    manifest.write_text(MANIFEST.replace("command = gcc", "command = /usr/bin/gcc"))
+    tree = NinjaTree(str(folder / "build"), [], ENVIRON)
+    tree.describe()
+    assert tree.notice().startswith("3 of 6 commands")
+
+
+def test_folders_of_a_command() -> None:
+    command = "nvcc -Ia -I b -isystem=c '-I' -I\"d e\" -isystem 'f g' --idirafter -Inot/really x.cu"
+    assert searched(command) == ["a", "b", "c", "d e", "f g", "not/really"]
+
+
+def test_the_sources_folder(tmp_path: Path) -> None:
+    assert source_root("/x/y/build", ["/x/y/src/a.c", "/usr/include/x.h"]) == "/x/y"
+    assert source_root("/x/build", ["/y/a.c"]) == "/x/build"
+    (tmp_path / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={tmp_path}\n")
+    assert source_root(str(tmp_path), ["/y/a.c"]) == str(tmp_path)
