@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import watcher
-from estate import DEADLINE_S, Estate
+from estate import DEADLINE_S, Estate, why_no_namespaces
 from watcher import Line
 
 from protocol import messages as m
@@ -80,6 +82,41 @@ def test_a_daemon_that_ends_is_replaced_and_nothing_is_missed(estate: Estate) ->
         assert after is not None and after.pid != before.pid
     finally:
         session.end()
+
+
+def test_a_project_that_is_deleted_and_comes_back_is_built_again(estate: Estate) -> None:
+    session = watch(estate)
+    try:
+        session.round()
+        kept = estate.folder / "kept"
+        shutil.copytree(estate.project, kept, ignore=shutil.ignore_patterns("build"))
+        shutil.rmtree(estate.project)
+        assert session.round()["outcome"] == "refused"
+        (kept / "src/a.cu").write_text("it came back changed\n")
+        kept.rename(estate.project)
+        session.until(lambda body: body["type"] == "done" and body["outcome"] == "built")
+        assert estate.library.read_bytes() == estate.clean()
+    finally:
+        session.end()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_namespaces()), reason="no namespaces")
+def test_a_disk_that_fills_is_said_and_the_next_save_after_it_has_room_builds(estate: Estate) -> None:
+    script = (
+        "mkdir -p project/build && mount -t tmpfs -o size=1m none project/build\n"
+        "$BUILDD watch -C project > words 2>&1 & watch=$!\n"
+        "until grep -q 'built 1 target' words; do sleep 0.05; done\n"
+        "head -c 2000000 /dev/zero > project/build/fill || true\n"
+        "echo full > project/src/a.cu\n"
+        "until grep -q 'no space left' words; do sleep 0.05; done\n"
+        "rm project/build/fill\n"
+        "echo room > project/src/a.cu\n"
+        "until [ $(grep -c 'built 1 target' words) = 2 ]; do sleep 0.05; done\n"
+        "kill $watch; wait $watch || true; cat words\n"
+    )
+    said = estate.inside(script)
+    assert said.status == 0, said.text
 
 
 def test_two_watch_one_target_and_the_work_is_done_once(estate: Estate) -> None:

@@ -94,7 +94,7 @@ class Rebuilds(Saves):
             # As soon as it watches there is another run, which mends what was saved in between.
             before = self._watch
             self._begin_watch()
-            self._cancel(before)
+            self._cancel_aside(before)
         elif again:
             self._begin_round(None)
 

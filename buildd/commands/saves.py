@@ -23,6 +23,8 @@ from protocol.errors import ConnectionLost, ProtocolError, RemoteError
 
 RETRY_S = 1.0
 """Before another daemon is tried for, after one could not be had."""
+CANCEL_S = 2.0
+"""For the daemon to take note that nobody wants a build any more."""
 _NOBODY = m.RequestId("")
 
 
@@ -88,8 +90,8 @@ class Saves:
             while not (news := self._news.get()).ends:
                 self._take(news)
         finally:
-            for request_id in (*self._running, self._watch):
-                self._cancel(request_id)
+            for thread in [self._cancel_aside(request_id) for request_id in (*self._running, self._watch)]:
+                thread.join(CANCEL_S)
 
     def build_again(self) -> None:
         """Build though nothing changed. From any thread."""
@@ -173,9 +175,15 @@ class Saves:
 
         threading.Thread(target=work, daemon=True, name=f"request {request.request_id}").start()
 
+    def _cancel_aside(self, request_id: m.RequestId) -> threading.Thread:
+        # Not on the thread that a second Ctrl-C interrupts, in the middle of a message or of closing a socket.
+        thread = threading.Thread(target=self._cancel, args=(request_id,), daemon=True, name=f"cancel {request_id}")
+        thread.start()
+        return thread
+
     def _cancel(self, request_id: m.RequestId) -> None:
         try:
-            with connect(self._environ, start=False, timeout_s=2.0) as client:
+            with connect(self._environ, start=False, timeout_s=CANCEL_S) as client:
                 client.cancel(request_id)
         except (ProtocolError, TimeoutError):
             pass  # it has ended, or its daemon has
