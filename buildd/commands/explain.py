@@ -1,17 +1,25 @@
-"""`buildd explain TARGET|FILE`: per action "hit", or the reasons why it would run. Runs nothing."""
+"""`buildd explain TARGET|FILE`: per action "hit", or why it would run; with `--last` why it ran. Runs nothing."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tomllib
+from collections.abc import Iterable
 
-from buildd.commands.common import parser
+import msgspec
+
+from buildd.cli import OK
+from buildd.commands.common import parser, print_lines
+from buildd.commands.log import SEARCHED, build_lines, events_of, open_store
 from buildd.commands.perform import carry_out, status_of
 from buildd.commands.request import add_request_arguments, project_of, request_from
-from buildd.ui.narrator import Telling
+from buildd.ui.narrator import Telling, reason_lines
 from buildd.ui.screen import view_for
-from protocol.messages import Mode
+from buildd.ui.text import Line, clean, count
+from buildd.ui.view import JsonView, Writer
+from codegen.plan import RequestError
+from protocol.messages import CacheHit, Event, Explained, Failed, Mode, Outcome, Planned, Queued
 
 
 def run(arguments: list[str]) -> int:
@@ -22,9 +30,13 @@ def run(arguments: list[str]) -> int:
     )
     command.add_argument("what", metavar="TARGET|FILE", nargs="?", default="", help="default: all default targets")
     add_request_arguments(command)
+    last = "of the last build here: what ran and why, and what did not; each save under `buildd watch` is a build"
+    command.add_argument("--last", action="store_true", help=last)
     options = command.parse_args(arguments)
     environ = dict(os.environ)
     project, file = project_of(options.directory, options.file)
+    if options.last:
+        return tell_last(project, relative_to(project, options.what) if options.what else "", json=options.json)
     names = target_names(os.path.join(project, file))
     only = ""
     targets: tuple[str, ...] = (options.what,) if options.what else ()
@@ -34,6 +46,61 @@ def run(arguments: list[str]) -> int:
     telling = Telling(mode=Mode.EXPLAIN, only=only, build=request.build_id)
     view = view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=environ)
     return status_of(carry_out(request, view, no_daemon=options.no_daemon, environ=environ))
+
+
+def tell_last(project: str, only: str, *, json: bool) -> int:
+    """Say of the last build of a project why each action ran or did not.
+
+    Args:
+        project: absolute.
+        only: restrict the answer to actions that name this; empty for all.
+
+    Raises: RequestError where none is kept.
+    """
+    store = open_store()
+    builds = []
+    if store is not None:
+        with store:
+            builds = [build for build in store.builds(SEARCHED) if build.project == os.path.realpath(project)]
+    if not builds:
+        raise RequestError("unknown-build", f"no build of {project} is kept", next_step="buildd build makes one")
+    build = builds[0]
+    events = events_of(build.request_id)
+    found = [each for each in why(events) if not only or any(only in part for part in (each.action, *each.reasons))]
+    if json:
+        view = JsonView(Writer(sys.stdout))
+        for number, body in enumerate(found, 1):
+            view.event(Event(request_id=build.request_id, sequence=number, time_ns=build.finished_ns, body=body))
+        return OK
+    lines = build_lines([build])
+    for each in found:
+        title = f"{'ran' if each.would_run else 'hit'} {clean(each.action)}"
+        lines += reason_lines(title, tuple(reason.removeprefix("hit: ") for reason in each.reasons))
+    planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
+    if not found and not only and build.outcome is Outcome.BUILT:
+        lines.append(Line(f"{count(planned, 'action')}: nothing that they are built of had changed"))
+    elif (left := planned - len(found)) > 0 and not only:
+        lines.append(Line(f"{count(left, 'action')} had no turn: the build ended before"))
+    print_lines(lines)
+    return OK
+
+
+def why(events: Iterable[Event]) -> list[Explained]:
+    """Of each action of a past build whether it ran, and why; in the order in which they came up."""
+    found: dict[str, Explained] = {}
+    for event in events:
+        match event.body:
+            case Queued(action=action, reasons=reasons):
+                found[action] = Explained(action=action, would_run=True, reasons=reasons or ("its inputs are new",))
+            case CacheHit(action=action, reason=reason):
+                found[action] = Explained(action=action, would_run=False, reasons=(reason,))
+            case Failed(action=action, message=message) if action in found:
+                found[action] = msgspec.structs.replace(
+                    found[action], reasons=(*found[action].reasons, f"failed: {message}")
+                )
+            case _:
+                pass
+    return list(found.values())
 
 
 def target_names(path: str) -> tuple[str, ...]:

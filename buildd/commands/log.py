@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from buildd.buildlog import Build
     from buildd.store import Store
 
-_SEARCHED = 200
+SEARCHED = 200
 
 
 def run(arguments: list[str]) -> int:
@@ -110,7 +110,7 @@ def events_of(build: str) -> list[Event]:
 
 def _full_id(store: Store, prefix: str) -> RequestId:
     found: dict[str, RequestId] = {}
-    for build in store.builds(_SEARCHED):
+    for build in store.builds(SEARCHED):
         if build.build_id.startswith(prefix) or build.request_id.startswith(prefix):
             found.setdefault(build.build_id, build.request_id)
     if not found:

@@ -104,7 +104,7 @@ class Narrator:
             case messages.Started() if level <= Verbosity.DEBUG:
                 return [Line(f"start {clean(body.action)}: {clean(body.command)}", Style.FAINT)]
             case messages.Queued() if self.telling.reasons:
-                return _reasons(f"miss {clean(body.action)}", body.reasons)
+                return reason_lines(f"miss {clean(body.action)}", body.reasons)
             case messages.Finished():
                 return self._finished(body, ended)
             case messages.Failed():
@@ -237,11 +237,11 @@ class Narrator:
         if body.would_run:
             self._told_runs += 1
             style = Style.ERROR if self.telling.mode is Mode.PROVE else Style.HEADING
-            return _reasons(f"would run {clean(body.action)}", body.reasons, style)
+            return reason_lines(f"would run {clean(body.action)}", body.reasons, style)
         self._told_hits += 1
         if self.telling.mode is Mode.PROVE:
             return []
-        return _reasons(f"hit {clean(body.action)}", tuple(reason.removeprefix("hit: ") for reason in body.reasons))
+        return reason_lines(f"hit {clean(body.action)}", tuple(reason.removeprefix("hit: ") for reason in body.reasons))
 
     def _notice(self, body: messages.Notice) -> list[Line]:
         levels = {Severity.NOTE: Verbosity.INFO, Severity.WARNING: Verbosity.WARNING, Severity.ERROR: Verbosity.ERROR}
@@ -333,7 +333,8 @@ def problem_lines(message: str, *, file: str = "", command: str = "", next_step:
     return lines
 
 
-def _reasons(title: str, reasons: tuple[str, ...], style: Style = Style.PLAIN) -> list[Line]:
+def reason_lines(title: str, reasons: tuple[str, ...], style: Style = Style.PLAIN) -> list[Line]:
+    """Why something ran or would, below what it is."""
     if len(reasons) == 1:
         return [Line(f"{title}: {clean(reasons[0])}", style)]
     return [Line(title, style), *(Line(f"    {clean(reason)}") for reason in reasons)]
