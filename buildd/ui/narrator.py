@@ -10,6 +10,7 @@ from enum import IntEnum
 import msgspec
 
 from buildd.ui import text
+from buildd.ui.folding import Folding
 from buildd.ui.model import BuildModel, RunningJob
 from buildd.ui.text import Line, Style, clean, duration
 from protocol import messages
@@ -67,6 +68,7 @@ class _Speech(msgspec.Struct):
 
     label: str
     held: list[str]
+    folding: Folding
     held_characters: int = 0
     shown: int = 0
     dropped: int = 0
@@ -129,11 +131,18 @@ class Narrator:
     # ------------------------------------------------------------ output of tools
 
     def _output(self, body: messages.LogLine) -> list[Line]:
-        line = text.compiler_line(body.text)
         job = self.model.running.get(body.job_id)
         if job is None:  # A hit repeats what its compiler had said, after the line that names it.
-            return [*self._heading(body.job_id, ""), line]
-        speech = self._speeches.setdefault(body.job_id, _Speech(job.label, held=[]))
+            return [*self._heading(body.job_id, ""), text.compiler_line(body.text)]
+        speech = self._speeches.get(body.job_id)
+        if speech is None:
+            speech = self._speeches[body.job_id] = _Speech(job.label, held=[], folding=Folding(self._log_command()))
+        if self.telling.complete:
+            return self._said(body.job_id, speech, body.text)
+        return [line for shown in speech.folding.feed(body.text) for line in self._said(body.job_id, speech, shown)]
+
+    def _said(self, job_id: JobId, speech: _Speech, words: str) -> list[Line]:
+        line = text.compiler_line(words)
         if line.style is Style.ERROR:
             speech.error_lines = speech.error_lines or []
             if len(speech.error_lines) < _KEPT_ERROR_LINES:
@@ -145,11 +154,11 @@ class Narrator:
                 speech.dropped += 1
                 return []
             speech.shown += 1
-            return [*self._heading(body.job_id, job.label), line]
+            return [*self._heading(job_id, speech.label), line]
         speech.held.append(line.text)
         speech.held_characters += len(line.text)
         if speech.held_characters > _HELD_CHARACTERS:  # Bounded memory beats one piece.
-            return [*self._heading(body.job_id, job.label), *self._released(speech)]
+            return [*self._heading(job_id, speech.label), *self._released(speech)]
         return []
 
     def _heading(self, job_id: JobId, label: str) -> list[Line]:
@@ -168,10 +177,12 @@ class Narrator:
     def _ended_speech(self, job_id: JobId) -> tuple[list[Line], list[str]]:
         """What a job that ended has still to say, and the error lines that it has said."""
         speech = self._speeches.pop(job_id, None)
-        self._speaker = job_id
         if speech is None:
+            self._speaker = job_id
             return [], []
-        lines = self._released(speech)
+        lines = [line for shown in speech.folding.rest() for line in self._said(job_id, speech, shown)]
+        self._speaker = job_id
+        lines += self._released(speech)
         if speech.dropped:
             more = text.count(speech.dropped, "more line")
             lines.append(Line(f"({more} of output: {self._log_command()})", Style.FAINT))
