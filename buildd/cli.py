@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:
+    except (OSError, ValueError):
         pass
     os._exit(status)
 
@@ -79,7 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         status = _dispatch(arguments)
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # a language server closes its own
+            sys.stdout.flush()
         return status
     except Interrupted as stop:
         return stop.status
