@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from buildd.devicecode import kernels_of_file
-from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root
+from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root, toolkits
 from protocol import messages as m
 
 FILES = ("GNUmakefile", "makefile", "Makefile")
@@ -52,6 +52,7 @@ class MakeTree:
         self.targets = tuple(targets) or (os.path.basename(self.folder),)
         """Names for people."""
         self._targets = tuple(targets)
+        self._toolkits = toolkits(environ)
         # Its database is read by its words, one make's after the other's.
         alone = {name: value for name, value in environ.items() if name not in ("MAKEFLAGS", "BUILDD_JOBSERVER")}
         self._environ = {**alone, "LC_ALL": "C"}
@@ -93,7 +94,10 @@ class MakeTree:
         files = {
             path
             for path in (*database.named, *database.makefiles)
-            if path not in database.made and not is_system(path) and not os.path.isdir(path)
+            if path not in database.made
+            and not is_system(path)
+            and not path.startswith(self._toolkits)
+            and not os.path.isdir(path)
         }
         # What a rule names and is nowhere may be what is missing; what -include names is in no rule.
         self.project = source_root(self.folder, (path for path in files if os.path.exists(path)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from buildd import depfiles
 from buildd.devicecode import kernels_of_file
-from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root
+from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root, toolkits
 from codegen.commandline import TOOLS
 from codegen.foreign import MARK
 from codegen.plan import Discovery
@@ -164,7 +164,8 @@ class NinjaTree:
             self._manifest = {FILE, *self._included()}
         self._commands = self._stamps()
         self._load_commands()
-        self.project = source_root(self.folder, map(self._absolute, (self._explicit | self._manifest) - self._made))
+        sources = map(self._absolute, (self._explicit | self._manifest) - self._made)
+        self.project = source_root(self.folder, (path for path in sources if not path.startswith(self._toolkits)))
 
     def _load_commands(self) -> None:
         entries: list[dict[str, str]] = json.loads(self._ask("-t", "compdb"))
@@ -179,11 +180,7 @@ class NinjaTree:
         self._folders = set(map(self._absolute, spelled))
         compilers = [word for command in self.by_command if (word := _compiler(command))]
         self._past = sum(not os.path.isdir(os.path.join(os.path.dirname(word), MARK)) for word in compilers)
-        self._toolkits = tuple(
-            f"{os.path.dirname(os.path.dirname(real))}/{part}/"
-            for real in {os.path.realpath(word) for word in compilers}
-            for part in ("include", "lib", "lib64", "targets", "nvvm")
-        )
+        self._toolkits = toolkits(self._environ, compilers)
 
     def _load_read(self, outputs: Iterable[str]) -> None:
         """What commands were seen to read: of these outputs, else of all."""
@@ -314,10 +311,12 @@ class NinjaReader:
 
     def end(self, status: int) -> list[m.EventBody]:
         told = self.pause()
+        hits: list[m.EventBody] = []
         for output in self.device:
             if output not in self._built and (kernels := kernels_of_file(self.tree.absolute(output))):
-                told.append(m.CacheHit(job_id=m.JobId(0), action=output, reason="up to date", kernels=kernels))
-        return told
+                hits.append(m.CacheHit(job_id=m.JobId(0), action=output, reason="up to date", kernels=kernels))
+        planned = () if self._number else (m.Planned(targets=self.tree.targets, actions=len(hits)),)
+        return [*told, *planned, *hits]
 
 
 def _unquoted(text: str) -> Iterator[str]:
@@ -343,7 +342,7 @@ def _deps(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _compiler(command: str) -> str:
-    """The compiler that a command calls by its own path; empty where PATH decides, or there is none."""
+    """The compiler that a command calls by its own path; empty where PATH or a launcher decides, or there is none."""
     for word in command.split(maxsplit=4)[:4]:
         if "=" in word or word == "env":
             continue

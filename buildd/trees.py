@@ -16,6 +16,7 @@ from typing import Protocol
 from buildd.diagnostics import diagnose
 from buildd.errors import BuilddError
 from buildd.kernels import completed, is_report, kernels_in
+from buildd.standins import find_tools
 from buildd.ui.text import tool_of
 from protocol import messages as m
 
@@ -119,6 +120,19 @@ class Edge:
 def is_system(path: str) -> bool:
     """Whether a path belongs to the system: nobody edits that and waits for a build."""
     return path.startswith(_SYSTEM)
+
+
+def toolkits(environ: Mapping[str, str], named: Iterable[str] = ()) -> tuple[str, ...]:
+    """Where compilers keep what is theirs, each folder with its final slash.
+
+    Args:
+        environ: its PATH has compilers.
+        named: paths of further ones.
+    """
+    roots = {
+        os.path.dirname(os.path.dirname(os.path.realpath(path))) for path in (*find_tools(environ).values(), *named)
+    }
+    return tuple(f"{root}/{part}/" for root in roots for part in ("include", "lib", "lib64", "targets", "nvvm"))
 
 
 def searched(command: str) -> list[str]:

@@ -155,6 +155,19 @@ def test_a_command_passes_a_cache_by(folder: Path) -> None:
     assert tree.notice().startswith("3 of 6 commands")
 
 
+def test_a_toolkits_headers_are_not_watched(folder: Path) -> None:
+    write(folder, **{"toolkit/bin/gcc": "#!/bin/sh\n", "toolkit/include/theirs.h": "", "toolkit/src/ours.c": ""})
+    (folder / "toolkit/bin/gcc").chmod(0o755)
+    rule = "rule cc\n  command = gcc $in\n"
+    build = "build o: cc ../src/ours.c ../../toolkit/include/theirs.h\n"
+    write(folder / "work", **{"tree/build.ninja": rule + build, "src/ours.c": ""})
+    environ = {"PATH": f"{folder}/toolkit/bin:{ENVIRON['PATH']}"}
+    tree = NinjaTree(str(folder / "work/tree"), [], environ)
+    tree.describe()
+    assert tree.project == str(folder / "work")
+    assert names(tree) == {"src", "src/ours.c", "tree/build.ninja"}
+
+
 def test_folders_of_a_command() -> None:
     command = "nvcc -Ia -I b -isystem=c '-I' -I\"d e\" -isystem 'f g' --idirafter -Inot/really x.cu"
     assert searched(command) == ["a", "b", "c", "d e", "f g", "not/really"]
