@@ -10,7 +10,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from buildd import prove
 from buildd.eventlog import RequestLog
+from buildd.lookup import Found
 from buildd.scheduler import Scheduler
 from codegen.plan import Plan, RequestError
 from protocol import messages as m
@@ -72,6 +74,33 @@ def plan_here(request: m.Request) -> Plan:
         scheduler = Scheduler(default_store=Path(request.store))
         try:
             return await scheduler.intake.plan(request)
+        finally:
+            await scheduler.close()
+
+    return asyncio.run(run())
+
+
+def found_here(request: m.Request) -> tuple[Plan, dict[str, tuple[str, ...]]]:
+    """The plan of a request, and of each action whose result is in the store the files that it read. Those results are
+    put in place, as a build does; nothing runs.
+
+    Raises: RequestError, BuilddError, OSError.
+    """
+
+    async def run() -> tuple[Plan, dict[str, tuple[str, ...]]]:
+        scheduler = Scheduler(default_store=Path(request.store))
+        found: dict[str, tuple[str, ...]] = {}
+        try:
+            building = await scheduler.intake.examine(request)
+            made_by_others: set[str] = set()
+            for index in prove.order(building.plan):
+                action = building.plan.actions[index]
+                is_ready = not made_by_others.intersection(action.inputs)
+                if is_ready and isinstance(building.look(index, fresh=False), Found):
+                    found[action.name] = building.lookup.used_by(action) or ()
+                else:
+                    made_by_others.update(output.path for output in action.outputs)
+            return building.plan, found
         finally:
             await scheduler.close()
 

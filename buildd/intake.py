@@ -147,6 +147,15 @@ class Intake:
         opened = await self._open(request.store)
         return await opened.planner.plan(request)
 
+    async def examine(self, request: m.Request) -> Building:
+        """A request with its plan, of which nothing runs. Raises RequestError, BuilddError, OSError."""
+        opened = await self._open(request.store)
+        building = Building(
+            request, RequestLog(request.request_id), opened.store, opened.files, opened.notebook, opened.surveys
+        )
+        await self._adopt(building, await opened.planner.plan(request))
+        return building
+
     async def _watch(self, opened: OpenStore, request: m.Request, log: RequestLog) -> None:
         watch = Watch(request, log, opened.store, opened.files)
         try:

@@ -24,7 +24,7 @@ def answer(building: Building, found: list[m.Digest]) -> None:
     everything = building.request.mode is m.Mode.EXPLAIN
     blocked: dict[str, str] = {}
     would_run = 0
-    for index in _order(plan):
+    for index in order(plan):
         action = plan.actions[index]
         waits_for = next((blocked[path] for path in action.inputs if path in blocked), "")
         if waits_for:
@@ -51,7 +51,8 @@ def answer(building: Building, found: list[m.Digest]) -> None:
         building.tell_done(m.Outcome.BUILT)
 
 
-def _order(plan: Plan) -> list[int]:
+def order(plan: Plan) -> list[int]:
+    """The actions of a plan, each after those that make its inputs."""
     maker = {output.path: i for i, action in enumerate(plan.actions) for output in action.outputs}
     graph = {i: {maker[p] for p in action.inputs if p in maker} for i, action in enumerate(plan.actions)}
     return list(TopologicalSorter(graph).static_order())

@@ -123,6 +123,7 @@ def test_a_save_during_a_run_stops_it(tree: Tree) -> None:
         session.end()
 
 
+@pytest.mark.slow
 def test_a_tree_of_cmakes_is_configured_anew(tree: Tree) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("no cmake (Debian: cmake)")

@@ -47,8 +47,7 @@ def with_compilers(
         note: is told why it must go without.
     """
     inside = {**environ, "PATH": environ.get("PATH", os.defpath)}
-    if shutil.which("ninja", path=inside["PATH"]) is None and (found := _packaged_ninja()):
-        inside["PATH"] += f"{os.pathsep}{found}"
+    provide_ninja(inside)
     try:
         inside.update(variables(inside, "", jobs))
         sharing = offered_jobserver(inside, jobs)
@@ -58,6 +57,17 @@ def with_compilers(
         return
     with sharing:
         yield inside
+
+
+def provide_ninja(environ: dict[str, str]) -> bool:
+    """Have a PATH with ninja: where it has none, PyPI's is put behind it. False where there is neither."""
+    path = environ.get("PATH", os.defpath)
+    if shutil.which("ninja", path=path) is not None:
+        return True
+    found = _packaged_ninja()
+    if found:
+        environ["PATH"] = f"{path}{os.pathsep}{found}"
+    return bool(found)
 
 
 def _packaged_ninja() -> str:
