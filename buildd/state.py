@@ -370,23 +370,24 @@ class State:
             if self._cpus and taken >= self._cpus:
                 self.waiting_for = f"cpu: all {self._cpus} are taken" if self.queued else ""
                 return
-            started, tried = False, 0
+            started, tried, why = False, 0, ""
             crowded = self._line.crowded(self._stepped)
             for job, lead in self._line.best_first():
                 job.spread = job.steps and not job.alone and not crowded
-                if job.spread:
-                    started = self._line.may_spread(lead[0], taken)
-                else:
+                if not job.spread:
                     tried += 1
                     why = self._gate(job.cpus, job.memory_bytes, job.alone, len(self._running))
                     started = not why
+                    # One step at a time holds less memory than all of them for the whole time.
+                    job.spread = job.steps and not job.alone and not started
+                if job.spread:
+                    started = self._line.may_spread(lead[0], taken)
                 if started:
                     self._begin(job, lead, out)
                     break
+                self.waiting_for = self.waiting_for or why
                 if job.spread:
                     continue
-                if not self.waiting_for:
-                    self.waiting_for = why
                 if job.alone or job.overtaken >= MOST_OVERTAKES or tried > BACKFILL:
                     break
                 job.overtaken += 1

@@ -320,6 +320,14 @@ def test_where_each_cpu_has_a_job_none_is_spread() -> None:
     assert starts(machine(spread(A, 3))) == [(A, 3)] and machine.state.jobs[JobId(5)].spread is False
 
 
+def test_a_job_that_memory_refuses_is_spread_after_all() -> None:
+    machine = Machine(count=0, cpus=2)
+    machine(Submitted(A, nodes((), ())))
+    machine(spread(A, 0))
+    machine(spread(A, 1))
+    assert all(machine.state.jobs[JobId(n)].spread for n in (1, 2))
+
+
 def test_a_job_that_ran_out_of_memory_is_not_spread() -> None:
     machine = Machine(count=9, cpus=2)
     machine(Submitted(A, nodes((), ())))
