@@ -97,7 +97,12 @@ class Execution:
     def ran(self) -> Ran:
         """What it leaves behind, once it has ended well."""
         assert self.exit is not None
-        return Ran(tuple(self.made), self.exit, self.read, self.note)
+        return Ran(tuple(self.made), self.exit, self.read, self.note, self._began_ns)
+
+    @property
+    def steps(self) -> tuple[m.Step, ...]:
+        """What it was carried out in."""
+        return ()
 
     def time_line(self) -> str:
         """What AIT_TIME_COMPILATION asks for: the line of GNU time, from our own measurement."""

@@ -39,6 +39,8 @@ class Ran:
     read: tuple[str, ...] | None
     """The files that its tool said it read, as it spelled them; None where it said nothing."""
     note: str = ""
+    began_ns: int = 0
+    """When its tool was started, by the file system's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,7 @@ class Scheduler:
                         for made in execution.made
                     ),
                     note=execution.note,
+                    steps=execution.steps,
                     kernels=execution.kernels,
                 ),
             )

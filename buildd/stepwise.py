@@ -55,6 +55,8 @@ class Inner(Building):
     reads: dict[int, tuple[str, ...] | None] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)
     """Of the steps that ran."""
+    done: list[tuple[str, int, Exit | None]] = field(default_factory=list)
+    """Name of each step that is done, when it began, how it ended where it ran."""
     failed: dict[int, Failure] = field(default_factory=dict)
     exact: bool = False
     """No text is taken for another one with other line numbers."""
@@ -224,6 +226,7 @@ class Inner(Building):
         Building.hand_over(self, index, ran)
         self._ended(index, ran.exit)
         self.reads[index] = ran.read
+        self.done.append((self.plan.actions[index].name, ran.began_ns, ran.exit))
 
     def _ended(self, index: int, exit: Exit) -> None:
         self.said[index] = (exit.stdout, exit.stderr)
@@ -232,6 +235,7 @@ class Inner(Building):
     def tell_hit(self, index: int, result: Result) -> None:
         stdout, stderr = (self.store.get(digest) or b"" if digest else b"" for digest in (result.stdout, result.stderr))
         self.said[index] = (stdout, stderr)
+        self.done.append((self.plan.actions[index].name, time.time_ns(), None))
         self.reads[index] = self.lookup.used_by(self.plan.actions[index])
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
@@ -307,6 +311,20 @@ class Stepwise(Execution):
     async def carry_out(self, inner: Inner, runner: Runner) -> Ending:
         """Do all steps, as far as they have to be done. Raises OSError and StoreError."""
         raise NotImplementedError
+
+    @property
+    def steps(self) -> tuple[m.Step, ...]:
+        before = len(self.action.name) + len(": ")
+        return tuple(
+            m.Step(
+                name=name[before:],
+                start_s=max(0, began_ns - self._began_ns) / 1e9,
+                wall_s=exit.timing.wall_s if exit is not None else 0.0,
+                peak_rss_bytes=exit.timing.peak_rss_bytes if exit is not None else 0,
+                hit=exit is None,
+            )
+            for name, began_ns, exit in (self._inner.done if self._inner is not None else ())
+        )
 
     def time_line(self) -> str:
         return "" if self.exit is None or self._whole is None else time_line_of(self._whole, self.exit)

@@ -73,6 +73,18 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A digest of its machine code; empty where that is not known."""
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the steps that a job was carried out in."""
+
+    name: str
+    start_s: float
+    """After the job's own start."""
+    wall_s: float = 0.0
+    peak_rss_bytes: int = 0
+    hit: bool = False
+    """It did not run."""
+
+
 class FailureKind(Enum):
     COMPILE_ERROR = "compile_error"
     KILLED = "killed"
@@ -162,6 +174,8 @@ class Finished(Body, frozen=True, tag="finished"):
     note: str = ""
     """Set where something is worth saying: "not stored: src/a.cu changed while it was compiled"."""
     kernels: tuple[Kernel, ...] = ()
+    steps: tuple[Step, ...] = ()
+    """In the order in which they ended; none where one process did all."""
 
 
 class Failed(Body, frozen=True, tag="failed"):

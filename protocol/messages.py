@@ -39,6 +39,7 @@ from protocol.events import Queued as Queued
 from protocol.events import RequestId as RequestId
 from protocol.events import Severity as Severity
 from protocol.events import Started as Started
+from protocol.events import Step as Step
 from protocol.events import Timing as Timing
 from protocol.events import ToolOutput as ToolOutput
 from protocol.events import Unknown as Unknown

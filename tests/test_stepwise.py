@@ -119,6 +119,9 @@ def test_a_missed_action_is_one_job_to_its_followers_and_a_hit_asks_for_no_step(
     assert_built(first, 0, 1)
     assert said(first) == ALL, "in the compiler's order, each once"
     assert first.ran() == ["a.cu.o"] and len(first.of(m.Finished)) == 1
+    steps = sorted(first.of(m.Finished)[0].steps, key=lambda step: step.start_s)
+    assert {step.name for step in steps} == {action.name for action in TEMPLATE}
+    assert steps[-1].name == "host compile" and steps[-1].wall_s > 0 and not any(step.hit for step in steps)
     made = (floor.project / "build/a.cu.o").read_bytes()
     (floor.project / "build/a.cu.o").unlink()
 

@@ -7,11 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from recorded import events, failed_build, finished, good_build, replay, started
 
 from buildd.ui.trace import TraceView, chrome_trace
-from protocol.messages import Event
+from protocol.messages import Event, Step
 
 
 def traced(recorded: list[Event]) -> list[dict[str, Any]]:
@@ -32,6 +33,21 @@ def test_jobs_are_complete_events_in_microseconds() -> None:
     assert a["args"]["user_s"] == 1.6
     assert a["args"]["peak_rss_bytes"] == 1 << 20
     assert a["args"]["reasons"] == ["input src/a.cu changed"]
+
+
+def test_steps_are_drawn_below_their_job_side_by_side_where_they_ran_so() -> None:
+    steps = tuple(
+        Step(name=name, start_s=start_s, wall_s=wall_s)
+        for name, start_s, wall_s in (("host", 0.0, 1.0), ("device", 0.0, 2.0), ("link", 2.0, 1.0))
+    )
+    done = msgspec.structs.replace(finished(1, "a", 3.0), steps=(*steps, Step(name="found", start_s=0.5, hit=True)))
+    entries = traced(events((1, started(1, "a")), (4, done)))
+    drawn = {entry["name"]: entry for entry in of_phase(entries, "X")}
+    assert set(drawn) == {"a", "host", "device", "link"}
+    assert drawn["host"]["tid"] == drawn["link"]["tid"] != drawn["device"]["tid"]
+    assert drawn["link"]["ts"] == drawn["a"]["ts"] + 2e6 and drawn["link"]["dur"] == 1e6
+    names = [entry["args"]["name"] for entry in of_phase(entries, "M") if entry["name"] == "thread_name"]
+    assert names == ["hits", "slot 1", "slot 1, steps", "slot 1, steps"]
 
 
 def test_hits_are_instants_on_their_own_lane() -> None:

@@ -1,4 +1,5 @@
-"""A build's events as a Chrome trace (chrome://tracing, Perfetto): one lane per job slot, hits as instants.
+"""A build's events as a Chrome trace (chrome://tracing, Perfetto): one lane per job slot, its steps below, hits as
+instants.
 
 Pure: events in, JSON bytes out. Format: "Trace Event Format", JSON array form; times in microseconds.
 """
@@ -16,6 +17,8 @@ from protocol.messages import Event, JobId
 
 _PROCESS = 1
 _STORE_LANE = 0
+_STEP_LANES = 1000
+"""The lanes of steps are numbered from a job's lane times this."""
 
 
 def chrome_trace(events: Iterable[Event]) -> bytes:
@@ -57,6 +60,8 @@ class _Tracer:
         self._started: dict[JobId, tuple[int, messages.Started]] = {}
         self._reasons: dict[JobId, tuple[str, ...]] = {}
         self._lane_count = 0
+        self._rows: dict[int, int] = {}
+        """How many lanes the steps of a lane's jobs take."""
         self._entries: list[dict[str, Any]] = []
 
     def trace(self, events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -70,7 +75,8 @@ class _Tracer:
                     self._start(event.time_ns, body)
                 case messages.Finished() as body:
                     peak = {"outputs_bytes": sum(output.size_bytes for output in body.outputs)}
-                    self._end(event.time_ns, body.job_id, body.action, body.timing, peak)
+                    lane, began_ns = self._end(event.time_ns, body.job_id, body.action, body.timing, peak)
+                    self._add_steps(lane, began_ns, body.steps)
                 case messages.Failed() as body:
                     what = {"failed": clean(body.message), "exit_status": body.exit_status}
                     self._end(event.time_ns, body.job_id, body.action, body.timing, what)
@@ -92,7 +98,11 @@ class _Tracer:
         self._lane_count = max(self._lane_count, lane)
         self._started[body.job_id] = (time_ns, body)
 
-    def _end(self, time_ns: int, job_id: JobId, action: str, timing: messages.Timing, more: dict[str, Any]) -> None:
+    def _end(
+        self, time_ns: int, job_id: JobId, action: str, timing: messages.Timing, more: dict[str, Any]
+    ) -> tuple[int, int]:
+        """Draws a job; its lane, and when it began."""
+        lane = self._lanes.pop(job_id, 1)
         started_ns, body = self._started.pop(job_id, (time_ns - int(timing.wall_s * 1e9), None))
         command = body.command if body is not None else ""
         self._entries.append(
@@ -103,7 +113,7 @@ class _Tracer:
                 "ts": self._microseconds(started_ns),
                 "dur": max(0, time_ns - started_ns) / 1000,
                 "pid": _PROCESS,
-                "tid": self._lanes.pop(job_id, 1),
+                "tid": lane,
                 "args": {
                     "command": clean(command),
                     "expected_s": body.expected_s if body is not None else 0.0,
@@ -116,6 +126,30 @@ class _Tracer:
                 },
             }
         )
+
+        return lane, started_ns
+
+    def _add_steps(self, lane: int, began_ns: int, steps: Iterable[messages.Step]) -> None:
+        """Those that ran side by side on lanes of their own below the job's."""
+        free_s: list[float] = []
+        for step in sorted(steps, key=lambda step: step.start_s):
+            if step.hit:
+                continue
+            row = next((row for row, at_s in enumerate(free_s) if at_s <= step.start_s), len(free_s))
+            free_s[row : row + 1] = [step.start_s + step.wall_s]
+            self._rows[lane] = max(self._rows.get(lane, 0), row + 1)
+            self._entries.append(
+                {
+                    "name": clean(step.name),
+                    "cat": "step",
+                    "ph": "X",
+                    "ts": self._microseconds(began_ns) + step.start_s * 1e6,
+                    "dur": step.wall_s * 1e6,
+                    "pid": _PROCESS,
+                    "tid": _STEP_LANES * lane + row,
+                    "args": {"peak_rss_bytes": step.peak_rss_bytes},
+                }
+            )
 
     def _instant(self, time_ns: int, body: messages.CacheHit) -> None:
         self._entries.append(
@@ -133,6 +167,8 @@ class _Tracer:
 
     def _names(self) -> list[dict[str, Any]]:
         lanes = {_STORE_LANE: "hits"} | {lane: f"slot {lane}" for lane in range(1, self._lane_count + 1)}
+        for lane, rows in self._rows.items():
+            lanes |= {_STEP_LANES * lane + row: f"slot {lane}, steps" for row in range(rows)}
         names = [{"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "buildd"}}]
         for lane, name in lanes.items():
             names.append({"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": lane, "args": {"name": name}})
