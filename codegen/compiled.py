@@ -294,8 +294,12 @@ def _default_name(output: OutputKind, name: str) -> str:
 
 
 def asked_archs(context: Context, target: Target, *, amd: bool) -> tuple[str, ...]:
-    """The request's architectures of this vendor, else the target's: --arch sm_90 leaves HIP targets as they are."""
-    return tuple(arch for arch in context.request.arch if arch.startswith("gfx") == amd) or target.arch
+    """The request's architectures of this vendor, else the target's: --arch sm_90 leaves HIP targets as they are.
+
+    With AIT_BUILD_DOCS a CUDA target that names none is for sm_80, as AITemplate takes it where there is no GPU.
+    """
+    asked = tuple(arch for arch in context.request.arch if arch.startswith("gfx") == amd) or target.arch
+    return asked or (("sm_80",) if not amd and context.variables.is_on("AIT_BUILD_DOCS") else ())
 
 
 def needs_arch(target: Target, archs: tuple[str, ...], example: str) -> None:

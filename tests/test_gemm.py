@@ -115,6 +115,15 @@ def test_alignment_is_what_the_sizes_allow(keys: dict[str, Any], arch: str, alig
     assert (kernel.align, kernel.align_d) == (align, align_d)
 
 
+@pytest.mark.cuda
+def test_without_a_gpu_ait_build_docs_names_the_architecture(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text('[target.g]\nkind = "gemm"\n')
+    with pytest.raises(RequestError, match="names no architecture"):
+        plan_for(request_for(tmp_path))
+    plan = plan_for(request_for(tmp_path, environment={"PATH": "/usr/bin:/bin", "AIT_BUILD_DOCS": "0"}))
+    assert any("_sm80_" in action.name for action in plan.actions), "any value counts"
+
+
 def build(tmp_path: Path, keys: str) -> ctypes.CDLL:
     folder = tmp_path / "project"
     folder.mkdir()
