@@ -97,6 +97,19 @@ struct Operand {
     double at(size_t element) const { return pool[element % kPeriod]; }
 };
 
+// The first element that is no number; as many as there are where each is one. By its bits: millions are looked at.
+template <typename Bits>
+size_t first_nan(const std::vector<char>& result, Bits infinity) {
+    const size_t count = result.size() / sizeof(Bits);
+    const Bits magnitude = static_cast<Bits>(~Bits{0}) >> 1;
+    for (size_t i = 0; i < count; ++i) {
+        Bits bits;
+        std::memcpy(&bits, &result[i * sizeof(Bits)], sizeof bits);
+        if ((bits & magnitude) > infinity) return i;
+    }
+    return count;
+}
+
 double activated(const std::string& epilogue, double x) {
     if (epilogue.find("relu") != std::string::npos) return std::max(x, 0.0);
     if (epilogue.find("gelu") != std::string::npos) return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
@@ -158,12 +171,17 @@ template <typename Load>
     worked(cudaStreamSynchronize(stream), "the first run");
     std::vector<char> result(d_bytes);
     worked(cudaMemcpy(result.data(), d, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
-    if (!whole) {
-        for (size_t e = 0; e < total; ++e) {
-            if (std::isnan(load(output, &result[e * bytes_of(output)]))) {
-                say("wrong", "element " + std::to_string(e / n) + ", " + std::to_string(e % n) + " is no number");
-            }
-        }
+    // No number is also what nobody has written.
+    size_t odd = total;
+    if (output == "fp16") {
+        odd = first_nan<uint16_t>(result, 0x7c00);
+    } else if (output == "bf16") {
+        odd = first_nan<uint16_t>(result, 0x7f80);
+    } else if (output == "fp32") {
+        odd = first_nan<uint32_t>(result, 0x7f800000);
+    }
+    if (odd < total) {
+        say("wrong", "element " + std::to_string(odd / n) + ", " + std::to_string(odd % n) + " is no number");
     }
     double worst = 0.0;
     uint64_t state = 7;

@@ -1,0 +1,26 @@
+// A GEMM on the host with the interface of generated ones: -DTYPE, -DA_ROW, -DB_ROW, -DBIAS, -DFAULT (see below).
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+size_t gemm_workspace_bytes(int m, int n, int k) { return (size_t)(m + n + k); }
+
+int gemm_run(const void *a, const void *b, const void *c, void *d, int m, int n, int k, float alpha, float beta,
+             void *workspace, void *stream) {
+  const TYPE *left = a, *right = b, *bias = c;
+  TYPE *out = d;
+  (void)beta, (void)workspace, (void)stream;
+  if (FAULT == 1) return -4;    // refuses
+  if (FAULT == 2) abort();      // crashes
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < n; j++) {
+      float sum = 0;
+      for (int p = 0; p < k; p++)
+        sum += (float)left[A_ROW ? i * k + p : p * m + i] * (float)right[B_ROW ? p * n + j : j * k + p];
+      if (FAULT == 3 && i == m - 1 && j == n - 1) continue;  // forgets an element
+      if (FAULT == 4 && j == 0) sum += 1;                    // a column is wrong
+      const float value = alpha * sum + (BIAS ? (float)bias[j] : 0.0f);
+      out[(size_t)i * n + j] = (TYPE)(BIAS ? fmaxf(value, 0.0f) : value);
+    }
+  return 0;
+}

@@ -1,0 +1,85 @@
+"""measure.cu itself, on a device that is the host: what is right, what is wrong, and in which layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.gemm import MEASURE
+from codegen.generate import make_plan
+from codegen.plan import Knowledge
+from tests.carry_out import answered, request_for
+
+FAKES = Path(__file__).parent / "fakes"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """measure.cu, compiled by nvcc and linked with a runtime that is none."""
+    folder = tmp_path_factory.mktemp("measure")
+    (folder / "measure.cu").write_bytes(Path(MEASURE).read_bytes())
+    spec = {"kind": "cuda", "sources": ["measure.cu"], "arch": ["sm_80"], "flags": ["-std=c++17"], "output": "object"}
+    request, knowledge = request_for(folder, file="", specs={"measure": spec}), Knowledge()
+    plan = answered(lambda: make_plan(request, knowledge), knowledge)
+    roots = dict(plan.tools[0].roots)
+    nvcc = [f"{roots['cuda']}/bin/nvcc", "-std=c++17", "-arch=sm_80", "-cudart=none", "-nodlink", "-O1"]
+    subprocess.run(["gcc", "-O1", "-c", "-o", folder / "cudart.o", FAKES / "fake-cudart.c"], check=True)
+    subprocess.run([*nvcc, "-c", "-o", folder / "measure.o", folder / "measure.cu"], check=True)
+    stubs = "".join(
+        f"int {name}(void) {{ return 0; }}\n"
+        for name in ("__cudaRegisterFatBinary", "__cudaRegisterFatBinaryEnd", "__cudaUnregisterFatBinary")
+    )
+    (folder / "stubs.c").write_text(stubs)
+    objects = [str(folder / name) for name in ("measure.o", "cudart.o", "stubs.c")]
+    subprocess.run(["gcc", "-o", folder / "measure", *objects, "-lstdc++", "-ldl", "-lm", "-w"], check=True)
+    return folder / "measure"
+
+
+def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) -> tuple[str, dict[str, Any]]:
+    given = {"TYPE": "_Float16", "A_ROW": 1, "B_ROW": 0, "BIAS": 0, "FAULT": 0, **macros}
+    library = folder / "libgemm.so"
+    flags = [f"-D{name}={value}" for name, value in given.items()]
+    command = ["gcc", "-O2", "-msse2", "-shared", "-fPIC", *flags, "-o", library, FAKES / "fake-gemm.c", "-lm"]
+    subprocess.run(command, check=True)
+    dtype, tolerance = {"_Float16": ("fp16", "2e-3"), "float": ("fp32", "1e-4")}[str(given["TYPE"])]
+    layout = f"{'r' if given['A_ROW'] else 'c'}{'r' if given['B_ROW'] else 'c'}r"
+    epilogue = "bias_relu" if given["BIAS"] else "none"
+    arguments = [str(library), "gemm", "24", "40", "32", dtype, dtype, layout, epilogue, tolerance, best_us]
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(lines[-1]) if lines else {"outcome": f"signal {-done.returncode}", "note": ""}
+    return found["outcome"], found
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_what_is_right_is_timed_in_every_layout(program: Path, tmp_path: Path) -> None:
+    for macros in ({}, {"B_ROW": 1}, {"A_ROW": 0}, {"BIAS": 1}, {"TYPE": "float"}, {"TYPE": "float", "BIAS": 1}):
+        outcome, found = measured(program, tmp_path, **macros)
+        assert outcome == "measured", (macros, found)
+        assert found["time_us"] > 0 and found["samples"] >= 20 and found["error"] < 2e-3
+        assert found["workspace_bytes"] == 96
+    assert measured(program, tmp_path, best_us="0.0001")[0] == "hopeless"
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_what_is_wrong_is_said(program: Path, tmp_path: Path) -> None:
+    assert measured(program, tmp_path, FAULT=1)[1] == {"outcome": "refused", "note": "cutlass::Status 4"}
+    assert measured(program, tmp_path, FAULT=2)[0] == "signal 6"
+    outcome, found = measured(program, tmp_path, FAULT=3)
+    assert (outcome, found["note"]) == ("wrong", "element 23, 39 is no number")
+    outcome, found = measured(program, tmp_path, FAULT=4)
+    assert outcome == "wrong" and "largest relative error" in found["note"]
+    # The right numbers for another layout.
+    library = tmp_path / "libgemm.so"
+    done = subprocess.run(
+        [program, library, "gemm", *["24", "40", "32", "fp16", "fp16", "rrr", "none", "2e-3", "0"]],
+        capture_output=True,
+        text=True,
+    )
+    assert '"wrong"' in done.stdout
