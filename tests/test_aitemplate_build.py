@@ -90,7 +90,7 @@ def make(build: Foreign, folder: str, makefile: str = "Makefile") -> tuple[int, 
     return hits - before[0], misses - before[1]
 
 
-def test_its_clean_build_is_incremental(build: Foreign) -> None:
+def test_its_clean_builds_are_incremental(build: Foreign) -> None:
     write_model(build, "1e-5")
     assert make(build, "test") == (0, len(UNITS))
     first = (build.folder / "test/test.so").read_bytes()
@@ -104,9 +104,11 @@ def test_its_clean_build_is_incremental(build: Foreign) -> None:
     assert make(build, "test") == (len(UNITS), 0)
     assert (build.folder / "test/test.so").read_bytes() == first
     assert build.figures().handed_through == {"link": 4}
+    profilers(build)
 
 
-def test_profilers_are_compiled_and_linked_once(build: Foreign) -> None:
+def profilers(build: Foreign) -> None:
+    """They are compiled and linked once."""
     names = [f"{operator}_{digest}_3" for operator, digest in (("gemm_rcr", "3f786850e387550f"), ("bmm", "89e6c98d"))]
     for name in names:
         build.write(f"profiler/{name}.cu", f"{name} with 22 kernels\n")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.carry_out import plan_for, request_for
-from tests.estate import Estate
 
 PROJECT = """\
 [target.ops]
@@ -40,14 +39,15 @@ def write(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-def test_the_variable_writes_a_project(estate: Estate) -> None:
-    write(estate.project)
-    said = estate.build("ops", "tool")
-    assert said.status == 0 and not (estate.project / "build/cmake").exists()
-    estate.environ["AIT_USE_CMAKE_COMPILATION"] = "1"
-    said = estate.build("ops", "tool")
-    assert said.status == 0 and "buildd run -- cmake -S build/cmake" in said.text and said.compiled == 0
-    text = (estate.project / "build/cmake/CMakeLists.txt").read_text()
+def test_the_variable_writes_a_project(tmp_path: Path, toolkit: Path) -> None:
+    write(tmp_path)
+    environ = {"PATH": "/usr/bin:/bin", "CUDA_HOME": str(toolkit)}
+    plain = plan_for(request_for(tmp_path, environment=environ))
+    assert not plain.files and not plain.notices
+    plan = plan_for(request_for(tmp_path, environment={**environ, "AIT_USE_CMAKE_COMPILATION": "1"}))
+    assert plan.actions == plain.actions and "buildd run -- cmake -S build/cmake" in plan.notices[-1]
+    (file,) = plan.files
+    text = file.content.decode()
     assert 'add_library("ops" SHARED "${ROOT}/src/a b.cu")' in text
     assert 'add_executable("tool" "${ROOT}/src/main.cu")' in text
     assert '"-I${ROOT}/include"' in text and '"-DWORDS=\\"x y\\""' in text and "arch=compute_80" in text

@@ -77,9 +77,6 @@ def test_what_is_wrong_is_said(program: Path, tmp_path: Path) -> None:
     assert outcome == "wrong" and "largest relative error" in found["note"]
     # The right numbers for another layout.
     library = tmp_path / "libgemm.so"
-    done = subprocess.run(
-        [program, library, "gemm", *["24", "40", "32", "fp16", "fp16", "rrr", "none", "2e-3", "0"]],
-        capture_output=True,
-        text=True,
-    )
+    arguments = [str(library), "gemm", "24", "40", "32", "fp16", "fp16", "rrr", "none", "2e-3", "0"]
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
     assert '"wrong"' in done.stdout

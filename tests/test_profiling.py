@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from buildd import aitemplate_cache
 from buildd.candidate_builds import Built
+from buildd.errors import StoreError
 from buildd.gpus import Gpu, find_gpus, strangers, visible
 from buildd.profile_cache import ProfileCache, open_profiles
 from buildd.profile_told import Chosen, Summary, Told, Tried
@@ -24,10 +26,11 @@ from codegen.gemm_choice import Candidate, candidate_from, problem_of
 from codegen.gemm_spec import kernel_for
 from codegen.gemm_survey import Case, Survey, survey
 from codegen.plan import Knowledge, RequestError
+from codegen.plan import Plan as CodePlan
 from codegen.target import GemmTarget
 from protocol import messages as m
-from tests.carry_out import answered, request_for
-from tests.estate import Estate, until
+from tests.carry_out import answered, plan_for, request_for
+from tests.estate import Estate
 
 MEASURE = (str(Path(__file__).parent / "fakes" / "fake-measure"),)
 A100 = Gpu(index=0, uuid="GPU-a", name="NVIDIA A100", driver="580.1", capability="8.0")
@@ -228,7 +231,7 @@ def test_two_that_profile_at_once_take_turns_on_a_gpu(tmp_path: Path, store: Sto
 def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
     second = msgspec.structs.replace(A100, index=1, uuid="GPU-b")
     bench, case = Bench(tmp_path, store, "hang", "time 5", "time 4"), case_of(3)
-    summary = bench.profile(survey_of(case), (A100, second), timeout_s=1.0)
+    summary = bench.profile(survey_of(case), (A100, second), timeout_s=0.4)
     assert summary.measured == 2 and summary.failed == 1
 
 
@@ -351,25 +354,33 @@ def cutlass_in(folder: Path) -> Path:
 
 
 @pytest.mark.cuda
-def test_the_command_without_and_with_a_gpu(estate: Estate) -> None:
+def test_the_command_without_a_gpu(estate: Estate) -> None:
     estate.write("buildd.toml", PROJECT)
     estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
     project = ("-C", str(estate.project))
-    status, said = estate.buildd("profile", *project, "g", "--top", "3")
-    assert status == 0 and "no nvidia-smi" in said and "3 compiled" in said, said
-    assert "is the likeliest, not measured" in said
-    status, said = estate.buildd("profile", *project, "open", "--problem", "512x512x512", "--top", "3", "--json")
+    status, said = estate.buildd("profile", *project, "g", "--top", "3", "--json")
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert status == 0 and [line["type"] for line in lines] == [*["tried"] * 3, "chosen", "summary"], said
-    assert (lines[-1]["built"], lines[-1]["hits"]) == (0, 3), "another problem, the same kernels"
+    assert "no nvidia-smi" in said and lines[-1]["built"] == 3
     status, said = estate.buildd("profile", *project, "open")
     assert status == 2 and "leaves m, n, k open" in said and "--problem 4096x4096x4096" in said, said
-    # A GPU on which nothing can run: the measuring program of a fake compiler is none.
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_the_command_with_a_gpu_on_which_nothing_can_run(estate: Estate) -> None:
+    """The measuring program of a fake compiler is none."""
+    estate.write("buildd.toml", PROJECT)
+    estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
+    project = ("-C", str(estate.project))
     tools = estate.folder / "tools"
     tools.mkdir()
     estate.environ["PATH"] = f"{smi(tools, LISTED.replace('9.0', '8.0'))['PATH']}:{estate.environ['PATH']}"
     status, said = estate.buildd("profile", *project, "g", "--top", "2")
     assert "not measured" in said and "cannot be started" in said and "0 measured" in said, said
+    assert "is the likeliest, not measured" in said
+    status, said = estate.buildd("profile", *project, "open", "--problem", "512x512x512", "--top", "2")
+    assert "0 compiled, 2 found" in said, "another problem, the same kernels"
     estate.environ |= {"AIT_FORCE_PROFILER_CACHE": "1"}
     for command in ("profile", "build"):
         status, said = estate.buildd(command, *project, "g")
@@ -395,8 +406,6 @@ def test_a_build_takes_the_best_that_is_known_also_after_it_changed(estate: Esta
     assert status == 0 and "3 profiles imported, 1 of kernels" in said, said
     build("256x128x32_w4x2x1_s3 for sm_80, the best on an imported profile", "3 compiled")
     build("3 hits")
-    build("CI_FLAG=CIRCLECI: the smallest kernel", CI_FLAG="CIRCLECI")
-    assert "profiles" in estate.buildd("cache", "stats")[1]
     assert "the best on" not in build("FLUSH_PROFILE_CACHE=1", FLUSH_PROFILE_CACHE="1")
     assert "the best on" not in build("0 compiled")
     assert estate.buildd("cache", "import", "--aitemplate", str(database))[0] == 0
@@ -404,10 +413,43 @@ def test_a_build_takes_the_best_that_is_known_also_after_it_changed(estate: Esta
     status, said = estate.buildd("run", "--quiet", "--", "true")
     assert status == 0 and "the profiles are emptied" in said, said
     del estate.environ["FLUSH_PROFILE_CACHE"]
-    assert "the best on" not in build("build/g-test/g-test", "2 compiled", AIT_ENABLE_STANDALONE="1")
-    status, said = estate.buildd("cache", "import", "--aitemplate", str(estate.project / "buildd.toml"))
-    assert status == 3 and "cannot be read" in said
-    until(lambda: estate.daemon() is not None, "no daemon")
+    assert "the best on" not in build("0 compiled")
+
+
+def test_what_is_no_database_of_aitemplate_is_said(tmp_path: Path) -> None:
+    import sqlite3
+
+    for content in (None, b"", b"text" * 1000):
+        if content is not None:
+            (tmp_path / "cuda.db").write_bytes(content)
+        with pytest.raises(StoreError) as caught:
+            aitemplate_cache.read(tmp_path / "cuda.db")
+        assert caught.value.next_step and caught.value.file.endswith("cuda.db")
+    (tmp_path / "cuda.db").unlink()
+    with sqlite3.connect(tmp_path / "cuda.db") as made:
+        made.execute("CREATE TABLE theirs (id INTEGER)")
+    made.close()
+    with pytest.raises(StoreError, match="no profile database"):
+        aitemplate_cache.read(tmp_path / "cuda.db")
+
+
+@pytest.mark.cuda
+def test_variables_in_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text(PROJECT)
+    environ = {"PATH": "/usr/bin:/bin"}
+
+    def plan(**variables: str) -> CodePlan:
+        return plan_for(request_for(tmp_path, "g", environment={**environ, **variables}))
+
+    smallest = plan(CI_FLAG="CIRCLECI")
+    assert "CI_FLAG=CIRCLECI: the smallest kernel" in smallest.notices[0]
+    assert any("_64x64x32_" in file.path for file in smallest.files)
+    assert plan(CI_FLAG="GITHUB").files == plan().files, "only the literal word counts"
+    test = plan(AIT_ENABLE_STANDALONE="1")
+    assert [artifact.path for artifact in test.artifacts] == ["build/g/libg.so", "build/g-test/g-test"]
+    assert b"g_run, g_workspace_bytes" in test.files[-1].content and b"{512, 512, 512}" in test.files[-1].content
+    with pytest.raises(RequestError, match="nothing was measured"):
+        plan(AIT_FORCE_PROFILER_CACHE="1")
 
 
 def _aitemplate(place: Path) -> Path:
