@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -48,7 +49,13 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 async def measure(
-    command: Sequence[str], environ: Mapping[str, str], device: str, *, timeout_s: float = TIMEOUT_S
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    device: str,
+    turn: AbstractAsyncContextManager[None],
+    best_us: Callable[[], float],
+    *,
+    timeout_s: float = TIMEOUT_S,
 ) -> Measured:
     """Run a measuring process to its end.
 
@@ -56,14 +63,16 @@ async def measure(
         command: its program and arguments.
         environ: of the process; it sees one GPU only.
         device: that GPU's UUID.
-        timeout_s: after this it is killed, with all that it started.
+        turn: entered when the process is ready to use the GPU, until it has ended.
+        best_us: what it has to compare itself with when its turn comes; 0 where there is nothing.
+        timeout_s: after this it is killed; the time to become ready and the turn each have it.
 
     Raises: GpuFailed.
     """
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -73,13 +82,36 @@ async def measure(
     except OSError as error:
         raise GpuFailed(f"{command[0]} cannot be started: {error.strerror}") from error
     try:
-        stdout, stderr = await asyncio.wait_for(process.communicate(), timeout_s)
+        early = await asyncio.wait_for(_before_ready(process), timeout_s)
+        if early is None:
+            async with turn:
+                stdout, stderr = await asyncio.wait_for(process.communicate(b"%.3f\n" % best_us()), timeout_s)
+        else:
+            stdout, stderr = await asyncio.wait_for(process.communicate(), timeout_s)
+            stdout = early + stdout
+        return _understood(stdout, stderr, process.returncode or 0)
     except TimeoutError:
         return Measured(outcome=Outcome.HUNG, note=f"killed after {timeout_s:.0f} s")
     finally:
         _end(process)
         await process.wait()
-    return _understood(stdout, stderr, process.returncode or 0)
+
+
+async def _before_ready(process: asyncio.subprocess.Process) -> bytes | None:
+    """None when a process is ready; what it said instead, where it ended or said too much."""
+    assert process.stdout is not None
+    said = b""
+    while len(said) < _MOST_BYTES:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # a line beyond the limit
+            break
+        if line == b"ready\n":
+            return None
+        if not line:
+            break
+        said += line
+    return said
 
 
 def _end(process: asyncio.subprocess.Process) -> None:

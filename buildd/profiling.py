@@ -12,7 +12,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -198,7 +199,9 @@ class Profiling:
         if measures and self._plan.measure is None:
             self._harness = asyncio.create_task(self._build_harness())
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
-        lanes = [asyncio.create_task(self._lane(gpu)) for gpu in self._plan.gpus] if measures else []
+        # Two a GPU: while one is measured, the next gets ready.
+        lanes = [asyncio.create_task(self._lane(gpu)) for gpu in self._plan.gpus * 2] if measures else []
+        asking = [asyncio.create_task(self._strangers(gpu)) for gpu in self._plan.gpus] if measures else []
 
         async def feed() -> None:
             await asyncio.gather(*building)
@@ -207,10 +210,10 @@ class Profiling:
 
         feeding = asyncio.create_task(feed())
         try:
-            await asyncio.gather(feeding, *lanes)
+            await asyncio.gather(feeding, *lanes, *asking)
         finally:
             own = (self._harness,) if self._harness is not None else ()
-            tasks = [feeding, *building, *lanes, *self._builds.values(), *own]
+            tasks = [feeding, *building, *lanes, *asking, *self._builds.values(), *own]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -286,9 +289,6 @@ class Profiling:
 
     async def _lane(self, gpu: Gpu) -> None:
         """Measures on one GPU what is ready, one after another."""
-        busy = await asyncio.to_thread(strangers, gpu, os.environ)
-        if busy:
-            self._say(f"{busy} other processes compute on GPU {gpu.index}: times may be noisy")
         command = self._plan.measure or await self._of_harness()
         while (item := await self._ready.get()) is not None:
             case, ranked, library, compiled = item
@@ -296,16 +296,12 @@ class Profiling:
                 self._report(case, ranked, "not measured", note="the GPU does not answer", built=compiled)
                 continue
             try:
-                async with lease(gpu, self._plan.leases):
-                    begun_s = time.monotonic()
-                    found = await self._measure(command, gpu, case, ranked, library)
+                found = await self._measure(command, gpu, case, ranked, library)
             except GpuFailed as error:
                 self._gpu_failures += 1
                 self._tally["failed"] += 1
                 self._report(case, ranked, "not measured", note=str(error), built=compiled)
                 continue
-            self._last_s = time.monotonic()
-            self._busy_s += self._last_s - begun_s
             self._gpu_failures = 0
             self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
             if found.outcome is Outcome.MEASURED:
@@ -321,13 +317,32 @@ class Profiling:
 
     async def _measure(self, command: tuple[str, ...], gpu: Gpu, case: Case, ranked: Ranked, library: str) -> Measured:
         name, _ = candidate_spec(case, ranked)
-        best_us = 0.0 if self._plan.exhaustive else self._best_us[case.problem]
         arguments = (
             *(library, name, *map(str, case.sizes), case.spec.dtype, case.output, case.spec.layout, case.spec.epilogue),
-            *(repr(case.tolerance), f"{best_us:.3f}"),
+            repr(case.tolerance),
         )
-        environ = {**os.environ, **self._plan.request.environment}
-        return await measure((*command, *arguments), environ, gpu.uuid, timeout_s=self._plan.timeout_s)
+        return await measure(
+            (*command, *arguments),
+            {**os.environ, **self._plan.request.environment},
+            gpu.uuid,
+            self._turn(gpu),
+            lambda: 0.0 if self._plan.exhaustive else self._best_us[case.problem],
+            timeout_s=self._plan.timeout_s,
+        )
+
+    @asynccontextmanager
+    async def _turn(self, gpu: Gpu) -> AsyncIterator[None]:
+        async with lease(gpu, self._plan.leases):
+            begun_s = time.monotonic()
+            try:
+                yield
+            finally:
+                self._last_s = time.monotonic()
+                self._busy_s += self._last_s - begun_s
+
+    async def _strangers(self, gpu: Gpu) -> None:
+        if busy := await asyncio.to_thread(strangers, gpu, os.environ):
+            self._say(f"{busy} other processes compute on GPU {gpu.index}: times may be noisy")
 
     # ---------------------------------------------------------------- what came of it
 

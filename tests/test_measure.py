@@ -48,10 +48,11 @@ def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) 
     dtype, tolerance = {"_Float16": ("fp16", "2e-3"), "float": ("fp32", "1e-4")}[str(given["TYPE"])]
     layout = f"{'r' if given['A_ROW'] else 'c'}{'r' if given['B_ROW'] else 'c'}r"
     epilogue = "bias_relu" if given["BIAS"] else "none"
-    arguments = [str(library), "gemm", "24", "40", "32", dtype, dtype, layout, epilogue, tolerance, best_us]
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    arguments = [str(library), "gemm", "24", "40", "32", dtype, dtype, layout, epilogue, tolerance]
+    done = subprocess.run([program, *arguments], input=best_us, capture_output=True, text=True, timeout=60)
     lines = done.stdout.splitlines()
-    found: dict[str, Any] = json.loads(lines[-1]) if lines else {"outcome": f"signal {-done.returncode}", "note": ""}
+    assert lines[0] == "ready"
+    found: dict[str, Any] = json.loads(lines[1]) if lines[1:] else {"outcome": f"signal {-done.returncode}"}
     return found["outcome"], found
 
 
@@ -77,6 +78,8 @@ def test_what_is_wrong_is_said(program: Path, tmp_path: Path) -> None:
     assert outcome == "wrong" and "largest relative error" in found["note"]
     # The right numbers for another layout.
     library = tmp_path / "libgemm.so"
-    arguments = [str(library), "gemm", "24", "40", "32", "fp16", "fp16", "rrr", "none", "2e-3", "0"]
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    arguments = [str(library), "gemm", "24", "40", "32", "fp16", "fp16", "rrr", "none", "2e-3"]
+    done = subprocess.run([program, *arguments], input="0", capture_output=True, text=True, timeout=60)
     assert '"wrong"' in done.stdout
+    done = subprocess.run([program, *arguments], input="", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "ready\n"), "nobody waits for it"

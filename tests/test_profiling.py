@@ -36,6 +36,7 @@ MEASURE = (str(Path(__file__).parent / "fakes" / "fake-measure"),)
 A100 = Gpu(index=0, uuid="GPU-a", name="NVIDIA A100", driver="580.1", capability="8.0")
 DEADLINE_S = 30.0
 TILES = [((128, 128, 32), 4), ((128, 128, 32), 3), ((64, 64, 32), 10), ((64, 64, 64), 5), ((128, 64, 32), 6)]
+TILES += [((128, 64, 64), 3)]
 TARGET = GemmTarget(name="g", m=64, n=64, k=64, arch=("sm_80",))
 
 
@@ -149,16 +150,16 @@ def test_the_fastest_is_kept_and_known_the_next_time(tmp_path: Path, store: Stor
 
 
 def test_whatever_a_candidate_does_costs_only_the_candidate(tmp_path: Path, store: Store) -> None:
-    words = ("crash", "hang", "wrong", "fail", "time 9 0.5")
-    bench, case = Bench(tmp_path, store, *words), case_of(5)
+    words = ("crash", "hang", "wrong", "fail", "time 9 0.5", "early")
+    bench, case = Bench(tmp_path, store, *words), case_of(6)
     summary = bench.profile(survey_of(case), timeout_s=0.5)
-    outcomes = ["crashed", "hung", "wrong", "unbuilt", "measured"]
+    outcomes = ["crashed", "hung", "wrong", "unbuilt", "measured", "hung"]
     assert bench.tried == dict(zip(names(case), outcomes, strict=True))
     assert {name: row.outcome.value for name, row in bench.rows().items()} == bench.tried
     notes = {told.candidate: told.note for told in bench.told if isinstance(told, Tried)}
     assert "signal 11: an illegal memory access" in notes[names(case)[0]]
     assert "killed after" in notes[names(case)[1]] and "noisy" in notes[names(case)[4]]
-    assert (summary.measured, summary.failed) == (1, 4) and bench.chosen[0].candidate == names(case)[4]
+    assert (summary.measured, summary.failed) == (1, 5) and bench.chosen[0].candidate == names(case)[4]
     assert bench.profile(survey_of(case)).measured == 0, "what fails is not tried again"
 
 

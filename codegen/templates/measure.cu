@@ -1,7 +1,8 @@
 // Measures one GEMM: checks its numbers, times it, and says one line of JSON. As a program of its own:
 //
-//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE BEST_US
+//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE
 //
+// It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
 // A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
 // Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
@@ -73,9 +74,10 @@ double load(const std::string& type, const char* there) {
 // Numbers that repeat with a period: element e is pool[(e + shift) % kPeriod].
 struct Operand {
     std::vector<double> pool;
+    std::vector<char> all;
     void* device = nullptr;
 
-    Operand(const std::string& type, size_t count, unsigned seed) {
+    Operand(const std::string& type, size_t count, unsigned seed) : all(count * bytes_of(type)) {
         uint64_t state = seed;
         std::vector<char> period(static_cast<size_t>(kPeriod) * bytes_of(type));
         for (int i = 0; i < kPeriod; ++i) {
@@ -85,13 +87,14 @@ struct Operand {
             pool.push_back(type == "int8" || type == "int32" ? draw % 4 : draw / 128.0);
             store(type, pool.back(), &period[static_cast<size_t>(i) * bytes_of(type)]);
         }
-        const size_t size = count * bytes_of(type);
-        std::vector<char> all(size);
-        for (size_t at = 0; at < size; at += period.size()) {
-            std::memcpy(&all[at], period.data(), std::min(period.size(), size - at));
+        for (size_t at = 0; at < all.size(); at += period.size()) {
+            std::memcpy(&all[at], period.data(), std::min(period.size(), all.size() - at));
         }
-        needed(cudaMalloc(&device, std::max<size_t>(size, 16)), "no memory for the operands");
-        needed(cudaMemcpy(device, all.data(), size, cudaMemcpyHostToDevice), "copying the operands");
+    }
+
+    void upload() {
+        needed(cudaMalloc(&device, std::max<size_t>(all.size(), 16)), "no memory for the operands");
+        needed(cudaMemcpy(device, all.data(), all.size(), cudaMemcpyHostToDevice), "copying the operands");
     }
 
     double at(size_t element) const { return pool[element % kPeriod]; }
@@ -126,7 +129,7 @@ double quantile(std::vector<float> times, double share) {
 struct Problem {
     int m, n, k;
     std::string type, output, layout, epilogue;
-    double tolerance, best_us;
+    double tolerance;
 };
 
 struct Candidate {
@@ -134,26 +137,29 @@ struct Candidate {
     Workspace workspace_bytes;
 };
 
-// Never returns. `candidate` is called when the GPU is known to work.
-template <typename Load>
-[[noreturn]] void measure(const Problem& problem, Load candidate) {
-    const auto& [m, n, k, type, output, layout, epilogue, tolerance, best_us] = problem;
+// Never returns. `turn` is called when the GPU is needed, and returns the best time so far, or 0.
+template <typename Turn>
+[[noreturn]] void measure(const Problem& problem, const Candidate& found, Turn turn) {
+    const auto& [m, n, k, type, output, layout, epilogue, tolerance] = problem;
+    int devices = 0;
+    needed(cudaGetDeviceCount(&devices), "no GPU");  // the driver starts, which takes a while
+    const bool bias = epilogue.rfind("bias", 0) == 0;
+    const bool whole = type == "int8";
+    const size_t total = static_cast<size_t>(m) * n;
+    Operand a(type, static_cast<size_t>(m) * k, 1), b(type, static_cast<size_t>(n) * k, 2), c(output, n, 3);
+    const double best_us = turn();
     needed(cudaSetDevice(0), "no GPU");
     int cache_bytes = 0;
     needed(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, 0), "asking the GPU");
     const size_t flush_bytes = std::max<size_t>(2 * static_cast<size_t>(cache_bytes), 64 << 20);
     void* flush = nullptr;
     needed(cudaMalloc(&flush, flush_bytes), "no memory to flush the cache");
-    const bool bias = epilogue.rfind("bias", 0) == 0;
-    const bool whole = type == "int8";
-    const size_t total = static_cast<size_t>(m) * n;
-    const Operand a(type, static_cast<size_t>(m) * k, 1), b(type, static_cast<size_t>(n) * k, 2), c(output, n, 3);
+    a.upload(), b.upload(), c.upload();
     void* d = nullptr;
     const size_t d_bytes = total * bytes_of(output);
     needed(cudaMalloc(&d, d_bytes), "no memory for the result");
     needed(cudaMemset(d, 0xff, d_bytes), "clearing the result");
 
-    const Candidate found = candidate();
     const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
     const size_t workspace_bytes = found.workspace_bytes(m, n, k);
     void* workspace = nullptr;
@@ -245,17 +251,21 @@ template <typename Load>
 
 #ifndef MEASURE_WITHOUT_MAIN
 int main(int count, char** arguments) {
-    if (count != 12) say("gpu", "measure was called with the wrong arguments");
+    if (count != 11) say("gpu", "measure was called with the wrong arguments");
     const int m = std::atoi(arguments[3]), n = std::atoi(arguments[4]), k = std::atoi(arguments[5]);
     const std::string symbol = arguments[2];
-    const double tolerance = std::atof(arguments[10]), best_us = std::atof(arguments[11]);
-    measure({m, n, k, arguments[6], arguments[7], arguments[8], arguments[9], tolerance, best_us}, [&] {
-        void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-        if (library == nullptr) say("crashed", dlerror());
-        const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
-        const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
-        if (run == nullptr || bytes == nullptr) say("crashed", "the library has no " + symbol + "_run");
-        return Candidate{run, bytes};
+    const double tolerance = std::atof(arguments[10]);
+    void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) say("crashed", dlerror());
+    const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
+    const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
+    if (run == nullptr || bytes == nullptr) say("crashed", "the library has no " + symbol + "_run");
+    measure({m, n, k, arguments[6], arguments[7], arguments[8], arguments[9], tolerance}, {run, bytes}, [] {
+        std::puts("ready");
+        std::fflush(stdout);
+        double best_us = 0.0;
+        if (std::scanf("%lf", &best_us) != 1) std::_Exit(2);  // nobody waits for it any more
+        return best_us;
     });
 }
 #endif
