@@ -97,7 +97,6 @@ class Profiling:
         self._best_us: dict[str, float] = {}
         self._harness: asyncio.Task[tuple[str, ...]] | None = None
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
-        self._paths: list[str] = []
         self._busy_s = self._first_s = self._last_s = 0.0
         self._dropped = False
         self._gpu_failures = 0
@@ -242,7 +241,6 @@ class Profiling:
             if self._gpu_failures >= _MOST_GPU_FAILURES:
                 return Built(outcome=BuildOutcome.CANCELLED, message="there is no GPU to measure it on any more")
             built = await self._builder.build(self._request(name, table))
-        self._paths += built.paths
         self._tally["built"] += built.misses > 0
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
         return built
@@ -415,11 +413,12 @@ class Profiling:
 
     def _tidy(self) -> None:
         """Remove the candidates from the project; their kernels stay in the store, where its build finds them."""
-        folders = {os.path.dirname(os.path.dirname(path)) for path in self._paths}
-        for folder in folders:
-            for entry in os.scandir(folder):
-                if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+        folder = os.path.join(self._plan.request.project, self._plan.survey.build)
+        if not os.path.isdir(folder):
+            return
+        for entry in list(os.scandir(folder)):
+            if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def runs_on(arch: str, capability: str) -> bool:

@@ -55,6 +55,8 @@ class Survey(Frozen, frozen=True):
     library: str
     flags: dict[str, str]
     """Target -> what its kernels are compiled with."""
+    build: str
+    """Folder of all outputs, relative to the project."""
     cuda: str
     """The toolkit's folder."""
     host_compiler: str
@@ -109,6 +111,7 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
         toolkit=compiler.version,
         library=library_version(context.toolchains.cutlass()),
         flags={target.name: flags_of(context, target) for target in gemms},
+        build=context.build,
         cuda=dict(compiler.tool.roots).get("cuda", ""),
         host_compiler=context.settings.host_compiler,
         devices=visible_devices(variables, "cuda"),

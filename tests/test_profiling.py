@@ -55,6 +55,7 @@ def survey_of(*cases: Case, **fields: Any) -> Survey:
         "toolkit": "13.0.88",
         "library": "4.2.0",
         "flags": {case.target: "" for case in cases},
+        "build": "build",
         "cuda": "",
         "host_compiler": "",
         "devices": None,
