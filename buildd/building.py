@@ -78,6 +78,8 @@ class Building:
     steps: dict[str, Steps] = field(default_factory=dict)
     resources: list[Resources] = field(default_factory=list)
     """Learned or guessed, one an action of the plan."""
+    urgent: frozenset[int] = frozenset()
+    """Actions that are looked up before the others: of what somebody has just saved."""
     products: dict[str, Product] = field(default_factory=dict)
     misses: dict[int, Missing] = field(default_factory=dict)
     snapshot: Snapshot = field(init=False)
@@ -133,6 +135,11 @@ class Building:
         self.tools = {tool.name: tool for tool in plan.tools}
         self.steps = {steps.name: steps for steps in plan.steps}
         self.resources = resources
+
+    def nodes_of(self, paths: set[str]) -> frozenset[int]:
+        """The actions of which one of these (absolute) is a declared input."""
+        spelled = {name for path in paths for name in (path, path.removeprefix(f"{self.project}/"))}
+        return frozenset(i for i, a in enumerate(self.plan.actions) if paths and not spelled.isdisjoint(a.inputs))
 
     def graph(self) -> tuple[NodeSpec, ...]:
         """The plan as the state machine takes it: an action stands on those that make its inputs."""

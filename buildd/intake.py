@@ -130,6 +130,7 @@ class Intake:
             if plan.recompile is Recompile.AGAIN and request.mode is not m.Mode.PROVE:
                 building.run_again()
             await self._adopt(building, plan)
+            building.urgent = building.nodes_of(self.watches.fresh(request))
         except (RequestError, BuilddError, OSError) as error:
             _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
             return None

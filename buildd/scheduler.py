@@ -218,8 +218,14 @@ class Scheduler:
                 case Complete():
                     self._spawn(self._complete(instruction))
         for request, several in looks.items():
-            for start in range(0, len(several), LOOK_BATCH):
-                self._spawn(self._look(self.buildings[request], several[start : start + LOOK_BATCH]))
+            self._spawn(self._look_up(self.buildings[request], several))
+
+    async def _look_up(self, building: Building, several: list[LookUp]) -> None:
+        if first := [look for look in several if look.node in building.urgent]:
+            await self._look(building, first)  # alone: threads would share the time
+            several = [look for look in several if look.node not in building.urgent]
+        for start in range(0, len(several), LOOK_BATCH):
+            self._spawn(self._look(building, several[start : start + LOOK_BATCH]))
 
     async def _look(self, building: Building, batch: list[LookUp]) -> None:
         for index, found, problem in await self._in_pool(building.look_all, batch):

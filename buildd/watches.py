@@ -126,6 +126,12 @@ class Watches:
         is_watched = bool(self._names) and uptodate.name_of(request) in self._names.values()
         return min(now_s, self._hints.last_s) if is_watched else now_s
 
+    def fresh(self, request: m.Request) -> set[str]:
+        """The files of a request's targets that were saved since their last build: absolute paths."""
+        name = uptodate.name_of(request) if self._names else None
+        of = [watch for request_id, watch in self._watches.items() if self._names.get(request_id) == name]
+        return set[str]().union(*(watch.fresh for watch in of))
+
     async def still_true(self, store: Store, files: Files, request: m.Request) -> uptodate.Record | None:
         """The record of a request if it still holds. Where its folders are watched and nothing was touched in them, no
         file of theirs is looked at."""

@@ -49,6 +49,8 @@ class Watch:
     """What a file is really called -> its names in `contents`, where they differ."""
     _told: dict[str, float] = field(default_factory=dict)
     """When a change was told last, on the monotonic clock."""
+    fresh: set[str] = field(default_factory=set)
+    """What was told since the last build began."""
     _stamps: tuple[list[bytes], bytes] = ([], b"")
 
     def __post_init__(self) -> None:
@@ -90,6 +92,7 @@ class Watch:
         plan, snapshot = building.plan, building.snapshot
         self._describe(plan)
         self._failed = outcome is not m.Outcome.BUILT
+        self.fresh = {path for path in self.fresh if self._told.get(path, 0.0) > building.begun_s}
         known = dict.fromkeys(self._inputs(plan))
         complete = not self._failed
         for action in plan.actions:
@@ -207,6 +210,7 @@ class Watch:
             return False
         self.contents[path] = digest
         self._told[path] = time.monotonic()
+        self.fresh.add(path)
         return True
 
     def _is_news(self, path: str) -> bool:

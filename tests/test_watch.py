@@ -304,6 +304,22 @@ def test_a_watch_ends_when_it_is_cancelled_and_nothing_is_left(floor: Floor) -> 
     asyncio.run(go())
 
 
+def test_what_was_saved_is_looked_up_before_the_rest(floor: Floor) -> None:
+    """Among ten thousand actions the one that somebody waits for is not the last."""
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            await shop.build(floor.request())
+            await watcher.next(m.Watching)
+            floor.write("src/b.cu", "saved\n")
+            assert await watcher.change() == {"src/b.cu"}
+            story = await shop.build(floor.request())
+            first = next(body for body in story if isinstance(body, m.Queued | m.CacheHit))
+            assert isinstance(first, m.Queued) and first.action == "b.cu.o"
+
+    asyncio.run(go())
+
+
 def test_every_write_before_a_request_is_in_its_answer(floor: Floor) -> None:
     """Write, then build: never a stale answer, watched or not."""
 
