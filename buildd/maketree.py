@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from buildd.devicecode import kernels_of_file
-from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root, toolkits
+from buildd.kernels import is_report
+from buildd.trees import Edge, TreeError, asked, is_system, log_line, searched, source_root, toolkits
 from protocol import messages as m
 
 FILES = ("GNUmakefile", "makefile", "Makefile")
@@ -52,6 +53,7 @@ class MakeTree:
         self.targets = tuple(targets) or (os.path.basename(self.folder),)
         """Names for people."""
         self._targets = tuple(targets)
+        self._shares = bool(environ.get("BUILDD_JOBSERVER"))
         self._toolkits = toolkits(environ)
         # Its database is read by its words, one make's after the other's.
         alone = {name: value for name, value in environ.items() if name not in ("MAKEFLAGS", "BUILDD_JOBSERVER")}
@@ -60,7 +62,7 @@ class MakeTree:
             raise TreeError(f"no Makefile in {self.folder}", file=self.folder, next_step="name the folder that has one")
 
     def command(self, jobs: int | None) -> list[str]:
-        return ["make", *(() if jobs is None else (f"-j{jobs}",)), *self._targets]
+        return ["make", *(() if jobs is None or self._shares else (f"-j{jobs}",)), *self._targets]
 
     def reader(self, *, everything: bool) -> MakeReader:
         return MakeReader(self, {} if everything else self.objects())
@@ -167,16 +169,20 @@ class MakeReader:
     tree: MakeTree
     before: dict[str, _Stamp]
     problem: str = ""
-    _lines: list[str] = field(default_factory=list)
+    _edge: Edge | None = None
     _began_s: float = field(default_factory=time.monotonic)
+
+    def foresee(self) -> list[m.EventBody]:
+        return []  # -n would run the recipes that call make, in a tree that is being made
 
     def line(self, text: str) -> list[m.EventBody]:
         if match := _PROBLEM.fullmatch(text):
             self.problem = self.problem or match["message"]
         if _QUIET.fullmatch(text) or _CALL.fullmatch(text):
             return []
-        self._lines.append(text)
-        return []
+        edge, told = self._begun()
+        edge.lines.append(text)
+        return told if is_report(text) else [*told, log_line(edge.number, text)]
 
     def pause(self) -> list[m.EventBody]:
         return []
@@ -186,9 +192,17 @@ class MakeReader:
         kernels = tuple(
             kernel for path, stamp in now.items() if self.before.get(path) != stamp for kernel in kernels_of_file(path)
         )
-        command = f"cd {self.tree.folder} && {' '.join(self.tree.command(None))}"
-        if not self._lines and not status:
-            return [m.CacheHit(job_id=m.JobId(0), action="make", reason="up to date", kernels=kernels)]
-        edge = Edge("make", command, self._lines, status)
-        told = edge.events(1, expected_s=0.0, wall_s=time.monotonic() - self._began_s, kernels=kernels)
-        return [m.Planned(targets=self.tree.targets, actions=1), *told]
+        if self._edge is None and not status:
+            planned = m.Planned(targets=self.tree.targets, actions=1)
+            return [planned, m.CacheHit(job_id=m.JobId(0), action="make", reason="up to date", kernels=kernels)]
+        edge, told = self._begun()
+        edge.status = status
+        return [*told, edge.ended(time.monotonic() - self._began_s, kernels)]
+
+    def _begun(self) -> tuple[Edge, list[m.EventBody]]:
+        """The command, and that it was begun where that was not told yet."""
+        if self._edge is not None:
+            return self._edge, []
+        edge = self._edge = Edge(1, "make", f"cd {self.tree.folder} && {' '.join(self.tree.command(None))}")
+        planned = m.Planned(targets=self.tree.targets, actions=1)
+        return edge, [planned, m.Queued(job_id=m.JobId(edge.number), action=edge.action), edge.begun]

@@ -84,7 +84,9 @@ class NinjaTree:
             )
 
     def command(self, jobs: int | None) -> list[str]:
-        return ["ninja", "-v", *(() if jobs is None else (f"-j{jobs}",)), *self._targets]
+        # Beside an old make ninja is told of no jobserver; see `jobserver.variables`.
+        shares = self._environ.get("BUILDD_JOBSERVER", "").startswith("/")
+        return ["ninja", "-v", *(() if jobs is None or shares else (f"-j{jobs}",)), *self._targets]
 
     def reader(self, *, everything: bool) -> NinjaReader:
         self.log.read()
@@ -133,6 +135,13 @@ class NinjaTree:
                 self._load_commands()
             self._commands = now
         return self.by_command.get(command, "")
+
+    def dry_run(self) -> list[str]:
+        """The first outputs of what ninja would run now, as it spells them, as far as they are known."""
+        command = [*self.command(None), "-n"]
+        said = asked(command, self.folder, {**self._environ, "NINJA_STATUS": STATUS}, may_fail=True)
+        found = (match for line in said.split("\n") if (match := _MARK.fullmatch(line)))
+        return [output for match in found if (output := self.by_command.get(match["command"], ""))]
 
     # ---------------------------------------------------------------- what ninja knows
 
@@ -262,7 +271,21 @@ class NinjaReader:
     _output: str = ""
     _place: tuple[int, int] = (0, 0)
     _number: int = 0
+    """Of edges that ended."""
+    _jobs: dict[str, int] = field(default_factory=dict)
+    """Output -> the number of its edge, once that was told to wait."""
     _built: set[str] = field(default_factory=set)
+
+    def foresee(self) -> list[m.EventBody]:
+        told = [self._queued(output, output) for output in self.tree.dry_run() if output not in self._jobs]
+        if not told:
+            return []
+        expected_s = sum(self.expected_s.get(output, 0.0) for output in self._jobs)
+        return [m.Planned(targets=self.tree.targets, actions=len(told), expected_s=expected_s), *told]
+
+    def _queued(self, key: str, action: str) -> m.EventBody:
+        number = self._jobs[key] = len(self._jobs) + 1
+        return m.Queued(job_id=m.JobId(number), action=action, expected_s=self.expected_s.get(key, 0.0))
 
     def line(self, text: str) -> list[m.EventBody]:
         if match := _MARK.fullmatch(text):
@@ -270,9 +293,12 @@ class NinjaReader:
             self._place = int(match["done"]), int(match["total"])
             command = match["command"]
             self._output = self.tree.output_of(command)
-            self._edge = Edge(self._output or command.partition(" ")[0], f"cd {self.tree.folder} && {command}")
-            if self._number == 0:
-                return [m.Planned(targets=self.tree.targets, actions=self._place[1]), *ended]
+            key, action = self._output or command, self._output or command.partition(" ")[0]
+            if not self._jobs:
+                ended.append(m.Planned(targets=self.tree.targets, actions=self._place[1]))
+            if key not in self._jobs:
+                ended.append(self._queued(key, action))
+            self._edge = Edge(self._jobs[key], action, f"cd {self.tree.folder} && {command}")
             return ended
         if match := _OWN.fullmatch(text):
             self.problem = match["message"] if match["severity"] in ("error", "fatal") else self.problem
@@ -299,15 +325,8 @@ class NinjaReader:
             self._built.add(self._output)
             kernels = kernels_of_file(self.tree.absolute(self._output))
         done, total = self._place
-        return [
-            *edge.events(
-                self._number,
-                expected_s=self.expected_s.get(self._output, 0.0),
-                wall_s=self.tree.log.wall_s.get(self._output, 0.0),
-                kernels=kernels,
-            ),
-            m.Progress(done=done, total=total, misses=self._number),
-        ]
+        ended = edge.ended(self.tree.log.wall_s.get(self._output, 0.0), kernels)
+        return [edge.begun, *edge.said, ended, m.Progress(done=done, total=total, misses=self._number)]
 
     def end(self, status: int) -> list[m.EventBody]:
         told = self.pause()
@@ -315,7 +334,7 @@ class NinjaReader:
         for output in self.device:
             if output not in self._built and (kernels := kernels_of_file(self.tree.absolute(output))):
                 hits.append(m.CacheHit(job_id=m.JobId(0), action=output, reason="up to date", kernels=kernels))
-        planned = () if self._number else (m.Planned(targets=self.tree.targets, actions=len(hits)),)
+        planned = () if self._jobs else (m.Planned(targets=self.tree.targets, actions=len(hits)),)
         return [*told, *planned, *hits]
 
 

@@ -34,6 +34,9 @@ class TreeError(BuilddError):
 class Reader(Protocol):
     """What one run of the tool says -> events. Called in order from one thread."""
 
+    def foresee(self) -> list[m.EventBody]:
+        """What the run, which has begun, will do, as far as the tool can tell."""
+
     def line(self, text: str) -> list[m.EventBody]:
         """A line of the run's output."""
 
@@ -64,7 +67,7 @@ class Tree(Protocol):
         """Find `inputs` and `outputs`. Raises TreeError."""
 
     def command(self, jobs: int | None) -> list[str]:
-        """What builds it."""
+        """What builds it. A tool that is told a width in words shares no jobserver."""
 
     def reader(self, *, everything: bool) -> Reader:
         """For a run that begins now.
@@ -81,40 +84,52 @@ class Tree(Protocol):
 class Edge:
     """One command of a run, and what was said of it."""
 
+    number: int
     action: str
     command: str
     lines: list[str] = field(default_factory=list)
     status: int = 0
 
-    def events(
-        self, number: int, *, expected_s: float, wall_s: float, kernels: tuple[m.Kernel, ...]
-    ) -> list[m.EventBody]:
-        """That it was begun, what it said, how it ended."""
-        job = m.JobId(number)
+    @property
+    def begun(self) -> m.Started:
+        """That it was begun."""
+        return m.Started(
+            job_id=m.JobId(self.number), action=self.action, command=self.command, kind=tool_of(self.command)
+        )
+
+    @property
+    def said(self) -> list[m.EventBody]:
+        """What it said, but for reports that are told as data."""
+        return [log_line(self.number, line) for line in self.lines if not is_report(line)]
+
+    def ended(self, wall_s: float, kernels: tuple[m.Kernel, ...]) -> m.EventBody:
+        """How it ended.
+
+        Args:
+            kernels: in what it made.
+        """
         text = "\n".join(self.lines)
-        begun: list[m.EventBody] = [
-            m.Queued(job_id=job, action=self.action, expected_s=expected_s),
-            m.Started(job_id=job, action=self.action, command=self.command, kind=tool_of(self.command)),
-        ]
-        said = [m.LogLine(job_id=job, stream="stdout", text=line) for line in self.lines if not is_report(line)]
-        if self.status:
-            ended: m.EventBody = m.Failed(
-                job_id=job,
-                action=self.action,
-                kind=m.FailureKind.COMPILE_ERROR,
-                message=f"ended with status {self.status}",
-                exit_status=self.status,
-                command=self.command,
-                diagnostics=diagnose(text),
-            )
-        else:
-            ended = m.Finished(
-                job_id=job,
+        if not self.status:
+            return m.Finished(
+                job_id=m.JobId(self.number),
                 action=self.action,
                 timing=m.Timing(wall_s=wall_s),
                 kernels=completed(kernels_in(text), kernels),
             )
-        return [*begun, *said, ended]
+        return m.Failed(
+            job_id=m.JobId(self.number),
+            action=self.action,
+            kind=m.FailureKind.COMPILE_ERROR,
+            message=f"ended with status {self.status}",
+            exit_status=self.status,
+            command=self.command,
+            diagnostics=diagnose(text),
+        )
+
+
+def log_line(number: int, text: str) -> m.EventBody:
+    """A line that the edge of this number said."""
+    return m.LogLine(job_id=m.JobId(number), stream="stdout", text=text)
 
 
 def is_system(path: str) -> bool:

@@ -69,6 +69,7 @@ def names(tree: NinjaTree) -> set[str]:
 
 def run(tree: NinjaTree) -> list[m.EventBody]:
     reader = tree.reader(everything=False)
+    foreseen = reader.foresee()
     ran = subprocess.run(
         tree.command(1),
         cwd=tree.folder,
@@ -78,7 +79,7 @@ def run(tree: NinjaTree) -> list[m.EventBody]:
         text=True,
     )
     told = [body for line in ran.stdout.split("\n") for body in reader.line(line)]
-    return [*told, *reader.end(ran.returncode)]
+    return [*foreseen, *told, *reader.end(ran.returncode)]
 
 
 @needs_gcc
@@ -92,6 +93,14 @@ def test_sources_at_first_and_headers_once_they_were_read(folder: Path) -> None:
     assert {body.action for body in ended} == {"a.o", "b.o", "made.h"}
     assert all(body.timing.wall_s > 0 for body in ended if body.action != "made.h")
     tree.describe()
+    assert [type(body) for body in run(tree)] == [m.Planned]
+    write(folder, **{"src/b c.c": "int b = 2;\n"})
+    foreseen = tree.reader(everything=False).foresee()
+    assert [type(body) for body in foreseen] == [m.Planned, m.Queued]
+    assert isinstance(foreseen[1], m.Queued) and foreseen[1].action == "b.o" and foreseen[1].expected_s > 0
+    again = run(tree)
+    numbers = {body.job_id for body in again if isinstance(body, m.Queued | m.Started | m.Finished)}
+    assert len(numbers) == 1 and sum(isinstance(body, m.Queued) for body in again) == 1
     assert "include/x.h" in names(tree) and not any(path.startswith("/usr") for path in tree.inputs)
 
 
@@ -166,6 +175,12 @@ def test_a_toolkits_headers_are_not_watched(folder: Path) -> None:
     tree.describe()
     assert tree.project == str(folder / "work")
     assert names(tree) == {"src", "src/ours.c", "tree/build.ninja"}
+
+
+def test_a_width_is_told_in_words_only_where_there_is_no_jobserver(folder: Path) -> None:
+    for offered, words in (("", ["-j3"]), ("pipe:/run/jobs", ["-j3"]), ("/run/jobs", [])):
+        tree = NinjaTree(str(folder / "build"), ["a.o"], {**ENVIRON, "BUILDD_JOBSERVER": offered})
+        assert tree.command(3) == ["ninja", "-v", *words, "a.o"]
 
 
 def test_folders_of_a_command() -> None:

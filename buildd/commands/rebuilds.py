@@ -41,7 +41,7 @@ class Rebuilds(Saves):
         environ: of the tool's processes; says where the daemon lives.
         listener: is told.
         every: gets the events of the watch and of the runs until they are replaced.
-        jobs: as for the tool; None leaves it to the tool.
+        jobs: most at once; None leaves it to the tool.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class Rebuilds(Saves):
     ) -> None:
         super().__init__(request, environ, listener, every)
         self._tree = tree
-        # Whoever is told a width in words shares no jobserver.
-        self._jobs = None if environ.get("BUILDD_JOBSERVER") else jobs
+        self._jobs = jobs
         self._inputs: tuple[str, ...] = ()
         self._run: Run | None = None
         self._again = False
@@ -209,6 +208,7 @@ class Run:
                 process_group=0,
             )
         with self._process, _notes(environ, self._name) as notes:
+            self._tell(reader.foresee())
             self._read(self._process, reader)
             status = self._process.wait()
             if self._stopping:
