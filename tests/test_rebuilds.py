@@ -164,9 +164,3 @@ def test_a_makefile(tree: Tree) -> None:
         assert failed["diagnostics"][0]["file"] == "src/b.c"
     finally:
         session.end()
-
-
-def test_what_is_no_tree_is_said(tree: Tree) -> None:
-    tree.plain()
-    status, said = tree.user.buildd("watch", "--ninja", str(tree.folder / "build"), "nothing")
-    assert status != 0 and "unknown target 'nothing'" in said and "next:" in said
