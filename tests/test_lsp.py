@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +107,24 @@ def test_findings_of_a_file_that_is_not_open_come_and_go(tmp_path_factory: pytes
         asyncio.run(go())
     finally:
         end_estate(estate)
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_it_ends_as_its_editor_asks_and_without_a_word(estate: Estate) -> None:
+    messages = (
+        {"id": 1, "method": "initialize", "params": {"processId": None, "rootUri": None, "capabilities": {}}},
+        {"id": 2, "method": "shutdown"},
+        {"method": "exit"},
+    )
+    bodies = [json.dumps({"jsonrpc": "2.0", **message}).encode() for message in messages]
+    said = subprocess.run(
+        [sys.executable, "-P", "-m", "buildd", "lsp", "-C", str(estate.project)],
+        env=estate.environ,
+        input=b"".join(b"Content-Length: %d\r\n\r\n%s" % (len(body), body) for body in bodies),
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
+    assert said.returncode == 0 and said.stderr == b"" and b'"id": 2' in said.stdout.replace(b'"id":2', b'"id": 2')
 
 
 @pytest.mark.cuda
