@@ -426,7 +426,7 @@ static int is_writable_place(const char *path)
 }
 
 /* Whether the object is there as it should be; then it gets a new time: make and ninja go by that. */
-static int renew_object(const char *path, const struct head *head)
+static int renew_object(const char *path, const struct head *head, mode_t mode)
 {
 	int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), same = 0;
 	unsigned char *data;
@@ -434,7 +434,8 @@ static int renew_object(const char *path, const struct head *head)
 
 	if (descriptor < 0)
 		return 0;
-	if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size == head->object_length) {
+	if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size == head->object_length &&
+	    (!(mode & 0111) || status.st_mode & 0111)) {
 		data = read_at(descriptor, head->object_length, 0);
 		same = data && is_digest(data, head->object_length, head->object) && futimens(descriptor, NULL) == 0;
 		free(data);
@@ -443,7 +444,7 @@ static int renew_object(const char *path, const struct head *head)
 	return same;
 }
 
-static int put_object(const char *path, const struct head *head, int descriptor)
+static int put_object(const char *path, const struct head *head, int descriptor, mode_t mode)
 {
 	const char *slash = strrchr(path, '/');
 	char aside[PATH_MAX];
@@ -451,7 +452,7 @@ static int put_object(const char *path, const struct head *head, int descriptor)
 	unsigned random;
 	int place, done;
 
-	if (renew_object(path, head))
+	if (renew_object(path, head, mode))
 		return 1;
 	if (getrandom(&random, sizeof random, 0) != sizeof random ||
 	    snprintf(aside, sizeof aside, "%.*s.buildd-%d-%08x.tmp", slash ? (int)(slash + 1 - path) : 0, path,
@@ -460,7 +461,7 @@ static int put_object(const char *path, const struct head *head, int descriptor)
 	data = read_at(descriptor, head->object_length, (off_t)(sizeof *head + head->facts_length));
 	if (!data || !is_digest(data, head->object_length, head->object))
 		return 0;
-	place = open(aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+	place = open(aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
 	if (place < 0)
 		return 0;
 	done = write_at_once(place, data, head->object_length);
@@ -533,12 +534,13 @@ static void note(int folder, const struct buffer *record)
 static void deliver(const struct head *head, struct facts *facts, int descriptor, int folder)
 {
 	const char *output = take_string(facts), *depfile = take_string(facts);
+	mode_t mode = (mode_t)take_count(facts);
 	struct buffer rules = take_bytes(facts), said = take_bytes(facts), complained = take_bytes(facts);
 	struct buffer record = take_bytes(facts);
 
 	if (facts->bad || !*output || !is_writable_place(output) || (*depfile && !is_writable_place(depfile)))
 		return;
-	if (!put_object(output, head, descriptor) || (*depfile && !put_depfile(depfile, &rules)))
+	if (!put_object(output, head, descriptor, mode & 0777) || (*depfile && !put_depfile(depfile, &rules)))
 		return;
 	futimens(descriptor, NULL); /* what was not used for longest goes first */
 	note(folder, &record);

@@ -62,6 +62,8 @@ class Answer:
     depfile: str = ""
     rules: bytes = b""
     """The depfile's content."""
+    mode: int = 0o666
+    """Of the object, before the umask."""
     stdout: bytes = b""
     stderr: bytes = b""
     key: Digest
@@ -193,6 +195,7 @@ def encode(answer: Answer) -> bytes:
             _folders(answer.stamps),
             answer.output.encode() + b"\0",
             answer.depfile.encode() + b"\0",
+            _number(answer.mode),
             *(_counted(part) for part in (answer.rules, answer.stdout, answer.stderr)),
             _counted(key + int(answer.saved_s * 1000).to_bytes(8, "little")),
         )

@@ -21,7 +21,7 @@ from buildd.eventlog import RequestLog
 from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
 from buildd.notebook import Notebook
 from buildd.planner import Planner
-from buildd.shadow import Memory, asked_names
+from buildd.shadow import Memory, asked_names, library_rivals
 from buildd.stamps import Folder, Stamps, listed_names
 from buildd.store import Store
 from buildd.traits import Traits
@@ -188,6 +188,7 @@ class Compiles:
             object=content[0],
             depfile=depfile.path if depfile else "",
             rules=delivery.rules(listed),
+            mode=delivery.mode,
             stdout=said[0],
             stderr=said[1],
             key=result.key,
@@ -197,7 +198,8 @@ class Compiles:
     def _stamps_of(self, building: Compiling, action: Action, used: tuple[str, ...]) -> Stamps | None:
         snapshot = building.snapshot
         files = []
-        for path in dict.fromkeys((*action.inputs, *used, *building.delivery.compile.read)):
+        taken = (path for path, _ in building.lookup.precompiled_of(action).present)
+        for path in dict.fromkeys((*action.inputs, *used, *taken, *building.delivery.compile.read)):
             fact = snapshot.fact(path)
             if fact is None:
                 return None
@@ -225,6 +227,8 @@ class Compiles:
             *(os.path.dirname(p) for p in action.inputs),
         ):
             words.update(path.split("/"))
+        words.update(building.lookup.precompiled_of(action).names())
+        words.update(rival for path in used for rival in library_rivals(os.path.basename(path)))
         for path in (*used, *action.inputs):
             fact = snapshot.fact(path)
             if fact is not None and Traits.HAS_INCLUDE in fact.traits:
@@ -249,12 +253,12 @@ class Compiles:
     def _keep(self, building: Compiling, described: Described) -> None:
         """Publish what a compile that was just built stood on. In a worker thread."""
         action = building.plan.actions[0]
-        if building.delivery.compile.links:
-            return  # an answer is an object: it says nothing of permissions
         tool = self._tools.get(foreign.tool_key(building.delivery.compile, building.request))
         used = building.lookup.used_by(action)
         if used is None or tool is None or tool.described is not described or self._store.read_only:
             return
+        if building.delivery.compile.native:
+            return  # no stamp tells that the store has come to another machine
         answer = self._answer(building, action, used, tool.stamps)
         if answer is not None:
             self._answers.publish(answer)

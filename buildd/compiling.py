@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from buildd import precompiled
 from buildd.building import HIT, Building, copy_file
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
@@ -22,7 +23,7 @@ from buildd.products import Failure, Product, Ran
 from buildd.store import Result, Store
 from codegen import moved
 from codegen.foreign import DEPENDENCIES
-from codegen.parsing import Compile, Depfile, HandThrough, Reason, quoted
+from codegen.parsing import Compile, Depfile, HandThrough, Makes, Reason, quoted
 from codegen.plan import Action
 from protocol import messages as m
 
@@ -96,12 +97,18 @@ class Delivery:
         fact = files.fact(place)
         if fact is not None and fact.digest == digest and not os.path.islink(place):
             os.utime(place)
-            if not self.compile.links:
-                return True
-        elif not write(Path(place)):
+            if self.compile.makes is Makes.LINKED:
+                os.chmod(place, self.mode & ~self.umask)
+            return True
+        if not write(Path(place)):
             return False
-        os.chmod(place, (0o777 if self.compile.links else 0o666) & ~self.umask)
+        os.chmod(place, self.mode & ~self.umask)
         return True
+
+    @property
+    def mode(self) -> int:
+        """The object's, before the umask."""
+        return 0o777 if self.compile.makes is Makes.LINKED else 0o666
 
     def rules(self, listed: bytes) -> bytes:
         """The depfile that the command asks for; empty where it asks for none.
@@ -203,7 +210,9 @@ class Compiling(Building):
             if listed is not None:
                 self.delivery.put_depfile(self.delivery.rules(listed))
             return listed is not None
-        return self.delivery.put_object(self.files, digest, partial(self.store.restore, digest, executable=executable))
+        if self.delivery.compile.makes is Makes.HEADER:
+            precompiled.remember(self.store, digest)
+        return self.delivery.put_object(self.files, digest, partial(self.store.restore, digest))
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
         def copy(place: Path) -> bool:
@@ -225,6 +234,9 @@ class Compiling(Building):
 
     def published(self, result: Result) -> None:
         self.result = result
+        if self.delivery.compile.makes is Makes.HEADER:
+            # Published, so its sources mention nothing that would be hidden in it.
+            precompiled.remember(self.store, next(o.digest for o in result.outputs if o.name != DEPENDENCIES))
 
     def remember(self) -> None:
         self.keep(self)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from codegen.plan import Discovery
+from codegen.plan import LINKED, Discovery
 
 # Make's escapes: a space or a hash after a backslash, a dollar doubled. Everything else is literal.
 _TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
@@ -15,13 +15,20 @@ _TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
 _ESCAPED = re.compile(rb'\\([\\"])')
 
 
+def parts(discovery: Discovery) -> tuple[tuple[Discovery, str], ...]:
+    """The depfiles of a tool: the format of each, and what its name ends in."""
+    if discovery is Discovery.GCC_LINKER:
+        return ((Discovery.GCC, ""), (Discovery.LINKER, LINKED))
+    return ((discovery, ""),)
+
+
 def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
     """Paths in the order in which they were first named, each once, as the tool spelled them."""
     found: list[bytes]
     match discovery:
-        case Discovery.NONE:
-            return ()
-        case Discovery.GCC | Discovery.GCC_LINKER:
+        case Discovery.NONE | Discovery.GCC_LINKER:
+            return ()  # the latter is several files, each of its own format
+        case Discovery.GCC:
             found = _make_rules(content)
         case Discovery.LINKER:
             found = _linker_rule(content)

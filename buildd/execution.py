@@ -33,7 +33,7 @@ from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
 from buildd.tally import Reasoned
 from codegen.aitemplate_flags import time_line
-from codegen.plan import LINKED, Action, Discovery
+from codegen.plan import Action
 from protocol import messages as m
 
 _KERNEL_KINDS = ("nvcc", "hipcc")
@@ -253,14 +253,13 @@ class Execution:
         return Ending.FAILED
 
     def _inputs(self) -> tuple[str, ...] | None:
-        depfile = _read(f"{self._private}/{DEPFILE}")
-        if depfile is None:
-            return None
-        found = depfiles.parse(self.action.discovery, depfile)
-        if self.action.discovery is Discovery.GCC_LINKER:
-            linked = _read(f"{self._private}/{DEPFILE}{LINKED}")
-            return None if linked is None else (*found, *depfiles.parse(Discovery.LINKER, linked))
-        return found
+        found: dict[str, None] = {}
+        for discovery, suffix in depfiles.parts(self.action.discovery):
+            depfile = _read(f"{self._private}/{DEPFILE}{suffix}")
+            if depfile is None:
+                return None
+            found.update(dict.fromkeys(depfiles.parse(discovery, depfile)))
+        return tuple(found)
 
     def _keep(self, exit: Exit) -> Ending:
         building, action = self.building, self.action

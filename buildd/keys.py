@@ -15,7 +15,7 @@ from blake3 import blake3
 from codegen.plan import Action, Argument, Place, Ref, Tool
 from protocol.messages import Digest
 
-FORMAT = "buildd-key-1"
+FORMAT = "buildd-key-2"
 """Changes whenever the walk changes, so that no entry of an older walk is ever taken for one of this."""
 
 MISSING = "missing"

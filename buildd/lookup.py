@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from buildd import keys, shadow
+from buildd import keys, precompiled, shadow
 from buildd.files import Fact, Snapshot, appeared_since
 from buildd.names import Names
 from buildd.results import LINK, PRESENT
@@ -89,11 +89,16 @@ class Lookup:
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
+        self._precompiled: dict[str, precompiled.Candidates] = {}
 
     def used_by(self, action: Action) -> tuple[str, ...] | None:
         """The discovered inputs of an action; None where they are not known here: it was neither found nor filed, but
         another request's run of it was joined."""
         return self._discovered.get(action.name, () if action.discovery is Discovery.NONE else None)
+
+    def precompiled_of(self, action: Action) -> precompiled.Candidates:
+        """What the action could have taken in place of a header."""
+        return self._precompiled.get(action.name, precompiled.Candidates())
 
     # -- before
 
@@ -114,6 +119,10 @@ class Lookup:
                 # What is found there has its own name: nothing else tells that the link means another folder now.
                 components.append((f"search folder {number}", names.name(self._searched(folder))))
                 self.folders[folder] = self.snapshot.folder_stamp(folder)
+        found = precompiled.candidates(action, tool.search, self.snapshot, self.folders)
+        self._precompiled[action.name] = found
+        components += [(f"precompiled header {names.name(path)}", digest or "") for path, digest in found.present]
+        components += [(f"header beside a precompiled one {names.name(path)}", "") for path in found.headers]
         return keys.digest(components), components
 
     def tool_digest(self, tool: Tool) -> Digest:
@@ -274,7 +283,18 @@ class Lookup:
         if stale:
             return Filing(None, stale=tuple(stale))
         names = self._names_of(tool)
-        sensitive: set[str] = set()
+        taken = self.precompiled_of(action)
+        stale = [path for path in taken.absent if os.path.lexists(snapshot.absolute(path))]
+        stale += [path for path, _ in taken.present if not snapshot.untouched(path, path, started_ns, moved)]
+        if stale:
+            return Filing(None, stale=tuple(stale))
+        if taken.computed:
+            return Filing(None, "what it includes first is computed")
+        for path, digest in taken.present:
+            if digest is None or not precompiled.is_known(self.store, digest):
+                return Filing(None, f"{path} was not made through buildd, or is a folder of precompiled headers")
+        # Nobody can tell what the macros of one mention.
+        sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}
         for path in (*action.inputs, *used):
             fact = None if snapshot.is_produced(path) else snapshot.fact(path)
             if fact is None or fact.traits is Traits.NONE:

@@ -68,6 +68,12 @@ def python_rivals(path: str) -> tuple[str, ...]:
     return tuple(rivals)
 
 
+def library_rivals(name: str) -> tuple[str, ...]:
+    """The names that a linker takes in place of a library's: it looks for both in each folder."""
+    stem, _, ending = name.rpartition(".")
+    return (f"{stem}.so", f"{stem}.a") if name.startswith("lib") and ending in ("a", "so") else ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """What became of some candidates: their paths, the folders that decided, and those that exist."""
@@ -221,13 +227,14 @@ class Surveyor:
             for neighbour in beside:
                 yield neighbour, rest
         place, _, name = path.rpartition("/")
-        if name.startswith("lib") and name.endswith((".a", ".so")):
+        if rivals := library_rivals(name):
             # -lx takes the first folder that has either, and there the shared one.
-            stem = name.rpartition(".")[0]
-            for folder in self._libraries:
-                yield folder, f"{stem}.so"
-                yield folder, f"{stem}.a"
-            yield place or ".", f"{stem}.so"
+            own = [folder for folder in order if folder in self._own]
+            before = own[: own.index(place)] if place in own else []
+            for folder in (*self._libraries, *before):
+                for rival in rivals:
+                    yield folder, rival
+            yield place or ".", rivals[0]
 
     def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> _Answer:
         """Which candidates exist; those in `used` are not asked for."""

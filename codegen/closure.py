@@ -140,6 +140,8 @@ class HostCompiler:
     version: str
     libraries: tuple[str, ...] = ()
     """Where it searches for libraries by itself."""
+    programs: tuple[str, ...] = ()
+    """Where it searches for its parts."""
 
 
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
@@ -190,7 +192,9 @@ def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: 
     for role, file in (*(("driver", file) for file in real if file), *(("specs", file) for file in specs), *named):
         files.add(f"host {role}", file)
     files.extend(libraries(knowledge, files.paths(), environment))
-    return HostCompiler(files.all(), search_folders(text), clang is not None, version, folders["libraries"])
+    return HostCompiler(
+        files.all(), search_folders(text), clang is not None, version, folders["libraries"], folders["programs"]
+    )
 
 
 def search_dirs(text: str) -> dict[str, tuple[str, ...]]:

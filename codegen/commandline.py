@@ -12,9 +12,10 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from codegen import linking
 from codegen.options_gcc import GccParser
 from codegen.options_nvcc import NvccParser
-from codegen.parsing import Compile, Family, HandThrough, Reason
+from codegen.parsing import Compile, Family, HandThrough, Makes, Reason
 
 MOST_NESTED = 8
 """Response files in response files."""
@@ -55,7 +56,10 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
     parser = NvccParser() if family is Family.NVCC else GccParser(family)
     parser.run(arguments)
     _check_environment(family, dict(environment))
-    return parser.result(family, tuple(read))
+    compile = parser.result(family, tuple(read))
+    if compile.makes is Makes.LINKED and family is Family.GCC:
+        linking.check(compile.flags)
+    return compile
 
 
 def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[str], depth: int = 0) -> Iterator[str]:

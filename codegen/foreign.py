@@ -15,11 +15,11 @@ from itertools import pairwise
 
 import msgspec
 
-from codegen import closure, hipcc, moved
+from codegen import closure, hipcc, linking, moved, processor
 from codegen.decomposition import decomposition
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
-from codegen.parsing import Compile, Family, HandThrough, Reason
+from codegen.parsing import Compile, Family, HandThrough, Makes, Reason
 from codegen.plan import (
     LINKED,
     Action,
@@ -80,7 +80,9 @@ def sent_variables() -> tuple[str, ...]:
 
 def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     """What a description depends on, besides the files on disk."""
-    return (request.command[0], compile.host, tuple(sorted(request.environment.items())))
+    offloads = "-fopenmp" in compile.flags
+    makes = (compile.makes, offloads) if compile.makes is Makes.LINKED else None
+    return (request.command[0], compile.host, makes, compile.native, tuple(sorted(request.environment.items())))
 
 
 def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Described:
@@ -101,24 +103,28 @@ def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Descri
         variables["NVCC_CCBIN"] = _behind(variables["NVCC_CCBIN"], variables["PATH"])
     match compile.family:
         case Family.GCC:
-            return _host(path, variables, knowledge)
+            return _host(path, compile, variables, knowledge)
         case Family.NVCC:
             return _nvcc(path, compile, request, variables, knowledge)
         case Family.HIPCC:
             return _hipcc(path, request, variables, knowledge)
 
 
-def _host(path: str, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
+def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
     if closure.is_script(path):
         raise HandThrough(Reason.WRAPPER, path)
     environment = _environment(variables, Variables.HOST, (os.path.dirname(path),))
     compiler = closure.host_compiler(knowledge, (path,), environment, dict(environment)["PATH"])
-    tool = Tool(
-        name=os.path.basename(path),
-        files=compiler.files,
-        facts=(("compiler", compiler.version), ("path", path)),
-        search=compiler.search,
-    )
+    files, search = compiler.files, compiler.search
+    facts = [("compiler", compiler.version), ("path", path)]
+    if compile.makes is Makes.HEADER and compiler.clang:
+        raise HandThrough(Reason.LANGUAGE, "clang's precompiled headers hold the times of what they include")
+    if compile.makes is Makes.LINKED:
+        linker = linking.describe(knowledge, path, compiler, environment, compile.flags)
+        files, search = (*files, *linker.files), tuple(dict.fromkeys((*search, *linker.search)))
+    if compile.native:
+        facts.append((" ".join(compile.native), processor.meaning(knowledge, path, environment, compile.native)))
+    tool = Tool(name=os.path.basename(path), files=files, facts=tuple(facts), search=search)
     return Described(
         tool=tool, program=path, environment=environment, clang=compiler.clang, host="", standard=compiler.search
     )
@@ -187,7 +193,7 @@ def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps
     """
     if compile.family is not Family.NVCC:
         return ""
-    if compile.links:
+    if compile.makes is Makes.LINKED:
         return "it links in the same command"
     return decomposition(
         knowledge,
@@ -213,7 +219,8 @@ def _macros(flags: tuple[str, ...]) -> Iterator[str]:
 def plan(compile: Compile, described: Described, request: Request, steps: Steps | str = "") -> Plan:
     """The plan of a compile, and nothing to ask any more."""
     nvcc = compile.family is Family.NVCC
-    if compile.links and described.clang:
+    linked = compile.makes is Makes.LINKED
+    if linked and described.clang:
         raise HandThrough(Reason.LINK)
     flags = (*compile.flags, *_environment_flags(described.environment))
     effects = inspect(flags)
@@ -222,20 +229,20 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     mapped = moved.is_mapped(compile.flags, roots, request.project)
     tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
     # nvcc names its module after the source's absolute path, which links relocatable device code: cwd is in the key.
-    sensitive = nvcc or (effects.path_sensitive and not mapped)
+    # A precompiled header holds every path by which something was included.
+    sensitive = nvcc or compile.makes is Makes.HEADER or (effects.path_sensitive and not mapped)
     if sensitive:
         environment = tuple(sorted((*environment, ("PWD", request.project))))
-    name = "program" if compile.links else "object"
+    name = "program" if linked else "object"
     if nvcc:
         # Two objects of one source in one program need not be one object of two names.
         name += " " + hashlib.blake2b(compile.output.encode(), digest_size=8).hexdigest()
-    discovery = Discovery.CLANG if described.clang else Discovery.GCC
+    discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     search = include_folders((), flags, dict(described.tool.roots))
-    said: tuple[Argument, ...] = ()
-    if compile.links:
-        discovery = Discovery.GCC_LINKER
+    if linked:
+        # The linker may write down what its output is called.
+        name += f" {os.path.basename(compile.output)}"
         search += (*library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
-        said = (Ref(place=Place.DEPFILE, prefix="-Xlinker=--dependency-file=", suffix=LINKED),)
     action = Action(
         name=compile.output,
         kind=os.path.basename(request.command[0]),
@@ -244,7 +251,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
             *(compile.flags if nvcc else moved.arguments(compile, roots)),
-            *said,
+            *((_linker_inputs(nvcc),) if linked else ()),
             "-o",
             Ref(place=Place.OUTPUT, name=name),
             *((compile.source,) if nvcc else ()),
@@ -252,7 +259,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
         environment=environment,
         inputs=(moved.source(compile, roots, request.project),),
         outputs=(
-            Output(name=name, path=compile.output, executable=compile.links),
+            Output(name=name, path=compile.output, executable=linked),
             Output(name=DEPENDENCIES, path=f"{compile.output}.{DEPENDENCIES}"),
         ),
         discovery=discovery,
@@ -264,6 +271,12 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     )
     stepwise = (steps,) if isinstance(steps, Steps) else ()
     return Plan(targets=(compile.output,), actions=(action,), tools=(tool,), steps=stepwise)
+
+
+def _linker_inputs(nvcc: bool) -> Ref:
+    """Has the linker say what it reads."""
+    option = "-Xlinker=" if nvcc else "-Wl,"
+    return Ref(place=Place.DEPFILE, prefix=f"{option}--dependency-file=", suffix=LINKED)
 
 
 def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:

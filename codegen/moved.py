@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from codegen.flags import inspect
-from codegen.parsing import Compile, Family
+from codegen.parsing import Compile, Family, Makes
 from codegen.plan import MAPPED, Argument, Place, Ref
 
 MAP_PATHS = "BUILDD_MAP_PATHS"
@@ -41,6 +41,8 @@ def roots_of(compile: Compile, folder: str, mapped: str) -> Roots:
     """
     if compile.family is not Family.GCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # nvcc and hipcc name modules after the source's absolute path
+    if compile.makes is Makes.HEADER:
+        return ()
     # Where a link leads to the folder the compiler may write either name.
     mark = MAPPED if os.path.isabs(mapped) and os.path.realpath(folder) == folder else ""
     found: dict[str, str] = {}

@@ -39,6 +39,10 @@ class GccParser(Parser):
         super().__init__()
         self._family = family
 
+    @property
+    def may_link(self) -> bool:
+        return self._family is Family.GCC
+
     def run(self, arguments: Sequence[str]) -> None:
         rest = iter(arguments)
         for argument in rest:

@@ -61,6 +61,16 @@ class Family(Enum):
     NVCC = "nvcc"
 
 
+class Makes(Enum):
+    """What a command makes of its source."""
+
+    OBJECT = "object"
+    """Or assembler's text."""
+    HEADER = "precompiled header"
+    LINKED = "linked"
+    """A library or program, compiled and linked in one step."""
+
+
 class Depfile(Frozen, frozen=True):
     """The make rules that the command asks for beside its object."""
 
@@ -74,7 +84,7 @@ class Depfile(Frozen, frozen=True):
 
 
 class Compile(Frozen, frozen=True):
-    """One source to one object, or with nvcc to a program."""
+    """One source to one file."""
 
     family: Family
     arguments: tuple[str, ...]
@@ -90,8 +100,9 @@ class Compile(Frozen, frozen=True):
     """nvcc's -rdc: the object is linked by an id in it."""
     read: tuple[str, ...] = ()
     """Response files."""
-    links: bool = False
-    """To a program, in the same command."""
+    makes: Makes = Makes.OBJECT
+    native: tuple[str, ...] = ()
+    """Those of the flags that mean this machine's processor."""
 
 
 _LANGUAGES = {
@@ -100,11 +111,13 @@ _LANGUAGES = {
     ".cu": "cu",
     ".hip": "hip",
 }
+_HEADERS = frozenset({"c-header", "c++-header"})
 _TAKEN = {
-    Family.GCC: frozenset({"c", "c++"}),
+    Family.GCC: frozenset({"c", "c++"}) | _HEADERS,
     Family.HIPCC: frozenset({"c", "c++", "cu", "hip"}),
     Family.NVCC: frozenset({"c", "c++", "cu"}),
 }
+_PROCESSOR = re.compile(r"-m(arch|tune|cpu)=native")
 _NATIVE = re.compile(r"-{1,2}(arch|gpu-architecture|offload-arch|amdgpu-target|gencode|generate-code)=?.*\bnative\b.*")
 
 
@@ -161,26 +174,32 @@ class Parser(ABC):
             raise HandThrough(*self.stop)
         if not self.sources:
             raise HandThrough(Reason.NO_SOURCE)
-        links = not self.compiles and not self.assembles
-        if links and (len(self.sources) > 1 or not self.may_link):
-            raise HandThrough(Reason.LINK)
+        makes = self._makes()
         if len(self.sources) > 1:
-            raise HandThrough(Reason.SEVERAL_SOURCES)
+            raise HandThrough(Reason.LINK if makes is Makes.LINKED else Reason.SEVERAL_SOURCES)
         source = self.kept[self.sources[0]]
         stem, ending = os.path.splitext(os.path.basename(source))
         language = self.language or _LANGUAGES.get(ending, "")
         if language not in _TAKEN[family]:
+            if makes is Makes.LINKED:
+                raise HandThrough(Reason.LINK)
             assembler = ending in (".s", ".S", ".sx") or language.startswith("assembler")
             raise HandThrough(Reason.ASSEMBLER if assembler else Reason.LANGUAGE, language or ending)
         flags = tuple(argument for index, argument in enumerate(self.kept) if index != self.sources[0])
-        if native := next((flag for flag in flags if _NATIVE.fullmatch(flag) or flag == "native"), ""):
-            raise HandThrough(Reason.MACHINE, native)
+        if unnamed := next((flag for flag in flags if _NATIVE.fullmatch(flag) or flag == "native"), ""):
+            raise HandThrough(Reason.MACHINE, unnamed)
+        native = tuple(flag for flag in flags if family is Family.GCC and _PROCESSOR.fullmatch(flag))
         # nvcc's -arch looks like an option of the assembler that writes a listing.
-        if why := inspect(flag for flag in flags if not flag.startswith("-arch=")).uncacheable:
+        if why := inspect(f for f in flags if f not in native and not f.startswith("-arch=")).uncacheable:
             raise HandThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise HandThrough(Reason.MACHINE, "no --offload-arch")
-        output = self.output or ("a.out" if links else f"{stem}.{'s' if self.assembles else 'o'}")
+        if makes is Makes.HEADER:
+            output = self.output or f"{source}.gch"
+        else:
+            output = self.output or ("a.out" if makes is Makes.LINKED else f"{stem}.{'s' if self.assembles else 'o'}")
+        if makes is Makes.LINKED and self.dep_kind:
+            raise HandThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} where it links")
         return Compile(
             family=family,
             arguments=tuple(self.kept),
@@ -191,8 +210,20 @@ class Parser(ABC):
             host=self.host,
             relocatable=self.relocatable,
             read=read,
-            links=links,
+            makes=makes,
+            native=native,
         )
+
+    def _makes(self) -> Makes:
+        if self.language in _HEADERS:
+            if self.assembles:
+                raise HandThrough(Reason.LANGUAGE, f"-S with {self.language}")
+            return Makes.HEADER
+        if self.compiles or self.assembles:
+            return Makes.OBJECT
+        if not self.may_link:
+            raise HandThrough(Reason.LINK)
+        return Makes.LINKED
 
     def _depfile(self, output: str) -> Depfile | None:
         if not self.dep_kind:

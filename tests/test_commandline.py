@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen.commandline import TOOLS, parse
-from codegen.parsing import Compile, Depfile, Family, HandThrough, Reason, quoted
+from codegen.parsing import Compile, Depfile, Family, HandThrough, Makes, Reason, quoted
 
 
 def parsed(*command: str, folder: str = "/somewhere", **environment: str) -> Compile:
@@ -126,7 +126,8 @@ def test_nvccs_depfile_options() -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("gcc a.c", Reason.LINK),
+        ("gcc a.c b.c", Reason.LINK),
+        ("gcc a.c b.o", Reason.LINK),
         ("gcc a.o -o a", Reason.LINK),
         ("gcc -c", Reason.NO_SOURCE),
         ("gcc -c a.c b.c", Reason.SEVERAL_SOURCES),
@@ -135,7 +136,8 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -MM a.c", Reason.DEPENDENCIES_ONLY),
         ("gcc -c a.s", Reason.ASSEMBLER),
         ("gcc -c a.f90", Reason.LANGUAGE),
-        ("gcc -x c-header -c a.h", Reason.LANGUAGE),
+        ("gcc -x c-header -S a.h", Reason.LANGUAGE),
+        ("gcc -c a.h", Reason.LANGUAGE),
         ("gcc -c a.c -MG -MD", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -MF x", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -fplugin=x.so", Reason.UNSUPPORTED_OPTION),
@@ -150,7 +152,8 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -Wa,-al=x.lst", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -B/opt", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -specs=x", Reason.UNKNOWN_OPTION),
-        ("gcc -c a.c -march=native", Reason.MACHINE),
+        ("hipcc -c a.cpp --offload-arch=gfx90a -march=native", Reason.MACHINE),
+        ("nvcc -c a.cu -Xcompiler -march=native", Reason.MACHINE),
         ("gcc -c a.c -v", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -H", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -o", Reason.UNKNOWN_OPTION),
@@ -241,3 +244,38 @@ def test_every_tool_has_its_family() -> None:
     assert {name for name, family in TOOLS.items() if family is Family.GCC} == {
         *("gcc", "g++", "cc", "c++", "clang", "clang++")
     }
+
+
+def test_one_step_links_and_precompiled_headers_are_told_apart() -> None:
+    linked = parsed("g++", "a.cpp", "-shared", "-o", "a.so", "-lgomp", "-L/l", "-Wl,-rpath,/l", "-fopenmp")
+    assert (linked.makes, linked.output) == (Makes.LINKED, "a.so")
+    assert parsed("gcc", "a.c").output == "a.out"
+    header = parsed("g++", "-x", "c++-header", "d/a.h")
+    assert (header.makes, header.output) == (Makes.HEADER, "d/a.h.gch")
+    assert parsed("gcc", "-c", "-x", "c-header", "a.h", "-o", "b").makes is Makes.HEADER
+    assert parsed("gcc", "-c", "a.c").makes is Makes.OBJECT
+
+
+def test_flags_that_mean_this_processor_are_told() -> None:
+    assert parsed("gcc", "-c", "a.c", "-march=native", "-mtune=native").native == ("-march=native", "-mtune=native")
+    assert parsed("gcc", "-c", "a.c", "-march=x86-64").native == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("-flto", "-foffload=disable", "-fopenacc", "-m32", "-L=/l", "-L =/l", "-Xlinker -s", "-MD"),
+        *(
+            "-Wl,-Map=x",
+            "-Wl,-T,x",
+            "-Wl,--version-script=x",
+            "-Wl,--dependency-file=x",
+            "-Wl,@x",
+            "-Wl,-rpath,/l,-Map,x",
+        ),
+        *("-Wl,--build-id=uuid", "-Wl,--plugin,x", "-Wl,--out-implib=x"),
+    ],
+)
+def test_links_that_write_or_read_more_are_left_to_the_tool(options: str) -> None:
+    assert parsed("gcc", "a.c", "-o", "a").makes is Makes.LINKED
+    assert refused("gcc", "a.c", "-o", "a", *options.split()) is Reason.UNSUPPORTED_OPTION
