@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from buildd import answers, digests, history, notes, profiles, sessions, values
+from buildd import answers, digests, history, kept_kernels, notes, profiles, sessions, values
 from buildd.blobs import ROW_BYTES
 from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
@@ -58,13 +58,16 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     answers: int = 0
     """Those that stand-ins know by themselves."""
     bad_answers: int = 0
+    kernels: int = 0
+    """Triton's."""
+    bad_kernels: int = 0
     foreign: tuple[str, ...] = ()
     """Files in the blobs' folder that are not ours; left alone."""
     index_problems: tuple[str, ...] = ()
 
     @property
     def is_sound(self) -> bool:
-        bad = self.bad_blobs + self.bad_results + self.bad_values + self.bad_answers
+        bad = self.bad_blobs + self.bad_results + self.bad_values + self.bad_answers + self.bad_kernels
         return not (bad or self.index_problems)
 
 
@@ -87,6 +90,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     answers: int
     """Results that stand-ins deliver by themselves."""
     answer_bytes: int
+    """Theirs, beside `held_bytes`."""
+    kernels: int
+    """Triton's."""
+    kernel_bytes: int
     """Theirs, beside `held_bytes`."""
     builds: int
     profiles: int
@@ -129,6 +136,7 @@ def gc(store: Shelf, *, limit_bytes: int | None = None) -> Collected:
     store.tally.flush(wait=True)
     limit = store.limit_bytes if limit_bytes is None else limit_bytes
     answers.trim(store.folder, limit // answers.SHARE)
+    kept_kernels.trim(store.folder, limit // kept_kernels.SHARE)
     with FolderLock(store.folder):
         sessions.sweep(store.folder)
     _drop_dead(store)
@@ -148,7 +156,7 @@ def flush(store: Shelf, pattern: str | None = None) -> Collected:
     """Drop every result, or those whose action's name matches a glob; leased ones stay.
 
     Learned times, past builds and counters stay as well; answers that stand-ins know go in any case. Without a pattern
-    explanations, probe answers, up-to-date records and remembered file digests go too.
+    explanations, probe answers, up-to-date records, remembered file digests and Triton's kernels go too.
     """
     answers.clear(store.folder)
     _drop_dead(store)
@@ -157,6 +165,7 @@ def flush(store: Shelf, pattern: str | None = None) -> Collected:
     doomed = [key for key, action in rows if pattern is None or fnmatch.fnmatchcase(_decoded(action), pattern)]
     results, blobs = _delete_results(store, doomed)
     if pattern is None:
+        kept_kernels.clear(store.folder)
 
         def work(connection: sqlite3.Connection) -> None:
             for table in ("actions", "probes", "records", "digests"):
@@ -184,6 +193,7 @@ def verify(store: Shelf) -> Verified:
     bad_values = _drop_bad_values(database)
     orphans, foreign = drop_orphans(store)
     known, bad_answers = answers.verify(store.folder)
+    kernels, bad_kernels = kept_kernels.verify(store.folder)
     _drop_lists(database)
     _recount(database)
     return Verified(
@@ -195,6 +205,8 @@ def verify(store: Shelf) -> Verified:
         orphans=orphans,
         answers=known,
         bad_answers=bad_answers,
+        kernels=kernels,
+        bad_kernels=bad_kernels,
         foreign=foreign,
         index_problems=problems,
     )
@@ -205,6 +217,7 @@ def stats(store: Shelf) -> Stats:
     notes.count(store)
     database = store.database
     known, known_bytes = answers.held(store.folder)
+    kernels, kernel_bytes = kept_kernels.held(store.folder)
     counts = {}
     for table in ("results", "actions", "builds"):
         rows = database.rows(f"SELECT count(*) FROM {table}")
@@ -227,6 +240,8 @@ def stats(store: Shelf) -> Stats:
         file_blobs=as_int(files),
         answers=known,
         answer_bytes=known_bytes,
+        kernels=kernels,
+        kernel_bytes=kernel_bytes,
         builds=counts["builds"],
         profiles=profiled,
         profiled_problems=problems,

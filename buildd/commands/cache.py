@@ -44,7 +44,7 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
     from codegen.plan import RequestError
 
     try:
-        limit_bytes = _limit(environ)
+        limit_bytes = bound_of(environ)
         place = location.locate(environ, option=options.store)
         if place.notice:
             print_note(place.notice)
@@ -73,7 +73,8 @@ def size_of(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def _limit(environ: Mapping[str, str]) -> int | None:
+def bound_of(environ: Mapping[str, str]) -> int | None:
+    """The store's bound that the user has set, in bytes. Raises ArgumentTypeError."""
     text = environ.get("BUILDD_CACHE_SIZE", "").strip()
     try:
         return size_of(text) if text else None
@@ -124,6 +125,7 @@ def _stats(store: Store, options: Namespace) -> int:
         f"results     {found.results} of {found.actions} actions",
         f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
         f"answers     {found.answers} known to stand-ins, {_bytes(found.answer_bytes)}",
+        *([f"kernels     {found.kernels} of Triton's, {_bytes(found.kernel_bytes)}"] if found.kernels else []),
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
         f"misses      {counts['misses']}",
@@ -175,10 +177,12 @@ def _verify(store: Store, options: Namespace) -> int:
 
     found = collect.verify(store)
     lines = [f"{found.blobs} blobs, {found.results} results and {found.answers} answers checked"]
+    if found.kernels:
+        lines.append(f"{found.kernels} kernels of Triton's checked")
     if found.is_sound:
         lines.append("everything is sound")
     else:
-        others = found.bad_values + found.bad_answers
+        others = found.bad_values + found.bad_answers + found.bad_kernels
         bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {others} other entries"
         lines.append(f"removed because they were bad: {bad}; they will be built again")
     lines += [f"index: {problem}" for problem in found.index_problems]

@@ -98,9 +98,10 @@ def request_from(options: Namespace, targets: tuple[str, ...], mode: Mode, envir
 
 def selected_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The client's variables that reach a build, and PATH, which the search for toolchains needs."""
+    from buildd.frameworks import without_hooks
     from codegen import environment
 
-    return environment.select(environ)
+    return environment.select(without_hooks(environ))
 
 
 def store_of(environ: Mapping[str, str]) -> str:

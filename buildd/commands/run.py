@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -71,6 +72,7 @@ def run(arguments: list[str]) -> int:
         return _carry_out(rest, environ)
     with client, notes, jobserver:
         status = _carry_out(rest, environ)
+        _bound_kernels(environ)
         if opened and not options.quiet:
             print(f"buildd: {summary(figures_of(environ, build, notes))}", file=sys.stderr)
     return status
@@ -122,6 +124,22 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
     return server
 
 
+def _bound_kernels(environ: Mapping[str, str]) -> None:
+    """Keep Triton's kernels within their part of the store's bound: the programs that put them there know none."""
+    from buildd import kept_kernels
+
+    store = Path(environ["BUILDD_DIR"])
+    if kept_kernels.held(store)[0] > 0:
+        from buildd.commands.cache import bound_of
+        from buildd.store import default_limit
+
+        try:
+            limit_bytes = bound_of(environ)
+        except ArgumentTypeError:
+            limit_bytes = None  # the daemon has said so
+        kept_kernels.trim(store, (limit_bytes or default_limit(store)) // kept_kernels.SHARE)
+
+
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our options and the command, which begins after -- or with the first word that is no option."""
     index = 0
@@ -137,6 +155,7 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
 
     Raises: ProtocolError, BuilddError, OSError.
     """
+    from buildd import frameworks
     from buildd.location import locate
     from buildd.standins import LAUNCHER, toolkit
     from protocol.endpoint import runtime_folder
@@ -151,6 +170,7 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
         "BUILDD_BUILD_ID": build,
     }
     found |= {name: launcher for name in _LAUNCHERS if not environ.get(name)}
+    found |= frameworks.variables(environ)
     if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
         found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
     if jobs is not None:

@@ -24,6 +24,7 @@ STORE_NAMES = (
     "profiles",
     "native",
     "toolkits",
+    "triton",
     "lock",
     "said-where-the-store-is",
 )

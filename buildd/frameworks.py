@@ -1,0 +1,47 @@
+"""What torch and Triton programs find in their environment below `buildd run`.
+
+Knows torch's and Triton's variables, and where our hooks are (`hooks`); imports neither. What the user has set stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+HOOKS = str(Path(__file__).parent / "hooks")
+TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
+_OURS = re.compile(r"\+?buildd-cpu-[0-9a-f]{16}-\w+$")
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are different."""
+    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != HOOKS]
+    return {TAG: tag(environ), "PYTHONPATH": os.pathsep.join((HOOKS, *folders))}
+
+
+def tag(environ: Mapping[str, str]) -> str:
+    """Salt of Inductor's keys: the user's own, then this processor and the vector width that is asked for.
+
+    Inductor's own key leaves both out, though what it keeps is written for one vector width: read with another, it
+    computes wrong numbers.
+    """
+    from codegen import processor
+
+    features = f"{platform.machine()}\n{processor.features()}".encode()
+    capability = re.sub(r"\W", "_", environ.get("ATEN_CPU_CAPABILITY", "").lower()) or "any"
+    theirs = _OURS.sub("", environ.get(TAG, ""))
+    ours = f"buildd-cpu-{hashlib.blake2b(features, digest_size=8).hexdigest()}-{capability}"
+    return f"{theirs}+{ours}" if theirs else ours
+
+
+def without_hooks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables as they were before `variables`, for what goes through us anyway."""
+    if HOOKS not in environ.get("PYTHONPATH", ""):
+        return dict(environ)
+    kept = [folder for folder in environ["PYTHONPATH"].split(os.pathsep) if folder != HOOKS]
+    rest = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})

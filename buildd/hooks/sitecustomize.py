@@ -1,0 +1,98 @@
+"""What `buildd run` puts into each Python below it: Triton's cache goes through the store, torch's key names the CPU.
+
+Its folder is on PYTHONPATH, and the sitecustomize that would have been found without it runs as ever. Knows when torch
+and Triton read their configuration, and sets no variable that a process without this file would stumble over: where it
+is not loaded (python -I, another PYTHONPATH), torch and Triton are as without us. Standard library only, for any Python
+that torch runs on; nothing is imported for it that a start does not import anyway, but where it has something to do.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
+_MARK = "buildd-cpu-"
+
+
+def _share_triton(cache: "Any") -> None:
+    """Have kernels kept in the store, unless the user named a cache of their own."""
+    if os.environ.get("TRITON_CACHE_MANAGER"):
+        return
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    # By its place: whatever the user has on sys.path has names of its own.
+    spec = spec_from_file_location("_buildd_triton_cache", os.path.join(_HERE, "triton_cache.py"))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    module.use(cache)
+
+
+def _name_capability() -> None:
+    """The vector width that is asked for now belongs to the tag, whoever set it since `buildd run`."""
+    head, mark, tail = os.environ.get(_TAG, "").rpartition(_MARK)
+    if mark:
+        import re
+
+        capability = re.sub(r"\W", "_", os.environ.get("ATEN_CPU_CAPABILITY", "").lower())
+        os.environ[_TAG] = head + mark + tail.partition("-")[0] + "-" + (capability or "any")
+
+
+class _Watcher:
+    """Sees modules being imported; finds none itself."""
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name == "torch.compiler.config":
+            _name_capability()
+        if name != "triton.runtime.cache":
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                _follow(spec)
+                return spec
+        return None
+
+
+def _follow(spec: "Any") -> None:
+    """Have Triton's cache changed as soon as it is there."""
+    load = getattr(spec.loader, "exec_module", None)
+    if load is None:
+        return
+
+    def exec_module(module: "Any") -> None:
+        load(module)
+        try:
+            _share_triton(module)
+        except Exception:
+            # Whatever is wrong with us: the program runs as without us.
+            sys.modules.pop("_buildd_triton_cache", None)
+
+    try:
+        spec.loader.exec_module = exec_module
+    except AttributeError:
+        pass
+
+
+def _run_the_next() -> None:
+    """The sitecustomize that would have been found without us, under its own name."""
+    from importlib.machinery import PathFinder
+
+    rest = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get("BUILDD_DIR"):
+    sys.meta_path.insert(0, _Watcher())
+_run_the_next()

@@ -1,0 +1,86 @@
+"""Triton's kernels beside the store: their bound, whether they are sound, figures.
+
+Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`). An
+entry is one file, replaced by rename, and a digest covers all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from buildd.hooks.triton_cache import FOLDER, Entry
+
+SHARE = 10
+"""They may hold this part of the store's bound, beside the store."""
+_NAME = re.compile(r"[0-9a-f]{32}")
+_TORN_S = 3600.0
+_UNLOCKED_S = 86400.0
+"""So old a lock is nobody's: it would have been removed by who held it."""
+
+
+def held(store: Path) -> tuple[int, int]:
+    """How many kernels there are, and their bytes."""
+    sizes = [status.st_size for entry, status in _statuses(store) if _NAME.fullmatch(entry.name)]
+    return len(sizes), sum(sizes)
+
+
+def trim(store: Path, limit_bytes: int) -> int:
+    """Remove the kernels that were not used for longest, until the others fit, and what killed processes have left; the
+    bytes that are left."""
+    found, now_s = [], time.time()
+    for entry, status in _statuses(store):
+        age_s = now_s - status.st_mtime
+        if _NAME.fullmatch(entry.name):
+            found.append((status.st_mtime_ns, status.st_size, entry.path))
+        elif age_s > (_UNLOCKED_S if entry.name.endswith(".lock") else _TORN_S):
+            _remove(entry.path)
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= limit_bytes:
+            break
+        total -= size * _remove(path)
+    return total
+
+
+def clear(store: Path) -> int:
+    """Remove all kernels; how many there were."""
+    return sum(_remove(entry.path) for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name))
+
+
+def verify(store: Path) -> tuple[int, int]:
+    """Read all kernels and remove the bad ones; how many there were, and how many were bad."""
+    count = bad = 0
+    for entry, _ in _statuses(store):
+        if _NAME.fullmatch(entry.name):
+            count += 1
+            with contextlib.suppress(OSError):
+                bad += not _is_sound(Path(entry.path)) and _remove(entry.path)
+    return count, bad
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        Entry.decode(path.read_bytes())
+    except ValueError:
+        return False
+    return True
+
+
+def _statuses(store: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(store / FOLDER) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                yield entry, entry.stat(follow_symlinks=False)
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,357 @@
+"""Triton's cache in the store: whole, checked, found from any folder, compiled once, and never in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import short_folder
+
+from buildd import collect, kept_kernels
+from buildd.frameworks import HOOKS, TAG, tag, variables, without_hooks
+from buildd.hooks import triton_cache
+from buildd.hooks.triton_cache import Entry, Lock, Shelf
+from buildd.store import Store
+from tests.household import Household
+
+KEY = "SOMEKEY"
+GROUP = "add.json"
+FILES = {"add.ttir": b"module {}", "add.cubin": bytes(range(256)) * 40, GROUP: b'{"target": {"backend": "cuda"}}'}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "store"
+    made.mkdir(mode=0o700)
+    monkeypatch.setenv("BUILDD_DIR", str(made))
+    for name in ("TRITON_CACHE_MANAGER", "TRITON_STORE_BINARY_ONLY", "BUILDD_DISABLE", "BUILDD_RECACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def kept(store: Path) -> list[Path]:
+    return sorted(path for path in (store / "triton").glob("*") if "." not in path.name)
+
+
+@pytest.fixture
+def shelf(store: Path) -> Shelf:
+    made = Shelf(str(store))
+    assert made.open()
+    made.put(Entry(KEY, GROUP, FILES))
+    return made
+
+
+# ---------------------------------------------------------------- entries
+
+
+def test_an_entry_comes_back_as_it_was(shelf: Shelf, store: Path) -> None:
+    found = shelf.take(KEY, GROUP)
+    assert found is not None and found.files == FILES
+    assert shelf.take("OTHER", GROUP) is None and shelf.take(KEY, "other.json") is None
+    assert kept_kernels.held(store) == (1, kept(store)[0].stat().st_size)
+    assert kept(store)[0].stat().st_mode & 0o777 == 0o600
+
+
+def test_whatever_happened_to_an_entry_it_is_noticed(shelf: Shelf, store: Path) -> None:
+    (place,) = kept(store)
+    content = place.read_bytes()
+    for at in range(0, len(content), 61):
+        place.write_bytes(content[:at])
+        with pytest.raises(ValueError):
+            shelf.take(KEY, GROUP)
+        place.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(ValueError):
+            shelf.take(KEY, GROUP)
+    place.write_bytes(content + b"more")
+    assert kept_kernels.verify(store) == (1, 1) and kept(store) == []
+    # One that is sound and stands under a name that is not its own.
+    shelf.put(Entry("OTHER", GROUP, FILES))
+    os.replace(kept(store)[0], place)
+    with pytest.raises(ValueError, match="another"):
+        shelf.take(KEY, GROUP)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "a\0b"])
+def test_no_file_of_an_entry_leaves_its_folder(shelf: Shelf, name: str) -> None:
+    shelf.put(Entry(KEY, GROUP, {**FILES, name: b"x"}))
+    with pytest.raises(ValueError, match="damaged"):
+        shelf.take(KEY, GROUP)
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(shelf: Shelf, store: Path) -> None:
+    (store / "triton").chmod(0o777)
+    with pytest.raises(OSError, match="alone"):
+        shelf.open()
+
+
+def test_what_was_not_used_for_longest_goes_first(shelf: Shelf, store: Path) -> None:
+    for number in range(4):
+        shelf.put(Entry(f"K{number}", GROUP, FILES))
+        os.utime(shelf.folder + "/" + triton_cache.name_of(f"K{number}", GROUP), (1000 + number, 1000 + number))
+    (store / "triton" / ".1-1").write_bytes(b"torn")
+    os.utime(store / "triton" / ".1-1", (1000, 1000))
+    assert shelf.take("K0", GROUP) is not None  # used again
+    size = kept(store)[0].stat().st_size
+    kept_kernels.trim(store, 3 * size + 100)
+    assert [shelf.take(f"K{number}", GROUP) is not None for number in range(4)] == [True, False, False, True]
+    assert not list((store / "triton").glob(".*"))
+    assert kept_kernels.clear(store) == 3 and kept_kernels.held(store) == (0, 0)
+
+
+def test_the_store_counts_checks_bounds_and_flushes_them(shelf: Shelf, store: Path) -> None:
+    with Store.open(store) as opened:
+        assert (collect.stats(opened).kernels, collect.verify(opened).kernels) == (1, 1)
+        collect.gc(opened)
+        assert shelf.take(KEY, GROUP) is not None
+        collect.gc(opened, limit_bytes=kept_kernels.SHARE * 100)
+        assert shelf.take(KEY, GROUP) is None
+        shelf.put(Entry(KEY, GROUP, FILES))
+        collect.flush(opened)
+        assert collect.stats(opened).kernels == 0
+        (store / "triton" / triton_cache.name_of(KEY, GROUP)).write_bytes(b"bad")
+        assert not collect.verify(opened).is_sound and collect.verify(opened).is_sound
+
+
+def test_tools_in_place_of_tritons_own_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = triton_cache.name_of(KEY, GROUP)
+    tool = tmp_path / "ptxas"
+    tool.write_text("one")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(tool))
+    first = triton_cache.name_of(KEY, GROUP)
+    tool.write_text("another")
+    assert len({plain, first, triton_cache.name_of(KEY, GROUP)}) == 3
+
+
+# ---------------------------------------------------------------- one compiles
+
+
+def _hold(path: str, connection: Connection) -> None:
+    lock = Lock(path)
+    connection.send(lock.take())
+    connection.recv()
+
+
+def test_a_lock_ends_with_its_process_and_is_not_waited_for_by_its_thread(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.lock")
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(path, theirs))
+    process.start()
+    assert ours.recv() is True
+    lock = Lock(path)
+    assert not lock.take()
+    process.kill()
+    process.join()
+    assert lock.take() and Lock(path).take(), "the same thread does not wait for itself"
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(Lock(path).take()))
+    thread.start()
+    thread.join()
+    assert taken == [False]
+    lock.release()
+    assert not os.path.exists(path) and Lock(path).take()
+
+
+# ---------------------------------------------------------------- Triton's interface
+
+
+@pytest.fixture
+def manager(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    cache = pytest.importorskip("triton.runtime.cache")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "local"))
+    return triton_cache.manager_of(cache.FileCacheManager)
+
+
+def compiled(manager: Any) -> dict[str, str]:
+    """What Triton's compiler does with its cache when it compiles."""
+    one = manager(KEY)
+    assert one.get_group(GROUP) is None
+    group = {name: one.put(data, name) for name, data in FILES.items()}
+    one.put_group(GROUP, group)
+    return group
+
+
+@pytest.mark.triton
+def test_a_kernel_is_found_from_another_folder_whatever_is_there(
+    manager: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = compiled(manager)
+    assert manager(KEY).get_group(GROUP) == group
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "moved"))
+    found = manager(KEY).get_group(GROUP)
+    assert {name: Path(path).read_bytes() for name, path in found.items()} == FILES
+    assert all(path.startswith(str(tmp_path / "moved")) for path in found.values())
+    for damage in (lambda path: path.write_bytes(b"torn"), Path.unlink):
+        damage(Path(found["add.cubin"]))
+        assert Path(manager(KEY).get_group(GROUP)["add.cubin"]).read_bytes() == FILES["add.cubin"]
+    (place,) = kept(store)
+    place.write_bytes(place.read_bytes()[:-1])
+    assert manager(KEY).get_group(GROUP) is None, "nothing tells whether Triton's own copy is whole"
+
+
+@pytest.mark.triton
+def test_a_store_that_cannot_be_used_leaves_tritons_own_cache(
+    manager: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "triton").write_text("no folder")
+    group = compiled(manager)
+    assert manager(KEY).get_group(GROUP) == group
+    monkeypatch.setenv("BUILDD_DIR", str(tmp_path / "nowhere"))
+    assert manager(KEY).get_group(GROUP) == group
+    monkeypatch.delenv("BUILDD_DIR")
+    assert manager(KEY).get_group(GROUP) == group
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", ["TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH"])
+def test_what_tritons_key_leaves_out_is_not_kept(
+    manager: Any, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    compiled(manager)
+    assert kept(store) == []
+
+
+@pytest.mark.triton
+def test_a_kernel_of_somebody_elses_backend_or_made_in_parts_is_not_kept(manager: Any, store: Path) -> None:
+    one = manager(KEY)
+    assert one.get_group(GROUP) is None
+    one.put_group(
+        GROUP, {"add.cubin": one.put(b"x", "add.cubin"), GROUP: one.put('{"target": {"backend": "npu"}}', GROUP)}
+    )
+    other = manager("OTHER")
+    assert other.get_group(GROUP) is None
+    other.put_group(GROUP, {"add.cubin": one.put(b"x", "add.cubin"), GROUP: other.put(FILES[GROUP], GROUP)})
+    assert kept(store) == []
+
+
+# ---------------------------------------------------------------- programs
+
+
+@pytest.fixture
+def environ(store: Path, tmp_path: Path) -> dict[str, str]:
+    plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "BUILDD_DIR": str(store)}
+    return {**plain, **variables(plain)}
+
+
+def says(environ: dict[str, str], code: str, *options: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], env=environ, cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout.strip()
+
+
+def test_the_users_own_sitecustomize_runs(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = __file__\n")
+    environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'own'}"
+    code = "import sys, sitecustomize; print(mine == sitecustomize.__file__, len(sys.meta_path))"
+    assert says(environ, code) == "True " + str(1 + int(says(environ, "import sys; print(len(sys.meta_path))", "-I")))
+    (tmp_path / "triton_cache.py").write_text("raise SystemExit(3)\n")
+    assert says(environ, "import triton_cache", cwd=None) == ""
+
+
+def test_nothing_of_ours_is_needed(environ: dict[str, str], tmp_path: Path) -> None:
+    code = f"import os; print(os.environ.get('TRITON_CACHE_MANAGER'), 'buildd-cpu' in os.environ['{TAG}'])"
+    assert says(environ, code, "-I") == says({**environ, "PYTHONPATH": str(tmp_path)}, code) == "None True"
+    assert HOOKS not in without_hooks(environ).get("PYTHONPATH", "")
+    assert without_hooks({**environ, "PYTHONPATH": f"{HOOKS}:/x"})["PYTHONPATH"] == "/x"
+
+
+def test_the_tag_names_the_processor_and_keeps_the_users_own() -> None:
+    plain, narrow = tag({}), tag({"ATEN_CPU_CAPABILITY": "AVX2"})
+    assert plain != narrow and plain.endswith("-any") and narrow.endswith("-avx2")
+    assert tag({TAG: "mine"}) == f"mine+{plain}"
+    assert tag({TAG: tag({TAG: "mine"}), "ATEN_CPU_CAPABILITY": "avx2"}) == f"mine+{narrow}"
+    assert tag({TAG: plain}) == plain
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def twice_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, 2 * tl.load(x_ptr + at, mask=at < n), mask=at < n)
+"""
+COMPILE = """
+import sys, time, triton
+from triton.compiler import ASTSource
+from triton.backends.compiler import GPUTarget
+sys.path.insert(0, sys.argv[1])
+from twice import twice_kernel
+signature = {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+hits = []
+triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"])
+for target in (GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)):
+    kernel = triton.compile(ASTSource(twice_kernel, signature, constexprs={"BLOCK": 256}), target=target)
+    binary = kernel.asm["cubin" if target.backend == "cuda" else "hsaco"]
+    assert binary[:4] == b"\\x7fELF" and len(binary) > 1000
+print(sum(hits), len(hits))
+"""
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[Household]:
+    with short_folder() as folder:
+        household = Household(folder)
+        (folder / "twice.py").write_text(KERNEL)
+        yield household
+        assert household.end() == []
+
+
+def run(user: Household, name: str, **environ: str) -> subprocess.Popen[str]:
+    """A program that compiles two kernels, in a folder and with a cache of its own."""
+    folder = user.folder / name
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-P", "-m", "buildd", "run", "--quiet", "--", sys.executable, "-c", COMPILE]
+    return subprocess.Popen(
+        [*command, str(user.folder)],
+        cwd=folder,
+        env={**user.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output.splitlines()[-1]
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_the_second_program_compiles_nothing(user: Household) -> None:
+    assert said(run(user, "one")) == "0 2"
+    assert said(run(user, "two")) == "2 2"
+    with contextlib.suppress(FileNotFoundError):
+        for place in (user.folder / "two" / "cache").rglob("*.cubin"):
+            place.write_bytes(place.read_bytes()[:100])
+    assert said(run(user, "two")) == "2 2"
+    for place in kept(user.store):
+        place.write_bytes(place.read_bytes()[:-7])
+    assert said(run(user, "two")) == "0 2"
+    assert said(run(user, "three", TRITON_STORE_BINARY_ONLY="1")) == "0 2"
+    for place in (user.folder / "one" / "cache").rglob("__grp__*"):
+        assert json.loads(place.read_text())["child_paths"]
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_of_several_programs_at_once_one_compiles_each_kernel(user: Household) -> None:
+    running = [run(user, f"at once {number}", TRITON_DISABLE_LINE_INFO="1") for number in range(4)]
+    hits = [int(said(process).split()[0]) for process in running]
+    assert sum(hits) == 2 * 4 - 2
