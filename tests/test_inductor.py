@@ -37,8 +37,9 @@ for shape, kind in (((33, 65), torch.float32), ((17, 129), torch.float64), ((64,
     got, wanted = torch.compile(model)(x, y), model(x, y)
     torch.testing.assert_close(got, wanted, rtol=2e-2 if kind is torch.bfloat16 else 1e-4, atol=1e-2)
     found.append(got.double().sum().item().hex())
-print(json.dumps({"hits": counters["inductor"]["fxgraph_cache_hit"], "missed": counters["inductor"]["fxgraph_cache_miss"],
-    "sums": found, "width": torch.backends.cpu.get_cpu_capability()}))
+seen = counters["inductor"]
+print(json.dumps({"hits": seen["fxgraph_cache_hit"], "missed": seen["fxgraph_cache_miss"], "sums": found,
+    "width": torch.backends.cpu.get_cpu_capability()}))
 """
 
 

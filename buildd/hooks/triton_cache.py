@@ -287,7 +287,7 @@ def manager_of(base: Any) -> Any:
             for name, data in entry.files.items():
                 path = self._make_path(name)
                 if not _holds(path, data):
-                    path = base.put(self, data, name, True)
+                    _write(path, data)
                 paths[name] = path
             return paths
 
@@ -325,6 +325,20 @@ def _holds(path: str, data: bytes) -> bool:
             return file.read(len(data) + 1) == data
     except OSError:
         return False
+
+
+def _write(path: str, data: bytes) -> None:
+    """Have a file there, whole or not at all."""
+    aside = f"{path}.{os.getpid()}-{next(_temporaries)}"
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
 
 
 def use(cache: Any) -> None:
