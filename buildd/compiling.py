@@ -90,6 +90,8 @@ class Delivery:
                 raise HandThrough(Reason.OUTPUT, path)
             if os.path.lexists(place) and (os.path.islink(place) or not os.path.isfile(place)):
                 raise HandThrough(Reason.OUTPUT, path)
+            if os.path.realpath(place) == os.path.realpath(os.path.join(self.folder, self.compile.source)):
+                raise HandThrough(Reason.OUTPUT, f"{path} is the source")
 
     def put_object(self, files: Files, digest: m.Digest, write: Callable[[Path], bool]) -> bool:
         """Have the object there, new or as new: make and ninja go by its time. False where `write` says so."""

@@ -242,7 +242,8 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     if linked:
         # The linker may write down what its output is called.
         name += f" {os.path.basename(compile.output)}"
-        search += (*library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
+        # What a linker script names is looked for in the working folder first.
+        search += (".", *library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
     action = Action(
         name=compile.output,
         kind=os.path.basename(request.command[0]),

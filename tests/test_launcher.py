@@ -406,6 +406,7 @@ def test_a_daemon_of_another_protocol_is_not_asked(foreign: Foreign, tmp_path: P
         (("-c", "a.c", "-ftest-coverage"), "unsupported-option"),
         (("-c", "a.c", "-o", "/dev/null"), "output"),
         (("-c", "a.c", "-o", "nowhere/a.o"), "output"),
+        (("-c", "a.c", "-o", "./a.c"), "output"),
         (("-S", "s.s"), "assembler"),
         (("-c", "s.s"), "assembler"),
         (("--version",), "unknown-option"),
