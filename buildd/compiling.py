@@ -212,8 +212,7 @@ class Compiling(Building):
             if listed is not None:
                 self.delivery.put_depfile(self.delivery.rules(listed))
             return listed is not None
-        if self.delivery.compile.makes is Makes.HEADER:
-            precompiled.remember(self.store, digest)
+        self._vouch_for(digest)
         return self.delivery.put_object(self.files, digest, partial(self.store.restore, digest))
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
@@ -236,9 +235,14 @@ class Compiling(Building):
 
     def published(self, result: Result) -> None:
         self.result = result
-        if self.delivery.compile.makes is Makes.HEADER:
-            # Published, so its sources mention nothing that would be hidden in it.
-            precompiled.remember(self.store, next(o.digest for o in result.outputs if o.name != DEPENDENCIES))
+        self._vouch_for(next(output.digest for output in result.outputs if output.name != DEPENDENCIES))
+
+    def _vouch_for(self, digest: m.Digest) -> None:
+        """A precompiled header that could be stored: its sources mention nothing that would be hidden in it. Only of a
+        clock that stood still while it was made nothing is known."""
+        stood_still = any(name == "SOURCE_DATE_EPOCH" for name, _ in self.plan.actions[0].environment)
+        if self.delivery.compile.makes is Makes.HEADER and not stood_still:
+            precompiled.remember(self.store, digest)
 
     def remember(self) -> None:
         self.keep(self)

@@ -27,8 +27,8 @@ _ENDINGS = {
     Discovery.GCC_LINKER: (".gch",),
     Discovery.CLANG: (".gch", ".pch"),
 }
-_IMPLICIT = "stdc-predef.h"
-"""What gcc includes by itself before all else."""
+_IMPLICIT = ("stdc-predef.h", "cuda_runtime.h")
+"""What gcc includes by itself before all else, and what nvcc has it include."""
 _DIRECTIVE = re.compile(
     rb"(?:#|%:|\?\?=)(?:[ \t]|\\\n|/\*.*?\*/)*"
     rb"(?:(?P<open>if)|(?P<close>endif)|(?:include(?:_next)?|import)(?:[ \t]|\\\n|/\*.*?\*/)*"
@@ -69,7 +69,7 @@ def candidates(action: Action, own_search: Iterable[str], snapshot: Snapshot, fo
     source = action.inputs[0] if action.inputs else ""
     if not endings or not source or snapshot.is_aside(source):
         return Candidates()
-    names = dict.fromkeys((*_forced(action), *_first(_text(snapshot.absolute(source))), _IMPLICIT))
+    names = dict.fromkeys((*_forced(action), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
