@@ -114,11 +114,11 @@ class Watches:
         for request_id, watch in list(self._watches.items()):
             if self._names.get(request_id) == name:
                 async with self._looking:
-                    before = len(watch.contents), watch.folders
+                    before = set(watch.contents), watch.folders
                     await self._in_pool(watch.learn, building, outcome)
                     await self._rearm()
                     watch.tell(await self._in_pool(watch.changed_anywhere))
-                    if before != (len(watch.contents), watch.folders):
+                    if before != (set(watch.contents), watch.folders):
                         watch.tell_watching()
 
     def settled_s(self, request: m.Request, now_s: float) -> float:
