@@ -150,7 +150,7 @@ def _reported(error: Exception) -> int:
         return USAGE
     if isinstance(error, BuilddError):
         print_problem(error.message, file=error.file, command=error.command, next_step=error.next_step)
-        return DAEMON
+        return USAGE if error.is_usage else DAEMON
     if isinstance(error, ProtocolError):
         print_problem(error.message, next_step=error.next_step)
         return DAEMON

@@ -16,6 +16,8 @@ class BuilddError(Exception):
     """Base. `code` is stable; `file`, `command` and `next_step` may be empty."""
 
     code = "internal"
+    is_usage = False
+    """What was asked for is wrong, not the daemon or the store."""
 
     def __init__(self, message: str, *, file: str = "", command: str = "", next_step: str = "") -> None:
         super().__init__(message)

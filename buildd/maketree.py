@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -203,6 +204,8 @@ class MakeReader:
         """The command, and that it was begun where that was not told yet."""
         if self._edge is not None:
             return self._edge, []
-        edge = self._edge = Edge(1, "make", f"cd {self.tree.folder} && {' '.join(self.tree.command(None))}")
+        edge = self._edge = Edge(
+            1, "make", f"cd {shlex.quote(self.tree.folder)} && {shlex.join(self.tree.command(None))}"
+        )
         planned = m.Planned(targets=self.tree.targets, actions=1)
         return edge, [planned, m.Queued(job_id=m.JobId(edge.number), action=edge.action), edge.begun]

@@ -74,7 +74,11 @@ def _edge(action: Action, tool: Tool, token: str) -> str:
     outputs = [output.path for output in action.outputs]
     listed = list_of(action)
     if " " in listed or "\n" in "".join(outputs):
-        raise RequestError("bad-target", f"{outputs[0]} has a space in its name", next_step="name the folder otherwise")
+        raise RequestError(
+            "bad-target",
+            f"{outputs[0]} has a space in its name, which no depfile can say",
+            next_step="name the source or its folder otherwise, or build with buildd",
+        )
     environment = dict(action.environment)
     arguments = [
         argument.replace(f"/tmp/{DEPFILE}", listed) if listed else argument

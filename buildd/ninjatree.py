@@ -298,7 +298,7 @@ class NinjaReader:
                 ended.append(m.Planned(targets=self.tree.targets, actions=self._place[1]))
             if key not in self._jobs:
                 ended.append(self._queued(key, action))
-            self._edge = Edge(self._jobs[key], action, f"cd {self.tree.folder} && {command}")
+            self._edge = Edge(self._jobs[key], action, f"cd {shlex.quote(self.tree.folder)} && {command}")
             return ended
         if match := _OWN.fullmatch(text):
             self.problem = match["message"] if match["severity"] in ("error", "fatal") else self.problem

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +22,9 @@ from buildd.standins import find_tools
 from buildd.ui.text import tool_of
 from protocol import messages as m
 
-_ASK_S = 120.0
+_ERROR = re.compile(r"\w+: (?:error|fatal): ")
 _SYSTEM = ("/usr/", "/proc/", "/sys/", "/dev/", "/opt/rocm")
+_BESIDE = (".d", ".dep", ".rsp", ".tmp")
 _OPTION = re.compile(r"(?:^|\s)-(?:I|isystem|iquote|idirafter)[ =]?(?:\"([^\"]+)\"|'([^']+)'|(\S+))")
 
 
@@ -29,6 +32,7 @@ class TreeError(BuilddError):
     """A tool's build tree cannot be made sense of."""
 
     code = "tree"
+    is_usage = True
 
 
 class Reader(Protocol):
@@ -127,6 +131,18 @@ class Edge:
         )
 
 
+def is_by_product(path: str, outputs: Container[str]) -> bool:
+    """Whether a file comes and goes as a tree is built: an output, what is written beside one, a tool's own notes.
+
+    Args:
+        path: absolute; so are outputs.
+    """
+    if path in outputs or os.path.basename(path).startswith((".ninja_", ".buildd-")):
+        return True
+    stem, ending = os.path.splitext(path)
+    return ending in _BESIDE and (stem in outputs or any(f"{stem}{kind}" in outputs for kind in (".o", ".obj")))
+
+
 def log_line(number: int, text: str) -> m.EventBody:
     """A line that the edge of this number said."""
     return m.LogLine(job_id=m.JobId(number), stream="stdout", text=text)
@@ -172,33 +188,43 @@ def source_root(folder: str, sources: Iterable[str]) -> str:
     return above if above.count("/") > 1 else folder
 
 
-def asked(argv: list[str], folder: str, environ: Mapping[str, str], *, may_fail: bool = False) -> str:
+def asked(
+    argv: list[str], folder: str, environ: Mapping[str, str], *, may_fail: bool = False, timeout_s: float = 120.0
+) -> str:
     """What a tool says on standard output.
 
     Raises: TreeError where it cannot be had or, but for `may_fail`, ends badly.
     """
-    command = " ".join(argv)
+    command = shlex.join(argv)
     try:
-        ran = subprocess.run(
+        with subprocess.Popen(
             argv,
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ASK_S,
-            check=False,
-        )
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=timeout_s)
+            except BaseException:
+                # Its whole group: a makefile that calls itself goes on without the make that began it.
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = error.strerror if isinstance(error, OSError) else f"no answer in {_ASK_S:g} s"
+        why = error.strerror if isinstance(error, OSError) else f"no answer in {timeout_s:g} s"
         raise TreeError(
             f"{argv[0]} cannot be asked: {why}", file=folder, command=command, next_step="run the command by hand"
         ) from error
-    if ran.returncode and not may_fail:
-        said = (ran.stderr or ran.stdout).decode(errors="replace").strip().splitlines()
+    if process.returncode and not may_fail:
+        said = (errors or output).decode(errors="replace").strip().splitlines()
+        # ninja shows the place of a mistake below what it says of it.
+        words = next((line for line in said if _ERROR.match(line)), said[-1] if said else "")
         raise TreeError(
-            said[-1] if said else f"{argv[0]} ended with status {ran.returncode}",
+            words or f"{argv[0]} ended with status {process.returncode}",
             file=folder,
             command=command,
             next_step="run the command by hand",
         )
-    return ran.stdout.decode(errors="surrogateescape")
+    return output.decode(errors="surrogateescape")

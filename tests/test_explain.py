@@ -28,6 +28,7 @@ def test_the_last_build_is_explained(estate: Estate) -> None:
     assert "ran demo/src/a.cu.o: input src/x.h: content changed" in lines
     assert "hit demo/src/b.cu.o: same inputs" in lines
     assert len(last(str(estate.project / "src/x.h"))) == 2
+    assert last("nobody")[1:] == ["no action of that build that ran or was looked up names nobody"]
     found = [json.loads(line)["body"] for line in last("--json")]
     assert {body["action"]: body["would_run"] for body in found} == {
         "demo/src/a.cu.o": True,

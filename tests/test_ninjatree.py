@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from estate import until
 
 from buildd.ninjatree import STATUS, Log, NinjaTree
-from buildd.trees import TreeError, searched, source_root
+from buildd.trees import TreeError, asked, is_by_product, searched, source_root
 from protocol import messages as m
 from tests.toolkit import host_compiler
 
@@ -126,6 +127,46 @@ def test_a_target_that_is_not_there_and_a_folder_without_a_tree(folder: Path) ->
         tree.describe()
     with pytest.raises(TreeError, match=r"no build\.ninja"):
         NinjaTree(str(folder / "src"), [], ENVIRON)
+    write(folder, **{"build/build.ninja": "rule cc\n  command = gcc $in\nbuild a.o: none a.c\n"})
+    with pytest.raises(TreeError, match=r"ninja: error: build\.ninja:3: unknown build rule 'none'"):
+        NinjaTree(str(folder / "build"), [], ENVIRON).describe()
+
+
+@needs_gcc
+def test_the_command_of_an_error_can_be_pasted(folder: Path) -> None:
+    other = folder.rename(folder.parent / "it's here")
+    (other / "src/a.c").write_text("int a = y;\n")
+    tree = NinjaTree(str(other / "build"), ["a.o"], ENVIRON)
+    tree.describe()
+    (failed,) = (body for body in run(tree) if isinstance(body, m.Failed))
+    again = subprocess.run(["sh", "-c", failed.command], env=ENVIRON, capture_output=True, text=True)
+    assert "../src/a.c:1" in again.stderr
+
+
+def test_what_comes_and_goes_beside_outputs_is_no_save() -> None:
+    made = {"/t/a.o", "/t/app"}
+    for path in ("/t/a.o", "/t/a.o.d", "/t/a.d", "/t/app.rsp", "/t/.ninja_lock", "/t/.buildd-12-ab.tmp"):
+        assert is_by_product(path, made), path
+    for path in ("/t/a.c", "/t/b.d", "/t/a.o.h", "/t/a.h", "/t/ninja_log"):
+        assert not is_by_product(path, made), path
+
+
+def test_a_tool_that_gives_no_answer_leaves_nothing_behind(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "held")
+    held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(TreeError, match="no answer"):
+            asked(["sh", "-c", "sleep 300 > held & wait"], str(tmp_path), ENVIRON, timeout_s=0.5)
+
+        def is_let_go() -> bool:
+            try:
+                return os.read(held, 1) == b""
+            except BlockingIOError:
+                return False
+
+        until(is_let_go, "what the tool began goes on")
+    finally:
+        os.close(held)
 
 
 def test_a_manifest_that_nobody_makes_is_watched_with_what_it_includes(folder: Path) -> None:

@@ -79,6 +79,8 @@ def tell_last(project: str, only: str, *, json: bool) -> int:
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
     if not found and not only and build.outcome is Outcome.BUILT:
         lines.append(Line(f"{count(planned, 'action')}: nothing that they are built of had changed"))
+    elif not found and only:
+        lines.append(Line(f"no action of that build that ran or was looked up names {clean(only)}"))
     elif (left := planned - len(found)) > 0 and not only:
         lines.append(Line(f"{count(left, 'action')} had no turn: the build ended before"))
     print_lines(lines)

@@ -23,7 +23,7 @@ from buildd.commands.saves import Listener, News, Saves, new_name
 from buildd.errors import BuilddError
 from buildd.ninjatree import STATUS
 from buildd.notes import Notes
-from buildd.trees import Reader, Tree
+from buildd.trees import Reader, Tree, is_by_product
 from protocol import messages as m
 
 PAUSE_S = 0.05
@@ -123,7 +123,11 @@ class Rebuilds(Saves):
         )
 
     def _are_made(self, paths: Iterable[str]) -> bool:
-        return all(path in self._tree.outputs for path in map(self._absolute, paths))
+        watched, outputs = set(self._inputs), self._tree.outputs
+        return all(
+            path in outputs or (path not in watched and is_by_product(path, outputs))
+            for path in map(self._absolute, paths)
+        )
 
 
 class Run:
