@@ -78,6 +78,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """Why, where it was not measured."""
 
+    @property
+    def works(self) -> bool:
+        """Whether nothing speaks against it but, perhaps, its time."""
+        return self.outcome in (Outcome.MEASURED, Outcome.HOPELESS, Outcome.IMPORTED)
+
 
 class Profiles:
     """The rows of one index.

@@ -100,6 +100,9 @@ class Profiling:
         self._busy_s = self._first_s = self._last_s = 0.0
         self._dropped = False
         self._gpu_failures = 0
+        self._bad: set[tuple[str, str]] = set()
+        """Problem and candidate, where it was seen not to work."""
+        self._tried: set[tuple[str, str]] = set()
 
     async def run(self) -> Summary:
         """Do all of it. Raises BuilddError, ProtocolError where nothing can be built at all."""
@@ -111,6 +114,7 @@ class Profiling:
         for case in cases:
             times = [row.time_us for row in known[case.problem].values() if row.outcome is Outcome.MEASURED]
             self._best_us[case.problem] = min(times, default=0.0) if not survey.again else 0.0
+            self._bad.update((case.problem, name) for name, row in known[case.problem].items() if not row.works)
         work: list[_Work] = []
         if survey.continuous_integration:
             work = self._random(cases)
@@ -119,6 +123,7 @@ class Profiling:
             # The likeliest of every problem first: each soon has something to be compared with.
             work = [one for several in zip_longest(*lists) for one in several if one is not None]
         fresh = {case.problem for case, _ in work}
+        self._tried = {(case.problem, ranked.candidate.name) for case, ranked in work}
         if work:
             with Presence(self._plan.request.store, self._plan.request.project) as presence:
                 try:
@@ -232,6 +237,7 @@ class Profiling:
                 self._report(case, ranked, "built", built=compiled)
             return
         self._tally["failed"] += 1
+        self._bad.add((case.problem, ranked.candidate.name))
         if built.is_its_own_fault and self._plan.gpus:
             self._write(case, ranked, Measured(outcome=Outcome.UNBUILT, note=built.message))
         self._report(case, ranked, Outcome.UNBUILT.value, note=built.message)
@@ -241,7 +247,7 @@ class Profiling:
             if self._gpu_failures >= _MOST_GPU_FAILURES:
                 return Built(outcome=BuildOutcome.CANCELLED, message="there is no GPU to measure it on any more")
             built = await self._builder.build(self._request(name, table))
-        self._tally["built"] += built.misses > 0
+        self._tally["built"] += built.outcome is BuildOutcome.BUILT and built.misses > 0
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
         return built
 
@@ -359,6 +365,8 @@ class Profiling:
             measured_ns=time.time_ns(),
             note=found.note,
         )
+        if not profile.works:
+            self._bad.add((case.problem, profile.candidate))
         try:
             self._dropped = not self._cache.save([profile], epoch=self._epoch) or self._dropped
         except BuilddError as error:
@@ -406,7 +414,11 @@ class Profiling:
                 of=len(case.ranked),
                 tflops=2e-6 * m * n * k / best.time_us,
             )
-        guess = case.ranked[0].candidate.name if case.ranked else ""
+        # Of those that were tried just now, the likeliest that does work; of what nobody tried, the likeliest.
+        tried = {name for problem, name in self._tried if problem == case.problem}
+        names = [ranked.candidate.name for ranked in case.ranked]
+        likely = (name for name in names if (name in tried or not tried) and (case.problem, name) not in self._bad)
+        guess = next(likely, "")
         if self._plan.survey.continuous_integration:
             guess = smallest(case.spec, case.arch).name
         return Chosen(target=case.target, problem=case.problem, candidate=guess, tried=len(rows), of=len(case.ranked))

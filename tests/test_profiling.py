@@ -276,6 +276,21 @@ def test_without_a_gpu_the_likely_are_only_built(tmp_path: Path, store: Store) -
     assert bench.rows() == {}
 
 
+def test_what_does_not_work_is_not_called_the_likeliest(tmp_path: Path, store: Store) -> None:
+    case = case_of(2)
+    for words, gpus, built, chosen in [
+        (("fail", "time 4"), (), 1, names(case)[1]),
+        (("fail", "fail"), (), 0, ""),
+        (("wrong", "crash"), (A100,), 2, ""),
+    ]:
+        bench = Bench(tmp_path, store, *words)
+        summary = bench.profile(survey_of(case), gpus)
+        assert (summary.built, summary.failed) == (built, 2 if not chosen else 1)
+        assert bench.chosen[0].candidate == chosen
+    # Nor is it the next time, when nothing is tried.
+    assert bench.profile(survey_of(case)).built == 0 and bench.chosen[-1].candidate == ""
+
+
 def test_names_of_candidates_are_read_back() -> None:
     for candidate in (
         Candidate(tile=(128, 128, 32), warps=(2, 2, 1), stages=4),

@@ -35,10 +35,11 @@ def run(arguments: list[str]) -> int:
     options = command.parse_args(arguments)
     environ = dict(os.environ)
     project, file = project_of(options.directory, options.file)
-    if options.last:
-        return tell_last(project, relative_to(project, options.what) if options.what else "", json=options.json)
     names = target_names(os.path.join(project, file))
     only = ""
+    if options.last:
+        is_file = options.what not in names and os.path.lexists(options.what)
+        return tell_last(project, relative_to(project, options.what) if is_file else options.what, json=options.json)
     targets: tuple[str, ...] = (options.what,) if options.what else ()
     if options.what and options.what not in names and os.path.lexists(options.what):
         only, targets = relative_to(project, options.what), names

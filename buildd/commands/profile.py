@@ -179,6 +179,8 @@ class _Shower:
             line = f"{summary.measured} measured, {summary.failed} failed, {line}"
             if summary.measured > 1:
                 line += f", GPU idle {summary.gpu_idle:.0%}"
+        elif summary.failed:
+            line = f"{summary.failed} failed, {line}"
         print(line, flush=True)
         if summary.dropped:
             print_note("buildd: the profiles were emptied or could not be written meanwhile: not all of it is kept")

@@ -191,7 +191,11 @@ class Run:
                 self._before = None
             done = self._carry_out(command, environ, everything)
         except (OSError, BuilddError) as error:
-            words = error.message if isinstance(error, BuilddError) else f"{error.filename}: {error.strerror}"
+            words = (
+                error.message
+                if isinstance(error, BuilddError)
+                else ": ".join(filter(None, (error.filename, error.strerror)))
+            )
             done = m.Done(outcome=m.Outcome.FAILED, message=words, next_step="the next change tries again")
         self._over.set()
         wall_s = time.monotonic() - began_s
@@ -256,8 +260,10 @@ class Run:
 @contextmanager
 def _notes(environ: Mapping[str, str], name: m.RequestId) -> Iterator[Notes | None]:
     """What stand-ins note of one run; None where there are none."""
-    if "BUILDD_DIR" not in environ:
+    try:
+        notes = Notes(Path(environ["BUILDD_DIR"]), name)
+    except (KeyError, OSError):  # a full disk is no reason to build nothing
         yield None
         return
-    with Notes(Path(environ["BUILDD_DIR"]), name) as notes:
+    with notes:
         yield notes
