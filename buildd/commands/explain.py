@@ -38,8 +38,10 @@ def run(arguments: list[str]) -> int:
     names = target_names(os.path.join(project, file))
     only = ""
     if options.last:
-        is_file = options.what not in names and os.path.lexists(options.what)
-        return tell_last(project, relative_to(project, options.what) if is_file else options.what, json=options.json)
+        target = options.what if options.what in names else ""
+        if options.what and not target:
+            only = relative_to(project, options.what) if os.path.lexists(options.what) else options.what
+        return tell_last(project, target, only, json=options.json)
     targets: tuple[str, ...] = (options.what,) if options.what else ()
     if options.what and options.what not in names and os.path.lexists(options.what):
         only, targets = relative_to(project, options.what), names
@@ -49,11 +51,12 @@ def run(arguments: list[str]) -> int:
     return status_of(carry_out(request, view, no_daemon=options.no_daemon, environ=environ))
 
 
-def tell_last(project: str, only: str, *, json: bool) -> int:
+def tell_last(project: str, target: str = "", only: str = "", *, json: bool = False) -> int:
     """Say of the last build of a project why each action ran or did not.
 
     Args:
         project: absolute.
+        target: restrict the answer to its actions; empty for all.
         only: restrict the answer to actions that name this; empty for all.
 
     Raises: RequestError where none is kept.
@@ -67,7 +70,12 @@ def tell_last(project: str, only: str, *, json: bool) -> int:
         raise RequestError("unknown-build", f"no build of {project} is kept", next_step="buildd build makes one")
     build = builds[0]
     events = events_of(build.request_id)
-    found = [each for each in why(events) if not only or any(only in part for part in (each.action, *each.reasons))]
+    found = [
+        each
+        for each in why(events)
+        if (not target or each.action.startswith(f"{target}/"))
+        and (not only or any(only in part for part in (each.action, *each.reasons)))
+    ]
     if json:
         view = JsonView(Writer(sys.stdout))
         for number, body in enumerate(found, 1):
@@ -78,11 +86,11 @@ def tell_last(project: str, only: str, *, json: bool) -> int:
         title = f"{'ran' if each.would_run else 'hit'} {clean(each.action)}"
         lines += reason_lines(title, tuple(reason.removeprefix("hit: ") for reason in each.reasons))
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
-    if not found and not only and build.outcome is Outcome.BUILT:
+    if not found and not (target or only) and build.outcome is Outcome.BUILT:
         lines.append(Line(f"{count(planned, 'action')}: nothing that they are built of had changed"))
-    elif not found and only:
-        lines.append(Line(f"no action of that build that ran or was looked up names {clean(only)}"))
-    elif (left := planned - len(found)) > 0 and not only:
+    elif not found and (target or only):
+        lines.append(Line(f"no action of that build that ran or was looked up names {clean(target or only)}"))
+    elif (left := planned - len(found)) > 0 and not (target or only):
         lines.append(Line(f"{count(left, 'action')} had no turn: the build ended before"))
     print_lines(lines)
     return OK
