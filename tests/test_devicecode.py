@@ -55,15 +55,15 @@ def test_nvidias_kernels_as_the_assembler_and_cuobjdump_tell_them(tmp_path: Path
     nvcc = cuobjdump.with_name("nvcc")
     (tmp_path / "k.cu").write_text(SOURCE)
     objects = []
-    for factor in (2, 3):
-        made = tmp_path / f"{factor}.o"
+    for factor, kind in ((2, "cubin"), (3, "c")):
+        made = tmp_path / f"{factor}.{kind}"
         said = subprocess.run(
             [
                 nvcc,
                 f"-DFACTOR={factor}",
                 "-arch=sm_90a",
                 "-Xptxas=-v",
-                "-c",
+                f"-{kind}",
                 tmp_path / "k.cu",
                 "-o",
                 made,

@@ -31,17 +31,17 @@ def export(estate: Estate) -> str:
 @needs_gcc
 def test_ninja_builds_alone_and_after_buildd_finds_nothing_to_do(estate: Estate) -> None:
     estate.environ["PATH"] = f"{NINJA.parent}:{estate.environ['PATH']}"
-    right = estate.clean()
     assert "3 of them are not built yet" in export(estate)
     run_ninja(estate.project)
-    assert estate.library.read_bytes() == right
     assert "no work to do" in run_ninja(estate.project)
     estate.write("src/x.h", "other\n")
     said = run_ninja(estate.project)
-    assert "demo/src/a.cu.o" in said and "demo/src/b.cu.o" not in said and estate.library.read_bytes() == estate.clean()
+    assert "demo/src/a.cu.o" in said and "demo/src/b.cu.o" not in said
+    by_ninja = estate.library.read_bytes()
 
     shutil.rmtree(estate.project / "build")
     estate.build("--no-daemon")
+    assert estate.library.read_bytes() == by_ninja
     assert "ninja finds nothing to do" in export(estate)
     assert "no work to do" in run_ninja(estate.project)
     estate.write("src/x.h", "and another\n")
