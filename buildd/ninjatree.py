@@ -285,6 +285,7 @@ class NinjaReader:
 
     def _queued(self, key: str, action: str) -> m.EventBody:
         number = self._jobs[key] = len(self._jobs) + 1
+        action = action.encode(errors="replace").decode()  # a name that is not UTF-8
         return m.Queued(job_id=m.JobId(number), action=action, expected_s=self.expected_s.get(key, 0.0))
 
     def line(self, text: str) -> list[m.EventBody]:

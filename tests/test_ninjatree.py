@@ -143,6 +143,14 @@ def test_the_command_of_an_error_can_be_pasted(folder: Path) -> None:
     assert "../src/a.c:1" in again.stderr
 
 
+def test_what_is_told_can_be_sent(folder: Path) -> None:
+    (folder / "build/build.ninja").write_bytes(b"rule a\n  command = touch $out\nbuild x\xe9.o: a rules.ninja\n")
+    tree = NinjaTree(str(folder / "build"), [], ENVIRON)
+    tree.describe()
+    told = tree.reader(everything=False).foresee()
+    assert [body.action for body in told if isinstance(body, m.Queued)] == ["x?.o"]
+
+
 def test_what_comes_and_goes_beside_outputs_is_no_save() -> None:
     made = {"/t/a.o", "/t/app"}
     for path in ("/t/a.o", "/t/a.o.d", "/t/a.d", "/t/app.rsp", "/t/.ninja_lock", "/t/.buildd-12-ab.tmp"):

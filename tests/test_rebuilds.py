@@ -112,6 +112,10 @@ def test_a_save_builds_what_it_touched_and_errors_are_told(tree: Tree) -> None:
 def test_a_save_during_a_run_stops_it(tree: Tree) -> None:
     tree.plain()
     tree.write("build/gate", "#!/bin/sh\n[ -e go ] || { touch waits; exec sleep 600; }\n")
+    # A name that no message can hold is no reason to watch nothing.
+    odd = b"note\xe9"
+    (tree.folder / "build/build.ninja").write_bytes(MANIFEST.encode().replace(b"a.o b.o", b"a.o b.o | ../src/" + odd))
+    (tree.folder / "src" / os.fsdecode(odd)).touch()
     session = tree.watch("--ninja", str(tree.folder / "build"), "app")
     try:
         session.until(lambda body: body["type"] == "finished")
@@ -121,6 +125,7 @@ def test_a_save_during_a_run_stops_it(tree: Tree) -> None:
         assert compiled(session) == {"a.o", "app"}
     finally:
         session.end()
+    assert "names are not UTF-8: 1 file" in session.text
 
 
 @pytest.mark.slow

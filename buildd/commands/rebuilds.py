@@ -24,6 +24,7 @@ from buildd.errors import BuilddError
 from buildd.ninjatree import STATUS
 from buildd.notes import Notes
 from buildd.trees import Reader, Tree, is_by_product
+from buildd.ui.text import count
 from protocol import messages as m
 
 PAUSE_S = 0.05
@@ -58,6 +59,8 @@ class Rebuilds(Saves):
         self._tree = tree
         self._jobs = jobs
         self._inputs: tuple[str, ...] = ()
+        self._unnamed = 0
+        """How many of those the protocol cannot name."""
         self._run: Run | None = None
         self._again = False
         """Something came that may count, but is no reason to stop what runs."""
@@ -72,9 +75,11 @@ class Rebuilds(Saves):
 
     def _watch_request(self) -> m.Request:
         self._inputs = self._tree.inputs
-        return msgspec.structs.replace(
-            self._build, project=self._tree.project, file="", targets=(), inputs=self._inputs
-        )
+        inputs = tuple(path for path in self._inputs if _can_be_told(path))
+        if (unnamed := len(self._inputs) - len(inputs)) != self._unnamed:
+            self._unnamed = unnamed
+            self._listener.note(f"not watched, since their names are not UTF-8: {count(unnamed, 'file')}")
+        return msgspec.structs.replace(self._build, project=self._tree.project, file="", targets=(), inputs=inputs)
 
     def _take(self, news: News) -> None:
         super()._take(news)
@@ -255,6 +260,14 @@ class Run:
             self._hits += isinstance(body, m.CacheHit)
             event = m.Event(request_id=self._name, sequence=self._sequence, time_ns=time.time_ns(), body=body)
             self._put(News(self._name, event))
+
+
+def _can_be_told(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager
