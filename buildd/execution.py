@@ -75,6 +75,8 @@ class Execution:
         self.kernels: tuple[m.Kernel, ...] = ()
         self.read: tuple[str, ...] | None = None
         """The files that its tool said it read, as it spelled them."""
+        self.begun = asyncio.Event()
+        """It has begun to run, or ended before."""
         self._final = final
         self._tell = tell
         self._released = released
@@ -180,6 +182,7 @@ class Execution:
         if self.action.whole:
             self.building.store.tally.count_reasoned(Reasoned.WHOLE, self.action.whole)
         self.started_s = time.monotonic()
+        self.begun.set()
 
     def close(self) -> None:
         """Remove the private folder, once every follower has what it wants from it."""

@@ -23,6 +23,7 @@ from buildd.compiling import Figures, decoded, encoded
 from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
 from buildd.files import Files
+from buildd.kept import Plans
 from buildd.notebook import Notebook
 from buildd.planner import Make, Planner
 from buildd.profile_cache import flush_asked
@@ -55,6 +56,7 @@ class OpenStore:
         self.notebook = Notebook(store)
         self.surveys = Memory()
         self.planner = Planner(runner, store, self.files, make)
+        self.plans = Plans(sweep.sweep_of(store.folder))
         self.compiles = Compiles(store, self.files, self.notebook, self.surveys, self.planner, in_pool, builds)
 
 
@@ -123,7 +125,7 @@ class Intake:
                 await self._in_pool(building.keep_log)
                 return None
         try:
-            plan = await opened.planner.plan(request)
+            plan = await self._plan(opened, request)
             if plan.recompile is Recompile.NEVER and request.mode is m.Mode.BUILD:
                 await self._in_pool(published.serve, building, plan)
                 return None
@@ -171,10 +173,20 @@ class Intake:
             await self._in_pool(watch.begin_with, watch.request.inputs)
             return
         try:
-            plan = await opened.planner.plan(watch.request)
+            plan = await self._plan(opened, watch.request)
         except (RequestError, BuilddError, OSError):
             plan = None  # the build says what is wrong; meanwhile the project file is watched
         await self._in_pool(watch.begin, plan)
+
+    async def _plan(self, opened: OpenStore, request: m.Request) -> Plan:
+        if request.mode is not m.Mode.WATCH and not self.watches.has(request):
+            return await opened.planner.plan(request)
+        plan: Plan | None = await self._in_pool(opened.plans.recall, request)
+        if plan is None:
+            since_ns = opened.files.now_ns()
+            plan = await opened.planner.plan(request)
+            await self._in_pool(opened.plans.keep, request, plan, since_ns)
+        return plan
 
     async def _receive_compile(self, opened: OpenStore, request: m.Request, log: RequestLog) -> Building | None:
         try:
@@ -233,6 +245,8 @@ class Intake:
                 opened.store.save_record(_BUILDS, encoded(self.builds))
             opened.files.drop()
             opened.surveys.clear()
+            if not len(self.watches):
+                opened.plans.clear()
             notes.count(opened.store)
             opened.store.tally.flush()
             if not opened.store.read_only:

@@ -222,7 +222,9 @@ class Scheduler:
 
     async def _look_up(self, building: Building, several: list[LookUp]) -> None:
         if first := [look for look in several if look.node in building.urgent]:
-            await self._look(building, first)  # alone: threads would share the time
+            # Alone, until what came of it runs: threads would share the time.
+            await self._look(building, first)
+            await asyncio.gather(*(e.begun.wait() for e in self.executions.values() if e.building is building))
             several = [look for look in several if look.node not in building.urgent]
         for start in range(0, len(several), LOOK_BATCH):
             self._spawn(self._look(building, several[start : start + LOOK_BATCH]))
@@ -317,6 +319,7 @@ class Scheduler:
         except Exception:  # the edge: whatever happened, the followers get an answer
             _log.exception("job %s failed inside; what led here:\n%s", execution.number, self.state.story)
             ending = Ending.FAILED
+        execution.begun.set()
         exit = execution.exit
         if exit is not None and execution.building.times_jobs:
             self._tell(
@@ -372,10 +375,8 @@ class Scheduler:
             await self._put_away(execution)
 
     def _retried(self, retry: Retry) -> None:
-        words = {
-            Ending.OUT_OF_MEMORY: "ran out of memory; runs again alone",
-            Ending.KILLED: "gave way because memory is short; runs again",
-        }.get(retry.ending, "gave way because memory is short; runs again")
+        alone = retry.ending is Ending.OUT_OF_MEMORY
+        words = "ran out of memory; runs again alone" if alone else "gave way because memory is short; runs again"
         execution = self.executions.get(retry.job)
         if execution is not None:
             text = f"{execution.action.name}: {words}"

@@ -17,7 +17,7 @@ from buildd.building import Building
 from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.store import Store
-from codegen.environment import TOOL_PATH
+from codegen.environment import TOOL_PATH, user_file
 from codegen.plan import Recompile
 from protocol import messages as m
 
@@ -135,9 +135,9 @@ def keep(building: Building) -> None:
         _add(snapshot.absolute(path), stamp, product.digest, now_ns, paths, stamps, young)
     folders = dict(lookup.folders)
     moved: dict[str, bool] = {}
-    for path in (*building.plan.read, *_searched(building.request)):
+    for path in (*building.plan.read, *searched(building.request)):
         # These were read for the plan, before anybody took their stamps.
-        if not _held(path, building.started_ns, moved):
+        if not held(path, building.started_ns, moved):
             return
         stamp = stamp_of(path)
         if stamp is not None:
@@ -165,7 +165,7 @@ def keep(building: Building) -> None:
         sweep.sweep_of(building.store.folder).expect(len(paths))
 
 
-def _held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:
+def held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:
     """Whether a file or a folder's listing is what it was at a moment."""
     while not os.path.lexists(path):
         path = os.path.dirname(path) or "/"  # it may have been there: then this folder was changed
@@ -193,7 +193,7 @@ def _add(
         young.append((os.fsencode(path), digest))
 
 
-def _searched(request: m.Request) -> tuple[str, ...]:
+def searched(request: m.Request) -> tuple[str, ...]:
     """Places where another compiler or setting would be found first."""
     environment = request.environment
     folders = [folder for folder in environment.get("PATH", "").split(os.pathsep) if folder.startswith("/")]
@@ -201,10 +201,11 @@ def _searched(request: m.Request) -> tuple[str, ...]:
     for name in ("CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "HIP_PATH"):
         if environment.get(name, "").startswith("/"):
             folders += [environment[name], f"{environment[name]}/bin"]
-    config = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    folders += [f"{config}/buildd", f"{config}/buildd/config.toml"]
+    settings = user_file(environment)
+    folders += [os.path.dirname(settings), settings]
     if request.interpreter:
         prefix = os.path.dirname(os.path.dirname(request.interpreter))
+        folders.append(f"{prefix}/pyvenv.cfg")
         for version in sorted(_names(f"{prefix}/lib")):
             if version.startswith("python3"):
                 site = f"{prefix}/lib/{version}/site-packages"

@@ -121,10 +121,13 @@ class Watches:
                     if before != (set(watch.contents), watch.folders):
                         watch.tell_watching()
 
+    def has(self, request: m.Request) -> bool:
+        """Whether somebody watches just these targets."""
+        return bool(self._names) and uptodate.name_of(request) in self._names.values()
+
     def settled_s(self, request: m.Request, now_s: float) -> float:
         """Since when no file of a request's targets was touched, as far as is known."""
-        is_watched = bool(self._names) and uptodate.name_of(request) in self._names.values()
-        return min(now_s, self._hints.last_s) if is_watched else now_s
+        return min(now_s, self._hints.last_s) if self.has(request) else now_s
 
     def fresh(self, request: m.Request) -> set[str]:
         """The files of a request's targets that were saved since their last build: absolute paths."""

@@ -308,15 +308,20 @@ def _nothing(kind: Kind) -> Value:
     return False if kind.value.startswith("on") else None
 
 
+def user_file(environ: Mapping[str, str]) -> str:
+    """Where the user's own settings are, if there are any."""
+    home = environ.get("XDG_CONFIG_HOME", "")
+    folder = home if os.path.isabs(home) else os.path.join(environ.get("HOME", ""), ".config")
+    return os.path.join(folder, "buildd", "config.toml")
+
+
 def user_values(environ: Mapping[str, str]) -> dict[str, str]:
     """[environment] of the user's own $XDG_CONFIG_HOME/buildd/config.toml; nothing where there is no such file.
 
     Raises:
         RequestError: "bad-variable", the file cannot be read as variables.
     """
-    home = environ.get("XDG_CONFIG_HOME", "")
-    folder = home if os.path.isabs(home) else os.path.join(environ.get("HOME", ""), ".config")
-    path = os.path.join(folder, "buildd", "config.toml")
+    path = user_file(environ)
     if not os.path.isfile(path):
         return {}
     import tomllib

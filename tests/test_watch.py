@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from floor import DEADLINE_S, Floor, Shop
+from floor import DEADLINE_S, Floor, Shop, fake_plan
 
 from buildd import hints, watches
 from buildd.eventlog import RequestLog
 from buildd.hints import Hints
+from codegen.plan import Knowledge, Plan
 from protocol import messages as m
 
 
@@ -316,6 +317,33 @@ def test_what_was_saved_is_looked_up_before_the_rest(floor: Floor) -> None:
             story = await shop.build(floor.request())
             first = next(body for body in story if isinstance(body, m.Queued | m.CacheHit))
             assert isinstance(first, m.Queued) and first.action == "b.cu.o"
+
+    asyncio.run(go())
+
+
+def test_a_watched_project_is_planned_anew_only_where_that_matters(floor: Floor) -> None:
+    plans: list[m.RequestId] = []
+
+    def make(request: m.Request, knowledge: Knowledge) -> Plan:
+        plans.append(request.request_id)
+        return fake_plan(request, knowledge)
+
+    floor.options["make"] = make
+
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            deadline = asyncio.get_running_loop().time() + DEADLINE_S
+            before = -1
+            while before != len(plans):  # the folder of the sources grows old enough for its stamp to be trusted
+                assert asyncio.get_running_loop().time() < deadline
+                before = len(plans)
+                floor.write("include/x.h", f"{before}\n")
+                assert (await shop.build(floor.request())).done.misses > 0
+            await shop.build(floor.request(environment={"PATH": "/usr/bin:/bin", "OTHER": "1"}))
+            assert len(plans) == before + 1, "somebody else's request"
+            floor.write("src/c.cu", "c\n")
+            assert "c.cu.o" in (await shop.build(floor.request())).ran()
+            assert len(plans) == before + 2
 
     asyncio.run(go())
 
