@@ -95,6 +95,16 @@ def test_status_imports_nothing_that_it_does_not_need(environ: dict[str, str], t
     assert brought_along(code, environ, tmp_path).isdisjoint(HEAVY + FRAMEWORKS)
 
 
+def test_what_another_package_brought_costs_no_command_its_time(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "typing_extensions.py").write_text("from typing import NotRequired, Required, get_type_hints\n")
+    environ = {**environ, "PYTHONPATH": f"{tmp_path}:{environ.get('PYTHONPATH', '')}"}
+    assert "typing_extensions" in imported("import msgspec", environ, tmp_path)
+    code = "from buildd.cli import main\nassert main(['status']) == 3"
+    assert {"msgspec"} == imported(code, environ, tmp_path) & {"msgspec", "typing_extensions"}
+    # It is only hidden from msgspec.
+    assert "typing_extensions" in imported(f"{code}\nimport typing_extensions", environ, tmp_path)
+
+
 def test_status_makes_no_decoder_that_it_does_not_need(environ: dict[str, str], tmp_path: Path) -> None:
     code = (
         "from buildd.cli import main\nassert main(['status']) == 3\n"
