@@ -40,4 +40,4 @@ def _sources() -> Iterator[tuple[str, str]]:
             found += [os.path.join(folder, name) for name in names]
         for path in sorted(found):
             if not path.endswith(".pyc"):
-                yield f"{package}/{os.path.relpath(path, home)}", path
+                yield f"{package}/{path[len(home) + 1 :]}", path
