@@ -132,8 +132,8 @@ def _version(make: str) -> tuple[int, int]:
 
 
 def _most_held(fifo: Path) -> int:
-    """The most tokens that living processes below this one can hold: none where no other has the fifo open, else one
-    for each of their threads."""
+    """The most tokens that living processes below this one can hold: one for each thread of those that have the fifo
+    open and of all that they started."""
     parents: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
         try:
@@ -142,14 +142,17 @@ def _most_held(fifo: Path) -> int:
                 parents[int(name)] = int(fields[1]), int(fields[17])
         except (OSError, IndexError):
             continue
-    ours, grown = {os.getpid()}, True
+    ours = _with_all_below({os.getpid()}, parents) - {os.getpid()}
+    holders = _with_all_below({pid for pid in ours if _has_open(pid, fifo)}, parents)
+    return sum(parents[pid][1] for pid in holders)
+
+
+def _with_all_below(pids: set[int], parents: Mapping[int, tuple[int, int]]) -> set[int]:
+    grown = True
     while grown:
-        below = {pid for pid, (parent, _) in parents.items() if parent in ours} | ours
-        grown, ours = below != ours, below
-    ours.discard(os.getpid())
-    if not any(_has_open(pid, fifo) for pid in ours):
-        return 0
-    return sum(parents[pid][1] for pid in ours)
+        below = {pid for pid, (parent, _) in parents.items() if parent in pids} | pids
+        grown, pids = below != pids, below
+    return pids
 
 
 def _has_open(pid: int, fifo: Path) -> bool:
