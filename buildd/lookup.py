@@ -90,6 +90,7 @@ class Lookup:
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
         self._precompiled: dict[str, precompiled.Candidates] = {}
+        self._candidates_of: dict[object, precompiled.Candidates] = {}
 
     def used_by(self, action: Action) -> tuple[str, ...] | None:
         """The discovered inputs of an action; None where they are not known here: it was neither found nor filed, but
@@ -119,11 +120,20 @@ class Lookup:
                 # What is found there has its own name: nothing else tells that the link means another folder now.
                 components.append((f"search folder {number}", names.name(self._searched(folder))))
                 self.folders[folder] = self.snapshot.folder_stamp(folder)
-        found = precompiled.candidates(action, tool.search, self.snapshot, self.folders)
-        self._precompiled[action.name] = found
+        found = self._precompiled[action.name] = self._candidates(action, tool)
         components += [(f"precompiled header {names.name(path)}", digest or "") for path, digest in found.present]
         components += [(f"header beside a precompiled one {names.name(path)}", "") for path in found.headers]
         return keys.digest(components), components
+
+    def _candidates(self, action: Action, tool: Tool) -> precompiled.Candidates:
+        """Worked out once for one source and search: the steps of a compile ask the same, several times each."""
+        asked = (*action.inputs[:1], "", *precompiled.forced(action)), action.discovery, action.search, tool.search
+        found = self._candidates_of.get(asked)
+        if found is None:
+            found = precompiled.candidates(action, tool.search, self.snapshot, self.folders)
+            if not (action.inputs and self.snapshot.is_aside(action.inputs[0])):
+                self._candidates_of[asked] = found
+        return found
 
     def tool_digest(self, tool: Tool) -> Digest:
         """Digest of a tool's closure, worked out once a request."""

@@ -69,7 +69,7 @@ def candidates(action: Action, own_search: Iterable[str], snapshot: Snapshot, fo
     source = action.inputs[0] if action.inputs else ""
     if not endings or not source or snapshot.is_aside(source):
         return Candidates()
-    names = dict.fromkeys((*_forced(action), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
+    names = dict.fromkeys((*forced(action), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
@@ -103,7 +103,7 @@ def is_known(store: Store, digest: Digest) -> bool:
     return store.recall_action(_name(digest)) == _KNOWN
 
 
-def _forced(action: Action) -> Iterator[str]:
+def forced(action: Action) -> Iterator[str]:
     """Files that the command line includes before the source."""
     waiting = False
     for word in words(argument for argument in action.argv if isinstance(argument, str)):
