@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -290,7 +291,7 @@ def _fatbin_of(host: Action) -> str:
     return host.outputs[-1].path.removesuffix(USED)
 
 
-class Stepwise(Execution):
+class Stepwise(Execution, ABC):
     """Like `Execution`, for an action with steps. How they are carried out is a subclass's."""
 
     def __init__(
@@ -308,9 +309,9 @@ class Stepwise(Execution):
         self._inner: Inner | None = None
         self._whole: Launch | None = None
 
+    @abstractmethod
     async def carry_out(self, inner: Inner, runner: Runner) -> Ending:
         """Do all steps, as far as they have to be done. Raises OSError and StoreError."""
-        raise NotImplementedError
 
     @property
     def steps(self) -> tuple[m.Step, ...]:

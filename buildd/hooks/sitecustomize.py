@@ -69,9 +69,12 @@ def _follow(spec: "Any") -> None:
         load(module)
         try:
             _share_triton(module)
-        except Exception:
+        except Exception as error:
             # Whatever is wrong with us: the program runs as without us.
             sys.modules.pop("_buildd_triton_cache", None)
+            import logging
+
+            logging.getLogger("buildd.triton").info("kernels are not kept: %r", error)
 
     try:
         spec.loader.exec_module = exec_module
