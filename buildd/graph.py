@@ -89,6 +89,10 @@ class Asked:
     owner: JobId | None = None
     failed: bool = False
     cancelled: bool = False
+    looking: int = 0
+    """Nodes that are LOOKING."""
+    replaces: tuple[RequestId, ...] = ()
+    """Requests to be cancelled as soon as nothing is LOOKING."""
     ready: list[tuple[float, JobId]] = field(default_factory=list)
     """Heap of (-remaining_s, job); entries of jobs that are no longer READY are dropped when met."""
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from buildd import uptodate
 from buildd.admission import Ask, Budget, Running
+from buildd.arrivals import Arrivals
 from buildd.building import OUR_FAULT, Building
 from buildd.chained import Chained
 from buildd.claims import Claims
@@ -101,8 +102,7 @@ class Scheduler:
         self.buildings: dict[m.RequestId, Building] = {}
         self.executions: dict[m.JobId, Execution] = {}
         self.counters: dict[str, int] = dict.fromkeys(COUNTED, 0)
-        self._arriving: dict[m.RequestId, bool] = {}
-        """Requests that are being planned, and whether they were cancelled meanwhile."""
+        self._arrivals = Arrivals()
         self._delivering: dict[m.JobId, int] = {}
         self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
         """Outcomes that jobs wait for whose steps are requests of their own."""
@@ -123,13 +123,12 @@ class Scheduler:
     def submit(self, request: m.Request, log: RequestLog) -> None:
         """Begin a request; everything that happens is appended to `log`, at last a `Done`."""
         self.counters["requests"] += 1
-        self._arriving[request.request_id] = False
+        self._arrivals.begin(request)
         self._spawn(self._serve(request, log))
 
     def cancel(self, request_id: m.RequestId) -> bool:
         """Cancel a request; False when there is none of that name."""
-        if request_id in self._arriving:
-            self._arriving[request_id] = True
+        if self._arrivals.cancel(request_id):
             return True
         if request_id not in self.buildings:
             return self.intake.watches.end(request_id)
@@ -137,7 +136,7 @@ class Scheduler:
         return True
 
     def cancel_all(self) -> None:
-        for request_id in [*self._arriving, *(name for name, each in self.buildings.items() if not each.inner)]:
+        for request_id in [*self._arrivals.names, *(name for name, each in self.buildings.items() if not each.inner)]:
             self.cancel(request_id)
 
     @property
@@ -168,14 +167,16 @@ class Scheduler:
         try:
             building = await self.intake.receive(request, log)
         finally:
-            cancelled = self._arriving.pop(request.request_id)
-        if building is not None and cancelled:
-            building.tell_done(m.Outcome.CANCELLED)
-            return
-        if building is None:
-            if log.done is not None:
+            arrival = self._arrivals.end(request.request_id)
+        for before in arrival.replaces:
+            if building is None or arrival.cancelled or before in self._arrivals:
+                self.cancel(before)
+        if building is None or arrival.cancelled:
+            if building is not None:
+                building.tell_done(m.Outcome.CANCELLED)
+            elif log.done is not None:
                 self.counters["hits"] += log.done.hits
-            elif cancelled:
+            elif arrival.cancelled:
                 self.intake.watches.end(request.request_id)
             return
         self.buildings[request.request_id] = building
@@ -186,6 +187,7 @@ class Scheduler:
                 request.priority,
                 request.jobs or job_cap(Settings(request_env=request.environment, strict=False)) or 0,
                 request.keep_going,
+                replaces=arrival.replaces,
             )
         )
         self._tick_on()
@@ -413,10 +415,8 @@ class Scheduler:
             await self._in_pool(work)
         except Exception:  # the edge: what is written here only saves time, and the build is done
             _log.exception("what is known of %s was not kept", complete.request)
-        message = ""
-        if complete.outcome is m.Outcome.FAILED:
-            message = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
-        building.tell_done(complete.outcome, message=message)
+        failures = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
+        building.tell_done(complete.outcome, message=failures if complete.outcome is m.Outcome.FAILED else "")
         await self._in_pool(building.keep_log)
         await self.intake.watches.learn(building, complete.outcome)
 

@@ -3,7 +3,7 @@
 Knows no clock, no process, no file and no socket. A request is a graph of *nodes*; a node is looked up once all it
 depends on is done; a miss attaches it to a *job*. Nodes of any requests with equal flights share one job. A job that is
 *spread* is carried out by a request of its own, which it owns. Every change of a node's or job's state goes through
-`_move` and `_set`; `check` states what holds between events.
+`_move` and `_set`.
 """
 
 from __future__ import annotations
@@ -114,6 +114,10 @@ class State:
                 self._kill(self.jobs.get(event.job), KillReason.PRESSURE, out)
             case Tick():
                 pass
+        if isinstance(event, Submitted | Hit | Missed | Undeliverable):
+            asked = self.requests.get(event.request)
+            if asked is not None and asked.replaces and not asked.looking:
+                self._end_replaced(asked, out)
         self._start_what_fits(out)
         return out
 
@@ -138,6 +142,7 @@ class State:
             node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
         asked = Asked(event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes))
         self.requests[event.request] = asked
+        self._replace(asked, event.replaces, out)
         if event.owner is not None:
             self._take_in(asked, self.jobs[event.owner])
         if not nodes:
@@ -145,6 +150,20 @@ class State:
         for node in sorted(nodes, key=lambda n: -n.remaining_s):
             if node.pending == 0:
                 self._look(node, out, fresh=False)
+
+    def _replace(self, asked: Asked, names: tuple[RequestId, ...], out: list[Instruction]) -> None:
+        for name in names:
+            before = self.requests.get(name)
+            if before is None or before is asked:
+                continue
+            asked.replaces += (name, *before.replaces)
+            before.replaces = ()
+            before.cancelled = True
+            for node in before.nodes:
+                if node.state in (NodeState.WAITING, NodeState.LOOKING):
+                    self._skip(node, out)
+            self._start_no_more(before, out)
+            self._settle(before, out)
 
     def _take_in(self, asked: Asked, owner: Job) -> None:
         asked.owner = owner.id
@@ -229,12 +248,8 @@ class State:
             return
         asked.cancelled = True
         for node in asked.nodes:
-            if node.state in ENDED:
-                continue
-            if node.state is NodeState.ATTACHED and node.job is not None:
-                self._leave(node, out)
-            self._move(node, NodeState.SKIPPED)
-        asked.open = 0
+            if node.state not in ENDED:
+                self._skip(node, out)
         self._complete(asked, out)
 
     # -- nodes
@@ -278,28 +293,30 @@ class State:
         while waiting:
             dependent = asked.nodes[waiting.pop()]
             if dependent.state not in ENDED:
-                self._move(dependent, NodeState.SKIPPED)
-                asked.open -= 1
+                self._skip(dependent, out)
                 waiting.extend(dependent.dependents)
         if asked.owner is not None:
             # A tool that does one step after another would not have come to these.
             for other in asked.nodes[index + 1 :]:
                 if other.state not in ENDED:
-                    if other.state is NodeState.ATTACHED:
-                        self._leave(other, out)
-                    self._move(other, NodeState.SKIPPED)
-                    asked.open -= 1
+                    self._skip(other, out)
         elif not asked.keep_going:
-            # What runs may finish (its result is worth keeping); what has not started does not start.
-            for other in asked.nodes:
-                if other.state is NodeState.WAITING:
-                    self._move(other, NodeState.SKIPPED)
-                    asked.open -= 1
-                elif other.state is NodeState.ATTACHED and self._job_of(other).state is JobState.READY:
-                    self._leave(other, out)
-                    self._move(other, NodeState.SKIPPED)
-                    asked.open -= 1
+            self._start_no_more(asked, out)
         self._settle(asked, out)
+
+    def _start_no_more(self, asked: Asked, out: list[Instruction]) -> None:
+        """What runs may finish (its result is worth keeping); what has not started does not start."""
+        for node in asked.nodes:
+            if node.state is NodeState.WAITING or (
+                node.state is NodeState.ATTACHED and self._job_of(node).state is JobState.READY
+            ):
+                self._skip(node, out)
+
+    def _skip(self, node: Node, out: list[Instruction]) -> None:
+        if node.state is NodeState.ATTACHED:
+            self._leave(node, out)
+        self._move(node, NodeState.SKIPPED)
+        self.requests[node.request].open -= 1
 
     def _settle(self, asked: Asked, out: list[Instruction]) -> None:
         if asked.open == 0 and asked.id in self.requests:
@@ -314,6 +331,12 @@ class State:
             self._landed.clear()
             self._looked_at.clear()
         out.append(Complete(asked.id, outcome))
+        self._end_replaced(asked, out)
+
+    def _end_replaced(self, asked: Asked, out: list[Instruction]) -> None:
+        names, asked.replaces = asked.replaces, ()
+        for name in names:
+            self._cancel(name, out)
 
     # -- jobs
 
@@ -413,6 +436,7 @@ class State:
 
     def _move(self, node: Node, state: NodeState) -> None:
         self._tell((node.request, node.index, node.state, state))
+        self.requests[node.request].looking += (state is NodeState.LOOKING) - (node.state is NodeState.LOOKING)
         node.state = state
 
     def _set(self, job: Job, state: JobState) -> None:
@@ -443,34 +467,3 @@ class State:
     def _job_of(self, node: Node) -> Job:
         assert node.job is not None
         return self.jobs[node.job]
-
-    def check(self) -> None:
-        """Raises AssertionError, with the story, where something that must always hold does not."""
-        told = self.story
-        for asked in self.requests.values():
-            assert asked.open == sum(n.state not in ENDED for n in asked.nodes) > 0, told
-            assert asked.running >= 0, told
-            assert asked.running == sum(j.charged == asked.id for j in self.jobs.values()), told
-            assert asked.owner is None or self.jobs[asked.owner].within == asked.id, told
-            assert not asked.most_jobs or asked.running <= asked.most_jobs, told
-            for node in asked.nodes:
-                undone = sum(asked.nodes[d].state is not NodeState.DONE for d in node.spec.depends)
-                assert node.pending == undone, told
-                if node.state not in (NodeState.WAITING, NodeState.SKIPPED):
-                    assert undone == 0, told
-                if node.state is NodeState.ATTACHED:
-                    assert (asked.id, node.index) in self._job_of(node).followers, told
-        held = (JobState.RUNNING, JobState.ENDING)
-        for spread, kept in ((False, self._running), (True, self._spread)):
-            assert set(kept) == {j.id for j in self.jobs.values() if j.state in held and j.spread is spread}, told
-        assert self._keeping == sum(j.state is JobState.KEEPING for j in self.jobs.values()), told
-        assert self._stepped == sum(j.steps for j in self.jobs.values()), told
-        assert set(self._alone) == {j.id for j in self.jobs.values() if j.alone and j.state is JobState.READY}, told
-        for job in self.jobs.values():
-            assert bool(job.followers) or job.state in (JobState.ENDING, JobState.KEEPING), told
-            assert (job.lead is None) == (job.state in (JobState.READY, JobState.KEEPING)), told
-            for request, index in job.followers:
-                node = self.requests[request].nodes[index]
-                assert node.state is NodeState.ATTACHED and node.job == job.id, told
-            if job.state is not JobState.ENDING and not job.final:
-                assert self.flights[job.flight] == job.id, told

@@ -46,6 +46,9 @@ class Submitted:
     owner: JobId | None = None
     """The job that these nodes carry out, in the order in which its tool would. They count as jobs of whoever follows
     that job, and have its priority; once one has failed, only those before it go on."""
+    replaces: tuple[RequestId, ...] = ()
+    """Requests that start nothing more, and are cancelled once all of this one's nodes that can be looked up have been:
+    so a job that both want goes on."""
 
 
 @dataclass(frozen=True, slots=True)

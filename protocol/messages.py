@@ -145,6 +145,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     umask: int = 0o022
     inputs: tuple[str, ...] = ()
     """WATCH: files, and folders in which new names count, instead of what targets are built of."""
+    replaces: RequestId = RequestId("")
+    """A request that is cancelled once it is known which of its jobs are this one's as well: those go on. Until then it
+    starts nothing more."""
 
 
 class Submit(Message, frozen=True, tag="submit"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariants import check
 
 from buildd.state import State
 from buildd.steps import (
@@ -58,7 +59,7 @@ class Machine:
 
     def __call__(self, event: StateEvent) -> list[Instruction]:
         out = self.state.handle(event)
-        self.state.check()
+        check(self.state)
         return out
 
 
@@ -107,6 +108,36 @@ def test_a_job_lives_while_one_follower_is_left() -> None:
     assert machine(Cancelled(B)) == [Kill(JobId(1), KillReason.CANCELLED), Complete(B, Outcome.CANCELLED)]
     assert machine(Ended(JobId(1), Ending.KILLED)) == []
     assert not machine.state.jobs
+
+
+def test_a_request_that_replaces_another_goes_on_with_what_both_want() -> None:
+    """Whatever is looked up first: nothing that the other runs ends before it is known what both want."""
+    machine = Machine()
+    machine(Submitted(A, nodes((), (), (), (0, 1, 2))))
+    machine(missed(A, 0, "old"))
+    machine(missed(A, 1, "same"))
+    machine(missed(A, 2, "unstarted"))
+    assert machine(Submitted(B, nodes((), ()), replaces=(A,))) == [LookUp(B, 0, False), LookUp(B, 1, False)]
+    assert JobId(3) not in machine.state.jobs, "it would start what nobody wants"
+    assert machine(missed(B, 0, "new")) == [Attach(B, 0, JobId(4))]
+    assert machine(missed(B, 1, "same")) == [
+        Attach(B, 1, JobId(2)),
+        Kill(JobId(1), KillReason.CANCELLED),
+        Complete(A, Outcome.CANCELLED),
+    ]
+    assert starts(machine(Ended(JobId(1), Ending.KILLED))) == [(B, 0)]
+
+
+def test_a_request_that_is_replaced_hands_over_what_it_was_to_replace() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(()), replaces=(A, RequestId("gone"))))
+    machine(missed(A, 0, "same"))
+    machine(Submitted(B, nodes(()), replaces=(A,)))
+    out = machine(Submitted(INNER, nodes(()), replaces=(B,)))
+    assert Complete(B, Outcome.CANCELLED) in out and A in machine.state.requests
+    assert machine(missed(INNER, 0, "same")) == [Attach(INNER, 0, JobId(1)), Complete(A, Outcome.CANCELLED)]
+    machine(Cancelled(INNER))
+    assert not machine.state.requests
 
 
 def test_a_dying_job_is_not_joined() -> None:
@@ -220,7 +251,7 @@ def test_while_all_cpus_are_taken_the_gate_is_not_asked() -> None:
         state.handle(missed(A, n))
     assert asked == [0, 1]
     assert state.waiting_for == "cpu: all 2 are taken" and state.queued == 48
-    state.check()
+    check(state)
 
 
 def test_inputs_that_never_rest_are_delivered_at_the_third_run() -> None:
@@ -258,7 +289,7 @@ def test_a_big_job_is_not_overtaken_for_ever() -> None:
     for n in range(2, 102):
         started += sum(isinstance(i, Start) for i in state.handle(Missed(A, n, f"small{n}", 1, 0)))
     assert started <= 17
-    state.check()
+    check(state)
 
 
 def spread(request: RequestId, node: int, flight: str = "") -> Missed:
@@ -441,20 +472,23 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
             how = {Outcome.BUILT: Ending.SUCCESS, Outcome.CANCELLED: Ending.KILLED}.get(outcome, Ending.FAILED)
             carry_out(machine(Ended(job, how)))
 
-    for request in requests:
+    def submit(request: RequestId) -> None:
         size = data.draw(st.integers(0, 5))
         graph = tuple(
             NodeSpec(tuple(data.draw(st.sets(st.integers(0, n - 1)))) if n else (), float(n)) for n in range(size)
         )
-        carry_out(
-            machine(
-                Submitted(request, graph, most_jobs=data.draw(st.integers(0, 2)), keep_going=data.draw(st.booleans()))
-            )
-        )
+        jobs, on = data.draw(st.integers(0, 2)), data.draw(st.booleans())
+        before = tuple(data.draw(st.sets(st.sampled_from(requests), max_size=1)))
+        carry_out(machine(Submitted(request, graph, most_jobs=jobs, keep_going=on, replaces=before)))
+
+    unsubmitted = list(requests)
     for _ in range(400):
         if len(done) == len(requests) and not running:
             break
-        choices = [c for c, there in (("look", looking), ("deliver", delivering), ("end", running)) if there]
+        if unsubmitted and data.draw(st.integers(0, 3)) == 0:
+            submit(unsubmitted.pop())
+            continue
+        choices = ["idle"] + [c for c, there in (("look", looking), ("deliver", delivering), ("end", running)) if there]
         if data.draw(st.integers(0, 20)) == 0:
             choices.append("cancel")
         if running:
@@ -480,6 +514,8 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
             case "cancel":
                 carry_out(machine(Cancelled(data.draw(st.sampled_from(requests)))))
     else:
+        while unsubmitted:
+            submit(unsubmitted.pop())
         while looking or delivering or running:
             while running:
                 carry_out(machine(Ended(running.pop(), Ending.SUCCESS)))

@@ -174,7 +174,9 @@ class Run:
             self._signal(signal.SIGINT)
 
     def join(self) -> None:
-        """Wait until it has ended; one that was stopped and goes on is killed."""
+        """Wait until it has ended; one that was stopped and goes on is killed, one that never began is none."""
+        if self._thread is None:
+            return
         if not self._over.wait(GRACE_S if self._stopping else None):
             with self._lock:
                 self._signal(signal.SIGKILL)

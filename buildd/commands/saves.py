@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,12 +49,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An event of a request, or why there are no more; of nobody's request: the user's wish for a build, or the end."""
+    """An event of a request, or why there are no more; of nobody's request: the user's wish for a build, the end, or
+    nothing but a reason to wake up."""
 
     request_id: m.RequestId
     event: m.Event | None = None
     problem: ProtocolError | None = None
     ends: bool = False
+    builds: bool = False
 
 
 class Saves:
@@ -86,16 +91,17 @@ class Saves:
     def run(self) -> None:
         """Until `stop`, or an exception: KeyboardInterrupt, or ProtocolError where no daemon can be had at all."""
         try:
-            self._begin_watch()
-            while not (news := self._news.get()).ends:
-                self._take(news)
+            with _woken_by_signals(lambda: self._news.put(News(_NOBODY))):
+                self._begin_watch()
+                while not (news := self._news.get()).ends:
+                    self._take(news)
         finally:
             for thread in [self._cancel_aside(request_id) for request_id in (*self._running, self._watch)]:
                 thread.join(CANCEL_S)
 
     def build_again(self) -> None:
         """Build though nothing changed. From any thread."""
-        self._news.put(News(_NOBODY))
+        self._news.put(News(_NOBODY, builds=True))
 
     def stop(self) -> None:
         """Have `run` return. From any thread."""
@@ -106,7 +112,8 @@ class Saves:
     def _take(self, news: News) -> None:
         event = news.event
         if news.request_id == _NOBODY:
-            self._begin_round(None)
+            if news.builds:
+                self._begin_round(None)
             return
         if event is not None and news.request_id in (self._watch, self._current):
             self._every(event)
@@ -152,24 +159,24 @@ class Saves:
 
     def _begin_round(self, changed: m.Changed | None) -> None:
         name = new_name()
-        request = msgspec.structs.replace(self._build, request_id=name, build_id=m.BuildId(name))
         before, self._current = self._current, name
+        request = msgspec.structs.replace(
+            self._build,
+            request_id=name,
+            build_id=m.BuildId(name),
+            replaces=before if before in self._running else _NOBODY,
+        )
         self._listener.begin(request.build_id, changed)
         self._running.add(name)
-        self._follow(request, instead_of=before if before in self._running else _NOBODY)
+        self._follow(request)
 
     # ---------------------------------------------------------------- threads
 
-    def _follow(self, request: m.Request, *, instead_of: m.RequestId = _NOBODY) -> None:
+    def _follow(self, request: m.Request) -> None:
         def work() -> None:
-            left = instead_of
             try:
                 for event in submit_through(lambda: connect(self._environ, start=True), request):
                     self._news.put(News(request.request_id, event))
-                    if left and isinstance(event.body, m.Queued | m.Progress | m.Done):
-                        # Only now: jobs that both want live on through their second follower.
-                        self._cancel(left)
-                        left = _NOBODY
             except ProtocolError as problem:
                 self._news.put(News(request.request_id, problem=problem))
 
@@ -187,6 +194,35 @@ class Saves:
                 client.cancel(request_id)
         except (ProtocolError, TimeoutError):
             pass  # it has ended, or its daemon has
+
+
+@contextmanager
+def _woken_by_signals(wake: Callable[[], None]) -> Iterator[None]:
+    """Calls `wake`, on another thread, after every signal.
+
+    Python runs a handler between two steps of the main thread. One for a signal that came just before that thread began
+    to wait is run when it has waited.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    written, read = socket.socketpair()
+
+    def work() -> None:
+        while read.recv(64):
+            wake()
+
+    with written, read:
+        written.setblocking(False)
+        thread = threading.Thread(target=work, daemon=True, name="signals")
+        thread.start()
+        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            written.shutdown(socket.SHUT_WR)
+            thread.join()
 
 
 def new_name() -> m.RequestId:
