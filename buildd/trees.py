@@ -5,6 +5,7 @@ Knows neither ninja nor make (`ninjatree`, `maketree`), nor who watches (`comman
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -210,7 +211,9 @@ def asked(
                 output, errors = process.communicate(timeout=timeout_s)
             except BaseException:
                 # Its whole group: a makefile that calls itself goes on without the make that began it.
-                os.killpg(process.pid, signal.SIGKILL)
+                # Nothing is left where it took the same Ctrl-C, and only that may be what leaves this.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
     except (OSError, subprocess.TimeoutExpired) as error:
         why = error.strerror if isinstance(error, OSError) else f"no answer in {timeout_s:g} s"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +128,22 @@ def test_a_save_during_a_run_stops_it(tree: Tree) -> None:
     finally:
         session.end()
     assert "names are not UTF-8: 1 file" in session.text
+
+
+def test_an_interrupt_while_a_tool_is_asked_is_one() -> None:
+    """The tool has ended by then: nothing is left to be killed."""
+    script = """\
+import os, signal
+from buildd.trees import asked
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    asked(["sh", "-c", "kill -INT $PPID"], "/", os.environ)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout == b"interrupted\n"
 
 
 @pytest.mark.slow
