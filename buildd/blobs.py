@@ -24,6 +24,7 @@ from pathlib import Path
 import zstandard
 from blake3 import blake3
 
+from buildd.batch import ROW_BYTES, Batch, Ready, size_of
 from buildd.database import Database
 from buildd.errors import StoreError
 from buildd.packing import (
@@ -46,8 +47,6 @@ INLINE_BYTES = 64 << 10
 """Most bytes, as stored, of a blob inside the index: larger ones are faster as files."""
 MEMORY_BYTES = 8 << 20
 """Larger contents are streamed; inline ones are never larger than this when unpacked."""
-ROW_BYTES = 256
-"""What a row costs in the index, for the size bound."""
 
 _SELECT_ROW = "SELECT size, stored, encoding, data FROM blobs WHERE digest = ?"
 _FICLONE = 0x40049409
@@ -78,28 +77,41 @@ class Blobs:
 
     # ------------------------------------------------------------ putting
 
-    def put_bytes(self, data: bytes) -> Digest:
-        """Store `data`; pinned against collection until it is published. Raises `StoreFull`, `StoreError`."""
+    def put_bytes(self, data: bytes, batch: Batch | None = None) -> Digest:
+        """Store `data`; pinned against collection until it is published. Raises `StoreFull`, `StoreError`.
+
+        Args:
+            batch: takes it up instead, to be stored when that is published.
+        """
         digest = digest_of(data)
         if self._database.read_only:
             self._tally.count(Counter.DROPPED_PUTS)
             return digest
         raw = bytes.fromhex(digest)
-        if self._pin_existing(raw, len(data)):
+        if batch is None:
+            if self._pin_existing(raw, len(data)):
+                return digest
+        elif raw in batch.ready or self._is_there(raw, len(data)):
             return digest
         encoding, stored = Encoding.RAW, data
         packed = compress(data) if len(data) <= MEMORY_BYTES or sample_pays(data[:SAMPLE_BYTES]) else data
         if len(packed) < len(data) * PAYS:
             encoding, stored = Encoding.ZSTD, packed
-        if len(stored) <= INLINE_BYTES and len(data) <= MEMORY_BYTES:
-            self._adopt(raw, len(data), len(stored), encoding, stored, None)
-        else:
-            with self._temporary() as (file, path):
+        with contextlib.ExitStack() as ours:
+            target, path = self.path_of(digest), None
+            inline: bytes | None = stored
+            if len(stored) > INLINE_BYTES or len(data) > MEMORY_BYTES:
+                file, path = (ours if batch is None else batch.files).enter_context(self._temporary())
                 self._fill(file, path, stored)
-                self._adopt(raw, len(data), len(stored), encoding, None, path)
+                inline = None
+            ready = Ready(raw, len(data), len(stored), encoding, inline, path, target)
+            if batch is None:
+                self._adopt(ready)
+            else:
+                batch.ready[raw] = ready
         return digest
 
-    def put_file(self, path: Path, *, expect: Digest | None = None) -> tuple[Digest, int]:
+    def put_file(self, path: Path, *, expect: Digest | None = None, batch: Batch | None = None) -> tuple[Digest, int]:
         """Store a file's bytes as they are read, whatever happens to the file meanwhile; its digest and size in bytes.
 
         Raises `StoreFull`, and `StoreError` where it cannot be read or is not what was expected.
@@ -116,7 +128,7 @@ class Blobs:
             raise StoreError(f"cannot be read: {error.strerror}", file=str(path)) from error
         if expect is not None and digest_of(head) != expect:
             raise _changed(path)
-        return self.put_bytes(head), len(head)
+        return self.put_bytes(head, batch), len(head)
 
     def _put_stream(self, head: bytes, source: io.FileIO, path: Path, expect: Digest | None) -> tuple[Digest, int]:
         if self._database.read_only:
@@ -145,7 +157,7 @@ class Blobs:
             if expect is not None and digest != expect:
                 raise _changed(path)
             if not self._pin_existing(hasher.digest(), size):
-                self._adopt(hasher.digest(), size, stored, encoding, None, temporary)
+                self._adopt(Ready(hasher.digest(), size, stored, encoding, None, temporary, self.path_of(digest)))
         return digest, size
 
     def _pin_existing(self, raw: bytes, size: int) -> bool:
@@ -160,7 +172,7 @@ class Blobs:
             ).fetchone()
             if row is None:
                 return False
-            if row[1] and _size_of(self.path_of(raw.hex())) != row[0]:
+            if row[1] and size_of(self.path_of(raw.hex())) != row[0]:
                 return False
             _pin(connection, raw, session)
             return True
@@ -170,37 +182,33 @@ class Blobs:
             self._tally.count(Counter.SHARED_BLOBS)
         return there
 
-    def _adopt(
-        self, raw: bytes, size: int, stored: int, encoding: Encoding, data: bytes | None, file: Path | None
-    ) -> None:
-        """Give a written blob its row, and its file its name, in one transaction."""
+    def _is_there(self, raw: bytes, size: int) -> bool:
+        """As `_pin_existing`, for one that is to be published in a moment."""
+        rows = self._database.rows("SELECT stored, data IS NULL FROM blobs WHERE digest = ? AND size = ?", (raw, size))
+        there = bool(rows) and not (rows[0][1] and size_of(self.path_of(raw.hex())) != rows[0][0])
+        if there:
+            self._tally.count(Counter.SHARED_BLOBS)
+        return there
+
+    def _adopt(self, ready: Ready) -> None:
         session = self.session()
-        target = self.path_of(raw.hex())
 
         def work(connection: sqlite3.Connection) -> int:
-            if file is not None and file.exists():
-                try:
-                    os.rename(file, target)
-                except FileNotFoundError:
-                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    os.rename(file, target)
-            elif file is not None and _size_of(target) != stored:
-                # Second run of this transaction, on a new index, and the file that the first renamed is gone.
-                raise StoreError("a blob file vanished while it was stored", file=str(target))
-            old = connection.execute("SELECT stored FROM blobs WHERE digest = ?", (raw,)).fetchone()
-            connection.execute(
-                "INSERT OR REPLACE INTO blobs (digest, size, stored, encoding, data) VALUES (?, ?, ?, ?, ?)",
-                (raw, size, stored, int(encoding), data),
-            )
-            _pin(connection, raw, session)
-            return add_bytes(connection, stored - as_int(old[0]) if old else stored + ROW_BYTES)
+            grown = ready.place(connection)
+            _pin(connection, ready.raw, session)
+            return add_bytes(connection, grown)
 
         try:
             total = self._database.transact(work)
         except OSError as error:
-            raise write_error(error, target) from error
-        self._tally.count(Counter.STORED_BLOBS)
-        self._tally.count(Counter.STORED_BYTES, size)
+            raise write_error(error, ready.target) from error
+        self.placed([ready], total)
+
+    def placed(self, several: Iterable[Ready], total: int) -> None:
+        """These got their rows; the store holds `total` bytes now."""
+        for ready in several:
+            self._tally.count(Counter.STORED_BLOBS)
+            self._tally.count(Counter.STORED_BYTES, ready.size)
         self._limit_reached(total)
 
     # ------------------------------------------------------------ reading
@@ -475,13 +483,6 @@ def _inline(raw: bytes, row: tuple[int, int, int, bytes | None]) -> bytes:
     if not isinstance(content, bytes) or len(content) != size or blake3(content).digest() != raw:
         raise BadBlob(raw.hex())
     return content
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
 
 
 def _changed(path: Path) -> StoreError:

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -278,8 +278,10 @@ class Building:
         place.parent.mkdir(parents=True, exist_ok=True)
         return str(place)
 
-    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
-        """Make outputs that no tool makes in a job's folder, once it has ended well and said what it read."""
+    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+        """Make outputs that no tool makes, once a job has ended well and said what it read: in its folder, or returned
+        by name where no other job reads them as files."""
+        return {}
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         """What a run is filed as: an action, and the look-up that missed it."""

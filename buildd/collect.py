@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from buildd import answers, digests, history, kept_kernels, notes, profiles, sessions, values
-from buildd.blobs import ROW_BYTES
+from buildd.batch import ROW_BYTES
 from buildd.database import Database
 from buildd.results import decode_result, delete_result, drop_list
 from buildd.sessions import FolderLock, boottime_s

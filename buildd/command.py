@@ -25,7 +25,14 @@ def output_path(private: str, action: Action, name: str) -> str:
 
 
 def launch_of(
-    action: Action, tool: Tool, *, project: str, private: str, where: Callable[[str], str], umask: int = 0o022
+    action: Action,
+    tool: Tool,
+    *,
+    project: str,
+    private: str,
+    where: Callable[[str], str],
+    umask: int = 0o022,
+    quiet: bool = False,
 ) -> Launch:
     """What the runner gets.
 
@@ -36,6 +43,7 @@ def launch_of(
         private: the job's own folder; it and the outputs' folders exist. Also for temporary files.
         where: path of a file that another action made.
         umask: the client's.
+        quiet: see `Launch`.
     """
     roots = dict(tool.roots)
 
@@ -70,6 +78,7 @@ def launch_of(
         payload=action.payload,
         timeout_s=action.timeout_s,
         umask=umask,
+        quiet=quiet,
     )
 
 

@@ -198,13 +198,14 @@ class Compiling(Building):
     def write_generated(self) -> None:
         """There is none, and no folder is made that the tool would not make."""
 
-    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
+    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
         """List what the tool read as one more output."""
         scratch = str(self.store.scratch_folder())
         mine = tuple(f"{folder}/" for folder in (scratch, os.path.realpath(scratch)))
         paths = [path for path in read if not path.startswith(mine)]
         place = Path(output_path(private, action, DEPENDENCIES))
         place.write_bytes(moved.listed(self.delivery.roots, paths))
+        return {}
 
     def _place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         if path != self.delivery.compile.output:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import tempfile
@@ -20,11 +19,12 @@ from typing import Any
 from blake3 import blake3
 
 from buildd import depfiles, history
+from buildd.batch import Batch
 from buildd.building import Building
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.devicecode import kernels_of_file
 from buildd.errors import BuilddError, RunnerError, StoreError, told
-from buildd.files import FINE_STEP_NS, Files
+from buildd.files import FINE_STEP_NS
 from buildd.kernels import completed, is_report, kernels_in
 from buildd.launch import Exit, KillReason, Launch
 from buildd.products import Failure, Made, Product, Ran
@@ -136,7 +136,7 @@ class Execution:
         """Have it run; None where it ended well and is to be kept."""
         try:
             self._began_ns = time.time_ns()
-            self._job = await runner.launch(launch, self._line)
+            self._job = runner.begin(launch, self._line)
             if self._kill is not None:
                 self._job.kill(self._kill)
             self.exit = await self._job.wait()
@@ -210,6 +210,7 @@ class Execution:
             project=self.building.project,
             private=self._private,
             where=self.building.where,
+            quiet=self.building.inner,
         )
 
     def _line(self, stream: str, text: str) -> None:
@@ -268,26 +269,25 @@ class Execution:
         building, action = self.building, self.action
         tool, store = building.tool(action), building.store
         self.read = self._inputs()
-        building.finish_outputs(action, self._private, self.read or ())
+        contents = building.finish_outputs(action, self._private, self.read or ())
         files = []
         for output in action.outputs:
             path = Path(output_path(self._private, action, output.name))
-            if not path.is_file():
+            if output.name not in contents and not path.is_file():
                 self.failure = Failure(
                     m.FailureKind.OUTPUT_MISSING,
                     f"{action.kind} succeeded but did not write {output.path}",
                     "look at the options that name outputs",
                 )
                 return Ending.FAILED
-            files.append((output, path))
+            files.append((output, path, contents.get(output.name)))
         if action.transient:
-            for output, path in files:
-                product = Product(_content(path), path.stat().st_size, output.executable)
-                self.made.append(Made(output.path, path, product))
+            for output, path, content in files:
+                self.made.append(Made(output.path, path, Product(*_digest(path, content), output.executable)))
             self._learn(exit, history.Ended.BUILT)
             return Ending.SUCCESS
         if building.tells_kernels and action.kind in _KERNEL_KINDS and "-c" in action.argv:
-            read = [kernel for _, path in files for kernel in kernels_of_file(str(path))]
+            read = [kernel for _, path, _ in files for kernel in kernels_of_file(str(path))]
             self.kernels = completed(kernels_in(exit.stderr.decode(errors="replace")), read)
         action, missing = building.filed_as(self.index, exit)
         private = (str(store.scratch_folder()),)
@@ -300,18 +300,22 @@ class Execution:
             self.note = f"not stored: {filing.unstored}"
         publishable = True
         stored: list[StoredOutput] = []
-        for output, path in files:
-            try:
-                digest, size = store.put_file(path)
-            except StoreError as error:
-                # The compile happened; what failed is only the cache. The files are handed over from where they are.
-                self.note = f"not stored: {error.message}"
-                publishable = False
-                digest, size = _digest(path)
-            stored.append(StoredOutput(output.name, digest, size, output.executable))
-            self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
-        if publishable and filing.input_set is not None:
-            self._publish(missing.first, filing.input_set, tuple(stored), exit)
+        with Batch() as batch:
+            for output, path, content in files:
+                try:
+                    if content is None:
+                        digest, size = store.put_file(path, batch=batch)
+                    else:
+                        digest, size = store.put_bytes(content, batch), len(content)
+                except StoreError as error:
+                    # The compile went well; only the cache failed. The files are handed over from where they are.
+                    self.note = f"not stored: {error.message}"
+                    publishable = False
+                    digest, size = _digest(path, content)
+                stored.append(StoredOutput(output.name, digest, size, output.executable))
+                self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
+            if publishable and filing.input_set is not None:
+                self._publish(missing.first, filing.input_set, tuple(stored), exit, batch)
         self._learn(exit, history.Ended.BUILT)
         return Ending.SUCCESS
 
@@ -319,11 +323,13 @@ class Execution:
         identity = self.building.lookup.name_key(self.action)
         self.building.notebook.measured(history.Measured(identity, self.action.kind, exit.timing, ended))
 
-    def _publish(self, first: m.Digest, input_set: InputSet, outputs: tuple[StoredOutput, ...], exit: Exit) -> None:
+    def _publish(
+        self, first: m.Digest, input_set: InputSet, outputs: tuple[StoredOutput, ...], exit: Exit, batch: Batch
+    ) -> None:
         building, store = self.building, self.building.store
         try:
-            stdout = store.put_bytes(exit.stdout) if exit.stdout else None
-            stderr = store.put_bytes(exit.stderr) if exit.stderr else None
+            stdout = store.put_bytes(exit.stdout, batch) if exit.stdout else None
+            stderr = store.put_bytes(exit.stderr, batch) if exit.stderr else None
             result = Result(
                 key=input_set.key,
                 action=self.action.name,
@@ -334,7 +340,7 @@ class Execution:
                 created_ns=time.time_ns(),
                 kernels=self.kernels,
             )
-            store.publish(first, input_set, result)
+            store.publish(first, input_set, result, batch)
             building.published(result)
             components = building.misses[self.index].components
             if components:
@@ -343,15 +349,10 @@ class Execution:
             self.note = f"not stored: {error.message}"
 
 
-def _digest(path: Path) -> tuple[m.Digest, int]:
-    fact = Files().fact(str(path))
-    if fact is None:
-        raise OSError(errno.ENOENT, "vanished", str(path))
-    return fact.digest, fact.stamp.size
-
-
-def _content(path: Path) -> m.Digest:
-    return m.Digest(blake3().update_mmap(path).hexdigest())
+def _digest(path: Path, content: bytes | None) -> tuple[m.Digest, int]:
+    """Digest and size of a file, or of what is no file."""
+    hasher = blake3(content) if content is not None else blake3().update_mmap(path)
+    return m.Digest(hasher.hexdigest()), len(content) if content is not None else path.stat().st_size
 
 
 def remove_folder(folder: str) -> None:

@@ -40,6 +40,7 @@ class Launch:
         payload: standard input; none means /dev/null.
         timeout_s: after this long it is ended; 0 means never.
         umask: of the tool.
+        quiet: nobody hears its lines while it runs; its output goes through files, which take no turns of the loop.
     """
 
     argv: tuple[str | bytes, ...]
@@ -48,6 +49,7 @@ class Launch:
     payload: bytes = b""
     timeout_s: float = 3600.0
     umask: int = 0o022
+    quiet: bool = False
 
     @property
     def command(self) -> str:

@@ -82,6 +82,7 @@ class Lookup:
         self._real: dict[str, str] = {}
         self._normals: dict[str, str] = {}
         self._leads: dict[str, str] = {}
+        self._spelled_in: dict[str, str] = {}
         # By identity: the store hands the same list out for all input sets that have it, and here it is held.
         self._fits: dict[tuple[int, int], _Fits] = {}
         self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
@@ -345,18 +346,18 @@ class Lookup:
         self, action: Action, read: Iterable[str], private: tuple[str, ...], started_ns: int, moved: dict[str, bool]
     ) -> tuple[list[str], list[str]]:
         """Discovered files that are not declared, and those of them that changed since the run began."""
-        snapshot = self.snapshot
+        normals, untouched, absolute = self._normals, self.snapshot.untouched, self.snapshot.absolute
         declared = set(action.inputs)
         used: dict[str, None] = {}
         stale = []
         mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
         for spelled in read:
-            path = self.normal(spelled)
-            if path in declared or path in used or snapshot.absolute(path).startswith(mine):
+            path = normals.get(spelled) or self.normal(spelled)
+            if path in used or path in declared or absolute(path).startswith(mine):
                 continue
             used[path] = None
             # One that is gone was there when it was read.
-            if not snapshot.untouched(path, spelled, started_ns, moved):
+            if not untouched(path, spelled, started_ns, moved):
                 stale.append(path)
         return list(used), stale
 
@@ -382,7 +383,7 @@ class Lookup:
         folder without one more link, whose own is in the key."""
         led = [(folder.rstrip("/"), to) for folder in (*action.search, *tool.search) if (to := self._leads_to(folder))]
         found = []
-        for folder in dict.fromkeys(os.path.dirname(spelled) for spelled in read):
+        for folder in dict.fromkeys(map(self._folder_of, read)):
             to = self._leads_to(folder)
             if to and not any(_under(folder, top) and to == real + folder[len(top) :] for top, real in led):
                 found.append((folder, self._searched(folder)))
@@ -423,6 +424,12 @@ class Lookup:
             search, own = ([self._searched(folder) for folder in several] for several in where)
             surveyor = self._surveyors[where] = shadow.Surveyor(self.snapshot, search, own, self._memory)
         return surveyor.survey(sorted(used), includers)
+
+    def _folder_of(self, spelled: str) -> str:
+        known = self._spelled_in.get(spelled)
+        if known is None:
+            known = self._spelled_in[spelled] = os.path.dirname(spelled)
+        return known
 
     def _leads_to(self, folder: str) -> str:
         """Where an absolute folder really is, if that is elsewhere; else empty."""

@@ -23,7 +23,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file in a job's private folder and what it is."""
+    """A file in a job's private folder and what it is. One that no other job reads may not be there."""
 
     path: str
     file: Path

@@ -16,9 +16,11 @@ from typing import Generic, TypeVar
 import msgspec
 from blake3 import blake3
 
-from buildd.blobs import ROW_BYTES, Blobs, add_bytes, missing
+from buildd.batch import ROW_BYTES, Batch
+from buildd.blobs import Blobs, add_bytes, missing
 from buildd.database import Database
 from buildd.errors import StoreError
+from buildd.packing import write_error
 from buildd.tally import Counter, Tally, next_tick
 from buildd.values import as_int, compress, decompress, raw_digest, seal, unseal
 from protocol.messages import Digest, Kernel, Timing
@@ -134,8 +136,11 @@ class Results:
         )
         return tuple(found for row in rows if raw and (found := self._input_set(raw, row)) is not None)
 
-    def publish(self, first: Digest, input_set: InputSet, result: Result) -> None:
+    def publish(self, first: Digest, input_set: InputSet, result: Result, batch: Batch | None = None) -> None:
         """Make a result findable, replacing the one under the same key. All or nothing.
+
+        Args:
+            batch: blobs of it that are to be stored with it.
 
         Raises `StoreError` where one of its blobs is not there, `StoreFull`.
         """
@@ -151,6 +156,7 @@ class Results:
         session = self._blobs.session()
 
         def work(connection: sqlite3.Connection) -> int:
+            grown = batch.place(connection) if batch is not None else 0
             if gone := missing(connection, wanted):
                 raise StoreError(
                     f"{result.action}: not stored, a blob of it is not there",
@@ -171,9 +177,13 @@ class Results:
             connection.executemany(
                 "DELETE FROM pins WHERE session = ? AND digest = ?", [(session.name, digest) for digest in wanted]
             )
-            return add_bytes(connection, added)
+            return add_bytes(connection, grown + added)
 
-        self._limit_reached(self._database.transact(work))
+        try:
+            total = self._database.transact(work)
+        except OSError as error:
+            raise write_error(error, self._database.folder) from error
+        self._blobs.placed(batch.ready.values() if batch is not None else (), total)
 
     def update_folders(self, first: Digest, input_set: InputSet) -> None:
         """Replace the folder stamps of an input set that is there (looked at again, nothing shadows)."""

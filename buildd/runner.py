@@ -48,6 +48,8 @@ class Job:
         self._on_line = on_line
         self._streams: dict[int, tuple[str, Lines, Capture]] = {}
         """Invariant: read end of each pipe that is still open."""
+        self._files: dict[str, int] = {}
+        """Where a quiet tool writes its streams; ours to close."""
         self._captures: dict[str, Capture] = {}
         self._loop = loop
         self._started: asyncio.Future[None] = loop.create_future()
@@ -69,7 +71,10 @@ class Job:
         return self._done.done()
 
     async def wait(self) -> Exit:
-        """How it ended, once nothing of it is left. Several may wait; cancelling one of them leaves the tool alone."""
+        """How it ended, once nothing of it is left. Several may wait; cancelling one of them leaves the tool alone.
+
+        Raises `RunnerError` where it could not be started.
+        """
         return await asyncio.shield(self._done)
 
     def kill(self, reason: KillReason = KillReason.CANCELLED) -> None:
@@ -91,6 +96,21 @@ class Job:
         capture = self._captures[name] = Capture()
         self._streams[descriptor] = (name, Lines(), capture)
         self._loop.add_reader(descriptor, self._readable, descriptor)
+
+    def _collect(self) -> None:
+        """What a quiet tool has written."""
+        for name, descriptor in self._files.items():
+            capture, at = Capture(), 0
+            while data := os.pread(descriptor, _READ_BYTES, at):
+                capture.add(data)
+                at += len(data)
+            self._captures[name] = capture
+        self._drop_files()
+
+    def _drop_files(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
 
     def _readable(self, descriptor: int) -> bool:
         """Take what is there. False when the pipe is empty or closed."""
@@ -129,10 +149,11 @@ class Job:
     def _failed(self, error: RunnerError) -> None:
         for descriptor in list(self._streams):
             self._detach(descriptor)
-        self._done.cancel()
-        if not self._started.done():
-            self._started.set_exception(error)
-            self._started.exception()  # counts as looked at, also when nobody waits any more
+        self._drop_files()
+        for future in (self._started, self._done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # counts as looked at, also when nobody waits any more
 
     def _exited(self, status: int, timing: Timing) -> None:
         self._ended = (status, timing)
@@ -151,6 +172,7 @@ class Job:
         for descriptor in list(self._streams):
             while self._readable(descriptor):
                 pass
+        self._collect()
         if self._streams:
             self._set_timer(self._runner.linger_s, self._finish_streams)
         self._advance()
@@ -362,7 +384,7 @@ class Runner:
         Raises `RunnerError` when it cannot be started: no such program or folder, not executable, too long. Its first
         lines may be heard before this returns. Cancelling this ends it.
         """
-        job = self._send(launch, on_line)
+        job = self.begin(launch, on_line)
         try:
             await asyncio.shield(job._started)
         except asyncio.CancelledError:
@@ -421,7 +443,8 @@ class Runner:
             self._sampler.keeper = 0
             self._former = [former for former in self._former if former.lost and not former.lost.done()] + [helper]
 
-    def _send(self, launch: Launch, on_line: OnLine) -> Job:
+    def begin(self, launch: Launch, on_line: OnLine) -> Job:
+        """Like `launch`, for who only waits for the end: that it could not be started shows there, if not at once."""
         helper = self._current()
         argv = [os.fsencode(argument) for argument in launch.argv]
         environment = [os.fsencode(f"{name}={value}") for name, value in launch.environment]
@@ -434,6 +457,10 @@ class Runner:
         try:
             passed.append(_memory_file("launch", spawner.pack_spec(cwd, argv, environment)))
             for name in ("stdout", "stderr"):
+                if launch.quiet:
+                    job._files[name] = os.memfd_create(name, os.MFD_CLOEXEC)
+                    passed.append(os.dup(job._files[name]))
+                    continue
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 passed.append(theirs)
                 # Only our end: the tool's must block, or it would see EAGAIN when we are slow.

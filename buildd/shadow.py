@@ -84,6 +84,7 @@ class _Answer:
 
 
 _NONE: frozenset[str] = frozenset()
+_MOST_SURVEYS = 64
 _Key = tuple[str, str | Digest]
 
 
@@ -151,6 +152,9 @@ class Surveyor:
         """Of a file that asks `__has_include`."""
         self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
         self._places: dict[str, str] = {}
+        self._surveys: dict[tuple[tuple[str, ...], ...], Surroundings] = {}
+        """Of used files, the folders of those that may include them, and the includers that ask: many sources of one
+        project use the same headers."""
 
     def survey(self, used: Sequence[str], includers: Sequence[str]) -> Surroundings:
         """Work out the candidates of the used files and which of them exist.
@@ -159,10 +163,26 @@ class Surveyor:
             used: the files that were read, relative to the project or absolute, sorted.
             includers: declared inputs, which may include the used files.
         """
-        snapshot = self._snapshot
-        used_set = frozenset(used)
         # A quoted include is looked for beside the file that includes it before any folder of the search path.
         beside = tuple(dict.fromkeys(folder for path in (*includers, *used) if (folder := self._place(path))))
+        asking = tuple(path for path in includers if self._asks(path))
+        key = (tuple(used), beside, asking)
+        if not self._snapshot.made_none_of(frozenset((*used, *asking))):
+            return self._survey(*key)
+        known = self._surveys.get(key)
+        if known is None:
+            if len(self._surveys) >= _MOST_SURVEYS:
+                self._surveys.clear()
+            known = self._surveys[key] = self._survey(*key)
+        return known
+
+    def _asks(self, path: str) -> bool:
+        fact = self._snapshot.fact(path)
+        return fact is not None and Traits.HAS_INCLUDE in fact.traits
+
+    def _survey(self, used: Sequence[str], beside: tuple[str, ...], asking: Sequence[str]) -> Surroundings:
+        snapshot = self._snapshot
+        used_set = frozenset(used)
         needed: dict[str, None] = {}
         asked: dict[str, None] = {}
         present: set[str] = set()
@@ -181,7 +201,7 @@ class Surveyor:
             needed.update(dict.fromkeys(answer.needed))
             present.update(answer.present)
         # The source itself asks too, and clang does not list it.
-        for path in dict.fromkeys((*used, *includers)):
+        for path in dict.fromkeys((*used, *asking)):
             fact = snapshot.fact(path)
             if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
                 answer = self._asked.get((path, fact.digest))

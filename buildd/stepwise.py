@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Inner(Building):
         self.plan = plan
         self.resources = [e.resources for e in history.estimates(self.store, identities)]
         self._wanted = {path for action in plan.actions for path in action.inputs}
-        self._wanted.update(output.path for output in plan.actions[-1].outputs)
+        self._wanted.update(output.path for output in plan.actions[-1].outputs if output.name != BARE)
         for file in plan.files:
             Path(self._place_of(file.path)).write_bytes(file.content)
             product = Product(m.Digest(blake3(file.content).hexdigest()), len(file.content), False)
@@ -152,8 +152,9 @@ class Inner(Building):
             return barely(self.plan.actions[index]), self._bare[index]
         return Building.filed_as(self, index, exit)
 
-    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> None:
-        """Write the twins: what files are apart from what may not matter, and which fatbin is in an object."""
+    def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+        """The twins: what files are apart from what may not matter, and which fatbin is in an object."""
+        made = {}
         files = {f"{output.path}.{BARE}": output_path(private, action, output.name) for output in action.outputs}
         for output in action.outputs:
             if output.name == BARE:
@@ -166,7 +167,8 @@ class Inner(Building):
                         else None
                     )
                     content = twins.of_text(Kind(action.kind), Path(files[output.path]).read_bytes(), key)
-                Path(output_path(private, action, BARE)).write_bytes(content)
+                made[BARE] = content
+        return made
 
     def _put_fatbin(self, action: Action, result: Result) -> bool:
         """Put the fatbin of today into an object that was found; False where that cannot be done."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from buildd import collect, sessions
+from buildd.batch import Batch
 from buildd.buildlog import Build, BuildLog
 from buildd.digests import DigestRow, Digests
 from buildd.errors import StoreError, StoreFull
@@ -131,13 +132,17 @@ class Store(Shelf):
 
     # ------------------------------------------------------------ blobs
 
-    def put_bytes(self, data: bytes) -> Digest:
-        """Store bytes; until published they are safe from collections, for an hour. `StoreFull`, `StoreError`."""
-        return self.blobs.put_bytes(data)
+    def put_bytes(self, data: bytes, batch: Batch | None = None) -> Digest:
+        """Store bytes; until published they are safe from collections, for an hour. `StoreFull`, `StoreError`.
 
-    def put_file(self, path: Path, *, expect: Digest | None = None) -> tuple[Digest, int]:
+        Args:
+            batch: takes them up instead, to be stored when that is published.
+        """
+        return self.blobs.put_bytes(data, batch)
+
+    def put_file(self, path: Path, *, expect: Digest | None = None, batch: Batch | None = None) -> tuple[Digest, int]:
         """Store a file as it is read; digest and size of the bytes stored. `StoreError` where it is not `expect`."""
-        return self.blobs.put_file(path, expect=expect)
+        return self.blobs.put_file(path, expect=expect, batch=batch)
 
     def get(self, digest: Digest) -> bytes | None:
         """A blob's bytes, checked; None is a miss."""
@@ -165,9 +170,10 @@ class Store(Shelf):
         """The result under a key; None is a miss."""
         return self._results.result(key)
 
-    def publish(self, first: Digest, input_set: InputSet, result: Result) -> None:
-        """Make a result findable. `StoreError` where one of its blobs is not there; then nothing has changed."""
-        self._results.publish(first, input_set, result)
+    def publish(self, first: Digest, input_set: InputSet, result: Result, batch: Batch | None = None) -> None:
+        """Make a result findable, and store a batch with it. `StoreError` where one of its blobs is not there; then
+        nothing has changed."""
+        self._results.publish(first, input_set, result, batch)
 
     def update_folders(self, first: Digest, input_set: InputSet) -> None:
         """Remember new folder stamps for an input set that is there."""

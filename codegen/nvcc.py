@@ -5,11 +5,13 @@ Knows no target and does not look for the compiler (`toolchain`); it reads texts
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from codegen.plan import RequestError
 from codegen.project import nearest
@@ -28,6 +30,7 @@ class Dryrun:
     commands: tuple[tuple[str, ...], ...]
 
 
+@functools.lru_cache(maxsize=8)  # a plan is made in rounds, each of which reads the answers to all before it
 def parse_dryrun(text: str) -> Dryrun:
     """Args: text: standard error of `nvcc --dryrun`; lines of wrappers that print something else are passed over."""
     variables: dict[str, str] = {}
@@ -46,7 +49,7 @@ def parse_dryrun(text: str) -> Dryrun:
             continue
         if command:
             commands.append(tuple(command))
-    return Dryrun(variables, tuple(commands))
+    return Dryrun(MappingProxyType(variables), tuple(commands))
 
 
 def asks_for_report(flags: Iterable[str]) -> bool:
