@@ -78,15 +78,19 @@ class Planner:
         if expected:
             for probe, answer in await asyncio.to_thread(self._recall, expected):
                 knowledge.learn(probe, answer)
+        reading = _Reading(self._files)
         for _ in range(MOST_ROUNDS):
             try:
                 made = await asyncio.to_thread(make, knowledge)
             except ProbesNeeded as needed:
+                await reading.begin(knowledge.take_foreseen())
+                await reading.end_with(path for probe in needed.probes for path in probe.files)
                 digests = await asyncio.to_thread(self._digests, needed.probes)
                 answers = await asyncio.gather(*(self._answer(probe, digests) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)
             else:
+                await reading.end()
                 self._expect(name, knowledge.asked)
                 return made, tuple(dict.fromkeys(path for probe in knowledge.asked for path in probe.files))
         raise RequestError(
@@ -148,6 +152,33 @@ class Planner:
         job = await self._runner.launch(launch, lambda stream, line: None)
         exit = await job.wait()
         return exit.status, exit.stdout, exit.stderr
+
+
+class _Reading:
+    """The digests of the large files of a tool are worked out while the tool is asked other things."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._paths: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, paths: tuple[str, ...]) -> None:
+        """Read these, after those before them."""
+        paths = tuple(path for path in paths if path not in self._paths)
+        if paths:
+            await self.end()
+            self._paths.update(paths)
+            self._task = asyncio.create_task(asyncio.to_thread(self._files.read_ahead, paths))
+
+    async def end_with(self, paths: Iterable[str]) -> None:
+        """Wait where one of these is being read: it would be read twice."""
+        if not self._paths.isdisjoint(paths):
+            await self.end()
+
+    async def end(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await task
 
 
 def _identity(probe: Probe, digests: Mapping[str, str]) -> Digest:

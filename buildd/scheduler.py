@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_BATCH = 32
-"""Look-ups done by one thread before their answers go back to the loop. The first are fewer: nothing runs yet."""
+"""Look-ups done by one thread before their answers go back to the loop."""
 COUNTED = ("requests", "hits", "misses", "failures", "step_hits", "step_misses", "whole")
 """Of actions, of their steps, and of actions that ran as one process though others of their kind run in steps."""
 BUILD = m.Priority.BUILD
@@ -223,15 +223,14 @@ class Scheduler:
             self._spawn(self._look_up(self.buildings[request], several))
 
     async def _look_up(self, building: Building, several: list[LookUp]) -> None:
-        if first := [look for look in several if look.node in building.urgent]:
-            # Alone, until what came of it runs: threads would share the time.
-            await self._look(building, first)
-            await asyncio.gather(*(e.begun.wait() for e in self.executions.values() if e.building is building))
-            several = [look for look in several if look.node not in building.urgent]
-        start, size = 0, self.cpus
-        while start < len(several):
-            self._spawn(self._look(building, several[start : start + size]))
-            start, size = start + size, LOOK_BATCH
+        first = [look for look in several if look.node in building.urgent] or several[: self.cpus]
+        # Alone, until what came of it runs: threads would share the time.
+        await self._look(building, first)
+        await asyncio.gather(*(e.begun.wait() for e in self.executions.values() if e.building is building))
+        done = {look.node for look in first}
+        rest = [look for look in several if look.node not in done]
+        for start in range(0, len(rest), LOOK_BATCH):
+            self._spawn(self._look(building, rest[start : start + LOOK_BATCH]))
 
     async def _look(self, building: Building, batch: list[LookUp]) -> None:
         for index, found, problem in await self._in_pool(building.look_all, batch):

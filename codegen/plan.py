@@ -252,6 +252,7 @@ class Knowledge:
     def __init__(self, answers: Iterable[tuple[Probe, Answer]] = ()) -> None:
         self._answers = dict(answers)
         self._asked: dict[Probe, None] = {}
+        self._foreseen: dict[str, None] = {}
 
     @property
     def asked(self) -> tuple[Probe, ...]:
@@ -268,3 +269,13 @@ class Knowledge:
 
     def learn(self, probe: Probe, answer: Answer) -> None:
         self._answers[probe] = answer
+
+    def foresee(self, paths: Iterable[str]) -> None:
+        """Say that these files' digests will be wanted: they can be read while probes run."""
+        self._foreseen.update(dict.fromkeys(paths))
+
+    def take_foreseen(self) -> tuple[str, ...]:
+        """Those that were foreseen since the last call."""
+        taken = tuple(self._foreseen)
+        self._foreseen.clear()
+        return taken

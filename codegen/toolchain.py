@@ -239,6 +239,7 @@ class Toolchains:
         root = os.path.dirname(here)
         path = dryrun.variables.get("PATH", self.path)
         files = _toolkit_files(here, dryrun, (*dryrun.commands, *link.commands), path)
+        self.knowledge.foresee(file.path for file in files)
         program = Ref(place=Place.ROOT, name="cuda", suffix="/bin/nvcc")
         roots = [("cuda", root), ("project", self.request.project)]
         if os.path.realpath(inputs[0]) != os.path.realpath(os.path.join(here, "nvcc")):

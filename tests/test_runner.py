@@ -179,6 +179,23 @@ def test_status_signal_and_streams_apart() -> None:
     with_runner(body)
 
 
+def test_the_output_of_a_quiet_tool_comes_at_its_end(tmp_path: Path) -> None:
+    async def body(runner: Runner) -> None:
+        heard = Heard()
+        before = len(os.listdir("/proc/self/fd"))
+        end = await runner.run(shell("echo out; echo err >&2; printf rest; exit 3", quiet=True), heard)
+        assert (end.status, end.stdout, end.stderr) == (3, b"out\nrest", b"err\n")
+        end = await runner.run(fake(tmp_path, "//! line first\n//! print 10M\n//! line last\n", quiet=True), heard)
+        assert end.output_truncated and len(end.stdout) < (1 << 20) + 100
+        assert end.stdout.startswith(b"first\nxxx") and end.stdout.endswith(b"x\nlast\n")
+        with pytest.raises(RunnerError, match="cannot start nothing-of-this-name"):
+            await runner.begin(Launch(("nothing-of-this-name",), "/", ENVIRONMENT, quiet=True), heard).wait()
+        assert not heard.lines
+        assert len(os.listdir("/proc/self/fd")) <= before + 1, "the helper's channel"
+
+    with_runner(body)
+
+
 def test_killed_by_the_kernel_counts_as_out_of_memory(tmp_path: Path) -> None:
     async def body(runner: Runner) -> None:
         assert (await runner.run(fake(tmp_path, "//! signal 9\n"), Heard())).out_of_memory

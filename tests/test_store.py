@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from buildd import digests, schema, values
+from buildd.batch import Batch
 from buildd.errors import StoreError, StoreTooNew
 from buildd.store import Counter, InputSet, Result, Store, StoredOutput
 from buildd.values import digest_of
@@ -74,6 +75,33 @@ def test_a_result_whose_blob_is_missing_is_not_published(store: Store) -> None:
         store.publish(key("f"), InputSet(files=(), key=key("r")), result)
     assert store.result(key("r")) is None
     assert store.input_sets(key("f")) == ()
+
+
+def test_a_batch_is_stored_with_its_result_or_not_at_all(store: Store, tmp_path: Path) -> None:
+    large, small = os.urandom(200_000), b"small"
+    (tmp_path / "large").write_bytes(large)
+
+    def put(batch: Batch, *more: StoredOutput) -> Result:
+        digest, size = store.put_file(tmp_path / "large", batch=batch)
+        assert (digest, store.put_file(tmp_path / "large", batch=batch)[0]) == (digest_of(large), digest)
+        outputs = (StoredOutput("x", digest, size), StoredOutput("y", store.put_bytes(small, batch), 5), *more)
+        assert not store.has(digest), "nobody finds it before the result"
+        return Result(key=key("r"), action="a", outputs=outputs)
+
+    for more in ((StoredOutput("z", key("never put"), 5),), ()):
+        with Batch() as batch:
+            result = put(batch, *more)
+            if more:
+                with pytest.raises(StoreError, match="not stored"):
+                    store.publish(key("f"), InputSet(files=(), key=key("r")), result, batch)
+        assert not store.has(digest_of(small)) and not store.has(digest_of(large))
+    with Batch() as batch:
+        store.publish(key("f"), InputSet(files=(), key=key("r")), put(batch), batch)
+    assert store.result(key("r")) is not None
+    assert (store.get(digest_of(large)), store.get(digest_of(small))) == (large, small)
+    assert not [path for path in (tmp_path / "store/tmp").rglob("*") if path.is_file()], "nothing is left behind"
+    with Batch() as batch:
+        assert store.put_bytes(small, batch) == digest_of(small) and not batch.ready, "it is there"
 
 
 def test_names_that_are_not_utf8_come_back(store: Store) -> None:
