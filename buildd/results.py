@@ -151,18 +151,19 @@ class Results:
             raise ValueError("the input set leads to another key than the result's")
         key, raw_first = _raw(result.key), _raw(first)
         wanted = [_raw(digest) for digest in result.digests()]
+        there = [digest for digest in wanted if batch is None or digest not in batch.ready]
         body = encode_result(result)
         files, folders = _files_list(input_set), _folders_list(input_set)
         session = self._blobs.session()
 
         def work(connection: sqlite3.Connection) -> int:
-            grown = batch.place(connection) if batch is not None else 0
-            if gone := missing(connection, wanted):
+            if gone := missing(connection, there):
                 raise StoreError(
                     f"{result.action}: not stored, a blob of it is not there",
                     file=str(self._blobs.path_of(gone[0].hex())),
                     next_step="it will be built again the next time",
                 )
+            grown = batch.place(connection) if batch is not None else 0
             known = connection.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
             connection.execute(
                 "INSERT OR REPLACE INTO results (key, action, used, created_ns, body) VALUES (?, ?, ?, ?, ?)",

@@ -16,14 +16,13 @@ from buildd.spawner import all_pids, children_of, descendants_of, stat_of
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LARGE_BYTES = 32 << 20
+_GROWN_S = 0.5
 
 
 def next_sample_s(age_s: float) -> float:
     """How long until a tree of this age is looked at again."""
     if age_s < 0.05:
         return 0.05
-    if age_s < 0.5:
-        return 0.1
     return 0.25 if age_s < 10 else 0.5
 
 
@@ -139,7 +138,9 @@ class Sampler:
                     return
                 # Those due soon are taken along: one look at the keeper's children serves all.
                 due = {pid: tree for pid, tree in self._trees.items() if tree.due_s <= now_s + 0.02}
-            orphans = self._orphans()
+            # Who leaves processes to the keeper does more than the many tools that end within a moment.
+            grown = any(now_s - tree.started_s > _GROWN_S for tree in due.values())
+            orphans = self._orphans() if grown else {}
             for pid, tree in due.items():
                 self._look(pid, tree, orphans.get(pid, []))
 

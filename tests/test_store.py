@@ -95,11 +95,13 @@ def test_a_batch_is_stored_with_its_result_or_not_at_all(store: Store, tmp_path:
                 with pytest.raises(StoreError, match="not stored"):
                     store.publish(key("f"), InputSet(files=(), key=key("r")), result, batch)
         assert not store.has(digest_of(small)) and not store.has(digest_of(large))
+        assert not [path for path in (tmp_path / "store/blobs").rglob("*") if path.is_file()]
     with Batch() as batch:
         store.publish(key("f"), InputSet(files=(), key=key("r")), put(batch), batch)
     assert store.result(key("r")) is not None
     assert (store.get(digest_of(large)), store.get(digest_of(small))) == (large, small)
     assert not [path for path in (tmp_path / "store/tmp").rglob("*") if path.is_file()], "nothing is left behind"
+    assert len([path for path in (tmp_path / "store/blobs").rglob("*") if path.is_file()]) == 1
     with Batch() as batch:
         assert store.put_bytes(small, batch) == digest_of(small) and not batch.ready, "it is there"
 
