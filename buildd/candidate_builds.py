@@ -34,6 +34,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     hits: int = 0
     misses: int = 0
+    cpu_s: float = 0.0
+    """Of everything that ran for it."""
 
 
 class Builder(Protocol):
@@ -183,4 +185,5 @@ def _built(request: m.Request, heard: list[m.EventBody]) -> Built:
         message=message,
         hits=done.hits,
         misses=done.misses,
+        cpu_s=sum(body.timing.user_s + body.timing.system_s for body in heard if isinstance(body, m.Finished)),
     )

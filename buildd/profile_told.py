@@ -15,13 +15,21 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     candidate: str
     outcome: str
-    """Of `profiles.Outcome`, or "built" where nothing was to be measured, or "not measured"."""
+    """Of `profiles.Outcome`, or "built" where nothing was to be measured, or "not measured", or "skipped"."""
     time_us: float = 0.0
     spread: float = 0.0
     error: float = 0.0
     note: str = ""
     built: bool = False
     """It was compiled for this, not found."""
+    began_s: float = 0.0
+    """Its compile, from the beginning of the call; 0 where it was found."""
+    cpu_s: float = 0.0
+    """That its compile took, on all cores together."""
+    ready_s: float = 0.0
+    """Its library was there, from the beginning of the call."""
+    measured_s: float = 0.0
+    """It was measured, from the beginning of the call; 0 where it was not."""
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +60,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     gpu_idle: float
     """Share of the GPUs' time, from the first candidate that was ready to the last that was measured."""
     failed: int
+    skipped: int = 0
+    """Not compiled: what was measured is faster than they promise to be."""
     dropped: bool = False
     """The profiles were emptied meanwhile: what was measured is not kept."""
 

@@ -1,8 +1,8 @@
 """Candidates built, measured as soon as they are, and written down: one call for any number of problems.
 
-Knows what is to be tried (`codegen.gemm_survey`) and in which order things happen; how something is built, measured or
-stored is others'. Compiling and measuring overlap; a candidate that several problems share is built once; one at a time
-is measured on a GPU. Whatever a candidate does costs only the candidate.
+Knows in which order things happen; what is worth trying (`codegen.gemm_pick`), and how something is built, measured or
+stored, is others'. Compiling and measuring overlap; a candidate that several problems share is built once; on a GPU one
+at a time is measured. Whatever a candidate does costs only the candidate.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from codegen.best import Setting
 from codegen.gemm import MEASURE
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import smallest
+from codegen.gemm_pick import cannot_win, for_capability, likely, shared
 from codegen.gemm_survey import PREFIX, Case, Survey, candidate_spec
 from protocol.messages import BuildId, OnDisconnect, Request, RequestId, spec_from
 from protocol.messages import Outcome as BuildOutcome
 
 NOISY = 0.05
 """A spread beyond this is worth a word."""
-_UNLIKELY = 2.5
-"""Candidates whose estimate is beyond this much of the best one's are tried with `exhaustive` only."""
 _MOST_GPU_FAILURES = 3
 _CI_BUILDS = 2
 _DROPPED = ("FLUSH_PROFILE_CACHE", "AIT_RECOMPILE")
 """Variables that are about the target, not about its candidates."""
+_NOT_WORTH_IT = Built(outcome=BuildOutcome.CANCELLED, message="what was measured is faster than it promises to be")
 
 
 _Work = tuple[Case, Ranked]
@@ -62,7 +62,7 @@ class Plan:
     request: Request
     survey: Survey
     gpus: tuple[Gpu, ...]
-    top: int = 8
+    top: int = 2
     exhaustive: bool = False
     measure: tuple[str, ...] | None = None
     leases: str = LEASES
@@ -97,16 +97,23 @@ class Profiling:
         self._best_us: dict[str, float] = {}
         self._harness: asyncio.Task[tuple[str, ...]] | None = None
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
-        self._busy_s = self._first_s = self._last_s = 0.0
+        self._began_s = self._busy_s = self._first_s = self._last_s = 0.0
+        self._spans: dict[str, tuple[float, float, float]] = {}
+        """Target of a candidate -> when its build began, 0 where it was found; its cores' time; when it ended."""
         self._dropped = False
         self._gpu_failures = 0
         self._bad: set[tuple[str, str]] = set()
         """Problem and candidate, where it was seen not to work."""
         self._tried: set[tuple[str, str]] = set()
+        self._times: dict[str, dict[str, tuple[float, float]]] = {}
+        """Problem -> candidate -> estimate and time; what says which others are not worth a compile."""
+        self._wanting: dict[str, list[_Work]] = {}
+        """Target of a candidate -> whom it is built for."""
+        self._skipped: list[_Work] = []
 
     async def run(self) -> Summary:
         """Do all of it. Raises BuilddError, ProtocolError where nothing can be built at all."""
-        begun_s = time.monotonic()
+        self._began_s = time.monotonic()
         survey, plan = self._plan.survey, self._plan
         measures = bool(plan.gpus) and not survey.continuous_integration
         cases = self._cases()
@@ -115,11 +122,15 @@ class Profiling:
             times = [row.time_us for row in known[case.problem].values() if row.outcome is Outcome.MEASURED]
             self._best_us[case.problem] = min(times, default=0.0) if not survey.again else 0.0
             self._bad.update((case.problem, name) for name, row in known[case.problem].items() if not row.works)
+            if not survey.again:
+                for ranked in case.ranked:
+                    if row := known[case.problem].get(ranked.candidate.name):
+                        self._learn(case, ranked, row.time_us)
         work: list[_Work] = []
         if survey.continuous_integration:
             work = self._random(cases)
         elif not survey.no_candidates and not survey.only_known:
-            lists = [self._to_try(case, known[case.problem]) for case in cases]
+            lists = self._to_try(cases, known)
             # The likeliest of every problem first: each soon has something to be compared with.
             work = [one for several in zip_longest(*lists) for one in several if one is not None]
         fresh = {case.problem for case, _ in work}
@@ -127,18 +138,25 @@ class Profiling:
         if work:
             with Presence(self._plan.request.store, self._plan.request.project) as presence:
                 try:
-                    await self._carry_out(work, measures)
+                    while work:
+                        self._skipped = []
+                        await self._carry_out(work, measures)
+                        # What was not worth it early may be so now that more is known: the next call would find that.
+                        work = [one for one in self._skipped if not self._cannot_win(*one)]
                 finally:
                     if presence.is_last():
                         self._tidy()
+        for case, ranked in self._skipped:
+            self._report(case, ranked, "skipped", note=_NOT_WORTH_IT.message)
         for case in cases:
             self._tell(self._chosen(case, known=case.problem not in fresh))
         span_s = self._last_s - self._first_s
         return Summary(
-            wall_s=time.monotonic() - begun_s,
+            wall_s=time.monotonic() - self._began_s,
             measuring_s=self._busy_s,
             gpu_idle=max(0.0, 1 - self._busy_s / (span_s * len(plan.gpus))) if span_s > 0 else 0.0,
             dropped=self._dropped,
+            skipped=len(self._skipped),
             **self._tally,
         )
 
@@ -146,18 +164,13 @@ class Profiling:
 
     def _cases(self) -> list[Case]:
         """Without a GPU all; with one, of each target the architecture that its entry point would take there."""
-        if not self._plan.gpus:
-            return list(self._plan.survey.cases)
-        capability = self._plan.gpus[0].capability
-        found: dict[str, Case] = {}
-        for case in self._plan.survey.cases:
-            if runs_on(case.arch, capability):
-                known = found.get(case.target)
-                if known is None or _height(known.arch) < _height(case.arch):
-                    found[case.target] = case
-        for target in dict.fromkeys(case.target for case in self._plan.survey.cases):
+        cases, gpus = self._plan.survey.cases, self._plan.gpus
+        if not gpus:
+            return list(cases)
+        found = for_capability(cases, gpus[0].capability)
+        for target in dict.fromkeys(case.target for case in cases):
             if target not in found:
-                self._say(f"{target}: no architecture of it runs on {self._plan.gpus[0].name} ({capability})")
+                self._say(f"{target}: no architecture of it runs on {gpus[0].name} ({gpus[0].capability})")
         return list(found.values())
 
     def setting(self, case: Case) -> Setting:
@@ -175,20 +188,29 @@ class Profiling:
     def _known(self, case: Case) -> dict[str, Profile]:
         return self._cache.of(self.setting(case), case.problem) if self._plan.gpus else {}
 
-    def _to_try(self, case: Case, known: dict[str, Profile]) -> list[_Work]:
-        wanted = self._likely(case)
-        if self._plan.survey.again:
-            return [(case, ranked) for ranked in wanted]
-        settled = {name for name, row in known.items() if row.outcome is not Outcome.HOPELESS}
-        if not self._plan.exhaustive:
-            settled = set(known)
-        return [(case, ranked) for ranked in wanted if ranked.candidate.name not in settled]
+    def _to_try(self, cases: Sequence[Case], known: dict[str, dict[str, Profile]]) -> list[list[_Work]]:
+        """For each problem what is not settled yet; the others' candidates last, as they have to be built anyway."""
+        exhaustive, again = self._plan.exhaustive, self._plan.survey.again
+        others: list[tuple[Ranked, ...]] = [()] * len(cases)
+        if self._plan.gpus and not exhaustive:
+            others = shared(cases, self._plan.top)
+        lists: list[list[_Work]] = []
+        for case, other in zip(cases, others, strict=True):
+            wanted = case.ranked if exhaustive else (*likely(case, self._plan.top), *other)
+            rows = {} if again else known[case.problem]
+            settled = {name for name, row in rows.items() if not exhaustive or row.outcome is not Outcome.HOPELESS}
+            left = [(case, ranked) for ranked in wanted if ranked.candidate.name not in settled]
+            lists.append([one for one in left if not self._cannot_win(*one)])
+        return lists
 
-    def _likely(self, case: Case) -> tuple[Ranked, ...]:
-        if self._plan.exhaustive or not case.ranked:
-            return case.ranked
-        most_us = case.ranked[0].estimate_us * _UNLIKELY
-        return tuple(ranked for ranked in case.ranked if ranked.estimate_us <= most_us)[: self._plan.top]
+    def _cannot_win(self, case: Case, ranked: Ranked) -> bool:
+        if self._plan.exhaustive or not self._plan.gpus:
+            return False
+        return cannot_win(ranked.estimate_us, self._times.get(case.problem, {}).values())
+
+    def _learn(self, case: Case, ranked: Ranked, time_us: float) -> None:
+        if time_us > 0:
+            self._times.setdefault(case.problem, {})[ranked.candidate.name] = (ranked.estimate_us, time_us)
 
     def _random(self, cases: Sequence[Case]) -> list[_Work]:
         """CI_FLAG: two of all candidates are built, so that their code is known to compile; nothing is measured."""
@@ -200,12 +222,15 @@ class Profiling:
     # ---------------------------------------------------------------- building and measuring
 
     async def _carry_out(self, work: list[_Work], measures: bool) -> None:
-        if measures and self._plan.measure is None:
+        for case, ranked in work:
+            self._wanting.setdefault(candidate_spec(case, ranked)[0], []).append((case, ranked))
+        if measures and self._plan.measure is None and self._harness is None:
             self._harness = asyncio.create_task(self._build_harness())
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
         # Two a GPU: while one is measured, the next gets ready.
         lanes = [asyncio.create_task(self._lane(gpu)) for gpu in self._plan.gpus * 2] if measures else []
-        asking = [asyncio.create_task(self._strangers(gpu)) for gpu in self._plan.gpus] if measures else []
+        first = not self._builds
+        asking = [asyncio.create_task(self._strangers(gpu)) for gpu in self._plan.gpus] if measures and first else []
 
         async def feed() -> None:
             await asyncio.gather(*building)
@@ -229,6 +254,10 @@ class Profiling:
         first = not self._builds[name].done()
         built = await asyncio.shield(self._builds[name])
         compiled = built.misses > 0 and first
+        if built is _NOT_WORTH_IT:
+            self._builds.pop(name, None)
+            self._skipped.append((case, ranked))
+            return
         if built.outcome is BuildOutcome.BUILT and built.paths:
             if measures:
                 self._first_s = self._first_s or time.monotonic()
@@ -246,7 +275,11 @@ class Profiling:
         async with self._slots:
             if self._gpu_failures >= _MOST_GPU_FAILURES:
                 return Built(outcome=BuildOutcome.CANCELLED, message="there is no GPU to measure it on any more")
+            if all(self._cannot_win(*one) for one in self._wanting[name]):
+                return _NOT_WORTH_IT
+            began_s = time.monotonic() - self._began_s
             built = await self._builder.build(self._request(name, table))
+            self._spans[name] = (began_s if built.misses else 0.0, built.cpu_s, time.monotonic() - self._began_s)
         self._tally["built"] += built.outcome is BuildOutcome.BUILT and built.misses > 0
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
         return built
@@ -308,6 +341,7 @@ class Profiling:
                 continue
             self._gpu_failures = 0
             self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
+            self._learn(case, ranked, found.time_us)
             if found.outcome is Outcome.MEASURED:
                 best_us = self._best_us[case.problem]
                 self._best_us[case.problem] = min(best_us or found.time_us, found.time_us)
@@ -383,6 +417,7 @@ class Profiling:
         note: str = "",
         built: bool = False,
     ) -> None:
+        began_s, cpu_s, ready_s = self._spans.get(candidate_spec(case, ranked)[0], (0.0, 0.0, 0.0))
         self._tell(
             Tried(
                 target=case.target,
@@ -394,6 +429,10 @@ class Profiling:
                 error=found.error if found else 0.0,
                 note=note,
                 built=built,
+                began_s=began_s,
+                cpu_s=cpu_s,
+                ready_s=ready_s,
+                measured_s=time.monotonic() - self._began_s if found else 0.0,
             )
         )
 
@@ -431,18 +470,3 @@ class Profiling:
         for entry in list(os.scandir(folder)):
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def runs_on(arch: str, capability: str) -> bool:
-    """Whether code of an architecture runs on a GPU without being compiled once more by its driver."""
-    major, _, minor = capability.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
-        return False
-    number = "".join(letter for letter in arch if letter.isdecimal())
-    if arch.endswith("a"):
-        return number == major + minor
-    return number[:-1] == major and int(number[-1]) <= int(minor)
-
-
-def _height(arch: str) -> tuple[int, bool]:
-    return int("".join(letter for letter in arch if letter.isdecimal())), arch.endswith("a")

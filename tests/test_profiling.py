@@ -19,7 +19,7 @@ from buildd.gpus import Gpu, find_gpus, strangers, visible
 from buildd.profile_cache import ProfileCache, open_profiles
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Profile
-from buildd.profiling import Plan, Profiling, runs_on
+from buildd.profiling import Plan, Profiling
 from buildd.store import Store
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import Candidate, candidate_from, problem_of
@@ -104,6 +104,7 @@ class Bench:
 
     def begin(self, survey: Survey, cache: ProfileCache, gpus: tuple[Gpu, ...] = (A100,), **fields: Any) -> Profiling:
         request = request_for(self.folder, store=str(self.store.folder), environment={"PATH": "/usr/bin:/bin"})
+        fields = {"top": 8, **fields}
         plan = Plan(
             request=request, survey=survey, gpus=gpus, measure=MEASURE, leases=str(self.folder / "leases"), **fields
         )
@@ -215,6 +216,58 @@ def test_only_the_likely_are_tried_unless_all_are_asked_for(tmp_path: Path, stor
     assert len(bench.rows()) == 5
 
 
+def test_what_another_problem_compiles_is_measured_too(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    other = msgspec.structs.replace(TARGET, name="h", m=128)
+    turned = msgspec.structs.replace(case_of(2, other), ranked=case_of(2, other).ranked[::-1])
+    summary = bench.profile(survey_of(case, turned), top=1)
+    assert (summary.built, summary.measured, len(set(bench.asked))) == (2, 4, 2)
+    assert [one.candidate for one in bench.chosen] == [names(case)[1]] * 2
+    assert bench.profile(survey_of(case, turned), top=1).measured == 0
+    assert bench.profile(survey_of(case), (), top=1).built == 1, "without a GPU there is nothing to gain"
+
+
+def five(bench: Bench, *estimates_us: float) -> Case:
+    """Candidates that are compiled one by one; the fourth only when the three before it have been measured."""
+    case, measured = case_of(5), asyncio.Event()
+    told: list[Told] = []
+
+    def notice(one: Told) -> None:
+        told.append(one)
+        if len(told) == 3:
+            measured.set()
+
+    async def wait_for_three(number: int) -> None:
+        if number == 3:
+            await measured.wait()
+
+    bench.before, bench.told = wait_for_three, _Noticing(notice)
+    ranked = zip(case.ranked, estimates_us, strict=True)
+    return msgspec.structs.replace(
+        case, ranked=tuple(msgspec.structs.replace(one, estimate_us=estimate) for one, estimate in ranked)
+    )
+
+
+def test_what_cannot_win_any_more_is_not_compiled(tmp_path: Path, store: Store) -> None:
+    bench = Bench(tmp_path, store, "time 20", "time 23", "time 25", "time 26", "time 1")
+    case = five(bench, 10.0, 11.0, 12.0, 13.0, 14.0)
+    summary = bench.profile(survey_of(case), most_builds=1)
+    assert (summary.built, summary.measured, summary.skipped) == (4, 4, 1)
+    assert bench.tried[names(case)[4]] == "skipped" and names(case)[4] not in bench.rows()
+    bench.before = None
+    assert bench.profile(survey_of(case)).built == 0, "nor the next time"
+    summary = bench.profile(survey_of(case), exhaustive=True)
+    assert (summary.built, summary.skipped, bench.chosen[-1].time_us) == (1, 0, 1.0)
+
+
+def test_what_turns_out_to_be_worth_it_is_compiled_later(tmp_path: Path, store: Store) -> None:
+    bench = Bench(tmp_path, store, "time 20", "time 23", "time 25", "time 4", "time 3")
+    case = five(bench, 10.0, 11.0, 12.0, 24.0, 14.0)
+    summary = bench.profile(survey_of(case), most_builds=1)
+    assert (summary.built, summary.measured, summary.skipped) == (5, 5, 0), "the fourth said how far they are off"
+    assert bench.chosen[0].candidate == names(case)[4]
+
+
 def test_two_that_profile_at_once_take_turns_on_a_gpu(tmp_path: Path, store: Store) -> None:
     busy = tmp_path / "busy"
     bench, case = Bench(tmp_path, store, *[f"alone {busy} {time}" for time in (5, 6, 7)]), case_of(3)
@@ -298,12 +351,6 @@ def test_names_of_candidates_are_read_back() -> None:
     ):
         assert candidate_from(candidate.name) == candidate
     assert candidate_from("cutlass_tensorop_f16") is None
-
-
-def test_what_runs_where() -> None:
-    fits = [("sm_80", "8.0"), ("sm_80", "8.6"), ("sm_90a", "9.0"), ("sm_90", "9.0")]
-    assert all(runs_on(*one) for one in fits)
-    assert not any(runs_on(*one) for one in [("sm_80", "9.0"), ("sm_86", "8.0"), ("sm_90a", "9.1"), ("sm_80", "?")])
 
 
 # ---------------------------------------------------------------- GPUs

@@ -42,7 +42,9 @@ def run(arguments: list[str]) -> int:
     command = parser("profile", "Find the fastest kernel for targets of kind gemm.", details=_DETAILS)
     command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
     add_request_arguments(command)
-    command.add_argument("--top", type=int, default=8, metavar="N", help="the N likeliest candidates (default 8)")
+    command.add_argument(
+        "--top", type=int, default=2, metavar="N", help="the N likeliest candidates of each problem (default 2)"
+    )
     command.add_argument("--exhaustive", action="store_true", help="every candidate, each measured in full")
     command.add_argument(
         "--problem",
@@ -179,6 +181,8 @@ class _Shower:
             line = f"{summary.measured} measured, {summary.failed} failed, {line}"
             if summary.measured > 1:
                 line += f", GPU idle {summary.gpu_idle:.0%}"
+            if summary.skipped:
+                line = f"{line}, {summary.skipped} not worth a compile"
         elif summary.failed:
             line = f"{summary.failed} failed, {line}"
         print(line, flush=True)

@@ -1,0 +1,96 @@
+"""Which candidates of several problems are tried: the likeliest, what others compile anyway, and when to stop.
+
+Knows estimates and times; builds and measures nothing. A compile costs core-seconds and a measurement a fraction of a
+second of a GPU that would wait: so what is compiled for one problem is measured for every problem that it might suit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from codegen.gemm_candidates import Ranked
+from codegen.gemm_survey import Case, candidate_spec
+
+UNLIKELY = 2.5
+"""Candidates whose estimate is beyond this much of the best one's are tried only where all are."""
+WORTH_MEASURING = 1.5
+"""Candidates of another problem are measured up to this much of the best estimate: `measure.cu` gives up there too."""
+_LEAST_MEASURED = 3
+"""So many times have to be known before they say how far the estimates are off."""
+_GAIN = 0.98
+"""What a candidate has to promise, as a share of the best time, to be worth its compile."""
+
+
+def for_capability(cases: Iterable[Case], capability: str) -> dict[str, Case]:
+    """Of each target that runs on such a GPU the architecture that its entry point would take there.
+
+    Args:
+        capability: "9.0".
+    """
+    found: dict[str, Case] = {}
+    for case in cases:
+        if runs_on(case.arch, capability):
+            known = found.get(case.target)
+            if known is None or _height(known.arch) < _height(case.arch):
+                found[case.target] = case
+    return found
+
+
+def likely(case: Case, top: int) -> tuple[Ranked, ...]:
+    """The candidates of a problem that are worth a compile.
+
+    Args:
+        top: at most so many.
+    """
+    most_us = case.ranked[0].estimate_us * UNLIKELY if case.ranked else 0.0
+    return tuple(ranked for ranked in case.ranked if ranked.estimate_us <= most_us)[:top]
+
+
+def shared(cases: Sequence[Case], top: int) -> list[tuple[Ranked, ...]]:
+    """For each problem what the others' likely candidates bring it: kernels that are compiled anyway."""
+    built = {candidate_spec(case, ranked)[0] for case in cases for ranked in likely(case, top)}
+    found: list[tuple[Ranked, ...]] = []
+    for case in cases:
+        own = {ranked.kernel for ranked in likely(case, top)}
+        most_us = min((ranked.estimate_us for ranked in case.ranked), default=0.0) * WORTH_MEASURING
+        found.append(
+            tuple(
+                ranked
+                for ranked in case.ranked
+                if ranked.kernel not in own
+                and ranked.estimate_us <= most_us
+                and candidate_spec(case, ranked)[0] in built
+            )
+        )
+    return found
+
+
+def cannot_win(estimate_us: float, measured: Iterable[tuple[float, float]]) -> bool:
+    """Whether a candidate is not worth its compile after what was measured of the same problem.
+
+    The estimates are a picture of a typical GPU. Taken as optimistic as the most flattering of the measurements makes
+    them, they bound what a candidate can reach; until a few are known there is no bound.
+
+    Args:
+        measured: estimate and time of each candidate, in microseconds.
+    """
+    known = [(estimate, time) for estimate, time in measured if estimate > 0 and time > 0]
+    if len(known) < _LEAST_MEASURED:
+        return False
+    flattering = min(time / estimate for estimate, time in known)
+    return estimate_us * flattering > _GAIN * min(time for _, time in known)
+
+
+def runs_on(arch: str, capability: str) -> bool:
+    """Whether code of an architecture runs on a GPU without being compiled once more by its driver."""
+    major, _, minor = capability.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        return False
+    number = "".join(letter for letter in arch if letter.isdecimal())
+    if arch.endswith("a"):
+        return number == major + minor
+    return number[:-1] == major and int(number[-1]) <= int(minor)
+
+
+def _height(arch: str) -> tuple[int, bool]:
+    return int("".join(letter for letter in arch if letter.isdecimal())), arch.endswith("a")

@@ -1,0 +1,68 @@
+"""Which candidates are tried: what several problems share, and when another compile cannot gain anything."""
+
+from __future__ import annotations
+
+import msgspec
+
+from codegen.gemm_candidates import Ranked
+from codegen.gemm_choice import Candidate, problem_of
+from codegen.gemm_pick import cannot_win, for_capability, likely, runs_on, shared
+from codegen.gemm_spec import kernel_for
+from codegen.gemm_survey import Case
+from codegen.target import GemmTarget
+
+SMALL, MIDDLE, LARGE = (64, 64, 32), (128, 64, 32), (128, 128, 32)
+
+
+def case_of(name: str, estimates: dict[tuple[int, int, int], float], **sizes: int) -> Case:
+    target = GemmTarget(name=name, **{"m": 64, "n": 64, "k": 64, **sizes})
+    ranked = []
+    for tile, estimate_us in sorted(estimates.items(), key=lambda item: item[1]):
+        candidate = Candidate(tile=tile, warps=(2, 2, 1), stages=3)
+        kernel = kernel_for(candidate.of(target), "sm_80").name
+        ranked.append(Ranked(candidate=candidate, kernel=kernel, estimate_us=estimate_us))
+    return Case(name, "sm_80", problem_of(target, "sm_80"), (target.m, target.n, target.k), target, tuple(ranked))
+
+
+def tiles(ranked: tuple[Ranked, ...]) -> list[tuple[int, int, int]]:
+    return [one.candidate.tile for one in ranked]
+
+
+def test_the_likely_are_few_and_near_the_best() -> None:
+    case = case_of("g", {SMALL: 10.0, MIDDLE: 24.0, LARGE: 26.0})
+    assert tiles(likely(case, 8)) == [SMALL, MIDDLE] and tiles(likely(case, 1)) == [SMALL]
+    assert likely(msgspec.structs.replace(case, ranked=()), 8) == ()
+
+
+def test_what_one_problem_compiles_is_measured_for_others_that_it_might_suit() -> None:
+    first = case_of("first", {SMALL: 10.0, MIDDLE: 11.0, LARGE: 90.0})
+    second = case_of("second", {LARGE: 10.0, MIDDLE: 12.0, SMALL: 14.0})
+    assert [tiles(ranked) for ranked in shared([first, second], 1)] == [[], [SMALL]], "LARGE is hopeless for the first"
+    assert [tiles(ranked) for ranked in shared([first, second], 2)] == [[], [SMALL]]
+    assert shared([first], 2) == [()]
+    odd = case_of("odd", {LARGE: 10.0, SMALL: 11.0}, n=60)
+    assert shared([first, odd], 1) == [(), ()], "another alignment is another kernel"
+
+
+def test_a_candidate_cannot_win_where_the_most_flattering_measurement_says_so() -> None:
+    measured = [(10.0, 20.0), (11.0, 21.0), (12.0, 30.0)]
+    assert not cannot_win(50.0, measured[:2]), "two say too little of how far the estimates are off"
+    assert cannot_win(13.0, measured), "at 21 / 11 of its estimate it takes 24.8"
+    assert not cannot_win(10.0, measured), "at 21 / 11 of its estimate it takes 19.1"
+    assert cannot_win(10.4, measured), "19.9 is not enough of a gain on 20 for a compile"
+    assert not cannot_win(1.0, [(0.0, 5.0)] * 5), "of what has no estimate nothing follows"
+
+
+def test_a_gpu_takes_the_highest_architecture_that_it_runs() -> None:
+    def at(arch: str) -> Case:
+        return msgspec.structs.replace(case_of("g", {SMALL: 1.0}), arch=arch)
+
+    cases = [at("sm_80"), at("sm_90a"), at("sm_90")]
+    assert for_capability(cases, "9.0")["g"].arch == "sm_90a"
+    assert for_capability(cases, "8.6")["g"].arch == "sm_80" and for_capability(cases, "10.0") == {}
+
+
+def test_what_runs_where() -> None:
+    fits = [("sm_80", "8.0"), ("sm_80", "8.6"), ("sm_90a", "9.0"), ("sm_90", "9.0")]
+    assert all(runs_on(*one) for one in fits)
+    assert not any(runs_on(*one) for one in [("sm_80", "9.0"), ("sm_86", "8.0"), ("sm_90a", "9.1"), ("sm_80", "?")])
