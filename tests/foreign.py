@@ -9,7 +9,8 @@ import os
 import shutil
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from buildd.commands.run import figures_of, variables
@@ -19,6 +20,15 @@ from protocol.messages import BuildFigures, BuildId, Status
 from tests.household import Household
 
 DEADLINE_S = 60.0
+
+
+@contextmanager
+def kept_up(user: Household) -> Iterator[None]:
+    """The user's daemon lives, and is the same one all the while: a resting one without a client may start anew, to
+    give memory back, and then it counts anew."""
+    assert user.buildd("up")[0] == 0
+    with Client.connect(environ=user.environ):
+        yield
 
 
 class Foreign:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.estate import Estate
-from tests.foreign import Foreign
+from tests.foreign import Foreign, kept_up
 from tests.household import Household
 
 FLAGS = (
@@ -152,8 +152,8 @@ def user(tmp_path: Path) -> Iterator[Household]:
 
     folder = Path(tempfile.mkdtemp(prefix="buildd-test-", dir="/tmp"))
     household = Household(folder)
-    assert household.buildd("up")[0] == 0
-    yield household
+    with kept_up(household):
+        yield household
     left = household.end()
     shutil.rmtree(folder, ignore_errors=True)
     assert not left

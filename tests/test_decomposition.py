@@ -15,7 +15,7 @@ from serving import short_folder
 
 from codegen.commandline import parse
 from codegen.foreign import steps_key
-from tests.foreign import Foreign, prerequisites
+from tests.foreign import Foreign, kept_up, prerequisites
 from tests.household import Household
 from tests.objects import anonymous, contents
 from tests.test_nvcc_steps import KERNEL
@@ -34,8 +34,8 @@ def test_what_is_asked_once_for_all_sources_outputs_and_depfiles() -> None:
 def user() -> Iterator[Household]:
     with short_folder() as folder:
         household = Household(folder)
-        household.buildd("up")
-        yield household
+        with kept_up(household):
+            yield household
         assert household.end() == []
 
 

@@ -18,7 +18,7 @@ from codegen.foreign import MARK, Described, plan, sent_variables, system_folder
 from codegen.parsing import Depfile, HandThrough, Reason
 from codegen.plan import Tool
 from protocol import messages as m
-from tests.foreign import Foreign
+from tests.foreign import Foreign, kept_up
 from tests.household import Household
 from tests.toolkit import host_compiler
 
@@ -188,8 +188,8 @@ class Edited:
 def user() -> Iterator[Household]:
     with short_folder() as folder:
         household = Household(folder)
-        household.buildd("up")
-        yield household
+        with kept_up(household):
+            yield household
         assert household.end() == []
 
 

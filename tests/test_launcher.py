@@ -16,7 +16,7 @@ from serving import short_folder, wait_until
 
 from protocol.client import Client
 from protocol.messages import Queued
-from tests.foreign import Foreign, prerequisites, same_files
+from tests.foreign import Foreign, kept_up, prerequisites, same_files
 from tests.household import Household
 from tests.toolkit import host_compiler, make_toolkit
 
@@ -29,8 +29,8 @@ Make = Callable[..., Foreign]
 def user() -> Iterator[Household]:
     with short_folder() as folder:
         household = Household(folder)
-        household.buildd("up")
-        yield household
+        with kept_up(household):
+            yield household
         assert household.end() == []
 
 
