@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,22 @@ def test_a_save_builds_what_it_touched_and_errors_are_told(tree: Tree) -> None:
     finally:
         session.end()
     assert "changed: include/x.h" in session.text and "FAILED" in session.text
+
+
+@pytest.mark.slow
+def test_a_daemon_that_ends_under_it_is_replaced(tree: Tree) -> None:
+    session = tree.plain().watch("--ninja", str(tree.folder / "build"))
+    try:
+        assert compiled(session) == {"a.o", "b.o", "app"}
+        watching(session)
+        daemon = tree.user.daemon()
+        assert daemon is not None
+        daemon.kill(signal.SIGTERM)
+        watching(session)
+        tree.write("src/b.c", "int c;\n")
+        assert compiled(session) == {"b.o", "app"}
+    finally:
+        session.end()
 
 
 def test_a_save_during_a_run_stops_it(tree: Tree) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 
 import pytest
 import watcher
-from estate import DEADLINE_S, Estate, why_no_namespaces
+from estate import DEADLINE_S, Estate, until, why_no_namespaces
+from household import ROOT
 from watcher import Line
 
 from protocol import messages as m
@@ -84,6 +87,63 @@ def test_a_daemon_that_ends_is_replaced_and_nothing_is_missed(estate: Estate) ->
         session.end()
 
 
+def test_a_watch_outlives_the_installation_that_it_was_started_from(estate: Estate) -> None:
+    """Another client brings a daemon of newer code; a daemon ends and cannot be started; it can be again."""
+    code = estate.folder / "code"
+    for package in ("buildd", "codegen", "protocol"):
+        shutil.copytree(ROOT / package, code / package)  # with what is compiled
+    estate.environ["PYTHONPATH"] = f"{code}{os.pathsep}{estate.environ['PYTHONPATH']}"
+    module = code / "buildd" / "daemon.py"
+    text = module.read_text()
+    session = watch(estate)
+    try:
+        assert session.round()["misses"] == 3
+        first = estate.daemon()
+        module.write_text(f"{text}# newer\n")
+        assert estate.build().status == 0
+        second = estate.daemon()
+        assert first is not None and second is not None and first.pid != second.pid
+        assert session.round()["hits"] == 3
+        estate.write("src/a.cu", "newer\n")
+        assert session.round()["misses"] == 2
+        daemon = estate.daemon()
+        assert daemon is not None and daemon.pid == second.pid, "the watch has thrown the newer one out"
+
+        module.write_text("raise TypeError('half of it')\n")
+
+        def ends_for_good() -> bool:
+            if living := estate.daemon():  # also one that was on its way when the second one got its place
+                living.kill(signal.SIGTERM)
+            return "ended with status 3 at its start (see /" in session.text
+
+        until(ends_for_good, "the watch does not say why there is no daemon")
+        module.write_text(f"{text}# newer still\n")
+        estate.write("src/a.cu", "while nobody watched\n")
+        assert session.round()["misses"] == 2
+        estate.write("src/a.cu", "and after\n")
+        assert session.round()["misses"] == 2
+    finally:
+        session.end()
+    assert session.text.count("ended with status 3 at its start (see /") == 1, "it is said once"
+
+
+def test_a_build_of_a_daemon_that_gives_way_is_ended_for_the_next_one(estate: Estate) -> None:
+    estate.write("src/a.cu", "//! sleep 600\n")
+    session = watch(estate)
+    try:
+        compiler = estate.until_compiling("src/a.cu")
+        before = estate.daemon()
+        assert before is not None
+        before.kill(signal.SIGTERM)  # it finishes what it has
+        assert session.until(ends_a_build)["outcome"] == "cancelled"
+        until(lambda: not compiler.lives, "the old daemon goes on")
+        until(lambda: estate.compiler_of("src/a.cu"), "no new build")
+        estate.write("src/a.cu", "quick\n")
+        assert session.round()["outcome"] == "built"
+    finally:
+        session.end()
+
+
 def test_a_project_that_is_deleted_and_comes_back_is_built_again(estate: Estate) -> None:
     session = watch(estate)
     try:
@@ -130,6 +190,11 @@ def test_two_watch_one_target_and_the_work_is_done_once(estate: Estate) -> None:
         first.round(), second.round()
     finally:
         first.end(), second.end()
+
+
+def ends_a_build(body: Line) -> bool:
+    """Not the watch itself."""
+    return body["type"] == "done" and body.get("code") != "draining"
 
 
 def finished_a(body: Line) -> bool:

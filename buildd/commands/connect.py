@@ -9,19 +9,23 @@ import sys
 from collections.abc import Mapping
 
 from buildd import __version__
-from protocol.client import Client
+from protocol.client import Client, differs, find
+from protocol.endpoint import runtime_folder
+from protocol.errors import VersionMismatch
 
 SERVE_ARGUMENTS = ("-P", "-m", "buildd", "serve")
 """After the interpreter. -P: a folder `codegen` in the user's current one must not be taken for ours."""
 
 
-def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0) -> Client:
+def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0, replace: bool = True) -> Client:
     """A client of the daemon.
 
     Args:
         environ: says where the daemon lives; a new one starts with it.
-        start: start a daemon where none lives, and replace an idle one of another version.
+        start: start a daemon where none lives, and replace one of other code.
         timeout_s: for the start and for each answer, in seconds.
+        replace: False takes one of other code as it is, if it speaks our version of the protocol: for who stays longer
+            than an installation does. Two who stay would end each other's daemon for ever.
 
     Raises: ProtocolError: EndpointError, NoDaemon, StartFailed, VersionMismatch, TimedOut, ConnectionLost.
     """
@@ -30,11 +34,16 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0)
         return Client.connect(environ=environ, timeout_s=timeout_s, name=name)
     from buildd.identity import package_digest
 
-    digest = package_digest()
+    digest = package_digest() if replace else ""
 
     def begin() -> None:
         from protocol.autostart import find_or_start
 
+        if not replace and (living := find(runtime_folder(environ))) is not None and differs(living, digest):
+            raise VersionMismatch(
+                f"the daemon (pid {living.pid}, {living.daemon}) speaks another version of the protocol",
+                next_step="buildd down, or start this command again",
+            )
         find_or_start(
             (sys.executable, *SERVE_ARGUMENTS),
             environ=environ,

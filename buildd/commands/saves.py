@@ -12,6 +12,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ import msgspec
 
 from buildd.commands.connect import connect
 from protocol import messages as m
-from protocol.client import submit_through
-from protocol.errors import ConnectionLost, ProtocolError, RemoteError
+from protocol.client import Client, submit_through
+from protocol.errors import ConnectionLost, ProtocolError, StartFailed
+from protocol.session import Route
 
-RETRY_S = 1.0
-"""Before another daemon is tried for, after one could not be had."""
+RETRY_S = 0.5
+"""Before another daemon is tried for, after one ended or could not be had; twice as long each time that it cannot."""
+RETRY_MOST_S = 15.0
 CANCEL_S = 2.0
 """For the daemon to take note that nobody wants a build any more."""
 _NOBODY = m.RequestId("")
@@ -87,13 +90,25 @@ class Saves:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._watch = self._current = _NOBODY
         self._running: set[m.RequestId] = set()
+        self._left: set[m.RequestId] = set()
+        """Builds in a daemon that watches no more: it finishes them, while another has its place."""
+        self._routes: dict[m.RequestId, Route] = {}
+        """Where the requests that run were sent."""
+        self._is_due = False
+        """A round, as soon as those have ended."""
+        self._has_watched = False
+        """There was a daemon: whatever becomes of it, there will be one again."""
+        self._again_s: float | None = None
+        """When the next one is tried for, on the monotonic clock."""
+        self._pause_s = RETRY_S
+        self._said = ""
 
     def run(self) -> None:
         """Until `stop`, or an exception: KeyboardInterrupt, or ProtocolError where no daemon can be had at all."""
         try:
             with _woken_by_signals(lambda: self._news.put(News(_NOBODY))):
                 self._begin_watch()
-                while not (news := self._news.get()).ends:
+                while not (news := self._next()).ends:
                     self._take(news)
         finally:
             for thread in [self._cancel_aside(request_id) for request_id in (*self._running, self._watch)]:
@@ -109,6 +124,15 @@ class Saves:
 
     # ---------------------------------------------------------------- what happens
 
+    def _next(self) -> News:
+        while True:
+            try:
+                return self._news.get(
+                    timeout=None if self._again_s is None else max(0.0, self._again_s - time.monotonic())
+                )
+            except queue.Empty:
+                self._begin_watch()
+
     def _take(self, news: News) -> None:
         event = news.event
         if news.request_id == _NOBODY:
@@ -121,32 +145,55 @@ class Saves:
             self._watched(news)
         elif event is None or isinstance(event.body, m.Done):
             self._running.discard(news.request_id)
+            self._routes.pop(news.request_id, None)
         if news.request_id == self._current:
             if event is not None:
                 self._listener.event(event)
             elif news.problem is not None:
                 self._listener.note(f"{news.problem.message}; the next change builds again")
+        if self._is_due and not self._left & self._running:
+            self._begin_round(None)
 
     def _watched(self, news: News) -> None:
         match news.event.body if news.event is not None else None:
             case m.Watching() as body:
+                self._has_watched, self._pause_s, self._said = True, RETRY_S, ""
                 self._listener.watching(body)
                 assert news.event is not None
                 if news.event.sequence == 1:  # Also of a daemon that was started anew: it may have missed something.
                     self._begin_round(None)
             case m.Changed() as body:
                 self._begin_round(body)
-            case m.Done(outcome=outcome, message=message) if outcome is not m.Outcome.CANCELLED:
-                self._listener.note(message)
-                threading.Timer(RETRY_S, self._begin_watch).start()
-            case m.Done() | None:
-                if news.problem is not None and not isinstance(news.problem, ConnectionLost | RemoteError):
-                    raise news.problem
-                threading.Timer(RETRY_S, self._begin_watch).start()
+            case m.Done(outcome=m.Outcome.CANCELLED):
+                # The daemon takes nothing new any more; it may well be busy with builds of ours.
+                self._left = set(self._running)
+                self._try_again("")
+            case m.Done(message=message):
+                self._try_again(message)
+            case None:
+                problem = news.problem
+                if problem is None or isinstance(problem, ConnectionLost) or problem.code == "draining":
+                    self._try_again("")
+                elif self._has_watched:
+                    # Not the end of the daemon's log, if it is quoted there: it is the next step.
+                    head = problem.message.partition("\n")[0].removesuffix("; its log ends:")
+                    self._try_again(f"{head} ({problem.next_step})" if problem.next_step else head)
+                else:
+                    raise problem
             case _:
                 pass
 
+    def _try_again(self, words: str) -> None:
+        """Watch again after a while; say why not now."""
+        self._routes.pop(self._watch, None)
+        if words and words != self._said:
+            self._said = words
+            self._listener.note(f"{words}; tried again until it works")
+        self._again_s = time.monotonic() + self._pause_s
+        self._pause_s = min(RETRY_MOST_S, 2 * self._pause_s)
+
     def _begin_watch(self) -> None:
+        self._again_s = None
         self._watch = new_name()
         request = msgspec.structs.replace(
             self._watch_request(), request_id=self._watch, mode=m.Mode.WATCH, on_disconnect=m.OnDisconnect.CANCEL
@@ -158,6 +205,14 @@ class Saves:
         return self._build
 
     def _begin_round(self, changed: m.Changed | None) -> None:
+        if elsewhere := self._left & self._running:
+            # Two daemons would write the same outputs, and the older one's would stay.
+            if not self._is_due:
+                self._is_due = True
+                for request_id in elsewhere:
+                    self._cancel_aside(request_id)
+            return
+        self._is_due = False
         name = new_name()
         before, self._current = self._current, name
         request = msgspec.structs.replace(
@@ -173,12 +228,21 @@ class Saves:
     # ---------------------------------------------------------------- threads
 
     def _follow(self, request: m.Request) -> None:
+        def connected() -> Client:
+            client = connect(self._environ, start=True, replace=not self._has_watched)
+            self._routes[request.request_id] = client.route
+            return client
+
         def work() -> None:
             try:
-                for event in submit_through(lambda: connect(self._environ, start=True), request):
+                for event in submit_through(connected, request):
                     self._news.put(News(request.request_id, event))
             except ProtocolError as problem:
                 self._news.put(News(request.request_id, problem=problem))
+            except (OSError, ImportError, SyntaxError) as error:
+                # Of our own installation, which may just be replaced.
+                failed = StartFailed(f"no daemon can be started: {error}", next_step="install buildd again")
+                self._news.put(News(request.request_id, problem=failed))
 
         threading.Thread(target=work, daemon=True, name=f"request {request.request_id}").start()
 
@@ -189,8 +253,12 @@ class Saves:
         return thread
 
     def _cancel(self, request_id: m.RequestId) -> None:
+        route = self._routes.get(request_id)
+        if route is None:
+            return
         try:
-            with connect(self._environ, start=False, timeout_s=CANCEL_S) as client:
+            # Where it was sent, not to whichever daemon lives now.
+            with Client(route, environ=self._environ, timeout_s=CANCEL_S) as client:
                 client.cancel(request_id)
         except (ProtocolError, TimeoutError):
             pass  # it has ended, or its daemon has
