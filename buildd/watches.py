@@ -142,6 +142,8 @@ class Watches:
         if name not in self._names.values():
             record: uptodate.Record | None = await self._in_pool(uptodate.still_true, store, files, request)
             return record
+        if self.fresh(request):
+            return None  # what was told to be changed is in no record
         verified = self._verified.get(name)
         if verified is not None and await self._in_pool(self._untouched, verified, store, files):
             return verified.record

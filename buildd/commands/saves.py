@@ -32,6 +32,8 @@ RETRY_MOST_S = 15.0
 CANCEL_S = 2.0
 """For the daemon to take note that nobody wants a build any more."""
 _NOBODY = m.RequestId("")
+_OWN = (OSError, ImportError, SyntaxError)
+"""Faults of our own installation, which may just be replaced."""
 
 
 class Listener(Protocol):
@@ -102,6 +104,8 @@ class Saves:
         """When the next one is tried for, on the monotonic clock."""
         self._pause_s = RETRY_S
         self._said = ""
+        self._spare: Conversation | None = None
+        """Connected already, for the next build: after a save every millisecond counts."""
 
     def run(self) -> None:
         """Until `stop`, or an exception: KeyboardInterrupt, or ProtocolError where no daemon can be had at all."""
@@ -111,6 +115,7 @@ class Saves:
                 while not (news := self._next()).ends:
                     self._take(news)
         finally:
+            self._drop_spare()
             for thread in [self._cancel_aside(request_id) for request_id in (*self._running, self._watch)]:
                 thread.join(CANCEL_S)
 
@@ -146,6 +151,8 @@ class Saves:
         elif event is None or isinstance(event.body, m.Done):
             self._running.discard(news.request_id)
             self._routes.pop(news.request_id, None)
+            if self._spare is None and not self._running and self._again_s is None:
+                self._spare = self._conversation()
         if news.request_id == self._current:
             if event is not None:
                 self._listener.event(event)
@@ -186,6 +193,7 @@ class Saves:
     def _try_again(self, words: str) -> None:
         """Watch again after a while; say why not now."""
         self._routes.pop(self._watch, None)
+        self._drop_spare()  # it is with the daemon that ends
         if words and words != self._said:
             self._said = words
             self._listener.note(f"{words}; tried again until it works")
@@ -221,30 +229,34 @@ class Saves:
             build_id=m.BuildId(name),
             replaces=before if before in self._running else _NOBODY,
         )
-        self._listener.begin(request.build_id, changed)
         self._running.add(name)
         self._follow(request)
+        self._listener.begin(request.build_id, changed)
 
     # ---------------------------------------------------------------- threads
 
     def _follow(self, request: m.Request) -> None:
-        def connected() -> Client:
-            client = connect(self._environ, start=True, replace=not self._has_watched)
-            self._routes[request.request_id] = client.route
-            return client
+        if self._spare is None or request.mode is m.Mode.WATCH:
+            self._conversation(request)
+        else:
+            self._spare.ask(request)
+            self._spare = None
 
-        def work() -> None:
-            try:
-                for event in submit_through(connected, request):
-                    self._news.put(News(request.request_id, event))
-            except ProtocolError as problem:
-                self._news.put(News(request.request_id, problem=problem))
-            except (OSError, ImportError, SyntaxError) as error:
-                # Of our own installation, which may just be replaced.
-                failed = StartFailed(f"no daemon can be started: {error}", next_step="install buildd again")
-                self._news.put(News(request.request_id, problem=failed))
+    def _conversation(self, request: m.Request | None = None) -> Conversation:
+        def routed(request_id: m.RequestId, client: Client) -> None:
+            self._routes[request_id] = client.route
 
-        threading.Thread(target=work, daemon=True, name=f"request {request.request_id}").start()
+        replace = not self._has_watched
+        made = Conversation(lambda: connect(self._environ, start=True, replace=replace), self._news.put, routed)
+        if request is not None:
+            made.ask(request)
+        made.start()
+        return made
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.drop()
+            self._spare = None
 
     def _cancel_aside(self, request_id: m.RequestId) -> threading.Thread:
         # Not on the thread that a second Ctrl-C interrupts, in the middle of a message or of closing a socket.
@@ -262,6 +274,64 @@ class Saves:
                 client.cancel(request_id)
         except (ProtocolError, TimeoutError):
             pass  # it has ended, or its daemon has
+
+
+class Conversation:
+    """A connection made on a thread of its own, and the one request that goes that way.
+
+    Args:
+        connect: makes it, again where it is lost.
+        put: gets the request's events, or why there are no more.
+        routed: is told whenever the request goes to a daemon.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Client], put: Callable[[News], None], routed: Callable[[m.RequestId, Client], None]
+    ) -> None:
+        self._connect = connect
+        self._put = put
+        self._routed = routed
+        self._asked: queue.SimpleQueue[m.Request | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Connect, at once where nothing is asked yet."""
+        threading.Thread(target=self._work, daemon=True, name="conversation").start()
+
+    def ask(self, request: m.Request) -> None:
+        """The request. Once; before the start or after it."""
+        self._asked.put(request)
+
+    def drop(self) -> None:
+        """There is none."""
+        self._asked.put(None)
+
+    def _work(self) -> None:
+        made: list[Client] = []
+        if self._asked.empty():
+            try:
+                made.append(self._connect())
+                assert made[0].instance  # shakes hands
+            except (ProtocolError, *_OWN):
+                pass  # said when it matters: the request connects again
+        request = self._asked.get()
+        if request is None:
+            for client in made:
+                client.close()
+            return
+
+        def connected() -> Client:
+            client = made.pop() if made else self._connect()
+            self._routed(request.request_id, client)
+            return client
+
+        try:
+            for event in submit_through(connected, request):
+                self._put(News(request.request_id, event))
+        except ProtocolError as problem:
+            self._put(News(request.request_id, problem=problem))
+        except _OWN as error:
+            failed = StartFailed(f"no daemon can be started: {error}", next_step="install buildd again")
+            self._put(News(request.request_id, problem=failed))
 
 
 @contextmanager
