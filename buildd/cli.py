@@ -12,6 +12,8 @@ import importlib
 import os
 import sys
 
+from buildd.later import put_off
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "build targets of buildd.toml"),
     "watch": ("watch", "build now, and again on every save"),
@@ -128,7 +130,8 @@ def _import_msgspec() -> None:
         return
     sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # importing it now fails, as if it were not there
     try:
-        importlib.import_module("msgspec")
+        with put_off("textwrap"):
+            importlib.import_module("msgspec")
     finally:
         del sys.modules["typing_extensions"]
 

@@ -23,7 +23,7 @@ from buildd.control import TcpOptions
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
 from buildd.handler import ClientInfo
-from buildd.identity import package_digest
+from buildd.identity import package_digest, package_stamp
 from buildd.location import store_folder
 from buildd.scheduler import Scheduler
 from buildd.server import Server
@@ -168,7 +168,8 @@ class Daemon:
             # A second signal does not wait for what still runs. SIGHUP (a terminal that closes) is no reason to end.
             handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
             loop.add_signal_handler(number, handler)
-        write_endpoint(folder, self.server.endpoint(package_digest(), self.scheduler.intake.default_store))
+        stamp = package_stamp()  # before the files are read
+        write_endpoint(folder, self.server.endpoint(package_digest(), self.scheduler.intake.default_store, stamp))
         # What the first request needs next, while its client is still connecting.
         await asyncio.to_thread(importlib.import_module, "codegen.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.intake.default_store, os.getpid())

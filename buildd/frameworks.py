@@ -5,14 +5,12 @@ Knows torch's and Triton's variables, and where our hooks are (`hooks`); imports
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
-HOOKS = str(Path(__file__).parent / "hooks")
+HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks")
 TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _OURS = re.compile(r"\+?buildd-cpu-[0-9a-f]{16}-\w+$")
 
@@ -29,6 +27,8 @@ def tag(environ: Mapping[str, str]) -> str:
     Inductor's own key leaves both out, though what it keeps is written for one vector width: read with another, it
     computes wrong numbers.
     """
+    import hashlib  # here: every build imports this module, and it costs 3 ms
+
     from codegen import processor
 
     features = f"{platform.machine()}\n{processor.features()}".encode()

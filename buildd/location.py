@@ -11,10 +11,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from buildd.errors import StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Every build asks: what costs milliseconds (pathlib) is imported where it is used.
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {
@@ -44,16 +48,22 @@ _SAID = "said-where-the-store-is"
 class Location(NamedTuple):
     """Where the store is, and one line about it where it is not where people would look (empty when already said)."""
 
-    folder: Path
+    place: str
     notice: str = ""
+
+    @property
+    def folder(self) -> Path:
+        from pathlib import Path
+
+        return Path(self.place)
 
 
 def locate(
     environment: Mapping[str, str],
     *,
     option: str = "",
-    file_system: Callable[[Path], str] | None = None,
-    local_base: Path = Path("/var/tmp"),
+    file_system: Callable[[str], str] | None = None,
+    local_base: str | Path = "/var/tmp",
 ) -> Location:
     """Find the store's folder. Makes only a local fallback folder, and a file in it that remembers the notice.
 
@@ -75,8 +85,8 @@ def locate(
         return Location(folder, f"the store is in {folder}, on {kind}: use it from one machine at a time")
     cache = environment.get("XDG_CACHE_HOME", "")
     # A relative XDG_CACHE_HOME is to be ignored (XDG Base Directory Specification).
-    base = Path(cache) if cache.startswith("/") else _home(environment) / ".cache"
-    folder = base / "buildd"
+    base = cache if cache.startswith("/") else f"{_home(environment)}/.cache"
+    folder = _tidy(f"{base}/buildd")
     kind = kind_of(folder)
     if kind in NETWORK_FILE_SYSTEMS:
         why = f"{folder} is on {kind}"
@@ -94,13 +104,14 @@ def store_folder(environment: Mapping[str, str], *, option: str = "") -> Path:
     return locate(environment, option=option).folder
 
 
-def file_system_of(path: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+def file_system_of(path: str | Path, *, mounts: str | Path = "/proc/self/mountinfo") -> str:
     """Type of the file system that `path` is or would be on ("ext4", "nfs4", "fuse.sshfs"); "" where unknown.
 
     Source: proc(5), /proc/PID/mountinfo. Later mounts hide earlier ones on the same place.
     """
     try:
-        lines = mounts.read_bytes().splitlines()
+        with open(mounts, "rb") as file:
+            lines = file.read().splitlines()
         real = os.fsencode(os.path.realpath(path))
     except OSError:
         return ""
@@ -118,41 +129,48 @@ def file_system_of(path: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -
     return kind.decode(errors="replace")
 
 
-def _absolute(chosen: str, environment: Mapping[str, str]) -> Path:
+def _absolute(chosen: str, environment: Mapping[str, str]) -> str:
     if chosen == "~" or chosen.startswith("~/"):
-        return _home(environment) / chosen[2:]
-    return Path(os.path.abspath(chosen))
+        return _tidy(os.path.join(_home(environment), chosen[2:]))
+    return os.path.abspath(chosen)
 
 
-def _home(environment: Mapping[str, str]) -> Path:
+def _tidy(path: str) -> str:
+    """As `Path` writes it, without doubled, final and meaningless parts: one store has one name."""
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def _home(environment: Mapping[str, str]) -> str:
     home = environment.get("HOME", "")
     if home.startswith("/"):
-        return Path(home)
+        return home
     import pwd
 
     try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+        return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         # A container's user without an account: "/" is never writable for it, so the local folder is taken.
-        return Path("/")
+        return "/"
 
 
-def _is_writable(folder: Path) -> bool:
+def _is_writable(folder: str) -> bool:
     """Whether the folder, or the nearest one above it that exists, may be written."""
-    for place in (folder, *folder.parents):
+    while True:
         try:
-            status = os.stat(place)
+            status = os.stat(folder)
         except FileNotFoundError:
+            if folder == (above := os.path.dirname(folder)):
+                return False
+            folder = above
             continue
         except OSError:
             return False
-        return stat.S_ISDIR(status.st_mode) and os.access(place, os.W_OK | os.X_OK)
-    return False
+        return stat.S_ISDIR(status.st_mode) and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _local_folder(base: Path) -> Path:
+def _local_folder(base: str | Path) -> str:
     """A private folder named after the user. Anybody may make names in `base`, so its owner and mode are checked."""
-    folder = base / f"buildd-{os.getuid()}"
+    folder = os.path.join(base, f"buildd-{os.getuid()}")
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -160,14 +178,14 @@ def _local_folder(base: Path) -> Path:
     except OSError as error:
         raise StoreError(
             f"no folder for the store can be made: {error.strerror}",
-            file=str(folder),
+            file=folder,
             next_step="set BUILDD_DIR to a folder that you may write",
         ) from error
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise StoreError(
             "this folder belongs to somebody else",
-            file=str(folder),
+            file=folder,
             next_step="remove it, or set BUILDD_DIR to a folder of your own",
         )
     if status.st_mode & 0o077:
@@ -175,16 +193,18 @@ def _local_folder(base: Path) -> Path:
     return folder
 
 
-def _say_once(folder: Path, why: str) -> bool:
-    marker = folder / _SAID
+def _say_once(folder: str, why: str) -> bool:
+    marker = os.path.join(folder, _SAID)
     try:
-        if marker.read_text(errors="replace") == why:
-            return False
+        with open(marker, errors="replace") as file:
+            if file.read() == why:
+                return False
     except OSError as error:
         if error.errno != errno.ENOENT:
             return True
     try:
-        marker.write_text(why, errors="replace")
+        with open(marker, "w", errors="replace") as file:
+            file.write(why)
     except OSError:
         pass  # said again the next time
     return True

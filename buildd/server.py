@@ -143,12 +143,13 @@ class Server:
         self._events = LoopSocket(events, self._subscribed)
         self._control.start()
 
-    def endpoint(self, package_digest: str = "", store: str = "") -> Endpoint:
+    def endpoint(self, package_digest: str = "", store: str = "", package_stamp: str = "") -> Endpoint:
         """What the endpoint file should say about this process."""
         pid = os.getpid()
         return Endpoint(
             daemon=self._daemon,
             package_digest=package_digest,
+            package_stamp=package_stamp,
             pid=pid,
             start_ticks=start_ticks(pid),
             boot_id=boot_id(),

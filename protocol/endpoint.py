@@ -86,6 +86,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name and version, "buildd/0.1"."""
     package_digest: str = ""
     """Digest of the daemon's own code: a client of another one asks for a restart."""
+    package_stamp: str = ""
+    """Of the files that it was read from: a client that finds the same need not read them."""
     pid: int
     start_ticks: int
     """Field 22 of /proc/PID/stat."""
@@ -148,10 +150,11 @@ def place_name() -> str:
     own daemon, because another one's pids and paths mean nothing to them."""
     spaces = own_namespaces()
     text = f"{boot_id()}|{spaces.mount}|{spaces.pid}"
-    return _sha256(text.encode())[:_PLACE_CHARACTERS]
+    return sha256(text.encode())[:_PLACE_CHARACTERS]
 
 
-def _sha256(data: bytes) -> str:
+def sha256(data: bytes) -> str:
+    """SHA-256, in hexadecimal characters."""
     # `hashlib` loads OpenSSL, which costs 3 ms; the interpreter's own SHA-256 is under its name since 3.12, and under
     # an older one before (as `random` of the standard library takes its SHA-512).
     try:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from estate import Estate
 from serving import wait_until
 
 from buildd.cli import COMMANDS
@@ -22,6 +23,7 @@ from buildd.store import Store
 from buildd.tally import Reasoned
 from buildd.ui.redact import Redactor
 from codegen.plan import RequestError
+from tests.toolkit import host_compiler
 
 HEAVY = (
     "asyncio",
@@ -93,6 +95,27 @@ def brought_along(code: str, environ: dict[str, str], cwd: Path) -> set[str]:
 def test_status_imports_nothing_that_it_does_not_need(environ: dict[str, str], tmp_path: Path) -> None:
     code = "from buildd.cli import main\nassert main(['status']) == 3"
     assert brought_along(code, environ, tmp_path).isdisjoint(HEAVY + FRAMEWORKS)
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_a_build_imports_nothing_that_it_does_not_need(estate: Estate) -> None:
+    assert estate.build().status == 0
+    code = f"from buildd.cli import main\nassert main(['build', '-C', {str(estate.project)!r}]) == 0"
+    unused = {"json", "random", "hashlib", "pathlib", "textwrap", "asyncio"} - imported(
+        "", estate.environ, estate.folder
+    )
+    assert imported("import zmq", estate.environ, estate.folder) >= {"json", "random"}, "zmq brings them no more"
+    assert imported(code, estate.environ, estate.folder).isdisjoint(unused)
+
+
+def test_what_is_put_off_is_there_when_it_is_used(environ: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import buildd.commands.connect as c, sys\n"
+        "assert not {'json', 'random'} & set(sys.modules)\n"
+        "from zmq.utils import jsonapi\nassert jsonapi.loads('[1]') == [1] and 'random' not in sys.modules\n"
+        "import json\nassert json is sys.modules['json'] and json.dumps(1) == '1'\n"
+    )
+    assert "json" in imported(code, environ, tmp_path)
 
 
 def test_what_another_package_brought_costs_no_command_its_time(environ: dict[str, str], tmp_path: Path) -> None:

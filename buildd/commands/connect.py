@@ -9,8 +9,12 @@ import sys
 from collections.abc import Mapping
 
 from buildd import __version__
+from buildd.later import put_off
+
+with put_off("json", "random"):
+    import zmq  # noqa: F401  # it has both for what we never ask of it
 from protocol.client import Client, differs, find
-from protocol.endpoint import runtime_folder
+from protocol.endpoint import Folder, read_endpoint, runtime_folder
 from protocol.errors import VersionMismatch
 
 SERVE_ARGUMENTS = ("-P", "-m", "buildd", "serve")
@@ -30,26 +34,38 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0,
     Raises: ProtocolError: EndpointError, NoDaemon, StartFailed, VersionMismatch, TimedOut, ConnectionLost.
     """
     name = f"buildd-cli/{__version__}"
+    folder = runtime_folder(environ)
     if not start:
-        return Client.connect(environ=environ, timeout_s=timeout_s, name=name)
-    from buildd.identity import package_digest
-
-    digest = package_digest() if replace else ""
+        return Client.connect(environ=environ, timeout_s=timeout_s, name=name, folder=folder)
+    digest = _own_digest(folder) if replace else ""
 
     def begin() -> None:
         from protocol.autostart import find_or_start
 
-        if not replace and (living := find(runtime_folder(environ))) is not None and differs(living, digest):
+        if not replace and (living := find(folder)) is not None and differs(living, digest):
             raise VersionMismatch(
                 f"the daemon (pid {living.pid}, {living.daemon}) speaks another version of the protocol",
                 next_step="buildd down, or start this command again",
             )
         find_or_start(
             (sys.executable, *SERVE_ARGUMENTS),
+            folder=folder,
             environ=environ,
             timeout_s=timeout_s,
             package_digest=digest,
             say=lambda line: print(f"buildd: {line}", file=sys.stderr),
         )
 
-    return Client.connect(start=begin, environ=environ, timeout_s=timeout_s, name=name, package_digest=digest)
+    return Client.connect(
+        start=begin, environ=environ, timeout_s=timeout_s, name=name, package_digest=digest, folder=folder
+    )
+
+
+def _own_digest(folder: Folder) -> str:
+    """The digest of our code: the daemon's, where it started from these very files and they are untouched since."""
+    from buildd.identity import package_digest, package_stamp
+
+    living = read_endpoint(folder)
+    if living is not None and living.package_stamp and living.package_stamp == package_stamp():
+        return living.package_digest
+    return package_digest()

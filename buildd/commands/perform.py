@@ -44,14 +44,14 @@ def carry_out(request: Request, view: View, *, no_daemon: bool, environ: Mapping
                     try:
                         return _through_daemon(request, view, environ)
                     except ProtocolError as error:
-                        reason = _one_line(error.message)
+                        reason = one_line(error.message)
                 print_note(f"buildd: {reason}; building without the daemon")
             return _here(request, view)
         finally:
             view.close()
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
     """A message without the log that it may quote, but with the line of that log that says why."""
     first, _, quoted = message.partition("\n")
     lines = [line.strip() for line in quoted.splitlines() if line.strip()]

@@ -114,7 +114,7 @@ def store_of(environ: Mapping[str, str]) -> str:
     found = locate(environ)
     if found.notice:
         print_note(f"buildd: {found.notice}")
-    return str(found.folder)
+    return found.place
 
 
 def _jobs(option: int | None, environ: Mapping[str, str]) -> int:

@@ -21,6 +21,7 @@ from typing import Protocol
 import msgspec
 
 from buildd.commands.connect import connect
+from buildd.commands.perform import one_line
 from protocol import messages as m
 from protocol.client import Client, submit_through
 from protocol.errors import ConnectionLost, ProtocolError, StartFailed
@@ -182,9 +183,7 @@ class Saves:
                 if problem is None or isinstance(problem, ConnectionLost) or problem.code == "draining":
                     self._try_again("")
                 elif self._has_watched:
-                    # Not the end of the daemon's log, if it is quoted there: it is the next step.
-                    head = problem.message.partition("\n")[0].removesuffix("; its log ends:")
-                    self._try_again(f"{head} ({problem.next_step})" if problem.next_step else head)
+                    self._try_again(one_line(problem.message))
                 else:
                     raise problem
             case _:
