@@ -16,7 +16,7 @@ from codegen.aitemplate_flags import recompiles
 from codegen.context import Context, Part
 from codegen.environment import Settings as Variables
 from codegen.environment import user_values
-from codegen.plan import Knowledge, Plan, RequestError, Tool
+from codegen.plan import GeneratedFile, Knowledge, Plan, RequestError, Tool
 from codegen.project import Project, load_project
 from codegen.target import CudaTarget, GemmTarget, HipTarget, Target, TritonTarget
 from codegen.toolchain import Toolchains
@@ -52,12 +52,15 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         *(path for part in parts.values() for path in part.read),
         *(file.path for tool in tools for file in tool.files),
     )
+    files = _gathered([part.files for part in parts.values()])
+    if variables.is_on("AIT_ENABLE_CUDA_SOURCE_NAVIGATION_FIX"):
+        files = tuple(part for file in files for part in _navigable(file))
     plan = Plan(
         targets=asked,
         actions=_gathered([part.actions for part in parts.values()]),
         tools=tools,
         steps=tuple(dict.fromkeys(_gathered([part.steps for part in parts.values()]))),
-        files=_gathered([part.files for part in parts.values()]),
+        files=files,
         artifacts=_gathered([parts[name].artifacts for name in asked]),
         notices=tuple(
             dict.fromkeys(
@@ -68,6 +71,15 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         recompile=recompiles(variables),
     )
     return _with_cmake_project(plan, context) if variables.is_on("AIT_USE_CMAKE_COMPILATION") else plan
+
+
+def _navigable(file: GeneratedFile) -> tuple[GeneratedFile, ...]:
+    """A generated source as a header, which editors take for C++, and a source that includes it."""
+    if not file.path.endswith(".cu"):
+        return (file,)
+    header = f"{file.path}.h"
+    source = f'#include "{os.path.basename(header)}"\n'
+    return GeneratedFile(path=header, content=file.content), GeneratedFile(path=file.path, content=source.encode())
 
 
 def _with_cmake_project(plan: Plan, context: Context) -> Plan:

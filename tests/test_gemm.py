@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import msgspec
 import pytest
 from carry_out import carry_out_all, plan_for, request_for
 
+from buildd import compdb
 from codegen.gemm import generated
 from codegen.gemm_spec import EPILOGUES, LAYOUTS, kernel_for
 from codegen.plan import RequestError
 from codegen.target import GemmTarget
+
+NAVIGABLE = {"PATH": "/usr/bin:/bin", "AIT_ENABLE_CUDA_SOURCE_NAVIGATION_FIX": "1"}
 
 
 def spec(**keys: Any) -> GemmTarget:
@@ -124,11 +128,35 @@ def test_without_a_gpu_ait_build_docs_names_the_architecture(tmp_path: Path) -> 
     assert any("_sm80_" in action.name for action in plan.actions), "any value counts"
 
 
-def build(tmp_path: Path, keys: str) -> ctypes.CDLL:
+@pytest.mark.cuda
+def test_generated_sources_as_headers_for_editors(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text('[target.g]\nkind = "gemm"\narch = ["sm_80"]\n')
+    plain = plan_for(request_for(tmp_path, environment={"PATH": NAVIGABLE["PATH"]}))
+    plan = plan_for(request_for(tmp_path, environment=NAVIGABLE))
+    assert plan.actions == plain.actions and len(plan.files) == 2 * len(plain.files)
+    files = {file.path: file.content for file in plan.files}
+    for file in plain.files:
+        assert files[f"{file.path}.h"] == file.content
+        assert files[file.path].decode() == f'#include "{Path(file.path).name}.h"\n'
+
+
+@pytest.mark.cuda
+def test_headers_are_included_from_where_they_are(tmp_path: Path) -> None:
+    """AIT_ENABLE_INCLUDE_FROM_SOURCETREE is always on: nothing is copied, and editors are led to the very files."""
+    (tmp_path / "buildd.toml").write_text('[target.g]\nkind = "gemm"\narch = ["sm_80"]\n')
+    environment = {"PATH": "/usr/bin:/bin", "AIT_ENABLE_INCLUDE_FROM_SOURCETREE": "1"}
+    plan = plan_for(request_for(tmp_path, environment=environment))
+    database = json.loads(json.dumps(compdb.entries(plan, str(tmp_path), compilers=True)))
+    included = [word[2:] for entry in database for word in entry["arguments"] if word.startswith("-I")]
+    cutlass = [folder for folder in included if (Path(folder) / "cutlass" / "cutlass.h").is_file()]
+    assert cutlass and not any(folder.startswith(str(tmp_path)) for folder in included)
+
+
+def build(tmp_path: Path, keys: str, environment: dict[str, str] | None = None) -> ctypes.CDLL:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "buildd.toml").write_text('[target.my-gemm]\nkind = "gemm"\n' + keys)
-    plan = plan_for(request_for(folder))
+    plan = plan_for(request_for(folder, environment=environment) if environment else request_for(folder))
     assert [artifact.path for artifact in plan.artifacts] == ["build/my-gemm/libmy-gemm.so"]
     carry_out_all(plan, folder, tmp_path / "scratch")
     return ctypes.CDLL(str(folder / "build/my-gemm/libmy-gemm.so"))
@@ -136,7 +164,8 @@ def build(tmp_path: Path, keys: str) -> ctypes.CDLL:
 
 @pytest.mark.cuda
 def test_a_gemm_for_sm_80_compiles_and_loads(tmp_path: Path) -> None:
-    library = build(tmp_path, 'epilogue = "bias_relu"\nk = 64\narch = ["sm_80"]\n')
+    library = build(tmp_path, 'epilogue = "bias_relu"\nk = 64\narch = ["sm_80"]\n', NAVIGABLE)
+    assert (tmp_path / "project/build/my-gemm/gen/my_gemm.cu").read_text() == '#include "my_gemm.cu.h"\n'
     library.my_gemm_workspace_bytes.restype = ctypes.c_size_t
     assert library.my_gemm_workspace_bytes(256, 256, 64) == 0
     one, zero = ctypes.c_float(1), ctypes.c_float(0)
