@@ -86,7 +86,7 @@ def request_from(options: Namespace, targets: tuple[str, ...], mode: Mode, envir
         environment=selected_environment(environ),
         store=store_of(environ),
         mode=mode,
-        jobs=_jobs(options.jobs, environ),
+        jobs=chosen_jobs(options.jobs, environ),
         priority=Priority.WARM if mode is Mode.WARM else Priority.BUILD,
         # As with make: who ends the command ends the build. What was finished is in the store.
         on_disconnect=OnDisconnect.CANCEL,
@@ -117,7 +117,7 @@ def store_of(environ: Mapping[str, str]) -> str:
     return found.place
 
 
-def _jobs(option: int | None, environ: Mapping[str, str]) -> int:
+def chosen_jobs(option: int | None, environ: Mapping[str, str]) -> int:
     if option is not None:
         if not 1 <= option <= 65535:
             raise RequestError(

@@ -24,6 +24,8 @@ from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from buildd.notes import Notes
     from protocol.client import Client
 
@@ -35,7 +37,7 @@ _WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 def run(arguments: list[str]) -> int:
     """Carry out `buildd run`; the exit status of its command, 2 for wrong usage, 127 or 126 where it cannot start."""
     command = parser("run", "Run a command, with its compilers (nvcc, hipcc, gcc, clang ...) going through the daemon.")
-    command.usage = "buildd run [-j N] [--map-paths] [--] COMMAND [ARGUMENT...]"
+    command.usage = "buildd run [-j N] [--map-paths] [--record FILE] [--] COMMAND [ARGUMENT...]"
     command.add_argument(
         "-j", "--jobs", type=int, default=None, metavar="N", help="tell make, ninja and pip this width"
     )
@@ -43,6 +45,13 @@ def run(arguments: list[str]) -> int:
         "--map-paths",
         action="store_true",
         help="objects hold no path of this folder or of pip's temporary ones, so that others hit too (gcc, clang)",
+    )
+    command.add_argument(
+        "--record",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="write down every Triton kernel that the command compiles, for `buildd warm --manifest FILE`",
     )
     command.add_argument("--quiet", action="store_true", help="no summary at the end")
     own, rest = _divided(arguments)
@@ -54,6 +63,15 @@ def run(arguments: list[str]) -> int:
         print_problem(f"-j {options.jobs} makes no sense", next_step="give a whole number from 1 to 65535")
         return USAGE
     environ = dict(os.environ)
+    if options.record is None:
+        return _run(options, rest, environ)
+    from buildd.recording import recording
+
+    with recording(options.record, environ):
+        return _run(options, rest, environ)
+
+
+def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
     build = BuildId(os.urandom(6).hex())
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
@@ -72,7 +90,7 @@ def run(arguments: list[str]) -> int:
         return _carry_out(rest, environ)
     with client, notes, jobserver:
         status = _carry_out(rest, environ)
-        _bound_kernels(environ)
+        bound_kernels(environ)
         if opened and not options.quiet:
             print(f"buildd: {summary(figures_of(environ, build, notes))}", file=sys.stderr)
     return status
@@ -124,7 +142,7 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
     return server
 
 
-def _bound_kernels(environ: Mapping[str, str]) -> None:
+def bound_kernels(environ: Mapping[str, str]) -> None:
     """Keep Triton's kernels within their part of the store's bound: the programs that put them there know none."""
     from buildd import kept_kernels
 
@@ -146,7 +164,7 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     while index < len(arguments) and arguments[index].startswith("-"):
         if arguments[index] == "--":
             return arguments[:index], arguments[index + 1 :]
-        index += 2 if arguments[index] in ("-j", "--jobs") else 1
+        index += 2 if arguments[index] in ("-j", "--jobs", "--record") else 1
     return arguments[:index], arguments[index:]
 
 

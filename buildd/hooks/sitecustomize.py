@@ -1,4 +1,5 @@
-"""What `buildd run` puts into each Python below it: Triton's cache goes through the store, torch's key names the CPU.
+"""What `buildd run` puts into each Python below it: Triton's cache goes through the store, torch's key names the CPU,
+kernels are recorded where that is asked for.
 
 Its folder is on PYTHONPATH, and the sitecustomize that would have been found without it runs as ever. Knows when torch
 and Triton read their configuration, and sets no variable that a process without this file would stumble over: where it
@@ -20,17 +21,31 @@ _MARK = "buildd-cpu-"
 
 def _share_triton(cache: "Any") -> None:
     """Have kernels kept in the store, unless the user named a cache of their own."""
-    if os.environ.get("TRITON_CACHE_MANAGER"):
-        return
+    if os.environ.get("BUILDD_DIR") and not os.environ.get("TRITON_CACHE_MANAGER"):
+        _beside("triton_cache").use(cache)
+
+
+def _record_triton(jit: "Any") -> None:
+    """Have kernels noted, where `buildd run --record` or a command like it asks for that."""
+    if os.environ.get("BUILDD_RECORD"):
+        _beside("triton_record").begin(jit)
+
+
+def _beside(name: str) -> "Any":
+    """A file of this folder as a module."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     # By its place: whatever the user has on sys.path has names of its own.
-    spec = spec_from_file_location("_buildd_triton_cache", os.path.join(_HERE, "triton_cache.py"))
+    spec = spec_from_file_location(f"_buildd_{name}", os.path.join(_HERE, f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    module.use(cache)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
 
 
 def _name_capability() -> None:
@@ -49,18 +64,23 @@ class _Watcher:
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name == "torch.compiler.config":
             _name_capability()
-        if name != "triton.runtime.cache":
+        then = _THEN.get(name)
+        if then is None:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
-                _follow(spec)
+                _follow(spec, then)
                 return spec
         return None
 
 
-def _follow(spec: "Any") -> None:
-    """Have Triton's cache changed as soon as it is there."""
+_THEN = {"triton.runtime.cache": _share_triton, "triton.runtime.jit": _record_triton}
+"""What is done with a module as soon as it is there."""
+
+
+def _follow(spec: "Any", then: "Any") -> None:
+    """Have something done with a module as soon as it is there."""
     load = getattr(spec.loader, "exec_module", None)
     if load is None:
         return
@@ -68,13 +88,12 @@ def _follow(spec: "Any") -> None:
     def exec_module(module: "Any") -> None:
         load(module)
         try:
-            _share_triton(module)
+            then(module)
         except Exception as error:
             # Whatever is wrong with us: the program runs as without us.
-            sys.modules.pop("_buildd_triton_cache", None)
             import logging
 
-            logging.getLogger("buildd.triton").info("kernels are not kept: %r", error)
+            logging.getLogger("buildd.triton").info("%s is as without us: %r", spec.name, error)
 
     try:
         spec.loader.exec_module = exec_module
@@ -96,6 +115,6 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("BUILDD_DIR"):
+if os.environ.get("BUILDD_DIR") or os.environ.get("BUILDD_RECORD"):
     sys.meta_path.insert(0, _Watcher())
 _run_the_next()

@@ -1,0 +1,145 @@
+"""Manifests of Triton kernels: what a run of a program compiled, as JSON lines that another machine can compile from.
+
+The same run gives the same file. Knows neither Triton nor who compiles; a specialization is passed on as it stands.
+Paths are relative to the folder where `buildd run` was called.
+
+    {"buildd": "triton-kernels", "version": 1}
+    {"module": "__main__", "file": "train.py", "name": "add_kernel", "search": ["."], "hash": "...", ...}
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buildd.errors import BuilddError
+
+KIND = "triton-kernels"
+VERSION = 1
+_NEXT = "record it again: buildd run --record FILE -- COMMAND"
+
+
+class ManifestError(BuilddError):
+    """A file is no manifest that this buildd can read."""
+
+    code = "bad-manifest"
+    is_usage = True
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A GPU as Triton names it: "cuda" and 90, "hip" and "gfx942"."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+    def __str__(self) -> str:
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel, specialised for one set of arguments.
+
+    Args:
+        module: that it was defined in; "__main__" for a script.
+        file: relative; empty where the module is an installed one.
+        name: qualified.
+        search: folders that modules are looked for in, relative.
+        hash: Triton's key when it was recorded; empty where it is not known.
+        triton: version.
+        python: version.
+        variables: those that are in Triton's key.
+        specialization: Triton's own description.
+    """
+
+    module: str
+    file: str
+    name: str
+    search: list[str]
+    hash: str
+    triton: str
+    python: str
+    variables: dict[str, str]
+    specialization: msgspec.Raw
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.file or self.module}: {self.name}"
+
+
+class _Specialization(msgspec.Struct):
+    target: Target
+
+
+class _Head(msgspec.Struct):
+    buildd: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A kernel, what it is compiled for, and its line as it stands in the manifest."""
+
+    kernel: Kernel
+    target: Target
+    text: bytes
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What can be compiled in one process: module-level code sees one target, one set of variables, one script."""
+        script = self.kernel.file if self.kernel.module == "__main__" else ""
+        return (self.target, tuple(sorted(self.kernel.variables.items())), tuple(self.kernel.search), script)
+
+
+def line_of(text: bytes) -> Line:
+    """Raises ValueError (msgspec's) where it is no line of a manifest."""
+    kernel = msgspec.json.decode(text, type=Kernel)
+    for path in (kernel.file, *kernel.search):
+        if os.path.isabs(path) or os.pardir in path.split("/"):
+            raise ValueError(f"{path} leaves the folder")
+    if not kernel.file and kernel.module == "__main__":
+        raise ValueError("no file")
+    return Line(kernel, msgspec.json.decode(kernel.specialization, type=_Specialization).target, text)
+
+
+def write(path: Path, lines: set[bytes]) -> int:
+    """Write a manifest, whole or not at all; how many kernels are in it. Raises OSError."""
+    head = msgspec.json.encode({"buildd": KIND, "version": VERSION})
+    found = sorted((line_of(line) for line in lines), key=lambda one: (one.kernel.label, str(one.target), one.text))
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(b"".join(text + b"\n" for text in (head, *(line.text for line in found))))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return len(found)
+
+
+def read(path: Path) -> list[Line]:
+    """Raises ManifestError."""
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ManifestError(f"cannot be read: {error.strerror}", file=str(path), next_step=_NEXT) from error
+    try:
+        head = msgspec.json.decode(texts[0] if texts else b"", type=_Head)
+    except msgspec.MsgspecError as error:
+        raise ManifestError("is no manifest of kernels", file=str(path), next_step=_NEXT) from error
+    if (head.buildd, head.version) != (KIND, VERSION):
+        raise ManifestError(
+            f"is of kind {head.buildd!r}, version {head.version}; this buildd reads {KIND!r}, version {VERSION}",
+            file=str(path),
+            next_step=_NEXT,
+        )
+    lines = []
+    for number, text in enumerate(texts[1:], 2):
+        try:
+            lines.append(line_of(text))
+        except ValueError as error:  # msgspec's are, too
+            raise ManifestError(f"says no kernel: {error}", file=f"{path}:{number}", next_step=_NEXT) from error
+    return lines

@@ -1,0 +1,303 @@
+"""Compiles recorded Triton kernels again, on a machine that may have no GPU. Run by the client's own interpreter.
+
+Knows nothing of buildd but that Triton's cache manager was changed when Triton was imported (`hooks`): what is compiled
+here, and found there, goes the way of every program's kernels, under the same keys. Standard library and triton only,
+and what the kernels' own modules import.
+
+    python worker_replay.py ROOT compile|prove        lines of a manifest on stdin, an answer on stdout for each
+
+All lines have one target, one set of variables, one search path and at most one script. A script is not run: of its
+statements those are carried out that define what its kernel mentions.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # The folder of this script comes first on the path and holds modules of buildd, which no kernel must import.
+    del sys.path[0]
+
+import __future__
+
+import ast
+import importlib
+import json
+import os
+import time
+import types
+import warnings
+from typing import Any
+
+_OURS = "_buildd_triton_cache"
+_DEATH_SIGNAL = 1
+_SIGKILL = 9
+_COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While)
+
+
+class Refused(Exception):
+    """One message for the user."""
+
+
+class Missing(Exception):
+    """The kernel would have to be compiled."""
+
+
+# ---------------------------------------------------------------- Triton without a GPU
+
+
+class StandIn:
+    """As much of a driver as compiling needs.
+
+    Args:
+        target: Triton's GPUTarget.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_benchmarker(self) -> Any:
+        return _no_gpu
+
+
+def _no_gpu(*arguments: Any, **named: Any) -> Any:
+    raise Refused("it measures on a GPU when it is imported; kernels are compiled here without one")
+
+
+class Session:
+    """One target and one set of variables.
+
+    Args:
+        root: what paths are relative to.
+        prove: compile nothing.
+        line: the first line.
+    """
+
+    def __init__(self, root: str, prove: bool, line: dict[str, Any]) -> None:
+        self._root = root
+        self._modules: dict[tuple[str, str, str], types.ModuleType] = {}
+        self.hit = self.kept = False
+        os.environ.update(line["variables"])
+        sys.path[:0] = [os.path.normpath(os.path.join(root, place)) for place in line["search"]]
+        # It says in every process that a default will change; nobody who compiles ahead can act on it.
+        warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+        try:
+            import triton
+            from triton.backends.compiler import GPUTarget
+        except ImportError as error:
+            raise Refused(f"no Triton: {error}; pip install triton for {sys.executable}") from error
+        self.version = str(triton.__version__)
+        self._check_variables(line["variables"])
+        manager = triton.knobs.cache.manager_class
+        if _OURS not in sys.modules or manager is None:
+            raise Refused("Triton's kernels are not kept: TRITON_CACHE_MANAGER is set, or this Triton is too old")
+        triton.knobs.cache.manager_class = self._watching(manager, prove)
+        target = line["specialization"]["target"]
+        triton.runtime.driver.set_active(StandIn(GPUTarget(target["backend"], target["arch"], target["warp_size"])))
+
+    @staticmethod
+    def _check_variables(wanted: dict[str, str]) -> None:
+        """Only what Triton reads may come from a manifest, and it must mean what it meant."""
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        found = {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
+        if found != wanted:
+            names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+            raise Refused(f"{', '.join(names)}: not as it was when the kernel was recorded; set it as it was")
+
+    def _watching(self, base: Any, prove: bool) -> Any:
+        session = self
+
+        class CacheManager(base):  # type: ignore[misc]
+            """Tells whether a kernel was found, and whether it will be from now on."""
+
+            def get_group(self, filename: str) -> Any:
+                found = super().get_group(filename)
+                session.hit = session.kept = found is not None
+                if found is None and prove:
+                    raise Missing
+                return found
+
+            def put_group(self, filename: str, group: Any) -> Any:
+                made = super().put_group(filename, group)
+                session.kept = self._shelf is not None and self._shelf.take(self._kernel, filename) is not None
+                return made
+
+        return CacheManager
+
+    def replay(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Compile one kernel, or find it; the answer."""
+        from triton.runtime.jit import JITFunction
+
+        self.hit = self.kept = False
+        function = self._function(line, JITFunction)
+        try:
+            kernel = function.preload(json.dumps(line["specialization"]))
+        except Missing:
+            return {"hit": False}
+        if not self.kept:
+            raise Refused("it was compiled, but the store did not keep it (is its disk full?)")
+        return {"hit": self.hit, "hash": str(kernel.hash)}
+
+    def _function(self, line: dict[str, Any], kind: type) -> Any:
+        value: Any = self._module(line)
+        for part in line["name"].split("."):
+            value = getattr(_unwrapped(value, kind), part, None)
+        value = _unwrapped(value, kind)
+        if not isinstance(value, kind):
+            raise Refused(f"there is no kernel {line['name']} any more")
+        return value
+
+    def _module(self, line: dict[str, Any]) -> types.ModuleType:
+        name, file = line["module"], line["file"]
+        script = name == "__main__"
+        key = (name, file, line["name"].partition(".")[0] if script else "")
+        if key not in self._modules:
+            path = os.path.join(self._root, file)
+            if file and not os.path.isfile(path):
+                raise Refused("there is no such file any more")
+            self._modules[key] = slice_of(path, key[2]) if script else importlib.import_module(name)
+        module = self._modules[key]
+        if script:
+            sys.modules["__main__"] = module
+        elif file and os.path.realpath(str(module.__file__)) != os.path.realpath(os.path.join(self._root, file)):
+            raise Refused(f"module {name} is {module.__file__} here")
+        return module
+
+
+def _unwrapped(value: Any, kind: type) -> Any:
+    """The JIT function inside autotuners and heuristics; anything else as it is."""
+    for _ in range(8):
+        if isinstance(value, kind) or not type(value).__module__.startswith("triton."):
+            return value
+        value = getattr(value, "fn", None)
+    return value
+
+
+# ---------------------------------------------------------------- part of a script
+
+
+def slice_of(path: str, name: str) -> types.ModuleType:
+    """A module with what the statement that defines `name` needs, and no more of the script: nothing trains here."""
+    with open(path, "rb") as file:
+        content = file.read()
+    tree = ast.parse(content, path)
+    flags = 0
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            for alias in statement.names:
+                flags |= getattr(__future__, alias.name).compiler_flag
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    for statement in needed(tree.body, name):
+        code = compile(ast.Module([statement], []), path, "exec", flags=flags, dont_inherit=True)
+        exec(code, vars(module))
+    return module
+
+
+def needed(body: list[ast.stmt], name: str) -> list[ast.stmt]:
+    """The statements that define a name, and those that define what they mention, in their order."""
+    wanted, before = {name}, -1
+    while len(wanted) != before:
+        before = len(wanted)
+        for statement in body:
+            if _binds(statement) & wanted:
+                wanted |= _mentions(_reduced(statement, wanted))
+    return [
+        _reduced(statement, wanted)
+        for statement in body
+        if _binds(statement) & wanted
+        and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
+    ]
+
+
+def _reduced(statement: ast.stmt, wanted: set[str]) -> ast.stmt:
+    """A compound statement without what defines nothing that is wanted: `if __name__ == "__main__"` runs no program."""
+    if not isinstance(statement, _COMPOUND):
+        return statement
+    fields = dict(ast.iter_fields(statement))
+    for field in ("body", "orelse", "finalbody"):
+        if field in fields:
+            kept = [_reduced(inner, wanted) for inner in fields[field] if _binds(inner) & wanted]
+            fields[field] = kept or ([ast.Pass()] if field == "body" else [])
+    if isinstance(statement, ast.Try):
+        fields["handlers"] = [
+            ast.copy_location(
+                ast.ExceptHandler(one.type, one.name, [x for x in one.body if _binds(x) & wanted] or [ast.Pass()]), one
+            )
+            for one in statement.handlers
+        ]
+    return ast.fix_missing_locations(ast.copy_location(type(statement)(**fields), statement))
+
+
+def _binds(statement: ast.AST) -> set[str]:
+    """Names of the module that a statement gives a value to."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    if isinstance(statement, ast.Name):
+        return {statement.id} if isinstance(statement.ctx, ast.Store) else set()
+    if isinstance(statement, ast.Expr | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        return set()
+    return {name for child in ast.iter_child_nodes(statement) for name in _binds(child)}
+
+
+def _mentions(statement: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+# ---------------------------------------------------------------- answers
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, without what Triton shows of the source in between."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = "; ".join([*lines[:1], *lines[1:][-1:]]) or "no message"
+    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
+
+
+def _end_with_parent() -> None:
+    """Whoever asked may be killed while a module is imported that never ends."""
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(root: str, mode: str) -> int:
+    _end_with_parent()
+    # What modules print when they are imported is no answer.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    session: Session | None = None
+    for text in sys.stdin.buffer:
+        line, started_s = json.loads(text), time.monotonic()
+        try:
+            session = session or Session(root, mode == "prove", line)
+            answer = session.replay(line)
+            answer["triton"] = session.version
+        except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
+            answer = {"problem": _said(error)}
+        answer["wall_s"] = time.monotonic() - started_s
+        print(json.dumps(answer), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,409 @@
+"""Triton kernels recorded where a program runs, compiled again where there is no GPU, and found by the program then."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving import short_folder, wait_until
+
+from buildd import kernel_manifest, recording
+from buildd.kernel_manifest import Line, ManifestError, line_of
+from buildd.warming import Answer, Warming
+from buildd.worker_replay import needed
+from tests.household import Household
+
+
+def text_of(**changed: object) -> bytes:
+    line = {
+        "module": "__main__",
+        "file": "prog.py",
+        "name": "add",
+        "search": ["."],
+        "hash": "0" * 64,
+        "triton": "3.9.0",
+        "python": "3.11",
+        "variables": {},
+        "specialization": {"z": 1, "a": [2], "target": {"backend": "cuda", "arch": 90, "warp_size": 32}},
+    }
+    return json.dumps(line | changed).encode()
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_a_manifest_is_the_same_in_whatever_order_kernels_came(tmp_path: Path) -> None:
+    texts = [text_of(name=name, hash=hash_) for name in ("b", "a") for hash_ in ("2", "1")]
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert kernel_manifest.write(one, set(texts)) == kernel_manifest.write(other, set(reversed(texts))) == 4
+    assert one.read_bytes() == other.read_bytes()
+    assert [(line.kernel.name, line.kernel.hash) for line in kernel_manifest.read(one)] == [
+        ("a", "1"),
+        ("a", "2"),
+        ("b", "1"),
+        ("b", "2"),
+    ]
+    assert sorted(tmp_path.iterdir()) == [one, other]
+    # The order of arguments is in there: it has to stay.
+    assert (
+        bytes(kernel_manifest.read(one)[0].kernel.specialization)
+        == json.dumps({"z": 1, "a": [2], "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no manifest"),
+        (b'{"buildd": "other", "version": 1}\n', "'other', version 1"),
+        (b'{"buildd": "triton-kernels", "version": 2}\n', "version 2"),
+        (b"\x7fELF\n", "no manifest"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "m").write_bytes(content)
+    with pytest.raises(ManifestError, match=says):
+        kernel_manifest.read(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "text", [text_of()[:-1], b"{}", text_of(file="/etc/x.py"), text_of(search=["../.."]), text_of(file="")]
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: bytes) -> None:
+    kernel_manifest.write(tmp_path / "m", {text_of()})
+    with open(tmp_path / "m", "ab") as file:
+        file.write(text + b"\n")
+    with pytest.raises(ManifestError) as caught:
+        kernel_manifest.read(tmp_path / "m")
+    assert caught.value.file == f"{tmp_path / 'm'}:3" and caught.value.next_step
+
+
+def test_lines_of_all_processes_are_gathered_and_torn_ones_are_not(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_bytes(text_of() + b"\n" + text_of(name="b")[:40])
+    (tmp_path / "2.jsonl").write_bytes(text_of() + b'\n{"problem": "c: too odd"}\n' + text_of(name="b") + b"\n")
+    assert recording.gather(tmp_path) == ({text_of(), text_of(name="b")}, ["c: too odd"])
+
+
+# ---------------------------------------------------------------- part of a script
+
+
+SCRIPT = """
+import triton
+import triton.language as tl
+import numpy as np
+from helper import twice as doubled, other
+
+BLOCK = 64
+UNUSED = train()
+SIZE: int = BLOCK * 2
+try:
+    import fast
+    launch()
+except ImportError:
+    fast = None
+if __name__ == "__main__":
+    LIMIT = 3
+    main()
+
+def scaled(x):
+    return doubled(x) * SIZE
+
+@triton.jit
+def add(x, n: tl.constexpr = LIMIT):
+    y = [z for z in x]
+    return scaled(x) if fast else n
+
+def main():
+    add(1)
+
+main()
+"""
+
+
+def test_of_a_script_only_what_a_kernel_needs_is_carried_out() -> None:
+    text = ast.unparse(ast.Module(needed(ast.parse(SCRIPT).body, "add"), []))
+    for part in ("import triton", "twice as doubled", "BLOCK = 64", "SIZE: int", "import fast", "LIMIT = 3", "def add"):
+        assert part in text, part
+    for part in ("numpy", "train", "launch", "main()", "UNUSED"):
+        assert part not in text, part
+
+
+def test_lines_stay_where_they_are() -> None:
+    # Triton's key holds the line that a kernel begins in.
+    whole = {node.name: node.lineno for node in ast.parse(SCRIPT).body if isinstance(node, ast.FunctionDef)}
+    for statement in needed(ast.parse(SCRIPT).body, "add"):
+        if isinstance(statement, ast.FunctionDef):
+            assert statement.lineno == whole[statement.name]
+
+
+# ---------------------------------------------------------------- processes that answer, die, hang
+
+
+def answers(folder: Path, script: str, lines: list[Line], width: int = 2) -> list[tuple[str, Answer]]:
+    """What becomes of lines where the interpreter is a shell script."""
+    fake = folder / "python"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    told: list[tuple[str, Answer]] = []
+    warming = Warming(str(fake), {"PATH": os.environ["PATH"]}, folder, timeout_s=30)
+    warming.run(lines, width, lambda line, answer: told.append((line.kernel.name, answer)))
+    return sorted(told, key=lambda pair: pair[0])
+
+
+def kernels(*names: str, **changed: object) -> list[Line]:
+    return [line_of(text_of(name=name, **changed)) for name in names]
+
+
+def test_kernels_of_one_kind_share_a_process_and_others_do_not(tmp_path: Path) -> None:
+    script = 'while read line; do echo "{\\"hash\\": \\"$$\\"}"; done'
+    mixed = [*kernels("a", "b"), *kernels("c", "d", variables={"X": "1"}), *kernels("e", file="other.py")]
+    pids = {name: answer.hash for name, answer in answers(tmp_path, script, mixed, width=1)}
+    assert pids["a"] == pids["b"] and pids["c"] == pids["d"] and len(set(pids.values())) == 3
+
+
+def test_a_process_that_dies_takes_one_kernel_with_it(tmp_path: Path) -> None:
+    script = """while read line; do case "$line" in *'"bad"'*) echo oh no >&2; kill -SEGV $$;; esac; echo '{}'; done"""
+    told = answers(tmp_path, script, kernels("a", "bad", "c"))
+    assert [name for name, answer in told if answer.problem] == ["bad"]
+    assert dict(told)["bad"].problem == "its process ended with SIGSEGV: oh no"
+    assert [answer.problem for _, answer in answers(tmp_path, "exit 3", kernels("a"))] == [
+        "its process ended with status 3"
+    ]
+
+
+def test_a_process_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!/bin/sh\nread line\nmkfifo {tmp_path}/never\ncat {tmp_path}/never & echo $! > {tmp_path}/pid\nwait\n"
+    )
+    fake.chmod(0o755)
+    told: list[Answer] = []
+    Warming(str(fake), {"PATH": os.environ["PATH"]}, tmp_path, timeout_s=3.0).run(
+        kernels("a"), 1, lambda line, answer: told.append(answer)
+    )
+    assert [answer.problem for answer in told] == ["it took too long and was stopped"]
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def gone(pid: int) -> bool:
+    """Waits for the end of a process that is not our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        import select
+
+        return bool(select.select([descriptor], [], [], 60)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_who_is_interrupted_leaves_nobody_behind(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!/bin/sh\nread line\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid\nread more\n"
+    )
+    fake.chmod(0o755)
+    began = threading.Event()
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "pid").exists)
+        began.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Warming(str(fake), {"PATH": os.environ["PATH"]}, tmp_path).run(kernels("a"), 1, lambda line, answer: None)
+    thread.join()
+    assert began.is_set() and gone(int((tmp_path / "pid").read_text()))
+
+
+# ---------------------------------------------------------------- Triton itself; only the driver is a stand-in
+
+
+DRIVER = """
+import os, triton
+from triton.backends.compiler import GPUTarget
+
+class Utils:
+    def load_binary(self, name, binary, shared, device):
+        assert binary[:4] == b"\\x7fELF"
+        return 1, 2, 16, 0, 1024
+    def unload_module(self, module):
+        pass
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 1 << 18}
+
+class Launcher:
+    def __init__(self, source, metadata):
+        pass
+    def __call__(self, *arguments):
+        pass
+
+class Driver:
+    utils = Utils()
+    launcher_cls = Launcher
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device=0):
+        return 0
+    def get_benchmarker(self):
+        return lambda function, *arguments, **named: (function(), [1.0, 1.0, 1.0])[1]
+
+class Tensor:
+    dtype = "fp32"
+    def data_ptr(self):
+        return 256
+
+triton.runtime.driver.set_active(Driver())
+hits = []
+triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"])
+"""
+HELPER = """
+import triton
+import triton.language as tl
+
+SCALE = tl.constexpr(3)
+
+@triton.jit
+def twice(x):
+    return 2 * x * SCALE
+"""
+PROGRAM = """
+import sys
+import triton
+import triton.language as tl
+from driver import Tensor, hits
+from lib.helper import twice
+
+@triton.jit
+def one_more(x):
+    return x + 1
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=8)], key=["n"])
+@triton.jit
+def add_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, one_more(twice(tl.load(x_ptr + at, mask=at < n))), mask=at < n)
+
+open(sys.argv[1], "a").write("ran\\n")
+add_kernel[(4,)](Tensor(), Tensor(), 1000)
+print(f"{len(hits)} kernels, {hits.count(False)} compiled")
+"""
+
+
+@pytest.fixture
+def user() -> Iterator[Household]:
+    with short_folder() as folder:
+        household = Household(folder, {"TRITON_DEFAULT_FP_FUSION": "1"})
+        yield household
+        assert household.end() == []
+
+
+def lay_out(user: Household, name: str, program: str = PROGRAM) -> Path:
+    """A checkout, and a user in it with nothing in their caches."""
+    folder = user.folder / name
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "helper.py").write_text(HELPER)
+    (folder / "driver.py").write_text(DRIVER)
+    (folder / "prog.py").write_text(program)
+    user.environ |= {"BUILDD_DIR": str(folder / "store"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    user.folder = folder
+    return folder
+
+
+@pytest.mark.triton
+def test_what_was_recorded_is_compiled_without_a_gpu_and_then_the_program_compiles_nothing(user: Household) -> None:
+    first = lay_out(user, "first")
+    ran = first / "ran"
+    program = ("--", sys.executable, "prog.py")
+    # Whether a daemon can be had makes no difference to what is recorded.
+    user.environ["BUILDD_DISABLE"] = "1"
+    status, said = user.buildd("run", "--record", "kernels.jsonl", *program, str(ran))
+    assert status == 0 and "2 kernels, 2 compiled" in said and "2 kernels recorded in kernels.jsonl" in said, said
+    del user.environ["BUILDD_DISABLE"]
+    manifest = (first / "kernels.jsonl").read_bytes()
+    assert str(user.folder.parent).encode() not in manifest and b"libdevice" not in manifest
+
+    user.folder = first.parent
+    second = lay_out(user, "second")
+    (second / "kernels.jsonl").write_bytes(manifest)
+    status, said = user.buildd("warm", "--manifest", "kernels.jsonl")
+    assert status == 0 and "2 kernels: 0 hits, 2 compiled" in said and "another key" not in said, said
+    assert not (second / "ran").exists() and not (second / "triton").exists()
+    status, said = user.buildd("run", "--record", "again.jsonl", *program, str(second / "ran"))
+    assert status == 0 and "2 kernels, 0 compiled" in said, said
+    assert (second / "again.jsonl").read_bytes() == manifest
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_what_keeps_a_kernel_from_being_warmed_is_said(user: Household) -> None:
+    folder = lay_out(user, "first")
+    status, said = user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
+    assert status == 0, said
+    user.environ["BUILDD_DIR"] = str(folder / "other")
+    status, said = user.buildd("warm", "--manifest", "m", "--prove")
+    assert status == 1 and "not warm: 2 of 2 kernels would be compiled" in said, said
+    # A line above a kernel is in Triton's key: said, and not wrong.
+    (folder / "prog.py").write_text("# new\n" + PROGRAM)
+    status, said = user.buildd("warm", "--manifest", "m")
+    assert status == 0 and "2 kernels have another key" in said and "sources have changed" in said, said
+    status, said = user.buildd("warm", "--manifest", "m", "--prove")
+    assert status == 0 and "warm: nothing would be compiled, 2 hits" in said, said
+    for text, problem in (
+        (PROGRAM.replace("add_kernel", "sum_kernel"), "no kernel add_kernel any more"),
+        (
+            "import nothing_such\n" + PROGRAM.replace("import triton\n", "import nothing_such as triton\n"),
+            "nothing_such",
+        ),
+        (PROGRAM.replace("one_more(twice(", "nowhere(twice("), "nowhere"),
+    ):
+        (folder / "prog.py").write_text(text)
+        status, said = user.buildd("warm", "--manifest", "m", "-j", "1")
+        assert status == 1 and problem in said and "failed prog.py: add_kernel for sm_90" in said, said
+    (folder / "prog.py").write_text(PROGRAM)
+    (folder / "lib" / "helper.py").write_text("import os\nprint('noise')\nos._exit(7)\n")
+    status, said = user.buildd("warm", "--manifest", "m", "-j", "1")
+    assert status == 1 and "its process ended with status 7" in said and "2 failed" in said, said
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_program_is_as_without_us_whatever_cannot_be_recorded(user: Household) -> None:
+    odd = PROGRAM.replace("BLOCK: tl.constexpr)", "BLOCK: tl.constexpr, odd: tl.constexpr)")
+    odd = odd.replace("Tensor(), 1000)", "Tensor(), 1000, odd=b'x')")
+    folder = lay_out(user, "odd", odd)
+    status, said = user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
+    assert status == 0 and "2 kernels, 2 compiled" in said and "0 kernels recorded" in said, said
+    assert "not recorded: __main__.add_kernel: one of its constants cannot be written down" in said
+    (folder / "prog.py").write_text(PROGRAM)
+    user.environ["USE_IR_LOC"] = "ttir"
+    status, said = user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
+    assert status == 0 and "not recorded: __main__.add_kernel: USE_IR_LOC is set" in said, said
+
+
+def test_wrong_usage_is_told(user: Household) -> None:
+    (user.folder / "m").write_text("no manifest")
+    for arguments, says in (
+        (("warm", "--manifest", "m"), "no manifest of kernels"),
+        (("warm", "--manifest", "nowhere"), "cannot be read"),
+        (("warm", "--manifest", "m", "target"), "names its kernels itself"),
+        (("warm", "--python", "x"), "--python goes with --manifest"),
+        (("run", "--record"), "expected one argument"),
+    ):
+        status, said = user.buildd(*arguments)
+        assert status == 2 and says in said, said
+    status, said = user.buildd("run", "--record", "nowhere/m", "--", "true")
+    assert status == 3 and "no manifest can be written there" in said, said
