@@ -13,12 +13,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from buildd.hooks import triton_why
 from buildd.hooks.triton_cache import FOLDER, Entry
 
 SHARE = 10
 """They may hold this part of the store's bound, beside the store."""
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TORN_S = 3600.0
+_NOTES = 1000
+"""So many kernels' notes of what they were compiled from stay."""
 _UNLOCKED_S = 86400.0
 """So old a lock is nobody's: it would have been removed by who held it."""
 
@@ -44,11 +47,17 @@ def trim(store: Path, limit_bytes: int) -> int:
         if total <= limit_bytes:
             break
         total -= size * _remove(path)
+    notes = [(status.st_mtime_ns, entry) for entry, status in _statuses(store, triton_why.FOLDER)]
+    kernels = sorted((time_ns, entry.path) for time_ns, entry in notes if _NAME.fullmatch(entry.name))
+    for _, path in kernels[:-_NOTES]:
+        _remove(path)
     return total
 
 
 def clear(store: Path) -> int:
-    """Remove all kernels; how many there were."""
+    """Remove all kernels, and what they were compiled from; how many there were."""
+    for entry, _ in _statuses(store, triton_why.FOLDER):
+        _remove(entry.path)
     return sum(_remove(entry.path) for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name))
 
 
@@ -71,8 +80,8 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _statuses(store: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(store / FOLDER) as entries:
+def _statuses(store: Path, folder: str = FOLDER) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(store / folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 yield entry, entry.stat(follow_symlinks=False)

@@ -32,7 +32,13 @@ def run(arguments: list[str]) -> int:
     add_request_arguments(command)
     last = "of the last build here: what ran and why, and what did not; each save under `buildd watch` is a build"
     command.add_argument("--last", action="store_true", help=last)
+    kernels = "why Triton and Inductor compiled what programs below `buildd run` needed; a word is part of a name"
+    command.add_argument("--kernels", action="store_true", help=kernels)
     options = command.parse_args(arguments)
+    if options.kernels:
+        from buildd.commands.explain_kernels import explain
+
+        return explain(options.what, json=options.json)
     environ = dict(os.environ)
     project, file = project_of(options.directory, options.file)
     names = target_names(os.path.join(project, file))

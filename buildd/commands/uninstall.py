@@ -25,6 +25,7 @@ STORE_NAMES = (
     "native",
     "toolkits",
     "triton",
+    "triton-why",
     "lock",
     "said-where-the-store-is",
 )

@@ -23,6 +23,7 @@ def _share_triton(cache: "Any") -> None:
     """Have kernels kept in the store, unless the user named a cache of their own."""
     if os.environ.get("BUILDD_DIR") and not os.environ.get("TRITON_CACHE_MANAGER"):
         _beside("triton_cache").use(cache)
+        _beside("triton_why").begin(cache, os.environ["BUILDD_DIR"])
 
 
 def _record_triton(jit: "Any") -> None:
@@ -31,8 +32,16 @@ def _record_triton(jit: "Any") -> None:
         _beside("triton_record").begin(jit)
 
 
+def _explain_inductor(codecache: "Any") -> None:
+    """Have noted what the keys of graphs are made of."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("inductor_why").begin(codecache, _beside("triton_why"), os.environ["BUILDD_DIR"])
+
+
 def _beside(name: str) -> "Any":
     """A file of this folder as a module."""
+    if f"_buildd_{name}" in sys.modules:
+        return sys.modules[f"_buildd_{name}"]
     from importlib.util import module_from_spec, spec_from_file_location
 
     # By its place: whatever the user has on sys.path has names of its own.
@@ -75,7 +84,11 @@ class _Watcher:
         return None
 
 
-_THEN = {"triton.runtime.cache": _share_triton, "triton.runtime.jit": _record_triton}
+_THEN = {
+    "triton.runtime.cache": _share_triton,
+    "triton.runtime.jit": _record_triton,
+    "torch._inductor.codecache": _explain_inductor,
+}
 """What is done with a module as soon as it is there."""
 
 

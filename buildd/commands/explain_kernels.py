@@ -1,0 +1,68 @@
+"""`buildd explain --kernels [NAME]`: why Triton and Inductor compiled what programs needed, the last ones first.
+
+Knows the words; what was compared is noted by the programs themselves (`hooks/triton_why`, `hooks/inductor_why`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from buildd.cli import OK
+from buildd.commands.common import print_lines
+from buildd.commands.request import store_of
+from buildd.hooks.triton_why import FOLDER, LOG
+from buildd.ui.narrator import reason_lines
+from buildd.ui.text import Line, clean
+
+_SHOWN = 20
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of what programs note."""
+
+    time_s: float
+    kernel: str
+    target: str
+    reasons: list[str]
+
+
+def explain(only: str, *, json: bool) -> int:
+    """Carry out the command.
+
+    Args:
+        only: a part of a kernel's name or file; empty for all.
+
+    Raises: StoreError where no store can be had.
+    """
+    found = [one for one in noted(Path(store_of(os.environ))) if only in one.kernel]
+    if json:
+        print("".join(msgspec.json.encode(one).decode() + "\n" for one in found), end="")
+        return OK
+    lines = []
+    for one in reversed(found[-_SHOWN:]):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.time_s))
+        lines += reason_lines(f"compiled {clean(one.kernel)} for {clean(one.target)}, {when}", tuple(one.reasons))
+    if not found:
+        which = f"no kernel that {clean(only)} names" if only else "no kernel and no graph"
+        lines.append(Line(f"{which} was compiled below `buildd run` since the store was flushed"))
+    print_lines(lines)
+    return OK
+
+
+def noted(store: Path) -> list[Compiled]:
+    """The oldest first. What cannot be read is left out."""
+    try:
+        content = (store / FOLDER / LOG).read_bytes()
+    except OSError:
+        return []
+    found = []
+    for text in content.splitlines():
+        try:
+            found.append(msgspec.json.decode(text, type=Compiled))
+        except msgspec.MsgspecError:
+            continue
+    return found

@@ -1,0 +1,115 @@
+"""Why Inductor compiled a graph: what its key was made of is noted beside the store, and compared with the last times.
+
+Runs in the user's own process; standard library and torch only. Knows the lines that Inductor itself has about a key;
+where they are kept and told is `triton_why`'s. Of most of a key only digests are kept. Nothing here decides anything:
+where it fails, a graph is compiled without a reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import Any
+
+PLACE = "inductor"
+_KEPT = 8
+_LINE = re.compile(r"\[(\w+)\] ([\w.]+)(?:\[(.*?)\])?: (.*)", re.DOTALL)
+_SHAPE = re.compile(r"dtype=(?:torch\.)?(\w+).*?shape=torch\.Size\(\[(.*?)\]\)", re.DOTALL)
+_SHORT = 60
+
+Facts = dict[str, list[str]]
+"""Part of the key -> digest and, where it is short, text."""
+
+_WORDS = {
+    "gm": "the graph: other operations, constants or attributes",
+    "torch_version": "torch, or a file of it",
+    "system_info": "the GPU, its driver's version, or Triton",
+    "user_defined_triton_source": "a Triton kernel that it calls",
+    "cpp_runtime_thread_count": "the number of threads (OMP_NUM_THREADS, torch.set_num_threads, cores)",
+    "cache_key_tag": "the processor, ATEN_CPU_CAPABILITY or TORCH_COMPILE_CACHE_KEY_TAG",
+}
+
+
+def facts_of(lines: list[str]) -> Facts:
+    """What a key was made of, from Inductor's lines about it."""
+    facts: Facts = {}
+    for line in lines:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            continue
+        digest, part, entry, text = found.groups()
+        shape = _SHAPE.search(text) if part == "example_inputs" else None
+        if shape is not None:
+            text = f"{shape[1]} [{shape[2]}]"
+        name = f"{part}[{entry}]" if entry else part
+        facts[name] = [digest[:12], text if len(text) <= _SHORT and "\n" not in text else ""]
+    return facts
+
+
+def reasons(facts: Facts, before: list[Facts]) -> list[str]:
+    """In words, what differs from the most alike of the times before."""
+    if not before:
+        return ["no graph was compiled here before"]
+    likest = min(reversed(before), key=lambda one: ("gm" in _differences(facts, one), len(_differences(facts, one))))
+    names = _differences(facts, likest)
+    return [_words(name, likest.get(name), facts.get(name)) for name in names] or ["something that is not noted"]
+
+
+def _differences(now: Facts, before: Facts) -> list[str]:
+    return sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
+
+
+def _words(name: str, before: list[str] | None, now: list[str] | None) -> str:
+    part, _, entry = name.partition("[")
+    entry = entry.removesuffix("]")
+    if part == "example_inputs":
+        words = f"input {entry}"
+    elif part == "inductor_config":
+        words = f"option {entry}"
+    else:
+        words = _WORDS.get(part, name)
+    was, is_ = (("" if side is None else side[1]) for side in (before, now))
+    if before is None or now is None:
+        return f"{words}: {'new' if before is None else 'there before'}"
+    # Digests say that they differ even where the texts do not.
+    return f"{words}: {was} before, {is_} now" if was != is_ and was and is_ else f"{words}: another one"
+
+
+def begin(codecache: Any, notes: Any, store: str) -> None:
+    """Note what Inductor has no key like from now on.
+
+    Args:
+        codecache: the module torch._inductor.codecache.
+        notes: the module triton_why.
+        store: the folder of the store.
+    """
+    make = codecache.compiled_fx_graph_hash
+
+    def compiled_fx_graph_hash(*arguments: Any, **named: Any) -> Any:
+        key, lines = make(*arguments, **named)
+        with contextlib.suppress(Exception):  # between us and the user's program
+            note(key, lines, notes, store)
+        return key, lines
+
+    codecache.compiled_fx_graph_hash = compiled_fx_graph_hash
+
+
+def note(key: str, lines: list[str], notes: Any, store: str) -> None:
+    """Note a key that was not seen before, and why it is another one. Raises OSError, ValueError."""
+    if not os.path.isdir(store):
+        return
+    folder = notes.folder_in(store)
+    place = os.path.join(folder, PLACE)
+    known = notes.read(place)
+    if any(one.get("key") == key for one in known if isinstance(one, dict)):
+        return
+    facts = facts_of(lines)
+    with notes.alone(folder):
+        known = [one for one in notes.read(place) if isinstance(one, dict) and isinstance(one.get("facts"), dict)]
+        if any(one["key"] == key for one in known):
+            return
+        why = reasons(facts, [one["facts"] for one in known])
+        notes.tell(folder, {"time_s": time.time(), "kernel": "torch graph", "target": "inductor", "reasons": why})
+        notes.write(place, [*known, {"key": key, "facts": facts}][-_KEPT:])
