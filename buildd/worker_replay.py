@@ -24,6 +24,7 @@ import ast
 import importlib
 import json
 import os
+import symtable
 import time
 import types
 import warnings
@@ -256,8 +257,14 @@ def _binds(statement: ast.AST) -> set[str]:
     return {name for child in ast.iter_child_nodes(statement) for name in _binds(child)}
 
 
-def _mentions(statement: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+def _mentions(statement: ast.stmt) -> set[str]:
+    """Names of the module that a statement reads, also from inside functions; their own names are none."""
+    tables = [symtable.symtable(ast.unparse(statement), "statement", "exec")]
+    found = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_referenced()}
+    for table in tables:  # grows while it is walked
+        found |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        tables += table.get_children()
+    return found
 
 
 # ---------------------------------------------------------------- answers

@@ -135,6 +135,22 @@ def test_of_a_script_only_what_a_kernel_needs_is_carried_out() -> None:
         assert part not in text, part
 
 
+def test_a_name_of_a_kernel_s_own_is_none_of_the_script() -> None:
+    script = """\
+import triton
+for size in (512, 1024):
+    a, c = values(size), values(size)
+    add[(1,)](a, c)
+@triton.jit
+def add(x, c, SIZE=LIMIT):
+    a = x + OTHER
+    return [a for c in x]
+LIMIT = OTHER = 3
+"""
+    text = ast.unparse(ast.Module(needed(ast.parse(script).body, "add"), []))
+    assert "LIMIT = OTHER = 3" in text and "import triton" in text and "values" not in text
+
+
 def test_lines_stay_where_they_are() -> None:
     # Triton's key holds the line that a kernel begins in.
     whole = {node.name: node.lineno for node in ast.parse(SCRIPT).body if isinstance(node, ast.FunctionDef)}
