@@ -13,8 +13,9 @@ from codegen.gemm_survey import Case, candidate_spec
 
 UNLIKELY = 2.5
 """Candidates whose estimate is beyond this much of the best one's are tried only where all are."""
-WORTH_MEASURING = 1.5
-"""Candidates of another problem are measured up to this much of the best estimate: `measure.cu` gives up there too."""
+WORTH_MEASURING = UNLIKELY
+"""Candidates of another problem are measured up to this much of the best estimate: where few tiles wait for the memory
+estimates are off by as much, and a measurement costs next to nothing beside a compile."""
 _LEAST_MEASURED = 3
 """So many times have to be known before they say how far the estimates are off."""
 _GAIN = 0.98
