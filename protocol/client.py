@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,38 @@ def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str
     return made
 
 
+class _Open:
+    """What a client has open, apart from it: where the garbage collector finds a client it closes what is in here
+    first, and not in whatever order the things of a cycle happen to have."""
+
+    def __init__(self, route: Route) -> None:
+        self.context: zmq.Context[_Socket] = zmq.Context()
+        self.work: _Socket | None = None
+        self.control: _Socket | None = None
+        self._endpoint = endpoint = route.endpoint
+        self.death = open_pidfd(endpoint.pid, endpoint.start_ticks) if endpoint else None
+
+    def close(self) -> None:
+        """Say goodbye and let go of it all."""
+        linger_ms = 0
+        if self.work is not None and (self._endpoint is None or is_alive(self._endpoint)):
+            try:
+                self.work.send_multipart(wire.encode(Bye()), zmq.NOBLOCK)
+                linger_ms = _CLOSE_LINGER_MS
+            except zmq.Again:
+                pass
+        # By hand: `destroy` finds sockets by weak references, which are gone when a garbage collection closes us, and
+        # would then wait for them for ever.
+        for socket in (self.work, self.control):
+            if socket is not None:
+                socket.close(linger=linger_ms)
+        self.context.destroy(linger=linger_ms)
+        self.work = self.control = None
+        if self.death is not None:
+            os.close(self.death)
+            self.death = None
+
+
 class Client:
     """A connection to one daemon. Use `connect`; close it, or use it as a context manager."""
 
@@ -90,14 +123,12 @@ class Client:
         self._environ = environ
         self._timeout_s = timeout_s
         self._name = name
-        self._context: zmq.Context[_Socket] = zmq.Context()
-        self._work: _Socket | None = None
-        self._control: _Socket | None = None
+        self._sockets = _Open(route)
+        self._let_go = weakref.finalize(self, self._sockets.close)
+        self._let_go.atexit = False
         self._inbox = Inbox()
         self._welcome: Welcome | None = None
         self._heard = self._pinged = time.monotonic()
-        endpoint = route.endpoint
-        self._death = open_pidfd(endpoint.pid, endpoint.start_ticks) if endpoint else None
 
     @classmethod
     def connect(
@@ -211,13 +242,13 @@ class Client:
             raise
         finally:
             self._inbox.close_stream(stream)
-            if not finished and self._work is work:
+            if not finished and self._sockets.work is work:
                 self._send(work, Unfollow(request_id=stream.request_id))
 
     def _open(self) -> _Socket:
-        if self._work is not None:
-            return self._work
-        work: _Socket = open_socket(self._context, zmq.DEALER, self.route, self.route.work)
+        if self._sockets.work is not None:
+            return self._sockets.work
+        work: _Socket = open_socket(self._sockets.context, zmq.DEALER, self.route, self.route.work)
         try:
             self._send(work, hello(self._name, self._environ, local=self.route.endpoint is not None))
             deadline = time.monotonic() + self._timeout_s
@@ -231,7 +262,7 @@ class Client:
             raise
         self._inbox.instance = self._welcome.instance
         self._heard = time.monotonic()
-        self._work = work
+        self._sockets.work = work
         return work
 
     def _receive(self, work: _Socket, request_id: RequestId) -> None:
@@ -245,8 +276,8 @@ class Client:
         """Whether a message waits, after `timeout_s` at most and at once when the daemon dies."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        if self._death is not None:
-            poller.register(self._death, zmq.POLLIN)
+        if self._sockets.death is not None:
+            poller.register(self._sockets.death, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout_s * 1000)))
         return socket in ready or bool(socket.poll(0))
 
@@ -259,9 +290,9 @@ class Client:
             return
         if now - self._heard > SILENCE_S:
             raise self._inbox.lost(request_id, f"the daemon at {self.route.work} is silent for {SILENCE_S:.0f} s")
-        if self._work is not None and now - self._pinged >= PING_EVERY_S:
+        if self._sockets.work is not None and now - self._pinged >= PING_EVERY_S:
             self._pinged = now
-            self._send(self._work, Ping())
+            self._send(self._sockets.work, Ping())
 
     def _send(self, socket: _Socket, message: Message) -> None:
         try:
@@ -302,9 +333,9 @@ class Client:
         return reply.text
 
     def _ask(self, message: Message) -> FromControl:
-        if self._control is None:
-            self._control = open_socket(self._context, zmq.DEALER, self.route, self.route.control)
-        control = self._control
+        if self._sockets.control is None:
+            self._sockets.control = open_socket(self._sockets.context, zmq.DEALER, self.route, self.route.control)
+        control = self._sockets.control
         deadline = time.monotonic() + self._timeout_s
         try:
             self._send(control, message)
@@ -319,7 +350,7 @@ class Client:
         except ProtocolError:
             # A late answer must not be taken for the next question's.
             control.close()
-            self._control = None
+            self._sockets.control = None
             raise
         if isinstance(reply, Error):
             raise RemoteError(reply)
@@ -331,25 +362,7 @@ class Client:
 
     def close(self) -> None:
         """Say goodbye and let go of sockets. Safe to call twice."""
-        if self._context.closed:
-            return
-        linger_ms = 0
-        if self._work is not None and (self.route.endpoint is None or is_alive(self.route.endpoint)):
-            try:
-                self._send(self._work, Bye())
-                linger_ms = _CLOSE_LINGER_MS
-            except ProtocolError:
-                pass
-        # By hand: `destroy` finds sockets by weak references, which are gone when a garbage collection closes us, and
-        # would then wait for them for ever.
-        for socket in (self._work, self._control):
-            if socket is not None:
-                socket.close(linger=linger_ms)
-        self._context.destroy(linger=linger_ms)
-        self._work = self._control = None
-        if self._death is not None:
-            os.close(self._death)
-            self._death = None
+        self._let_go()
 
     def __enter__(self) -> Client:
         return self
