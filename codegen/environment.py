@@ -16,6 +16,7 @@ import msgspec
 
 from codegen.plan import RequestError
 from codegen.variable import KEY, Family, Kind, Section, Value, Variable, VariableClass, shown
+from protocol.wire import is_text
 
 __all__ = [
     "Family",
@@ -129,15 +130,7 @@ def _known(environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     for name, value in environ.items():
         variable = find(name)
         if variable is not None and variable.is_sent and not is_pythons_own(name, environ):
-            yield name, value, value.isascii() or _is_utf8(value)
-
-
-def _is_utf8(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            yield name, value, is_text(value)
 
 
 def tool_environment(

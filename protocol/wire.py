@@ -74,6 +74,15 @@ def _body() -> msgspec.msgpack.Decoder[EventBody]:
     return msgspec.msgpack.Decoder(described(EventBody))
 
 
+def is_text(value: str) -> bool:
+    """Whether a message can carry a string: names of files need not be UTF-8, MessagePack's strings are."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def encode(message: Message, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Frames:
     """Frames of a message.
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.estate import Estate, end_estate, make_estate
+from tests.household import Household
+from tests.serving import short_folder
 from tests.toolkit import make_toolkit
 
 
@@ -77,3 +79,12 @@ def estate(toolkit: Path) -> Iterator[Estate]:
     estate = make_estate(toolkit)
     yield estate
     end_estate(estate)
+
+
+@pytest.fixture
+def triton_user() -> Iterator[Household]:
+    """A user whose programs compile Triton kernels, which then warns of nothing."""
+    with short_folder() as folder:
+        household = Household(folder, {"TRITON_DEFAULT_FP_FUSION": "1"})
+        yield household
+        assert household.end() == []

@@ -8,11 +8,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import short_folder, wait_until
+from serving import wait_until
 
 from buildd import kernel_manifest, recording
 from buildd.kernel_manifest import Line, ManifestError, line_of
@@ -319,14 +318,6 @@ print(f"{len(hits)} kernels, {hits.count(False)} compiled")
 """
 
 
-@pytest.fixture
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder, {"TRITON_DEFAULT_FP_FUSION": "1"})
-        yield household
-        assert household.end() == []
-
-
 def lay_out(user: Household, name: str, program: str = PROGRAM) -> Path:
     """A checkout, and a user in it with nothing in their caches."""
     folder = user.folder / name
@@ -340,43 +331,45 @@ def lay_out(user: Household, name: str, program: str = PROGRAM) -> Path:
 
 
 @pytest.mark.triton
-def test_what_was_recorded_is_compiled_without_a_gpu_and_then_the_program_compiles_nothing(user: Household) -> None:
-    first = lay_out(user, "first")
+def test_what_was_recorded_is_compiled_without_a_gpu_and_the_program_compiles_nothing(
+    triton_user: Household,
+) -> None:
+    first = lay_out(triton_user, "first")
     ran = first / "ran"
     program = ("--", sys.executable, "prog.py")
     # Whether a daemon can be had makes no difference to what is recorded.
-    user.environ["BUILDD_DISABLE"] = "1"
-    status, said = user.buildd("run", "--record", "kernels.jsonl", *program, str(ran))
+    triton_user.environ["BUILDD_DISABLE"] = "1"
+    status, said = triton_user.buildd("run", "--record", "kernels.jsonl", *program, str(ran))
     assert status == 0 and "2 kernels, 2 compiled" in said and "2 kernels recorded in kernels.jsonl" in said, said
-    del user.environ["BUILDD_DISABLE"]
+    del triton_user.environ["BUILDD_DISABLE"]
     manifest = (first / "kernels.jsonl").read_bytes()
-    assert str(user.folder.parent).encode() not in manifest and b"libdevice" not in manifest
+    assert str(triton_user.folder.parent).encode() not in manifest and b"libdevice" not in manifest
 
-    user.folder = first.parent
-    second = lay_out(user, "second")
+    triton_user.folder = first.parent
+    second = lay_out(triton_user, "second")
     (second / "kernels.jsonl").write_bytes(manifest)
-    status, said = user.buildd("warm", "--manifest", "kernels.jsonl")
+    status, said = triton_user.buildd("warm", "--manifest", "kernels.jsonl")
     assert status == 0 and "2 kernels: 0 hits, 2 compiled" in said and "another key" not in said, said
     assert not (second / "ran").exists() and not (second / "triton").exists()
-    status, said = user.buildd("run", "--record", "again.jsonl", *program, str(second / "ran"))
+    status, said = triton_user.buildd("run", "--record", "again.jsonl", *program, str(second / "ran"))
     assert status == 0 and "2 kernels, 0 compiled" in said, said
     assert (second / "again.jsonl").read_bytes() == manifest
 
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_what_keeps_a_kernel_from_being_warmed_is_said(user: Household) -> None:
-    folder = lay_out(user, "first")
-    status, said = user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
+def test_what_keeps_a_kernel_from_being_warmed_is_said(triton_user: Household) -> None:
+    folder = lay_out(triton_user, "first")
+    status, said = triton_user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
     assert status == 0, said
-    user.environ["BUILDD_DIR"] = str(folder / "other")
-    status, said = user.buildd("warm", "--manifest", "m", "--prove")
+    triton_user.environ["BUILDD_DIR"] = str(folder / "other")
+    status, said = triton_user.buildd("warm", "--manifest", "m", "--prove")
     assert status == 1 and "not warm: 2 of 2 kernels would be compiled" in said, said
     # A line above a kernel is in Triton's key: said, and not wrong.
     (folder / "prog.py").write_text("# new\n" + PROGRAM)
-    status, said = user.buildd("warm", "--manifest", "m")
+    status, said = triton_user.buildd("warm", "--manifest", "m")
     assert status == 0 and "2 kernels have another key" in said and "sources have changed" in said, said
-    status, said = user.buildd("warm", "--manifest", "m", "--prove")
+    status, said = triton_user.buildd("warm", "--manifest", "m", "--prove")
     assert status == 0 and "warm: nothing would be compiled, 2 hits" in said, said
     for text, problem in (
         (PROGRAM.replace("add_kernel", "sum_kernel"), "no kernel add_kernel any more"),
@@ -387,31 +380,31 @@ def test_what_keeps_a_kernel_from_being_warmed_is_said(user: Household) -> None:
         (PROGRAM.replace("one_more(twice(", "nowhere(twice("), "nowhere"),
     ):
         (folder / "prog.py").write_text(text)
-        status, said = user.buildd("warm", "--manifest", "m", "-j", "1")
+        status, said = triton_user.buildd("warm", "--manifest", "m", "-j", "1")
         assert status == 1 and problem in said and "failed prog.py: add_kernel for sm_90" in said, said
     (folder / "prog.py").write_text(PROGRAM)
     (folder / "lib" / "helper.py").write_text("import os\nprint('noise')\nos._exit(7)\n")
-    status, said = user.buildd("warm", "--manifest", "m", "-j", "1")
+    status, said = triton_user.buildd("warm", "--manifest", "m", "-j", "1")
     assert status == 1 and "its process ended with status 7" in said and "2 failed" in said, said
 
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_program_is_as_without_us_whatever_cannot_be_recorded(user: Household) -> None:
+def test_a_program_is_as_without_us_whatever_cannot_be_recorded(triton_user: Household) -> None:
     odd = PROGRAM.replace("BLOCK: tl.constexpr)", "BLOCK: tl.constexpr, odd: tl.constexpr)")
     odd = odd.replace("Tensor(), 1000)", "Tensor(), 1000, odd=b'x')")
-    folder = lay_out(user, "odd", odd)
-    status, said = user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
+    folder = lay_out(triton_user, "odd", odd)
+    status, said = triton_user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
     assert status == 0 and "2 kernels, 2 compiled" in said and "0 kernels recorded" in said, said
     assert "not recorded: __main__.add_kernel: one of its constants cannot be written down" in said
     (folder / "prog.py").write_text(PROGRAM)
-    user.environ["USE_IR_LOC"] = "ttir"
-    status, said = user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
+    triton_user.environ["USE_IR_LOC"] = "ttir"
+    status, said = triton_user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
     assert status == 0 and "not recorded: __main__.add_kernel: USE_IR_LOC is set" in said, said
 
 
-def test_wrong_usage_is_told(user: Household) -> None:
-    (user.folder / "m").write_text("no manifest")
+def test_wrong_usage_is_told(triton_user: Household) -> None:
+    (triton_user.folder / "m").write_text("no manifest")
     for arguments, says in (
         (("warm", "--manifest", "m"), "no manifest of kernels"),
         (("warm", "--manifest", "nowhere"), "cannot be read"),
@@ -419,7 +412,7 @@ def test_wrong_usage_is_told(user: Household) -> None:
         (("warm", "--python", "x"), "--python goes with --manifest"),
         (("run", "--record"), "expected one argument"),
     ):
-        status, said = user.buildd(*arguments)
+        status, said = triton_user.buildd(*arguments)
         assert status == 2 and says in said, said
-    status, said = user.buildd("run", "--record", "nowhere/m", "--", "true")
+    status, said = triton_user.buildd("run", "--record", "nowhere/m", "--", "true")
     assert status == 3 and "no manifest can be written there" in said, said

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import short_folder
 from test_kernel_manifest import lay_out
 
 from buildd import kept_kernels
@@ -194,21 +192,13 @@ def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- a program
 
 
-@pytest.fixture
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder, {"TRITON_DEFAULT_FP_FUSION": "1"})
-        yield household
-        assert household.end() == []
-
-
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_program_is_told_why_it_compiled_again(user: Household) -> None:
-    folder = lay_out(user, "one")
+def test_a_program_is_told_why_it_compiled_again(triton_user: Household) -> None:
+    folder = lay_out(triton_user, "one")
     program = ("run", "--quiet", "--", sys.executable, "prog.py", os.devnull)
-    assert "2 compiled" in user.buildd(*program)[1]
-    status, said = user.buildd("explain", "--kernels")
+    assert "2 compiled" in triton_user.buildd(*program)[1]
+    status, said = triton_user.buildd("explain", "--kernels")
     assert (
         status == 0 and "add_kernel for cuda 90" in said and "no kernel of this name was compiled here before" in said
     )
@@ -220,10 +210,10 @@ def test_a_program_is_told_why_it_compiled_again(user: Household) -> None:
         (lambda text: text.replace("num_warps=8", "num_warps=2"), "option num_warps: 8 before, 2 now"),
     ):
         source.write_text(change(source.read_text()))
-        status, said = user.buildd(*program)
+        status, said = triton_user.buildd(*program)
         assert status == 0 and "0 compiled" not in said, said
-        status, said = user.buildd("explain", "--kernels", "add_kernel")
+        status, said = triton_user.buildd("explain", "--kernels", "add_kernel")
         assert expected in said.splitlines()[0], said
-    assert user.buildd("explain", "--kernels", "nothing")[1].startswith("no kernel that nothing names")
-    status, said = user.buildd("explain", "--kernels", "--json")
-    assert status == 0 and len(noted(Path(user.environ["BUILDD_DIR"]))) == len(said.splitlines())
+    assert triton_user.buildd("explain", "--kernels", "nothing")[1].startswith("no kernel that nothing names")
+    status, said = triton_user.buildd("explain", "--kernels", "--json")
+    assert status == 0 and len(noted(Path(triton_user.environ["BUILDD_DIR"]))) == len(said.splitlines())

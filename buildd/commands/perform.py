@@ -20,6 +20,7 @@ from buildd.ui.text import clean
 from buildd.ui.view import View
 from protocol.errors import ProtocolError, RemoteError
 from protocol.messages import Done, Event, Outcome, Request
+from protocol.wire import is_text
 
 CANCEL_WAIT_S = 5.0
 """How long the first Ctrl-C waits for the daemon to end the jobs."""
@@ -67,9 +68,7 @@ def unsendable(request: Request) -> str:
     """
     texts = (request.project, request.file, request.store, request.interpreter, *request.targets)
     for text in (*texts, *request.environment, *request.environment.values()):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
+        if not is_text(text):
             return f"{clean(text)} is not UTF-8, which the daemon's protocol cannot carry"
     return ""
 

@@ -26,6 +26,7 @@ from buildd.notes import Notes
 from buildd.trees import Reader, Tree, is_by_product
 from buildd.ui.text import count
 from protocol import messages as m
+from protocol import wire
 
 PAUSE_S = 0.05
 """So long without a further line, and what was said last is told."""
@@ -75,7 +76,7 @@ class Rebuilds(Saves):
 
     def _watch_request(self) -> m.Request:
         self._inputs = self._tree.inputs
-        inputs = tuple(path for path in self._inputs if _can_be_told(path))
+        inputs = tuple(path for path in self._inputs if wire.is_text(path))
         if (unnamed := len(self._inputs) - len(inputs)) != self._unnamed:
             self._unnamed = unnamed
             self._listener.note(f"not watched, since their names are not UTF-8: {count(unnamed, 'file')}")
@@ -262,14 +263,6 @@ class Run:
             self._hits += isinstance(body, m.CacheHit)
             event = m.Event(request_id=self._name, sequence=self._sequence, time_ns=time.time_ns(), body=body)
             self._put(News(self._name, event))
-
-
-def _can_be_told(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager
