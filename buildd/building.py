@@ -111,6 +111,11 @@ class Building:
         return Settings(request_env=self.request.environment, strict=False).is_on("AIT_TIME_COMPILATION")
 
     @property
+    def preloads(self) -> bool:
+        """BUILDD_PRELOAD: a library of ours may be preloaded into a tool, for its time alone."""
+        return Settings(request_env=self.request.environment, strict=False).is_on("BUILDD_PRELOAD")
+
+    @property
     def inner(self) -> bool:
         """It carries out one job of other requests; see `stepwise`."""
         return False

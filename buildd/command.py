@@ -33,6 +33,7 @@ def launch_of(
     where: Callable[[str], str],
     umask: int = 0o022,
     quiet: bool = False,
+    preload: str = "",
 ) -> Launch:
     """What the runner gets.
 
@@ -44,6 +45,7 @@ def launch_of(
         where: path of a file that another action made.
         umask: the client's.
         quiet: see `Launch`.
+        preload: path of a library that the dynamic linker puts before the tool's own.
     """
     roots = dict(tool.roots)
 
@@ -62,6 +64,8 @@ def launch_of(
 
     environment = dict(action.environment)
     environment["TMPDIR"] = private
+    if preload:
+        environment.setdefault("LD_PRELOAD", preload)
     match action.discovery:
         case Discovery.GCC | Discovery.GCC_LINKER:
             # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.

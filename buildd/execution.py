@@ -27,6 +27,7 @@ from buildd.errors import BuilddError, RunnerError, StoreError, told
 from buildd.files import FINE_STEP_NS
 from buildd.kernels import completed, is_report, kernels_in
 from buildd.launch import Exit, KillReason, Launch
+from buildd.preload import library
 from buildd.products import Failure, Made, Product, Ran
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
@@ -37,6 +38,8 @@ from codegen.plan import Action
 from protocol import messages as m
 
 _KERNEL_KINDS = ("nvcc", "hipcc")
+_FILLING_KINDS = ("cudafe++",)
+"""Those whose time goes into memory that they never look at."""
 
 
 class Execution:
@@ -211,7 +214,12 @@ class Execution:
             private=self._private,
             where=self.building.where,
             quiet=self.building.inner,
+            preload=self._preload(),
         )
+
+    def _preload(self) -> str:
+        wanted = self.action.kind in _FILLING_KINDS and self.building.preloads
+        return library(self.building.store.folder) if wanted else ""
 
     def _line(self, stream: str, text: str) -> None:
         if not (self.action.reports and is_report(text)):

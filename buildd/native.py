@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from blake3 import blake3
 
 NATIVE = "native"
 """Folder of compiled programs in a store."""
+_COMPILE_S = 60.0
 _COMPILERS = ("gcc", "cc", "clang")
 
 
@@ -50,6 +52,30 @@ def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compil
     parts = (*(source.read_bytes() for source in sources), *flags, compiler, str(stamp))
     machine = (platform.machine(), sys.byteorder, *platform.libc_ver())
     return folder / f"{blake3(repr((parts, machine)).encode()).hexdigest()[:32]}{suffix}"
+
+
+def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path], place: Path) -> str:
+    """Compile it to its place; why that could not be, empty where it could. Raises OSError and SubprocessError."""
+    from codegen.foreign import without_stand_ins
+
+    aside = place.with_name(f".{place.name}.{os.getpid()}")
+    environment = {"PATH": without_stand_ins(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            [compiler, *flags, "-o", str(aside), *(str(path) for path in sources)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            return done.stderr.decode(errors="replace").strip()[-300:]
+        os.chmod(aside, 0o700)
+        os.replace(aside, place)
+    finally:
+        aside.unlink(missing_ok=True)
+    return ""
 
 
 def check_owner(status: os.stat_result) -> None:

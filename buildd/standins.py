@@ -17,14 +17,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from buildd.errors import BuilddError
-from buildd.native import NATIVE, Unusable, check_owner, find_compiler, place_of
+from buildd.native import NATIVE, Unusable, check_owner, compile_program, find_compiler, place_of
 from codegen.commandline import TOOLS
 from codegen.foreign import MARK, sent_variables, without_stand_ins
 
 LAUNCHER = "buildd-cc"
 """The name under which the program takes the compiler as its first argument."""
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "answer.c", "launcher.h"))
-_COMPILE_S = 60.0
 _TOOLKIT_PROGRAMS = (
     "nvcc.profile",
     *("bin2c", "crt", "cu++filt", "cudafe++", "cuobjdump", "fatbinary", "nvdisasm", "nvlink", "nvprune", "ptxas"),
@@ -78,34 +77,12 @@ def program(store: Path, path: str) -> Path:
             if place.exists():
                 check_owner(os.lstat(place))
                 return place
-            why = _compile(compiler, flags, place)
+            why = compile_program(compiler, flags, _SOURCES[:2], place)
             if not why:
                 return place
     except (OSError, Unusable, subprocess.SubprocessError) as error:
         why = str(error)
     raise BuilddError(f"there is no stand-in: {why}", next_step="install a C compiler (Debian: apt install gcc)")
-
-
-def _compile(compiler: str, flags: Iterable[str], place: Path) -> str:
-    """Why it could not be compiled; empty where it could."""
-    aside = place.with_name(f".{place.name}.{os.getpid()}")
-    environment = {"PATH": without_stand_ins(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            [compiler, *flags, "-o", str(aside), *(str(path) for path in _SOURCES if path.suffix == ".c")],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment,
-            timeout=_COMPILE_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            return done.stderr.decode(errors="replace").strip()[-300:]
-        os.chmod(aside, 0o700)
-        os.replace(aside, place)
-    finally:
-        aside.unlink(missing_ok=True)
-    return ""
 
 
 def toolkit(store: Path, environ: Mapping[str, str]) -> Place:

@@ -157,6 +157,15 @@ def test_the_inputs_of_all_steps_are_the_inputs_of_the_action_and_steps_that_are
     assert said(story) == [*ALL[:5], "compile again"], "found steps say again what they said"
 
 
+def test_what_spares_cudafe_its_pages_is_preloaded_into_it_alone_and_may_be_turned_off(floor: Floor) -> None:
+    for name in ("host", "cudafe", "compile"):
+        floor.write(f"control/{name}", "//! show LD_PRELOAD\n")
+    host, cudafe, *_, compile_ = said(floor.build())[1:]
+    assert (host, compile_) == ("", "") and Path(cudafe).is_file() and floor.store in Path(cudafe).parents
+    environment = {"PATH": "/usr/bin:/bin", "BUILDD_PRELOAD": "0"}
+    assert said(floor.build(environment=environment, recache=True))[1:3] == ["", ""]
+
+
 def test_a_failed_step_is_told_with_all_that_came_before_it(floor: Floor) -> None:
     floor.write("control/cicc", "//! line cicc ran\n//! error no such thing\n")
     story = floor.build()
