@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import fields
-from functools import cache
 
-import jinja2
 import msgspec
 
 from codegen import nvcc
@@ -22,6 +20,7 @@ from codegen.cuda import NvccOptions, Unit, nvcc_recipe
 from codegen.gemm_choice import chosen
 from codegen.gemm_spec import GemmKernel, formula, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Place, Ref, Resources
+from codegen.rendering import TEMPLATES, template
 from codegen.target import GemmTarget, OutputKind
 
 RESOURCES_2X = Resources(memory_bytes=1 << 30, wall_s=8.0)
@@ -32,8 +31,7 @@ _INVALID_PROBLEM = -4
 """-cutlass::Status::kErrorInvalidProblem, without the headers that say so."""
 _LINKAGE = '__attribute__((weak, visibility("hidden"))) '
 """Of a kernel in a target: it may be linked beside the same one of another target."""
-_TEMPLATES = os.path.join(os.path.dirname(__file__), "templates")
-MEASURE = os.path.join(_TEMPLATES, "measure.cu")
+MEASURE = os.path.join(TEMPLATES, "measure.cu")
 """The program that checks and times a kernel."""
 
 
@@ -102,7 +100,7 @@ def _standalone(target: GemmTarget, build: str) -> GeneratedFile:
     """The source of a test and benchmark of a target (AIT_ENABLE_STANDALONE)."""
     symbol = re.sub(r"\W", "_", target.name)
     with open(MEASURE, encoding="utf-8") as file:
-        text = _template("gemm_standalone.cu.j2").render(
+        text = template("gemm_standalone.cu.j2").render(
             title=f"{target.name}-test",
             symbol=symbol,
             measure=file.read(),
@@ -127,7 +125,7 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
     title = f"{target.name}: GEMM {sizes}, {target.dtype}, {target.layout}, epilogue {target.epilogue}"
     # The highest that fits comes first: sm_90a before sm_80 on an sm_90.
     ordered = sorted(kernels, key=lambda kernel: (_capability(kernel.arch), kernel.three), reverse=True)
-    dispatch = _template("gemm_dispatch.cu.j2").render(
+    dispatch = template("gemm_dispatch.cu.j2").render(
         title=title,
         formula=formula(target),
         symbol=symbol,
@@ -146,9 +144,9 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
 
 def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
     """The source of a kernel, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
-    template = _template("gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2")
+    source = template("gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2")
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
-    return template.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
+    return source.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
 
 
 def _capability(arch: str) -> int:
@@ -159,14 +157,3 @@ def _condition(kernel: GemmKernel) -> str:
     """Each object has PTX of its architecture, so that later GPUs can run it too; that of sm_90a runs on 9.0 only."""
     number = _capability(kernel.arch)
     return f"found == {number}" if kernel.three else f"found >= {number}"
-
-
-@cache
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    return environment.get_template(name)

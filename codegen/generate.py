@@ -18,7 +18,15 @@ from codegen.environment import Settings as Variables
 from codegen.environment import user_values
 from codegen.plan import GeneratedFile, Knowledge, Plan, RequestError, Tool
 from codegen.project import Project, load_project
-from codegen.target import CudaTarget, GemmTarget, HipTarget, Target, TritonTarget
+from codegen.target import (
+    CudaTarget,
+    ElementwiseTarget,
+    GemmTarget,
+    HipTarget,
+    RowwiseTarget,
+    Target,
+    TritonTarget,
+)
 from codegen.toolchain import Toolchains
 from protocol.messages import Request
 
@@ -136,6 +144,14 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.gemm import plan_gemm
 
             return plan_gemm(context, target)
+        case RowwiseTarget():
+            from codegen.rowwise import plan_rowwise
+
+            return plan_rowwise(context, target)
+        case ElementwiseTarget():
+            from codegen.elementwise import plan_elementwise
+
+            return plan_elementwise(context, target)
         case TritonTarget():
             from codegen.triton_kernel import plan_triton
 
@@ -151,8 +167,9 @@ def _check_archs(request: Request, targets: Iterable[Target]) -> None:
     """An architecture of the request that no target takes would be passed over in silence."""
     kinds = tuple(targets)
     for arch in request.arch:
-        users = (HipTarget, TritonTarget) if arch.startswith("gfx") else (CudaTarget, GemmTarget, TritonTarget)
-        if not any(isinstance(target, users) for target in kinds):
+        users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget)
+        both = (RowwiseTarget, ElementwiseTarget, TritonTarget)
+        if not any(isinstance(target, (*users, *both)) for target in kinds):
             raise RequestError(
                 "bad-arch",
                 f'no target of this request can be made for "{arch}"',

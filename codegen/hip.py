@@ -1,6 +1,6 @@
 """Generator of kind "hip": sources through hipcc for AMD, one action a source, and what is linked of them.
 
-Knows clang's HIP flags, not where hipcc is.
+Knows clang's HIP flags, not where hipcc is. Also compiles what `plain` generates.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shlex
+from dataclasses import dataclass
 
 import msgspec
 
@@ -20,7 +21,7 @@ from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resource
 from codegen.project import nearest
 from codegen.search import include_folders, library_folders
 from codegen.sources import expand
-from codegen.target import HipTarget, OutputKind
+from codegen.target import HipTarget, OutputKind, Target
 from codegen.toolchain import Compiler
 
 RESOURCES = Resources(memory_bytes=600 << 20, wall_s=3.0)
@@ -34,44 +35,79 @@ OUTPUTS = (
 _ARCH = re.compile(r"(gfx[0-9a-f]{3,4})((?::(?:sramecc|xnack)[+-])*)")
 
 
+@dataclass(frozen=True, slots=True)
+class HipOptions:
+    """What a target says to hipcc, apart from its sources."""
+
+    output: OutputKind
+    include: tuple[str, ...] = ()
+    define: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    rdc: bool = False
+    map_paths: bool = False
+    shared: str = ""
+    """The source that other targets may have too: its code says nothing of this one."""
+
+
 def plan_hip(context: Context, target: HipTarget) -> Part:
     """The share of the plan of a target of kind "hip". Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
-    refuse_own(target.flags, target.name, target.where)
     sources, listed = expand(context.folder, target.sources, context.build, target.where)
+    options = HipOptions(
+        output=target.output,
+        include=target.include,
+        define=target.define,
+        flags=target.flags,
+        link_flags=target.link_flags,
+        libraries=target.libraries,
+        rdc=target.rdc,
+        map_paths=target.map_paths,
+    )
+    recipe, notices = hip_recipe(context, target, options)
+    return plan_compiled(
+        context, target, recipe, sources, target.output, target.output_name, notices=notices, read=listed
+    )
+
+
+def hip_recipe(context: Context, target: Target, options: HipOptions) -> tuple[Recipe, tuple[str, ...]]:
+    """How hipcc compiles and links a target, and what to tell the user."""
+    refuse_own(options.flags, target.name, target.where)
     compiler = context.toolchains.hip()
     asked = asked_archs(context, target, amd=True)
     needs_arch(target, asked, "gfx90a")
     archs = architectures(asked, compiler.archs, target.where)
     variables = aitemplate_flags(context.variables, "hip", aitemplate_shaped=False)
-    flags = target.flags
+    flags = options.flags
     if variables.optimization is not None:
         flags = (*(flag for flag in flags if not flag.startswith("-O")), *variables.optimization)
     flags = (*flags, *variables.flags)
-    include = tuple(f"-I{os.path.normpath(path)}" for path in target.include)
+    include = tuple(f"-I{os.path.normpath(path)}" for path in options.include)
     base: tuple[Argument, ...] = (
         *(f"--offload-arch={arch}" for arch in archs),
-        *(("-fPIC",) if target.output is not OutputKind.EXECUTABLE else ()),
-        *(("-fgpu-rdc",) if target.rdc else ()),
-        *(_path_maps() if target.map_paths else ()),
-        *(f"-D{name}" for name in target.define),
+        *(("-fPIC",) if options.output is not OutputKind.EXECUTABLE else ()),
+        *(("-fgpu-rdc",) if options.rdc else ()),
+        *(_path_maps() if options.map_paths else ()),
+        *(f"-D{name}" for name in options.define),
         *include,
         *flags,
     )
-    defines = tuple(f"-D{name}" for name in target.define)
+    defines = tuple(f"-D{name}" for name in options.define)
     effects = inspect((*flags, *defines, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")))
-    if target.map_paths:
+    if options.map_paths:
         effects = msgspec.structs.replace(effects, path_sensitive=False)
-    relocatable = target.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
+    relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
     project = context.settings.name
 
     def unit(source: str) -> tuple[Argument, ...]:
         # clang makes this name out of the absolute path by itself. It gets into symbols, so it has to be unique in the
         # linked program; of the relative path, so that another checkout makes the same bytes.
-        name = f"{project}\0{target.name}\0{source}".encode(errors="surrogateescape")
+        owner = "" if source == options.shared else f"{project}\0{target.name}"
+        name = f"{owner}\0{source}".encode(errors="surrogateescape")
         return (f"-cuid={hashlib.blake2b(name, digest_size=8).hexdigest()}", *_language(source))
 
-    if target.output is OutputKind.CODE_OBJECT:
+    if options.output is OutputKind.CODE_OBJECT:
         step = Step(folder="code-object", suffix=".hsaco", options=("--genco", *base), link=False)
     else:
         step = Step(folder="obj", suffix=".o", options=("-c", *base))
@@ -87,10 +123,10 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
             *(f"--offload-arch={arch}" for arch in archs),
             *(("-fgpu-rdc", "--hip-link") if relocatable else ()),
             Ref(place=Place.DEPFILE, prefix="-Wl,--dependency-file="),
-            *target.link_flags,
+            *options.link_flags,
         ),
-        link_tail=tuple(f"-l{name}" for name in target.libraries),
-        link_effects=inspect((*target.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND"))),
+        link_tail=tuple(f"-l{name}" for name in options.libraries),
+        link_effects=inspect((*options.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND"))),
         whole_archive=(("-Wl,--whole-archive",), ("-Wl,--no-whole-archive",)),
         soname=lambda name: (f"-Wl,-soname,{name}",),
         runpath=lambda folder: (f"-Wl,-rpath,{folder}",),
@@ -101,16 +137,14 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
             dict(compiler.tool.roots),
         ),
         library_search=library_folders(
-            (*target.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND")),
+            (*options.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND")),
             compiler.environment,
             dict(compiler.tool.roots),
         ),
-        device_link=target.rdc,
+        device_link=options.rdc,
     )
     notices = tuple(f"{target.name}: {line}" for line in variables.applied)
-    return plan_compiled(
-        context, target, recipe, sources, target.output, target.output_name, notices=notices, read=listed
-    )
+    return recipe, notices
 
 
 def architectures(asked: tuple[str, ...], known: tuple[str, ...], where: str) -> tuple[str, ...]:

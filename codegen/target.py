@@ -64,7 +64,17 @@ class HipTarget(CompiledTarget, frozen=True, kw_only=True):
     """kind = "hip"."""
 
 
-class GemmTarget(Target, frozen=True, kw_only=True):
+class GeneratedTarget(Target, frozen=True, kw_only=True):
+    """Sources that we write, and how they are compiled."""
+
+    output: OutputKind = OutputKind.SHARED
+    output_name: str = ""
+    flags: tuple[str, ...] = ()
+    define: tuple[str, ...] = ()
+    map_paths: bool = False
+
+
+class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     """kind = "gemm": D = epilogue(alpha * A @ B + beta * C), one CUTLASS kernel an architecture. See `gemm`."""
 
     m: int = 0
@@ -93,11 +103,40 @@ class GemmTarget(Target, frozen=True, kw_only=True):
     """sm_90a only: "cooperative" or "pingpong"; by default what suits the tile."""
     alignment: int = 0
     """Elements at which A and B are aligned; 0 means 16 bytes, or what fixed m, n, k allow."""
-    output: OutputKind = OutputKind.SHARED
-    output_name: str = ""
-    flags: tuple[str, ...] = ()
-    define: tuple[str, ...] = ()
-    map_paths: bool = False
+
+
+class RowwiseTarget(GeneratedTarget, frozen=True, kw_only=True):
+    """kind = "rowwise": softmax, a norm or a reduction of an array, as plain CUDA or HIP. See `rowwise`."""
+
+    op: str
+    """softmax, layer_norm, rms_norm, sum, mean, max."""
+    shape: tuple[int, ...]
+    """Of x; 0 means known at run time only."""
+    axes: tuple[int, ...] = (-1,)
+    """What is gone over: of reductions any, else the last ones."""
+    dtype: str = "fp16"
+    """Of x, weight and bias: fp16, bf16, fp32. Everything is computed in fp32."""
+    output_dtype: str = ""
+    """By default `dtype`."""
+    weight: bool | None = None
+    """Of the norms: one factor for each element of `axes`; by default there is one. Likewise `bias`, of layer_norm."""
+    bias: bool | None = None
+    eps: float = 1e-5
+
+
+class ElementwiseTarget(GeneratedTarget, frozen=True, kw_only=True):
+    """kind = "elementwise": an expression over arrays as one kernel, in plain CUDA or HIP. See `elementwise`."""
+
+    expression: str
+    """ "gelu(x + bias) * gate"; see `expression`."""
+    inputs: dict[str, str]
+    """Name -> type: fp16, bf16, fp32. Everything is computed in fp32."""
+    shape: tuple[int, ...]
+    """Of the result; 0 means known at run time only."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    """Of inputs that are broadcast, as numpy does it; all others have `shape`."""
+    output_dtype: str = ""
+    """By default that of the first input."""
 
 
 class TritonTarget(Target, frozen=True, kw_only=True):
@@ -116,4 +155,11 @@ class TritonTarget(Target, frozen=True, kw_only=True):
     output_name: str = ""
 
 
-KINDS: dict[str, type[Target]] = {"cuda": CudaTarget, "hip": HipTarget, "gemm": GemmTarget, "triton": TritonTarget}
+KINDS: dict[str, type[Target]] = {
+    "cuda": CudaTarget,
+    "hip": HipTarget,
+    "gemm": GemmTarget,
+    "rowwise": RowwiseTarget,
+    "elementwise": ElementwiseTarget,
+    "triton": TritonTarget,
+}
