@@ -1,0 +1,114 @@
+"""What scripts/gpu/generators builds and checks: targets, the sizes each runs on, and the largest error that is right.
+
+Knows no torch and no GPU. An error is relative to the largest element of a result: half a unit in the last place is
+4.9e-4 of fp16 and 3.9e-3 of bf16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROUNDING = {"fp16": 6e-4, "bf16": 5e-3, "fp32": 5e-6, "int32": 0.0}
+ROWS = [[3, 7], [1, 1], [5, 1000], [33, 2056], [2, 4100], [2, 13000], [1, 12288], [2, 100003], [4096, 768]]
+THREE = [[3, 5, 7], [2, 40, 64], [4, 1, 3], [130, 33, 257]]
+ODD = [[128, 128, 64], [136, 264, 72], [1, 8, 16], [1000, 520, 1032]]
+"""Of GEMMs whose sizes are known at run time: multiples of 8, and not of a tile."""
+HUGE = 2**31 + 4096
+
+
+def cases(arch: str) -> dict[str, dict[str, Any]]:
+    """Name -> {"table", "sizes", "most"}.
+
+    Args:
+        arch: "sm_90a" for all that an sm_90 can have, else one that CUTLASS's 2.x kernels know.
+    """
+    plain = "sm_90" if arch == "sm_90a" else arch
+    found = {**_rowwise(), **_elementwise(), **_gemms_80()}
+    for case in found.values():
+        case["table"]["arch"] = [plain]
+    if arch == "sm_90a":
+        newer = _gemms_90()
+        for case in newer.values():
+            case["table"]["arch"] = [arch]
+        found |= newer
+    return found
+
+
+def _case(kind: str, sizes: list[list[int]], output: str, most: float = 0.0, **table: Any) -> dict[str, Any]:
+    return {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output]}
+
+
+def _rowwise() -> dict[str, dict[str, Any]]:
+    found = {}
+    for op in ("softmax", "layer_norm", "rms_norm", "sum", "mean", "max"):
+        for dtype in ("fp16", "bf16", "fp32"):
+            found[f"{op}-{dtype}"] = _case("rowwise", ROWS, dtype, op=op, dtype=dtype, shape=[0, 0])
+    found["layer_norm-bare"] = _case(
+        "rowwise", THREE, "fp32", op="layer_norm", dtype="bf16", output_dtype="fp32", shape=[0, 0, 0], weight=False,
+        bias=False, eps=1e-3,
+    )  # fmt: skip
+    found["rms_norm-two-axes"] = _case(
+        "rowwise", THREE, "fp16", op="rms_norm", dtype="fp32", output_dtype="fp16", shape=[0, 0, 0], axes=[1, 2]
+    )
+    found["softmax-fixed"] = _case("rowwise", [[16, 12, 128]], "fp16", op="softmax", shape=[0, 12, 128])
+    for axes in ([0], [1], [0, 2], [0, 1, 2], [1, 2], [0, 1]):
+        for op in ("sum", "mean", "max"):
+            name = f"{op}-axes-{''.join(map(str, axes))}"
+            keys = {"dtype": "bf16", "output_dtype": "fp32", "shape": [0, 0, 0], "axes": axes}
+            found[name] = _case("rowwise", THREE, "fp32", op=op, **keys)
+    found["softmax-huge"] = _case(
+        "rowwise", [[HUGE // 4096, 4096]], "bf16", op="softmax", dtype="bf16", shape=[0, 4096]
+    )
+    return found
+
+
+def _elementwise() -> dict[str, dict[str, Any]]:
+    half = {"x": "fp16", "bias": "fp32", "gate": "bf16"}
+    return {
+        "gated": _case(
+            "elementwise", [*THREE, [1024, 8, 1024]], "fp16", inputs=half, shape=[0, 0, 0],
+            expression="gelu(x + bias) * where(gate > 0, gate, 0.5) ** 2", shapes={"bias": [0, 1], "gate": [0]},
+        ),
+        "everything": _case(
+            "elementwise", [[2, 3, 5, 4], [2, 3, 4, 7], [3, 1, 2, 8], [17, 5, 33, 129]], "fp32", 2e-6,
+            inputs={"c": "fp32", "a": "fp32", "b": "fp32", "d": "fp32"}, shape=[0, 0, 0, 0],
+            expression="max(a, -b) - relu(c) / 3 + sigmoid(a) - silu(b) + min(a, b) * tanh(c) + abs(a) + d"
+            " + erf(a) - gelu_tanh(b) + rsqrt(1 + c * c) * sqrt(abs(b)) + sin(a) * cos(b) + pow(abs(c), 1.5)"
+            " + log(1 + exp(a)) + floor(b) - ceil(c) + where(not (a < b) and c != 0 or d >= 2, 1, -1)",
+            shapes={"b": [1, 0, 1, 0], "d": [1], "c": [0, 0, 1, 1]},
+        ),
+        "add": _case("elementwise", ROWS, "bf16", inputs={"x": "bf16", "z": "bf16"}, shape=[0, 0], expression="x + z"),
+        "add-to-fp32": _case(
+            "elementwise", ROWS, "fp32", inputs={"x": "bf16", "z": "fp16"}, output_dtype="fp32", shape=[0, 0],
+            expression="x + z",
+        ),
+        "huge": _case("elementwise", [[HUGE]], "bf16", inputs={"x": "bf16"}, shape=[0], expression="relu(x) + 1"),
+    }  # fmt: skip
+
+
+def _gemms_80() -> dict[str, dict[str, Any]]:
+    found = {}
+    for dtype, output in (("fp16", "fp16"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32"), ("int8", "int32")):
+        found[f"gemm-{dtype}"] = _case("gemm", _sizes(dtype), output, dtype=dtype)
+    for layout in ("rrr", "ccr"):
+        found[f"gemm-{layout}"] = _case("gemm", ODD, "fp16", layout=layout)
+    for epilogue in ("relu", "bias", "bias_relu", "bias_gelu", "bias_silu", "bias_sigmoid"):
+        found[f"gemm-{epilogue}"] = _case("gemm", ODD, "fp16", epilogue=epilogue)
+    found["gemm-unaligned"] = _case("gemm", [[33, 31, 34], [1, 31, 2]], "fp16", n=31, alignment=2)
+    found["gemm-fp16-accumulator"] = _case("gemm", ODD, "fp16", 2e-2, accumulator="fp16")
+    return found
+
+
+def _gemms_90() -> dict[str, dict[str, Any]]:
+    found = {}
+    for dtype, output in (("fp16", "fp16"), ("bf16", "fp32"), ("tf32", "fp32"), ("int8", "int32")):
+        found[f"gemm90-{dtype}"] = _case("gemm", _sizes(dtype), output, dtype=dtype, output_dtype=output)
+    for layout in ("rrr", "ccr"):
+        found[f"gemm90-{layout}"] = _case("gemm", ODD, "bf16", layout=layout, dtype="bf16")
+    for epilogue in ("relu", "bias_gelu"):
+        found[f"gemm90-{epilogue}"] = _case("gemm", ODD, "fp16", epilogue=epilogue)
+    return found
+
+
+def _sizes(dtype: str) -> list[list[int]]:
+    return [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD] if dtype == "int8" else ODD
