@@ -18,7 +18,7 @@ from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compile
 from codegen.context import Context, Part
 from codegen.cuda import NvccOptions, Unit, nvcc_recipe
 from codegen.gemm_choice import chosen
-from codegen.gemm_spec import GemmKernel, formula, kernel_for, output_type, tolerance
+from codegen.gemm_spec import GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Place, Ref, Resources
 from codegen.rendering import TEMPLATES, template
 from codegen.target import GemmTarget, OutputKind
@@ -74,6 +74,9 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     )
     if not context.variables.is_on("AIT_ENABLE_STANDALONE"):
         return part
+    if not is_plain(target):
+        notice = f"{target.name}: AIT_ENABLE_STANDALONE has no program for its batches, split_k, epilogue or type"
+        return msgspec.structs.replace(part, notices=(*part.notices, notice))
     test = _standalone(target, context.build)
     recipe, _ = nvcc_recipe(context, target, options, roots=roots, units=[Unit(test.path, archs[:1]), *units])
     # The objects are those of the library; what is new is one source and a link.
@@ -131,6 +134,8 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
         symbol=symbol,
         fixed=[(name, size) for name in ("m", "n", "k") if (size := getattr(target, name))],
         invalid_problem=_INVALID_PROBLEM,
+        both=kernels[0].both,
+        batch_parameter=", int batch" if target.batched else "",
         kernels=[{"symbol": kernel.name, "condition": _condition(kernel)} for kernel in ordered],
     )
     return (
@@ -145,7 +150,7 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
 def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
     """The source of a kernel, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
     source = template("gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2")
-    values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    values = {field.name: getattr(kernel, field.name) for field in fields(kernel)} | {"both": kernel.both}
     return source.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
 
 

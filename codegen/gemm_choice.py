@@ -84,7 +84,8 @@ def problem_of(target: GemmTarget, arch: str) -> str:
         f"gemm {arch} {target.dtype} {target.output_dtype or target.dtype} {kernel.element_accumulator}",
         f"{target.layout} {target.epilogue} align{kernel.align},{kernel.align_d} m{target.m} n{target.n} k{target.k}",
     )
-    return " ".join(words)
+    more = (("batched",) if target.batched else ()) + ((f"split{target.split_k}",) if target.split_k > 1 else ())
+    return " ".join((*words, *more))
 
 
 def flags_of(context: Context, target: GemmTarget) -> str:
@@ -118,7 +119,7 @@ def runs_in_ci(variables: Settings) -> bool:
 def smallest(target: GemmTarget, arch: str) -> Candidate:
     """The kernel that compiles soonest; what CI_FLAG asks for."""
     if arch == ARCH_3X:
-        deep = 128 // {"tf32": 4, "int8": 1}.get(target.dtype, 2)
+        deep = 128 // {"tf32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}.get(target.dtype, 2)
         return Candidate(tile=(64, 64, deep), cluster=(1, 1, 1), schedule="pingpong")
     deep = {"tf32": 16, "fp32": 8, "int8": 64}.get(target.dtype, 32)
     return Candidate(tile=(64, 64, deep), warps=(2, 2, 1) if target.dtype != "fp32" else (2, 1, 1), stages=3)

@@ -7,6 +7,7 @@ each error says what would be allowed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from codegen.plan import RequestError
 from codegen.project import nearest
@@ -29,6 +30,12 @@ class _Type:
     """The tile's depth is a multiple of this."""
     simt: bool = False
     any_layout_90: bool = False
+    only_90: bool = False
+
+
+def _fp8(element: str) -> _Type:
+    """Tensor cores of sm_90a have it; nothing of sm_80's figures has a meaning."""
+    return _Type(element, 1, ("fp16", "bf16", "fp32"), ("fp32",), (1, 1, 1), (128, 128, 64), 3, 64, only_90=True)
 
 
 _TYPES: dict[str, _Type] = {
@@ -41,6 +48,8 @@ _TYPES: dict[str, _Type] = {
     "tf32": _Type("cutlass::tfloat32_t", 4, ("fp32",), ("fp32",), (16, 8, 8), (128, 128, 16), 4, 64),
     "fp32": _Type("float", 4, ("fp32",), ("fp32",), (1, 1, 1), (128, 128, 8), 4, 32, simt=True),
     "int8": _Type("int8_t", 1, ("int32",), ("int32",), (16, 8, 32), (128, 128, 64), 3, 64),
+    "fp8_e4m3": _fp8("cutlass::float_e4m3_t"),
+    "fp8_e5m2": _fp8("cutlass::float_e5m2_t"),
 }
 _OUTPUTS = {
     "fp16": ("cutlass::half_t", 2),
@@ -49,8 +58,15 @@ _OUTPUTS = {
     "int32": ("int32_t", 4),
 }
 _ACCUMULATORS = {"fp32": "float", "fp16": "cutlass::half_t", "int32": "int32_t"}
-_ACTIVATIONS = {"": "", "relu": "ReLu", "gelu": "GELU", "silu": "SiLu", "sigmoid": "Sigmoid"}
-EPILOGUES = ("none", "bias", *(a for a in _ACTIVATIONS if a), *(f"bias_{a}" for a in _ACTIVATIONS if a))
+_ACTIVATIONS = {"": "", "relu": "ReLu", "gelu": "GELU", "silu": "SiLu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+_COMBINED = {"": "", "add": "plus", "multiply": "multiplies"}
+_SPELLED = {
+    "_".join(word for word in words if word): words
+    for words in product(("", "bias"), _ACTIVATIONS, _COMBINED)
+    if words != ("", "", "add")  # that is what beta does
+}
+EPILOGUES = tuple(name or "none" for name in _SPELLED)
+_MOST_SPLITS = 32
 LAYOUTS = ("rcr", "rrr", "ccr")
 SCHEDULES = ("cooperative", "pingpong")
 ARCHS_2X = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
@@ -74,6 +90,11 @@ class GemmKernel:
     b_row: bool
     bias: bool
     activation: str
+    combine: str
+    """What joins the result with C: "", "plus" or "multiplies"."""
+    batched: bool
+    split_k: int
+    fp8: bool
     tile: Triple
     warp: Triple
     cluster: Triple
@@ -93,6 +114,9 @@ class GemmKernel:
             *(_short(self.element_d), f"{'r' if self.a_row else 'c'}{'r' if self.b_row else 'c'}r"),
             *(("bias",) if self.bias else ()),
             *((self.activation.lower(),) if self.activation else ()),
+            *((self.combine,) if self.combine else ()),
+            *(("batched",) if self.batched else ()),
+            *((f"k{self.split_k}",) if self.split_k > 1 else ()),
             *(_by(self.tile), *form, f"s{self.stages}", f"a{self.align}", f"d{self.align_d}"),
         )
         return "_".join(words)
@@ -100,6 +124,11 @@ class GemmKernel:
     @property
     def schedule(self) -> str:
         return SCHEDULES[0] if self.cooperative else SCHEDULES[1]
+
+    @property
+    def both(self) -> bool:
+        """It has a bias beside C."""
+        return self.bias and bool(self.combine)
 
 
 def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
@@ -121,21 +150,21 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     accumulator = target.accumulator or typed.accumulators[0]
     _choice(target, f"accumulator for {kind}", accumulator, typed.accumulators)
     three = arch == ARCH_3X
+    if typed.only_90 and not three:
+        raise _wrong(target, f"{kind} has no kernel for {arch}", f'use arch = ["{ARCH_3X}"]')
     if three and typed.simt:
         raise _wrong(
             target, "fp32 without tensor cores has no kernel for sm_90a", 'use dtype = "tf32", or arch = ["sm_90"]'
         )
-    if layout != "rcr" and (kind == "int8" or (three and not typed.any_layout_90)):
+    if layout != "rcr" and (typed.size_bytes == 1 or (three and not typed.any_layout_90)):
         raise _wrong(target, f'{kind} on {arch} cannot have the layout "{layout}"', 'use layout = "rcr"')
-    bias, activation = (
-        epilogue.startswith("bias"),
-        _ACTIVATIONS[epilogue.removeprefix("bias").strip("_").replace("none", "")],
-    )
-    if kind == "int8" and activation not in ("", "ReLu"):
+    bias, activation, combine = _SPELLED[epilogue.removeprefix("none")]
+    if kind == "int8" and (activation not in ("", "relu") or combine):
         raise _wrong(target, f'int8 cannot have the epilogue "{epilogue}"', "possible: none, bias, relu, bias_relu")
     for name in ("m", "n", "k", "stages", "alignment"):
         if getattr(target, name) < 0:
             raise _wrong(target, f"{name} is negative", "0 stands for: known at run time, or chosen by buildd")
+    _check_split(target, combine)
     align, align_d = _alignments(target, typed, kind, output, layout, arch)
     tile = target.tile or (_default_tile_90(typed) if three else typed.tile_80)
     if min(tile) <= 0:
@@ -149,6 +178,9 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         warp = _warp_tile(target, typed, tile, warps)
         stages = stages or typed.stages_80
         _check_shared(target, typed, tile, stages, arch)
+    cooperative = target.schedule == SCHEDULES[0] if target.schedule else tile[0] >= 128
+    if three and target.split_k > 1 and not cooperative:
+        raise _wrong(target, "split_k on sm_90a is for the schedule cooperative", "a tile with m = 128 or 256")
     return GemmKernel(
         arch=arch,
         three=three,
@@ -158,14 +190,18 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         element_compute="int32_t" if kind == "int8" else "float",
         a_row=layout[0] == "r",
         b_row=layout[1] == "r",
-        bias=bias,
-        activation=activation,
+        bias=bool(bias),
+        activation=_ACTIVATIONS[activation],
+        combine=_COMBINED[combine],
+        batched=target.batched,
+        split_k=target.split_k,
+        fp8=typed.only_90,
         tile=tile,
         warp=warp,
         cluster=_cluster(target) if three else (1, 1, 1),
         instruction=typed.instruction,
         simt=typed.simt,
-        cooperative=tile[0] >= 128 if not target.schedule else target.schedule == SCHEDULES[0],
+        cooperative=cooperative,
         stages=stages,
         align=align,
         align_d=align_d,
@@ -196,9 +232,22 @@ def _short(element: str) -> str:
 
 def formula(target: GemmTarget) -> str:
     """What the kernel computes, for its header."""
-    bias, activation = target.epilogue.startswith("bias"), target.epilogue.removeprefix("bias").strip("_")
-    inner = "alpha * A @ B + c (a row of n)" if bias else "alpha * A @ B + beta * C (c may be null if beta is 0)"
-    return f"d = {inner}" if activation in ("", "none") else f"d = {activation}({inner})"
+    bias, activation, combine = _SPELLED[target.epilogue.removeprefix("none")]
+    inner = "alpha * A @ B"
+    if combine:
+        inner += " + bias (a row of n)" if bias else ""
+    else:
+        inner += " + c (a row of n)" if bias else " + beta * C (c may be null if beta is 0)"
+    inner = f"{activation}({inner})" if activation else inner
+    sign = {"add": "+", "multiply": "*"}.get(combine)
+    each = ", for each of `batch` problems, one behind the other" if target.batched else ""
+    return f"d = {inner} {sign} (beta * C){each}" if sign else f"d = {inner}{each}"
+
+
+def is_plain(target: GemmTarget) -> bool:
+    """Whether its entry point takes A, B, C and D of one problem, as what measures GEMMs calls it."""
+    _, _, combine = _SPELLED.get(target.epilogue.removeprefix("none"), ("", "", ""))
+    return not (target.batched or target.split_k > 1 or combine or target.dtype.startswith("fp8"))
 
 
 def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:
@@ -244,6 +293,14 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
     if arch == ARCH_3X and align_d < full_d:
         raise _wrong(target, f"n = {target.n} is too badly aligned for sm_90a", f"n must be a multiple of {full_d}")
     return align, align_d
+
+
+def _check_split(target: GemmTarget, combine: str) -> None:
+    if not 1 <= target.split_k <= _MOST_SPLITS:
+        raise _wrong(target, f"split_k = {target.split_k} is not possible", f"1 to {_MOST_SPLITS}; 1 does not split")
+    if target.split_k > 1 and (target.batched or combine):
+        what = "batched" if target.batched else f'the epilogue "{target.epilogue}"'
+        raise _wrong(target, f"split_k and {what} do not go together", "leave one of them out")
 
 
 def _warp_tile(target: GemmTarget, typed: _Type, tile: Triple, warps: Triple) -> Triple:

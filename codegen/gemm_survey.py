@@ -15,7 +15,7 @@ from codegen.compiled import asked_archs, needs_arch
 from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
 from codegen.gemm_choice import flags_of, library_version, problem_of, runs_in_ci
-from codegen.gemm_spec import Triple, kernel_for, output_type, tolerance
+from codegen.gemm_spec import Triple, is_plain, kernel_for, output_type, tolerance
 from codegen.generate import context_for
 from codegen.plan import Frozen, Knowledge, RequestError
 from codegen.target import GemmTarget, OutputKind
@@ -94,6 +94,15 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
             file=wanted[0].where,
             next_step='name targets of kind "gemm"',
         )
+    for target in gemms:
+        if not is_plain(target):
+            raise RequestError(
+                "not-profilable",
+                f'target "{target.name}" cannot be measured: only one problem without split_k and without a second'
+                " operand of the epilogue is, of types other than fp8",
+                file=target.where,
+                next_step="name other targets, and give this one its `tile` yourself",
+            )
     _check(variables)
     compiler = context.toolchains.cuda()
     cases: list[Case] = []

@@ -84,13 +84,17 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     layout: str = "rcr"
     """A, B, D: r row-major, c column-major."""
     dtype: str = "fp16"
-    """Type of A and B: fp16, bf16, tf32, fp32, int8."""
+    """Type of A and B: fp16, bf16, tf32, fp32, int8; fp8_e4m3, fp8_e5m2 on sm_90a."""
     output_dtype: str = ""
-    """Type of C and D; by default that of A and B (fp32 for tf32, int32 for int8)."""
+    """Type of C and D; by default that of A and B (fp32 for tf32, int32 for int8, fp16 for fp8)."""
     accumulator: str = ""
     """fp32, fp16 or int32; by default fp32 (int32 for int8)."""
     epilogue: str = "none"
-    """none, bias, relu, gelu, silu, sigmoid, bias_relu, bias_gelu, ..."""
+    """none, or some of "bias", an activation, and "add" or "multiply", in this order: bias_gelu, silu_multiply."""
+    batched: bool = False
+    """Many problems of one size, one behind the other; how many is known at run time."""
+    split_k: int = 1
+    """Parts of k that are computed side by side and then added: for small m and n."""
     tile: tuple[int, int, int] | None = None
     """Threadblock tile (m, n, k); by default one that suits the architecture."""
     warps: tuple[int, int, int] | None = None

@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from carry_out import carry_out_all, plan_for, request_for
+from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 
 from buildd import compdb
 from codegen.gemm import generated
-from codegen.gemm_spec import EPILOGUES, LAYOUTS, kernel_for
+from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_plain, kernel_for
+from codegen.gemm_survey import survey
 from codegen.plan import RequestError
 from codegen.target import GemmTarget
 
@@ -88,6 +89,16 @@ def test_every_combination_of_half_precision_has_a_text(arch: str, layout: str, 
         ({"cluster": [3, 1, 1]}, "sm_90a", "for example"),
         ({"stages": 9}, "sm_90a", "227 KiB"),
         ({"m": -1}, "sm_80", "0 stands for"),
+        ({"dtype": "fp8_e4m3"}, "sm_80", "sm_90a"),
+        ({"dtype": "fp8_e5m2", "layout": "rrr"}, "sm_90a", "rcr"),
+        ({"dtype": "fp8_e4m3", "k": 24}, "sm_90a", "multiple of 16"),
+        ({"dtype": "int8", "epilogue": "multiply"}, "sm_80", "bias_relu"),
+        ({"epilogue": "add"}, "sm_80", "bias_add"),
+        ({"epilogue": "relu_bias"}, "sm_80", "bias_relu"),
+        ({"split_k": 0}, "sm_80", "1 to 32"),
+        ({"split_k": 2, "batched": True}, "sm_80", "leave one of them out"),
+        ({"split_k": 2, "epilogue": "bias_multiply"}, "sm_90a", "leave one of them out"),
+        ({"split_k": 2, "tile": [64, 128, 64]}, "sm_90a", "128 or 256"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(keys: dict[str, Any], arch: str, allowed: str) -> None:
@@ -154,6 +165,36 @@ def test_headers_are_included_from_where_they_are(tmp_path: Path) -> None:
     assert cutlass and not any(folder.startswith(str(tmp_path)) for folder in included)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    ("keys", "operands", "sizes"),
+    [
+        ({}, "a, b, c, d, ", "m, n, k, "),
+        ({"batched": True}, "a, b, c, d, ", "m, n, k, batch, "),
+        ({"split_k": 4}, "a, b, c, d, ", "m, n, k, "),
+        ({"epilogue": "silu_multiply"}, "a, b, c, d, ", "m, n, k, "),
+        ({"epilogue": "bias_add", "batched": True}, "a, b, c, bias, d, ", "m, n, k, batch, "),
+    ],
+)
+def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
+    arch: str, keys: dict[str, Any], operands: str, sizes: str
+) -> None:
+    kernel = kernel_for(spec(**keys), arch)
+    entry, source = (file.content.decode() for file in generated(spec(**keys), [kernel], "gen"))
+    assert f"{kernel.name}_run({operands}{sizes}alpha, beta, workspace, stream)" in entry
+    heads = {
+        line for text in (entry, source) for line in text.splitlines() if f"{kernel.name}_run(const void* a" in line
+    }
+    assert len({line.partition("_run(")[2] for line in heads}) == 1, "declared as it is defined"
+    assert (kernel.name == kernel_for(spec(), arch).name) is not bool(keys)
+
+
+def test_only_what_the_measuring_program_calls_is_measured() -> None:
+    assert is_plain(spec(epilogue="bias_tanh", layout="ccr"))
+    for keys in ({"batched": True}, {"split_k": 2}, {"epilogue": "multiply"}, {"dtype": "fp8_e4m3"}):
+        assert not is_plain(spec(**keys))
+
+
 def build(tmp_path: Path, keys: str, environment: dict[str, str] | None = None) -> ctypes.CDLL:
     folder = tmp_path / "project"
     folder.mkdir()
@@ -180,3 +221,37 @@ def test_a_gemm_for_sm_80_compiles_and_loads(tmp_path: Path) -> None:
 def test_a_gemm_for_sm_90a_compiles_and_loads(tmp_path: Path) -> None:
     library = build(tmp_path, 'epilogue = "gelu"\narch = ["sm_80", "sm_90a"]\n')
     assert library.my_gemm_run and not hasattr(library, "gemm_sm90a_run")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "split": {"split_k": 3, "epilogue": "bias_tanh"},
+    "batched": {"batched": True, "epilogue": "bias_gelu"},
+    "joined": {"batched": True, "epilogue": "bias_silu_multiply"},
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("option", [*OPTIONS, "fp8"])
+def test_options_compile(tmp_path: Path, arch: str, option: str) -> None:
+    keys = OPTIONS.get(option, {"dtype": "fp8_e4m3" if arch == "sm_90a" else "int8", "epilogue": "bias_relu"})
+    plan = plan_for(request_for(tmp_path, file="", specs={"g": {"kind": "gemm", "arch": [arch], **keys}}))
+    carry_out_all(plan, tmp_path, tmp_path / "scratch")
+    library = ctypes.CDLL(str(tmp_path / "build/g/libg.so"))
+    library.g_workspace_bytes.restype = ctypes.c_size_t
+    assert library.g_run
+    if option == "split" and arch == "sm_80":  # on sm_90a it depends on the GPU
+        assert library.g_workspace_bytes(256, 256, 1024) > 0
+
+
+@pytest.mark.cuda
+def test_options_that_cannot_be_measured_are_not_profiled(tmp_path: Path) -> None:
+    for keys in ({"batched": True}, {"dtype": "fp8_e5m2"}):
+        request = request_for(
+            tmp_path, file="", specs={"g": {"kind": "gemm", "arch": ["sm_90a"], "m": 64, "n": 64, "k": 64, **keys}}
+        )
+        with pytest.raises(RequestError) as caught:
+            answered(lambda request=request: survey(request, KNOWLEDGE))
+        assert caught.value.code == "not-profilable"

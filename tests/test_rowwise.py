@@ -237,7 +237,7 @@ def test_every_op_compiles(tmp_path: Path, arch: str) -> None:
         name: {"kind": "rowwise", "shape": [0, 0], "arch": [arch], **keys} for name, keys in EVERY.items()
     }
     tables["fused"] = {"kind": "elementwise", "arch": [arch], **FUSED}
-    plan = plan_for(request_for(tmp_path, specs=tables))
+    plan = plan_for(request_for(tmp_path, file="", specs=tables))
     assert len(plan.artifacts) == len(tables)
     for ran in carry_out_all(plan, tmp_path, tmp_path / "scratch"):
         assert "warning" not in ran.said, ran.said

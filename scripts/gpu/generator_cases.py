@@ -13,6 +13,11 @@ ROWS = [[3, 7], [1, 1], [5, 1000], [33, 2056], [2, 4100], [2, 13000], [1, 12288]
 THREE = [[3, 5, 7], [2, 40, 64], [4, 1, 3], [130, 33, 257]]
 ODD = [[128, 128, 64], [136, 264, 72], [1, 8, 16], [1000, 520, 1032]]
 """Of GEMMs whose sizes are known at run time: multiples of 8, and not of a tile."""
+BYTES = [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD]
+"""Those of types of one byte."""
+BATCHES = [[1, 128, 128, 64], [5, 136, 264, 72], [70, 8, 16, 200]]
+DEEP = [[16, 128, 8192], [72, 136, 4112], [128, 256, 64], [8, 16, 1024]]
+"""Of few tiles; one has less k than parts."""
 HUGE = 2**31 + 4096
 
 
@@ -35,6 +40,8 @@ def cases(arch: str) -> dict[str, dict[str, Any]]:
 
 
 def _case(kind: str, sizes: list[list[int]], output: str, most: float = 0.0, **table: Any) -> dict[str, Any]:
+    if kind == "gemm" and output == "fp32":
+        most = 3e-5  # sums of tensor cores are not rounded to the nearest
     return {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output]}
 
 
@@ -92,8 +99,17 @@ def _gemms_80() -> dict[str, dict[str, Any]]:
         found[f"gemm-{dtype}"] = _case("gemm", _sizes(dtype), output, dtype=dtype)
     for layout in ("rrr", "ccr"):
         found[f"gemm-{layout}"] = _case("gemm", ODD, "fp16", layout=layout)
-    for epilogue in ("relu", "bias", "bias_relu", "bias_gelu", "bias_silu", "bias_sigmoid"):
+    for epilogue in ("relu", "bias", "bias_gelu", "bias_silu", "bias_sigmoid", "bias_tanh"):
         found[f"gemm-{epilogue}"] = _case("gemm", ODD, "fp16", epilogue=epilogue)
+    for epilogue in ("bias_add", "silu_multiply", "bias_relu_add"):
+        found[f"gemm-{epilogue}"] = _case("gemm", ODD, "bf16", epilogue=epilogue, dtype="bf16")
+    found["gemm-batched"] = _case("gemm", BATCHES, "fp16", epilogue="bias_gelu", batched=True)
+    found["gemm-batched-ccr"] = _case("gemm", BATCHES, "fp32", dtype="tf32", layout="ccr", batched=True)
+    found["gemm-batched-multiply"] = _case("gemm", BATCHES, "fp16", epilogue="bias_sigmoid_multiply", batched=True)
+    # Each part is rounded to the type of the result.
+    found["gemm-split"] = _case("gemm", DEEP, "fp16", 2e-3, epilogue="bias_relu", split_k=3)
+    found["gemm-split-fp32"] = _case("gemm", DEEP, "fp32", output_dtype="fp32", split_k=8)
+    found["gemm-split-int8"] = _case("gemm", DEEP, "int32", dtype="int8", split_k=4)
     found["gemm-unaligned"] = _case("gemm", [[33, 31, 34], [1, 31, 2]], "fp16", n=31, alignment=2)
     found["gemm-fp16-accumulator"] = _case("gemm", ODD, "fp16", 2e-2, accumulator="fp16")
     return found
@@ -105,10 +121,15 @@ def _gemms_90() -> dict[str, dict[str, Any]]:
         found[f"gemm90-{dtype}"] = _case("gemm", _sizes(dtype), output, dtype=dtype, output_dtype=output)
     for layout in ("rrr", "ccr"):
         found[f"gemm90-{layout}"] = _case("gemm", ODD, "bf16", layout=layout, dtype="bf16")
-    for epilogue in ("relu", "bias_gelu"):
+    for epilogue in ("bias_gelu", "tanh", "multiply", "bias_relu_add"):
         found[f"gemm90-{epilogue}"] = _case("gemm", ODD, "fp16", epilogue=epilogue)
+    found["gemm90-batched"] = _case("gemm", BATCHES, "fp16", epilogue="bias_gelu", batched=True)
+    found["gemm90-batched-multiply"] = _case("gemm", BATCHES, "fp16", epilogue="bias_silu_multiply", batched=True)
+    found["gemm90-split"] = _case("gemm", DEEP, "fp16", split_k=3)
+    found["gemm90-e4m3"] = _case("gemm", BYTES, "fp16", dtype="fp8_e4m3", epilogue="bias_relu")
+    found["gemm90-e5m2"] = _case("gemm", BYTES, "bf16", dtype="fp8_e5m2", output_dtype="bf16")
     return found
 
 
 def _sizes(dtype: str) -> list[list[int]]:
-    return [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD] if dtype == "int8" else ODD
+    return BYTES if dtype == "int8" else ODD
