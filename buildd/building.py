@@ -32,6 +32,7 @@ from buildd.kernels import without_report
 from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
+from buildd.outspoken import is_outspoken
 from buildd.products import Failure, Product, Ran
 from buildd.shadow import Memory
 from buildd.steps import LookUp, NodeSpec
@@ -82,6 +83,8 @@ class Building:
     """Actions that are looked up before the others: of what somebody has just saved."""
     products: dict[str, Product] = field(default_factory=dict)
     misses: dict[int, Missing] = field(default_factory=dict)
+    runs_whole: set[int] = field(default_factory=set)
+    """Actions with steps that run as one process: their steps would say other things than the compiler."""
     snapshot: Snapshot = field(init=False)
     lookup: Lookup = field(init=False)
     said_something: bool = False
@@ -105,15 +108,9 @@ class Building:
     def project(self) -> str:
         return self.snapshot.project
 
-    @property
-    def times_jobs(self) -> bool:
-        """AIT_TIME_COMPILATION: a line for every job that ran."""
-        return Settings(request_env=self.request.environment, strict=False).is_on("AIT_TIME_COMPILATION")
-
-    @property
-    def preloads(self) -> bool:
-        """BUILDD_PRELOAD: a library of ours may be preloaded into a tool, for its time alone."""
-        return Settings(request_env=self.request.environment, strict=False).is_on("BUILDD_PRELOAD")
+    def is_on(self, switch: str) -> bool:
+        """What the request's environment says of a variable."""
+        return Settings(request_env=self.request.environment, strict=False).is_on(switch)
 
     @property
     def inner(self) -> bool:
@@ -206,6 +203,9 @@ class Building:
             answer = self.lookup.missing(action, self.tool(action), "a stored output was missing or damaged")
         if isinstance(answer, Missing):
             self.misses[index] = answer
+            steps = self.steps.get(action.steps)
+            if steps and steps.silent and is_outspoken(self.store, self.notebook, self.lookup.name_key(action)):
+                self.runs_whole.add(index)
         return answer
 
     def look_all(self, batch: Iterable[LookUp]) -> list[tuple[int, Found | None, tuple[str, str] | None]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from buildd import depfiles, history
+from buildd import depfiles, history, outspoken
 from buildd.batch import Batch
 from buildd.building import Building
 from buildd.command import DEPFILE, launch_of, output_path
@@ -218,7 +218,7 @@ class Execution:
         )
 
     def _preload(self) -> str:
-        wanted = self.action.kind in _FILLING_KINDS and self.building.preloads
+        wanted = self.action.kind in _FILLING_KINDS and self.building.is_on("BUILDD_PRELOAD")
         return library(self.building.store.folder) if wanted else ""
 
     def _line(self, stream: str, text: str) -> None:
@@ -325,6 +325,9 @@ class Execution:
             if publishable and filing.input_set is not None:
                 self._publish(missing.first, filing.input_set, tuple(stored), exit, batch)
         self._learn(exit, history.Ended.BUILT)
+        if self.index in building.runs_whole:
+            spoke = bool(exit.stdout or exit.stderr)
+            outspoken.remember(building.notebook, building.lookup.name_key(self.action), spoke=spoke)
         return Ending.SUCCESS
 
     def _learn(self, exit: Exit, ended: history.Ended) -> None:

@@ -1,7 +1,7 @@
 """The fatbin in an object: device code, which is data to the host compiler and which nothing else of it stands on.
 
-Knows how `fatbinary` writes it down for the host compiler, and as much of ELF as it takes to exchange one section as
-the assembler would have laid it out. Knows no step. What looks different in any way is left alone: None.
+Knows how `fatbinary` and clang write it down for the host compiler, and as much of ELF as it takes to exchange one
+section as the assembler would have laid it out. Knows no step. What looks different in any way is left alone: None.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _RELOCATABLE = 1
 _PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL, _INDICES = 1, 2, 4, 8, 9, 18
 _ALLOC = 2
 _MOST_ALIGN = 1 << 16
+_PLACES = {b".nv_fatbin": 8, b".hip_fatbin": 4096}
+"""The sections that hold one, and how they are aligned."""
+BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+"""What clang's begins with."""
 
 
 def frame(text: bytes) -> bytes | None:
@@ -34,7 +38,9 @@ def frame(text: bytes) -> bytes | None:
 
 
 def data(text: bytes) -> bytes | None:
-    """The data that `fatbinary` wrote."""
+    """The data that `fatbinary` wrote, or clang's bundler: it ends in a zero in the object."""
+    if text.startswith(BUNDLE):
+        return text + b"\0"
     parts = _parts(text)
     if parts is None or sys.byteorder != "little":
         return None
@@ -93,16 +99,17 @@ def _sections(made: bytes) -> tuple[list[_Section], _Section]:
     names = [text[section.name : text.find(b"\0", section.name)] for section in sections]
     if any(name.startswith((b".gnu.lto", b".debug", b".zdebug")) for name in names):
         raise ValueError("the fatbin may be in it once more")
-    found = [section for section, name in zip(sections, names, strict=True) if name == b".nv_fatbin"]
+    found = [section for section, name in zip(sections, names, strict=True) if name in _PLACES]
     if len(found) != 1:
         raise ValueError("no fatbin, or several")
-    return sections, found[0]
+    place = found[0]
+    if (place.type, place.flags, place.align) != (_PROGBITS, _ALLOC, _PLACES[names[place.index]]):
+        raise ValueError("an unusual fatbin")
+    return sections, place
 
 
 def _check(made: bytes, sections: list[_Section], place: _Section) -> None:
     """Raises ValueError where something in the object knows more of the fatbin than where it begins."""
-    if (place.type, place.flags, place.align) != (_PROGBITS, _ALLOC, 8):
-        raise ValueError("an unusual fatbin")
     for section in sections:
         if section.align > _MOST_ALIGN:
             raise ValueError("an unusual alignment")

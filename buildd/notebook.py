@@ -36,6 +36,11 @@ class Notebook:
         with self._lock:
             self._components[name_key] = components
 
+    def components_of(self, name_key: Digest) -> bytes | None:
+        """What is gathered under a name and not yet written down."""
+        with self._lock:
+            return self._components.get(name_key)
+
     def write(self) -> None:
         """Write down what was gathered; a store that takes no more learns nothing."""
         with self._lock:

@@ -255,7 +255,7 @@ class Scheduler:
                         flight,
                         resources.cpus,
                         resources.memory_bytes,
-                        steps=bool(action.steps),
+                        steps=bool(action.steps) and index not in building.runs_whole,
                     )
                 )
 
@@ -285,7 +285,7 @@ class Scheduler:
                 submit=lambda inner: self._submit_steps(inner, start.job),
                 cancel=lambda inner: self._feed(Cancelled(inner)),
             )
-        elif action.steps:
+        elif action.steps and start.node not in building.runs_whole:
             make = partial(Chained, looked=self._count_steps)
         execution = make(
             start.job,
@@ -324,7 +324,7 @@ class Scheduler:
             ending = Ending.FAILED
         execution.begun.set()
         exit = execution.exit
-        if exit is not None and execution.building.times_jobs:
+        if exit is not None and execution.building.is_on("AIT_TIME_COMPILATION"):
             self._tell(
                 execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=execution.time_line())
             )

@@ -1,7 +1,7 @@
 """One job whose action is carried out in steps: a request of its own inside the scheduler, its result filed as ever.
 
 Knows how step files reach each other and how what the steps said and read becomes one tool's output and inputs. Which
-steps there are is `codegen.nvcc_steps`'s, what runs when `state`'s.
+steps there are is `codegen.nvcc_steps`' and `hipcc_steps`', what runs when `state`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from buildd import fatbin, history, twins
+from buildd import fatbin, history, outspoken, twins
 from buildd.building import Building
 from buildd.command import output_path
 from buildd.errors import StoreError
@@ -31,9 +31,9 @@ from buildd.runner import Runner
 from buildd.steps import Ending
 from buildd.store import Result
 from buildd.traits import Traits
-from codegen.nvcc_expand import barely, expand
-from codegen.nvcc_steps import USED, Kind
+from codegen.expansion import barely, expand
 from codegen.plan import BARE, Action, Plan
+from codegen.step_kinds import USED, Kind
 from protocol import messages as m
 
 
@@ -61,6 +61,8 @@ class Inner(Building):
     failed: dict[int, Failure] = field(default_factory=dict)
     exact: bool = False
     """No text is taken for another one with other line numbers."""
+    silent: bool = False
+    """See `Steps`."""
     _moved: set[str] = field(default_factory=set)
     """Files that were made of such a text."""
     _bare: dict[int, Missing] = field(default_factory=dict)
@@ -166,7 +168,8 @@ class Inner(Building):
                         if action.kind == Kind.CUDAFE.value
                         else None
                     )
-                    content = twins.of_text(Kind(action.kind), Path(files[output.path]).read_bytes(), key)
+                    text = Path(files[output.path]).read_bytes()
+                    content = twins.of_text(Kind(action.kind), text, key, clang=self.silent)
                 made[BARE] = content
         return made
 
@@ -195,6 +198,11 @@ class Inner(Building):
             self._moved.intersection(action.twins) and (index in self.failed or any(self.said.get(index, ())))
             for index, action in enumerate(self.plan.actions)
         )
+
+    @property
+    def broke_silence(self) -> bool:
+        """A step said something that the compiler itself says in other words."""
+        return self.silent and (bool(self.failed) or any(any(said) for said in self.said.values()))
 
     def _embedding(self, read: Iterable[str]) -> bool:
         names = (self.lookup.normal(spelled) for spelled in read)
@@ -348,6 +356,10 @@ class Stepwise(Execution, ABC):
         inner = self._inner
         if inner is None or ending in (Ending.KILLED, Ending.STALE):
             return ending
+        if inner.broke_silence and ending is not Ending.OUT_OF_MEMORY:
+            self.building.runs_whole.add(self.index)
+            outspoken.remember(self.building.notebook, self.building.lookup.name_key(self.action), spoke=True)
+            return Ending.STALE
         self.exit = inner.exit(time.monotonic() - self.started_s)
         for stream, text in inner.shown():
             for line in text.decode(errors="replace").splitlines():
@@ -395,6 +407,7 @@ class Stepwise(Execution, ABC):
             begun_s=building.begun_s,
             settled_s=building.settled_s,
             exact=exact,
+            silent=steps.silent,
         )
         inner.scratch = self._private
         # Where the tool has no root of that name, paths are what they are on this machine.

@@ -9,21 +9,24 @@ from blake3 import blake3
 
 from buildd import fatbin
 from buildd.unlined import fingerprint
-from codegen.nvcc_steps import Kind
+from codegen.step_kinds import Kind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
+_NAMES = b"__PRETTY_FUNCTION__"
+"""clang calls a lambda by its line there."""
 NONE = b"none"
 """There is no twin: the file itself counts, and all flags of the step that reads it."""
 NO_TWIN = Digest(blake3(NONE).hexdigest())
 
 
-def of_text(kind: Kind, text: bytes, made_of: Digest | None) -> bytes:
+def of_text(kind: Kind, text: bytes, made_of: Digest | None, *, clang: bool = False) -> bytes:
     """The twin of a text.
 
     Args:
         kind: of the step that made it.
         made_of: key of what the step read, apart from what did not matter; None where it has no such key.
+        clang: it will be compiled by clang.
     """
     match kind:
         case Kind.FATBINARY:
@@ -35,6 +38,10 @@ def of_text(kind: Kind, text: bytes, made_of: Digest | None) -> bytes:
         case Kind.CUDAFE if made_of is not None:
             # Long, and full of line markers. But the same is always made of the same.
             return b"made " + made_of.encode()
+        case Kind.BUNDLE:
+            return b"bundle" if text.startswith(fatbin.BUNDLE) else _exactly(text)
+        case Kind.PREPROCESS if clang and _NAMES in text:
+            return _exactly(text)
         case _:
             return fingerprint(text)
 

@@ -1,16 +1,23 @@
-"""How nvcc compiles with one set of flags: in steps, as a dry run of just these flags has them, or whole, and why.
+"""How nvcc or hipcc compiles with one set of flags: in steps, as a dry run of just these flags has them, or whole, and
+why.
 
-Knows what has to be true before a dry run is asked for; reading it is `nvcc_steps`' business. Knows no target and no
-source: the answer serves every compile with these flags, whatever it is called and whatever its depfile.
+Knows what has to be true before a dry run is asked for; reading it is `nvcc_steps`' and `hipcc_steps`'. Knows no target
+and no source: the answer serves every compile with these flags, whatever it is called and whatever its depfile.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
-from codegen import nvcc_steps
+from codegen import hipcc_steps, nvcc_steps
 from codegen.closure import Environment, hands_over
 from codegen.plan import Argument, Knowledge, Place, Probe, Steps, Tool
+from codegen.step_kinds import OBJECT, SOURCE, STEM, UNIT, NotUnderstood, placeholder
+
+_EMPTY = str(Path(__file__).with_name("templates") / "empty" / STEM)
+"""Sources that clang finds, without their extension."""
 
 
 def decomposition(
@@ -47,14 +54,9 @@ def decomposition(
     ):
         if holds:
             return why
-    words = [
-        item
-        if isinstance(item, str)
-        else item.prefix + (nvcc_steps.placeholder(item.name) if item.place is Place.ROOT else "") + item.suffix
-        for item in _without_threads(options)
-    ]
+    words = _words(_without_threads(options))
     probe = Probe(
-        argv=(nvcc, "--dryrun", *words, "-o", nvcc_steps.OBJECT, nvcc_steps.SOURCE + extension),
+        argv=(nvcc, "--dryrun", *words, "-o", OBJECT, SOURCE + extension),
         environment=environment,
         # It asks the host compiler for its version, too.
         files=tuple(file.path for file in tool.files),
@@ -63,11 +65,62 @@ def decomposition(
     name = " ".join((tool.name, *words))
     try:
         if answer.status != 0:
-            raise nvcc_steps.NotUnderstood(f"nvcc --dryrun ended with status {answer.status}")
+            raise NotUnderstood(f"nvcc --dryrun ended with status {answer.status}")
         text = answer.stdout + answer.stderr
         return nvcc_steps.decompose(text, name, extension=extension, root=roots["cuda"], identity=identity)
-    except nvcc_steps.NotUnderstood as reason:
+    except NotUnderstood as reason:
         return f"not understood: {reason}"
+
+
+def hip_decomposition(
+    knowledge: Knowledge,
+    tool: Tool,
+    program: Argument,
+    environment: Environment,
+    options: Iterable[Argument],
+    *,
+    extension: str,
+    identity: str,
+) -> Steps | str:
+    """The same for hipcc.
+
+    Args: as of `decomposition`.
+
+    Raises:
+        ProbesNeeded: the dry run.
+    """
+    roots = dict(tool.roots)
+    called = program if isinstance(program, str) else roots[program.name] + program.suffix
+    source = _EMPTY + extension
+    words = _words(options)
+    for why, holds in (
+        (f"a source of type {extension}", not os.path.exists(source)),
+        ("-fuse-cuid", any(word.startswith("-fuse-cuid") for word in words)),
+    ):
+        if holds:
+            return why
+    probe = Probe(
+        argv=(called, "-###", *words, f"-cuid={UNIT}", "-o", OBJECT, source),
+        environment=environment,
+        files=tuple(file.path for file in tool.files),
+    )
+    (answer,) = knowledge.ask(probe)
+    name = " ".join((tool.name, *words))
+    try:
+        if answer.status != 0:
+            raise NotUnderstood(f"hipcc -### ended with status {answer.status}")
+        return hipcc_steps.decompose(answer.stderr + answer.stdout, name, source=source, identity=identity)
+    except NotUnderstood as reason:
+        return f"not understood: {reason}"
+
+
+def _words(options: Iterable[Argument]) -> list[str]:
+    return [
+        item
+        if isinstance(item, str)
+        else item.prefix + (placeholder(item.name) if item.place is Place.ROOT else "") + item.suffix
+        for item in options
+    ]
 
 
 def _without_threads(options: Iterable[Argument]) -> list[Argument]:

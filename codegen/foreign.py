@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from codegen import closure, hipcc, linking, moved, processor
-from codegen.decomposition import decomposition
+from codegen.decomposition import decomposition, hip_decomposition
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
 from codegen.parsing import Compile, Family, HandThrough, Makes, Reason
@@ -191,10 +191,22 @@ def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps
     Raises:
         ProbesNeeded: as `describe`.
     """
-    if compile.family is not Family.NVCC:
+    if compile.family not in (Family.NVCC, Family.HIPCC):
         return ""
     if compile.makes is Makes.LINKED:
         return "it links in the same command"
+    # An object may be moved away and the next one made in its place, with other macros.
+    identity = "\0".join(_macros(compile.flags))
+    if compile.family is Family.HIPCC:
+        return hip_decomposition(
+            knowledge,
+            described.tool,
+            described.program,
+            described.environment,
+            compile.flags,
+            extension=os.path.splitext(compile.source)[1],
+            identity=identity,
+        )
     return decomposition(
         knowledge,
         described.tool,
@@ -203,8 +215,7 @@ def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps
         (*(("-ccbin", described.host) if described.host else ()), *compile.flags),
         extension=os.path.splitext(compile.source)[1],
         clang=described.clang,
-        # An object may be moved away and the next one made in its place, with other macros.
-        identity="\0".join(_macros(compile.flags)),
+        identity=identity,
     )
 
 
@@ -233,6 +244,9 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     sensitive = nvcc or compile.makes is Makes.HEADER or (effects.path_sensitive and not mapped)
     if sensitive:
         environment = tuple(sorted((*environment, ("PWD", request.project))))
+    if isinstance(steps, Steps) and steps.silent and roots:
+        steps = "its folder has another name each time"
+    apart = nvcc or isinstance(steps, Steps)
     name = "program" if linked else "object"
     if nvcc:
         # Two objects of one source in one program need not be one object of two names.
@@ -251,11 +265,11 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
         argv=(
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
-            *(compile.flags if nvcc else moved.arguments(compile, roots)),
+            *(compile.flags if apart else moved.arguments(compile, roots)),
             *((_linker_inputs(nvcc),) if linked else ()),
             "-o",
             Ref(place=Place.OUTPUT, name=name),
-            *((compile.source,) if nvcc else ()),
+            *((compile.source,) if apart else ()),
         ),
         environment=environment,
         inputs=(moved.source(compile, roots, request.project),),

@@ -16,8 +16,9 @@ import msgspec
 from codegen.aitemplate_flags import aitemplate_flags
 from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
+from codegen.decomposition import hip_decomposition
 from codegen.flags import inspect, refuse_own
-from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources
+from codegen.plan import Argument, Discovery, Place, Ref, RequestError, Resources, Steps
 from codegen.project import nearest
 from codegen.search import include_folders, library_folders
 from codegen.sources import expand
@@ -142,9 +143,26 @@ def hip_recipe(context: Context, target: Target, options: HipOptions) -> tuple[R
             dict(compiler.tool.roots),
         ),
         device_link=options.rdc,
+        decompose=None
+        if effects.uncacheable
+        else lambda step, extension: _decompose(context, compiler, step, extension),
     )
     notices = tuple(f"{target.name}: {line}" for line in variables.applied)
     return recipe, notices
+
+
+def _decompose(context: Context, compiler: Compiler, step: Step, extension: str) -> Steps | str:
+    if not step.link:
+        return "not an object"
+    return hip_decomposition(
+        context.knowledge,
+        compiler.tool,
+        compiler.program,
+        compiler.environment,
+        (*step.options, *_language(extension)),
+        extension=extension,
+        identity=context.settings.name or os.path.basename(context.folder),
+    )
 
 
 def architectures(asked: tuple[str, ...], known: tuple[str, ...], where: str) -> tuple[str, ...]:

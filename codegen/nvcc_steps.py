@@ -21,13 +21,7 @@ from itertools import pairwise
 
 from codegen.closure import which
 from codegen.plan import BARE, Action, Argument, Discovery, Output, Place, Ref, Steps
-
-STEM = "buildd_source"
-SOURCE = f"/buildd_probe/{STEM}"
-"""Of the source that a dry run is asked about, without its extension."""
-OBJECT = "/buildd_probe/object.o"
-FOLDER = "buildd_probe.steps"
-"""Of step files in templates; `nvcc_expand` puts the object's name there."""
+from codegen.step_kinds import FOLDER, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
 
 _TEMPORARY = re.compile(r"(?:[^=,]*/)?(tmpxft_[0-9a-f]+_[0-9a-f]+-[0-9]+_" + STEM + r"\.[\w.]+)")
 _QUOTED = re.compile(r'"((?:[^"$`\\]|\\["\\])*)"')
@@ -41,23 +35,6 @@ _LINES = re.compile(
     r"|-fdirectives-only|-ftest-coverage|--coverage|-p|-pg|-CC?|-P|-traditional.*|-save-temps.*|-Wa,.*"
 )
 """Options of gcc with which line numbers may get into its output, or the text is not as it usually is."""
-
-
-class NotUnderstood(Exception):
-    """This dry run is not of the known shape; the message says what of it."""
-
-
-class Kind(Enum):
-    """A step's program, and what stands for it in events and in the history."""
-
-    PREPROCESS = "preprocess"
-    HEADERS = "host headers"
-    """No step of nvcc's: what the headers that the host compile reads are, under its own flags."""
-    CUDAFE = "cudafe++"
-    CICC = "cicc"
-    PTXAS = "ptxas"
-    FATBINARY = "fatbinary"
-    HOST = "host compile"
 
 
 class _Role(Enum):
@@ -98,8 +75,6 @@ _TWINS = {
 """The files that later steps read and that have a `BARE` twin."""
 _READERS = (Kind.CUDAFE, Kind.CICC, Kind.HOST)
 """The steps that are filed by twins."""
-USED = ".used"
-"""Behind the fatbin's path: the twin of an object, which says what fatbin is in it."""
 _HEADERS_NAME = "headers.ii"
 _HEADERS = b"""\
 #if __has_include("crt/host_runtime.h") && __has_include("fatbinary_section.h")
@@ -184,11 +159,6 @@ def decompose(
         raise NotUnderstood("no PATH is named")
     writer = _Writer(steps, variables, root, SOURCE + extension, find)
     return Steps(name=name, identity=identity, actions=tuple(writer.actions()), said="".join(said))
-
-
-def placeholder(name: str) -> str:
-    """Stands for the folder of a tool's root in the command line of a dry run, and so in what it prints."""
-    return f"/buildd_root_{name}_"
 
 
 # ---------------------------------------------------------------- reading

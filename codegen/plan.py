@@ -152,7 +152,7 @@ class Tool(Frozen, frozen=True):
 
 
 class Steps(Frozen, frozen=True):
-    """How a compile is carried out step by step; see `nvcc_steps`, which writes them, and `nvcc_expand`."""
+    """How a compile is carried out step by step: `nvcc_steps` and `hipcc_steps` write them, see `expansion` too."""
 
     name: str
     identity: str
@@ -161,6 +161,8 @@ class Steps(Frozen, frozen=True):
     """In the order in which the compiler would run them, of a source and an object with placeholders' names."""
     said: str = ""
     """What the compiler itself says before its first step, on standard error."""
+    silent: bool = False
+    """What a step says is not what the compiler says: where one says something, the compiler runs whole."""
 
 
 class GeneratedFile(Frozen, frozen=True):

@@ -17,10 +17,11 @@ import pytest
 from carry_out import plan_for, request_for
 
 from buildd.command import launch_of
+from codegen.expansion import expand
 from codegen.generate import make_plan
-from codegen.nvcc_expand import expand
-from codegen.nvcc_steps import OBJECT, SOURCE, Kind, NotUnderstood, decompose, placeholder
+from codegen.nvcc_steps import decompose
 from codegen.plan import Action, Output, Place, Plan, Ref, Steps
+from codegen.step_kinds import OBJECT, SOURCE, Kind, NotUnderstood, placeholder
 from protocol import messages as m
 from tests.floor import Floor, Shop, Story
 from tests.objects import anonymous, contents, inspector

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from buildd.steps import Relieve
-from codegen.nvcc_steps import OBJECT, SOURCE, STEM
 from codegen.plan import (
     Action,
     Argument,
@@ -29,6 +28,7 @@ from codegen.plan import (
     Tool,
     ToolFile,
 )
+from codegen.step_kinds import OBJECT, SOURCE, STEM
 from protocol import messages as m
 from tests.floor import FAKE, Floor, Shop, Story
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from buildd import twins
-from codegen.nvcc_steps import Kind
+from codegen.step_kinds import Kind
 from protocol.messages import Digest
 from tests.test_nvcc_steps import KERNEL, Build, project
 

@@ -11,7 +11,7 @@ import pytest
 
 from buildd.kernels import without_report
 from buildd.unlined import fingerprint
-from codegen.nvcc_expand import expand
+from codegen.expansion import expand
 from protocol import messages as m
 from tests.floor import Floor
 from tests.objects import anonymous, contents

@@ -1,7 +1,7 @@
 """The steps of a compile for a given source: a template's actions under their own names, and a module's id.
 
 Pure. Knows which of a step's values differ from source to source, and which do not matter to a step that says nothing;
-where templates come from is `nvcc_steps`' business.
+where templates come from is `nvcc_steps`' and `hipcc_steps`' business.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 import msgspec
 from blake3 import blake3
 
-from codegen.nvcc_steps import FOLDER, OBJECT, SOURCE, STEM, Kind
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Resources, Steps
+from codegen.step_kinds import FOLDER, MAIN, OBJECT, SOURCE, STEM, UNIT, Kind
 
 _ARCHITECTURE = re.compile(r"-D__CUDA_ARCH(_\w+)?(=.*)?")
 """Macros that differ with the list of architectures."""
@@ -24,10 +24,14 @@ _SHARES = {
     Kind.CICC: (0.3, 1.0),
     Kind.PTXAS: (0.05, 0.2),
     Kind.FATBINARY: (0.01, 0.0),
-    Kind.HOST: (0.18, 0.5),
+    Kind.DEVICE: (0.4, 1.0),
+    Kind.DEVICE_LINK: (0.02, 0.3),
+    Kind.BUNDLE: (0.02, 0.1),
+    Kind.HOST: (0.2, 0.6),
 }
 """Of the whole compile's time and memory, until a step has a history."""
 _LEAST_BYTES = 64 << 20
+_UNIT = "-cuid="
 
 
 def expand(steps: Steps, action: Action, project: str = "") -> Plan:
@@ -42,7 +46,10 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
     made = action.outputs[0]
     folder = f"{made.path}.steps"
     extension = os.path.splitext(source)[1]
+    identity = _module_id(steps.identity, os.path.join(project, action.inputs[0]), os.path.join(project, made.path))
+    units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]
     values = {SOURCE + extension: source, FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
+    values |= {MAIN: os.path.basename(source), UNIT: units[-1] if units else _hashed(identity)}
     pattern = re.compile("|".join(re.escape(value) for value in values))
 
     def put(text: str) -> str:
@@ -57,7 +64,7 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
         return msgspec.structs.replace(argument, **changed)
 
     environment = dict(action.environment)
-    identity = _module_id(steps.identity, os.path.join(project, action.inputs[0]), os.path.join(project, made.path))
+    nvcc = any(step.kind == Kind.CUDAFE.value for step in steps.actions)
     actions: list[Action] = []
     for step in steps.actions:
         kind = Kind(step.kind)
@@ -69,7 +76,7 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
                 tool=action.tool,
                 argv=(
                     *(put_argument(argument) for argument in step.argv),
-                    *((f"-frandom-seed={identity}",) if host else ()),
+                    *((f"-frandom-seed={identity}",) if host and nvcc else ()),
                 ),
                 environment=tuple(sorted({**environment, **dict(step.environment)}.items())),
                 inputs=(
@@ -88,7 +95,7 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
             )
         )
     module = GeneratedFile(path=put(f"{FOLDER}/{STEM}.module_id"), content=identity.encode())
-    return Plan(targets=(), actions=tuple(actions), files=(module,))
+    return Plan(targets=(), actions=tuple(actions), files=(module,) if nvcc else ())
 
 
 def barely(action: Action) -> Action:
@@ -106,6 +113,10 @@ def barely(action: Action) -> Action:
 def _module_id(identity: str, source: str, made: str) -> str:
     """In the shape of cudafe++'s own. It becomes part of global symbols: another file of the same program must not have
     it, and it must not change with the content, or every step would run again after every edit."""
-    digest = blake3("\0".join((identity, source, made)).encode(errors="surrogateescape")).hexdigest()
+    digest = _hashed("\0".join((identity, source, made)))
     name = re.sub(r"[^A-Za-z0-9]", "_", os.path.basename(source))
     return f"_{digest[:8]}_{len(name)}_{name}_{digest[8:16]}"
+
+
+def _hashed(text: str) -> str:
+    return blake3(text.encode(errors="surrogateescape")).hexdigest()[:16]

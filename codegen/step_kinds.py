@@ -1,0 +1,49 @@
+"""What the steps of all compilers have in common: their kinds, and the names that stand in a template for what differs
+from source to source.
+
+Knows no compiler. Templates are `nvcc_steps`' and `hipcc_steps`'; `expansion` puts a source's own names into one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+STEM = "buildd_source"
+SOURCE = f"/buildd_probe/{STEM}"
+"""Of the source that a dry run is asked about, without its extension."""
+OBJECT = "/buildd_probe/object.o"
+FOLDER = "buildd_probe.steps"
+"""Of step files."""
+MAIN = "buildd_main_file"
+"""The source's bare name, as it gets into the object."""
+UNIT = "b01dd0b01dd0b01d"
+"""The name of a translation unit in its program, for `-cuid`."""
+USED = ".used"
+"""Behind the fatbin's path: the twin of an object, which says what fatbin is in it."""
+
+
+class NotUnderstood(Exception):
+    """This dry run is not of the known shape; the message says what of it."""
+
+
+class Kind(Enum):
+    """A step's program, and what stands for it in events and in the history."""
+
+    PREPROCESS = "preprocess"
+    HEADERS = "host headers"
+    """No step of nvcc's: what the headers that the host compile reads are, under its own flags."""
+    CUDAFE = "cudafe++"
+    CICC = "cicc"
+    PTXAS = "ptxas"
+    FATBINARY = "fatbinary"
+    DEVICE = "device compile"
+    """clang's, for one AMD architecture."""
+    DEVICE_LINK = "device link"
+    BUNDLE = "bundle"
+    """clang's fatbinary."""
+    HOST = "host compile"
+
+
+def placeholder(name: str) -> str:
+    """Stands for the folder of a tool's root in the command line of a dry run, and so in what it prints."""
+    return f"/buildd_root_{name}_"

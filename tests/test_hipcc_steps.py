@@ -1,0 +1,215 @@
+"""hipcc in steps: the objects are hipcc's own to the byte, an edit repeats only what it reaches, and what is said is
+what hipcc says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from buildd.command import launch_of
+from codegen.hipcc_steps import decompose
+from codegen.step_kinds import OBJECT, UNIT, NotUnderstood
+from protocol import messages as m
+from tests.carry_out import plan_for, request_for
+from tests.floor import Floor, Shop, Story
+from tests.test_nvcc_steps import make_plan
+
+KERNEL = """
+#include <hip/hip_runtime.h>
+#include "always.h"
+#ifdef __HIP_DEVICE_COMPILE__
+#include "device.h"
+#define HOST 0
+#else
+#include "host.h"
+#endif
+template <typename T> __global__ void scale(T *x) { x[threadIdx.x] *= FACTOR; }
+__global__ void first(float *x) { x[threadIdx.x] += FACTOR; }
+extern "C" int run_first(float *x) { scale<<<1, 32>>>(x); first<<<1, 32>>>(x); return HOST; }
+"""
+SOURCE = "/templates/empty/buildd_source.hip"
+
+
+def project(folder: Path) -> Floor:
+    floor = Floor(folder, make=make_plan)
+    describe(floor, "gfx90a")
+    floor.write("include/always.h", "#define FACTOR 3\n")
+    floor.write("include/device.h", "\n")
+    floor.write("include/host.h", "#define HOST 4\n")
+    floor.write("src/k.hip", KERNEL)
+    return floor
+
+
+def describe(floor: Floor, *archs: str) -> None:
+    text = '[project]\nname = "steps"\n[target.t]\nkind = "hip"\noutput = "object"\nsources = ["src/*.hip"]\n'
+    floor.write(
+        "buildd.toml", f'{text}include = ["include"]\nflags = ["-O2"]\narch = {list(archs)}\n'.replace("'", '"')
+    )
+
+
+def build(floor: Floor) -> Story:
+    async def run() -> Story:
+        async with Shop(floor) as shop:
+            return await shop.build(request_for(floor.project, store=str(floor.store)))
+
+    return asyncio.run(run())
+
+
+def ran(story: Story) -> list[str]:
+    """The steps that ran, but for the preprocessor's."""
+    assert story.done.outcome is m.Outcome.BUILT, story
+    (finished,) = story.of(m.Finished)
+    assert finished.steps, "it ran whole"
+    return sorted(step.name for step in finished.steps if not step.hit and not step.name.startswith("preprocess"))
+
+
+def said(story: Story) -> list[str]:
+    return [line.text for line in story.of(m.LogLine) if line.stream == "stderr"]
+
+
+def plain(floor: Floor) -> subprocess.CompletedProcess[str]:
+    """What hipcc itself says, and makes at plain/k.hip.o."""
+    folder = floor.folder / "plain"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    plan = plan_for(request_for(floor.project))
+    launch = launch_of(plan.actions[0], plan.tools[0], project=str(floor.project), private=str(folder), where=str)
+    return subprocess.run(launch.argv, cwd=launch.cwd, env=dict(launch.environment), capture_output=True, text=True)
+
+
+def assert_same(floor: Floor) -> None:
+    done = plain(floor)
+    assert done.returncode == 0, done.stderr
+    made = (floor.project / "build/t/obj/src/k.hip.o").read_bytes()
+    assert made == (floor.folder / "plain/k.hip.o").read_bytes()
+
+
+@pytest.mark.hip
+def test_an_edit_repeats_what_it_reaches_and_the_object_is_hipccs_own(tmp_path: Path) -> None:
+    floor = project(tmp_path)
+    all_steps = ["bundle", "device compile gfx90a", "device link gfx90a", "host compile"]
+    assert ran(build(floor)) == all_steps
+    assert_same(floor)
+    floor.write("include/always.h", "// a comment\n\n#define FACTOR 3\n")
+    assert ran(build(floor)) == []
+    assert_same(floor)
+    floor.write("include/host.h", "#define HOST 5\n")
+    assert ran(build(floor)) == ["host compile"]
+    assert_same(floor)
+    describe(floor, "gfx906", "gfx90a")
+    assert ran(build(floor)) == ["bundle", "device compile gfx906", "device link gfx906"]
+    assert_same(floor)
+
+
+@pytest.mark.hip
+@pytest.mark.slow
+def test_more_edits(tmp_path: Path) -> None:
+    floor = project(tmp_path)
+    describe(floor, "gfx90a:xnack+", "gfx90a:xnack-", "gfx906")
+    names = ("gfx906", "gfx90a_xnack_off", "gfx90a_xnack_on")
+    assert ran(build(floor)) == sorted(
+        ["bundle", "host compile", *(f"device {what} {name}" for what in ("compile", "link") for name in names)]
+    )
+    assert_same(floor)
+    floor.write("include/device.h", "__device__ inline int only() { return 1; }\n")
+    assert ran(build(floor)) == sorted(f"device compile {name}" for name in names), "unused: the same code"
+    assert_same(floor)
+    floor.write("include/device.h", "#undef FACTOR\n#define FACTOR 7\n")
+    assert "host compile" not in ran(build(floor))
+    assert_same(floor)
+    # What can see its line is compiled again when it moves.
+    floor.write("src/k.hip", KERNEL.replace("return HOST", "return HOST + __LINE__"))
+    build(floor)
+    floor.write("include/always.h", "#define FACTOR 3\n\n")
+    assert ran(build(floor)) == []
+    floor.write("src/k.hip", "\n" + KERNEL.replace("return HOST", "return HOST + __LINE__"))
+    assert "host compile" in ran(build(floor))
+    assert_same(floor)
+    lambdas = KERNEL + "template <typename T> char const *name(T) { return __PRETTY_FUNCTION__; }\n"
+    lambdas += "extern char const *text;\nchar const *text = name([] {});\n"
+    floor.write("src/k.hip", lambdas)
+    build(floor)
+    floor.write("src/k.hip", "\n" + lambdas)
+    assert "host compile" in ran(build(floor)), "clang calls a lambda by its line"
+    assert_same(floor)
+
+
+@pytest.mark.hip
+def test_what_is_said_is_what_hipcc_says_and_such_a_compile_runs_whole_from_then_on(tmp_path: Path) -> None:
+    floor = project(tmp_path)
+    # A macro that its message shows unfolded.
+    warns = "#define OVER(x) ((x) / 0)\n" + KERNEL.replace("return HOST", "return OVER(1) + HOST")
+    floor.write("src/k.hip", warns)
+    story = build(floor)
+    expected = plain(floor).stderr
+    assert "expanded from macro 'OVER'" in expected
+    assert said(story) == expected.splitlines() and not story.of(m.Finished)[-1].steps
+    assert_same(floor)
+    floor.write("src/k.hip", warns + "\n// edited\n")
+    story = build(floor)
+    assert said(story) == expected.splitlines()
+    assert len(story.of(m.Started)) == 1 and not story.of(m.Finished)[-1].steps, "no step was tried in vain"
+    floor.write("src/k.hip", warns.replace("OVER(1)", "nonsense(1)"))
+    story = build(floor)
+    assert story.done.outcome is m.Outcome.FAILED and said(story) == plain(floor).stderr.splitlines()
+    floor.write("src/k.hip", KERNEL)
+    assert not build(floor).of(m.Finished)[-1].steps, "whole once more: it might say something"
+    floor.write("src/k.hip", KERNEL.replace("FACTOR", "(FACTOR + 1)"))
+    assert ran(build(floor)) == ["bundle", "device compile gfx90a", "device link gfx90a", "host compile"]
+    assert_same(floor)
+
+
+FRONT = f'"-emit-obj" "-main-file-name" "buildd_source.hip" "-D" "X=1" "-I" "inc" "-cuid={UNIT}"'
+DRY_RUN = f"""\
+Debian clang version 15.0.6
+Target: x86_64-pc-linux-gnu
+Thread model: posix
+InstalledDir: /usr/lib/llvm-15/bin
+ "/llvm/bin/clang" "-cc1" {FRONT} "-fcuda-is-device" "-target-cpu" "gfx906" "-o" "/tmp/a.o" "-x" "hip" "{SOURCE}"
+ "/llvm/bin/lld" "-flavor" "gnu" "-shared" "-o" "/tmp/a.out" "/tmp/a.o"
+ "/llvm/bin/clang-offload-bundler" "-type=o" "-input=/dev/null" "-input=/tmp/a.out" "-output=/tmp/a.hipfb"
+ "/llvm/bin/clang" "-cc1" {FRONT} "-fcuda-include-gpubinary" "/tmp/a.hipfb" "-o" "{OBJECT}" "-x" "hip" "{SOURCE}"
+"""
+
+
+def test_a_dry_run_of_the_known_shape_becomes_steps() -> None:
+    steps = decompose(DRY_RUN, "name", source=SOURCE, identity="p")
+    assert [step.name for step in steps.actions] == [
+        "preprocess gfx906",
+        "device compile gfx906",
+        "device link gfx906",
+        "bundle",
+        "preprocess host",
+        "host compile",
+    ]
+    assert steps.silent
+    preprocess, compiled = steps.actions[:2]
+    assert {"-D", "X=1", "-I", "inc", "-E"} <= set(preprocess.argv) and not {"-D", "-I"} & set(compiled.argv)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (('"-emit-obj"', '"-emit-llvm-bc"'), "to something else"),
+        (('"-fcuda-is-device"', '"-fcuda-is-device" "-debug-info-kind=constructor"'), "-debug-info-kind"),
+        (('"-fcuda-is-device"', '"-fcuda-is-device" "-fsanitize=address"'), "-fsanitize"),
+        (('"-D" "X=1"', '"-include-pch" "x.pch"'), "-include-pch"),
+        (("/bin/lld", "/bin/mold"), "the step mold"),
+        (('"-input=/tmp/a.out"', '"-input=/tmp/b.out"'), "a bundle of other files"),
+        (('"-output=/tmp/a.hipfb"', '"-output=/tmp/b.hipfb"'), "a bundle of other files"),
+        (('"/tmp/a.o"\n', '"/tmp/b.o"\n'), "a device link of another file"),
+        ((OBJECT, "/elsewhere.o"), "host compile of another file"),
+        (('"hip" "' + SOURCE, '"c++" "' + SOURCE), "a compile of another file"),
+        (("Thread model: posix", "clang: warning: argument unused"), "hipcc says: clang: warning"),
+        ((DRY_RUN, DRY_RUN.splitlines()[0]), "0 commands"),
+    ],
+)
+def test_any_other_shape_is_not_understood(change: tuple[str, str], reason: str) -> None:
+    assert change[0] in DRY_RUN
+    with pytest.raises(NotUnderstood, match=re.escape(reason)):
+        decompose(DRY_RUN.replace(*change), "name", source=SOURCE, identity="p")
