@@ -154,10 +154,10 @@ class Corpus:
             "  deps = gcc",
             "  depfile = $out.d",
         ]
-        by_archs: dict[tuple[str, ...], list[str]] = {}
+        by_archs: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
         for unit in self.units:
             archs = (*unit.archs, *(unit.added if added else ()))
-            by_archs.setdefault(archs, []).append(unit.source)
+            by_archs.setdefault((unit.archs, archs), []).append(unit.source)
             lines += [
                 f"build {self.object(made, unit)}: compile {unit.source}",
                 f"  archs = {' '.join(self.arch_flags(archs))}",
@@ -167,11 +167,11 @@ class Corpus:
         text = f'[toolchain]\n{tool} = "{home}"\n'
         include = ", ".join(f'"{folder}"' for folder in ("include", *self._include))
         flags = ", ".join(f'"{flag}"' for flag in self.flags if not re.match(r"-I|-x$|hip$|.*-fPIC", flag))
-        for archs, sources in by_archs.items():
+        for (first, archs), sources in by_archs.items():
             quoted = ", ".join(f'"{source}"' for source in sources)
             names = ", ".join(f'"{arch}"' for arch in archs)
             text += (
-                f'[target.{"_".join(archs)}]\nkind = "{tool}"\noutput = "object"\nsources = [{quoted}]\n'
+                f'[target.{"_".join(first)}]\nkind = "{tool}"\noutput = "object"\nsources = [{quoted}]\n'
                 f"arch = [{names}]\ninclude = [{include}]\nflags = [{flags}]\n"
             )
         (self.folder / "buildd.toml").write_text(text)
