@@ -17,6 +17,9 @@ from codegen.step_kinds import OBJECT, UNIT, NotUnderstood
 from protocol import messages as m
 from tests.carry_out import plan_for, request_for
 from tests.floor import Floor, Shop, Story
+from tests.foreign import Foreign, kept_up, prerequisites
+from tests.household import Household
+from tests.serving import short_folder
 from tests.test_nvcc_steps import make_plan
 
 KERNEL = """
@@ -213,3 +216,27 @@ def test_any_other_shape_is_not_understood(change: tuple[str, str], reason: str)
     assert change[0] in DRY_RUN
     with pytest.raises(NotUnderstood, match=re.escape(reason)):
         decompose(DRY_RUN.replace(*change), "name", source=SOURCE, identity="p")
+
+
+@pytest.mark.hip
+def test_a_stand_ins_compile_goes_in_steps(tmp_path: Path) -> None:
+    """Its object apart, whose -cuid clang makes of its path: depfile, status and what is said are hipcc's."""
+    with short_folder() as folder:
+        user = Household(folder, {"HIP_PLATFORM": "amd"})
+        with kept_up(user):
+            foreign = Foreign(user, tmp_path / "foreign")
+            foreign.write("include/always.h", "#define FACTOR 3\n")
+            foreign.write("include/device.h", "\n")
+            foreign.write("include/host.h", "#define HOST 4\n")
+            foreign.write("src/k.hip", KERNEL)
+            command = ("hipcc", "--offload-arch=gfx90a", "-O2", "-Iinclude", "-c", "src/k.hip", "-MD", "-MF", "k.d")
+            done = foreign.call(*command, "-o", "k.o")
+            assert (done.returncode, done.stderr) == (0, b"")
+            counters = foreign.status().counters
+            assert (counters["step_misses"], counters["whole"]) == (6, 0)
+            ours, listed = (foreign.folder / "k.o").read_bytes(), prerequisites((foreign.folder / "k.d").read_bytes())
+            foreign.plainly(*command, "-o", "k.o")
+            assert ours == (foreign.folder / "k.o").read_bytes()
+            wanted = prerequisites((foreign.folder / "k.d").read_bytes())
+            assert listed[0] == wanted[0] and {*wanted[1]} <= {*listed[1]}
+        assert user.end() == []
