@@ -25,6 +25,7 @@ from codegen.target import (
     HipTarget,
     RowwiseTarget,
     Target,
+    TorchTarget,
     TritonTarget,
 )
 from codegen.toolchain import Toolchains
@@ -156,6 +157,10 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.triton_kernel import plan_triton
 
             return plan_triton(context, target)
+        case TorchTarget():
+            from codegen.torch_model import plan_torch
+
+            return plan_torch(context, target)
     raise AssertionError(f"no generator for {type(target).__name__}")
 
 

@@ -328,7 +328,7 @@ def _check_paths(target: Target, lines: _Lines, outside: bool) -> None:
             file=lines.where(section, "sources"),
             next_step='name files or patterns, as in sources = ["src/*.cu"]',
         )
-    for key in ("sources", "include", "source"):
+    for key in ("sources", "include", "source", "archive"):
         value = getattr(target, key, ())
         for path in (value,) if isinstance(value, str) else value:
             if not path:

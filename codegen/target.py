@@ -159,6 +159,23 @@ class TritonTarget(Target, frozen=True, kw_only=True):
     output_name: str = ""
 
 
+OptionValue = bool | int | float | str | list[bool | int | float | str]
+
+
+class TorchTarget(Target, frozen=True, kw_only=True):
+    """kind = "torch": a model compiled ahead of time for this machine's CPU by AOTInductor. See `torch_model`."""
+
+    archive: str
+    """File that torch.export.save wrote (.pt2), relative to the project; dynamic shapes are in it."""
+    mode: str = ""
+    """torch.compile's: "max-autotune-no-cudagraphs"; not together with `options`."""
+    options: dict[str, OptionValue] = {}
+    """torch.compile's: Inductor's configuration ("max_autotune", "cpp.simdlen")."""
+    threads: int = 0
+    """Threads that the code is made for; 0 means OMP_NUM_THREADS, else the CPUs that may be used here."""
+    output_name: str = ""
+
+
 KINDS: dict[str, type[Target]] = {
     "cuda": CudaTarget,
     "hip": HipTarget,
@@ -166,4 +183,5 @@ KINDS: dict[str, type[Target]] = {
     "rowwise": RowwiseTarget,
     "elementwise": ElementwiseTarget,
     "triton": TritonTarget,
+    "torch": TorchTarget,
 }

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from pathlib import Path
 
 import msgspec
 
@@ -23,18 +21,16 @@ from codegen.plan import (
     NamedArtifact,
     Output,
     Place,
-    Probe,
     Ref,
     RequestError,
     Resources,
     Tool,
     ToolFile,
 )
+from codegen.python_worker import FOLDER, Worker, interpreter_of
 from codegen.target import TritonTarget
-from protocol.described import described
 
-WORKER = Path(__file__).parent.parent / "buildd" / "worker_triton.py"
-"""Self-contained: it runs under interpreters that have no buildd."""
+WORKER = FOLDER / "worker_triton.py"
 
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=1.5)
 _STAGES = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
@@ -113,8 +109,9 @@ def plan_triton(context: Context, target: TritonTarget) -> Part:
     needs_arch(target, names, "sm_90")
     goals = tuple(dict.fromkeys(goal_of(name, target.where) for name in names))
     _check(context, target)
-    tool, program, environment = _tool(context, goals)
-    actions = tuple(_action(context, target, goal, tool, program, environment) for goal in goals)
+    worker = _worker(context)
+    tool = _tool(context, goals, worker)
+    actions = tuple(_action(context, target, goal, tool, worker) for goal in goals)
     return Part(
         actions=actions,
         tools=(tool,),
@@ -153,36 +150,30 @@ def _check(context: Context, target: TritonTarget) -> None:
         raise RequestError("bad-project", f'target "{target.name}": num_stages must be at least 1', file=target.where)
 
 
-def _tool(context: Context, goals: tuple[Goal, ...]) -> tuple[Tool, Ref, tuple[tuple[str, str], ...]]:
-    """The installed Triton as a closure, how to call its interpreter, and the environment that it sees."""
-    interpreter = os.path.abspath(context.request.interpreter or sys.executable)
-    if not os.access(interpreter, os.X_OK):
-        raise RequestError("compiler-not-found", f"there is no Python at {interpreter}", next_step=_INSTALL)
-    environment = tool_environment(context.environment, Family.TRITON)
-    probe = Probe(
-        argv=(interpreter, str(WORKER), "--identify"),
-        environment=environment,
-        files=_installed(context, interpreter),
+def _worker(context: Context) -> Worker:
+    return Worker(
+        script=WORKER,
+        package="triton",
+        title="Triton",
+        next_step=_INSTALL,
+        interpreter=interpreter_of(context, _INSTALL),
+        environment=tool_environment(context.environment, Family.TRITON),
     )
-    (answer,) = context.knowledge.ask(probe)
-    try:
-        identity = msgspec.json.decode(answer.stdout.encode(errors="surrogateescape"), type=described(Identity))
-    except msgspec.MsgspecError as error:
-        said = [line for line in answer.stderr.splitlines() if line.strip()]
-        reason = said[-1].removeprefix("error: ") if said else f"it ended with status {answer.status}"
-        raise RequestError(
-            "compiler-not-found", f"no Triton: {reason}", file=interpreter, next_step=_INSTALL
-        ) from error
+
+
+def _tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> Tool:
+    """The installed Triton as a closure."""
+    identity = worker.identity(context, Identity)
     wanted = {"cuda": "nvidia", "hip": "amd"}
     for goal in goals:
         if wanted[goal.backend] not in identity.backends:
+            has = ", ".join(identity.backends)
             raise RequestError(
                 "bad-arch",
-                f"the Triton of {interpreter} has no backend for {goal.name} (it has {', '.join(identity.backends)})",
+                f"the Triton of {worker.interpreter} has no backend for {goal.name} (it has {has})",
                 next_step=_INSTALL,
             )
-    folder = os.path.dirname(interpreter)
-    tool = Tool(
+    return Tool(
         name="triton",
         files=(
             ToolFile(role="worker", path=str(WORKER)),
@@ -193,21 +184,8 @@ def _tool(context: Context, goals: tuple[Goal, ...]) -> tuple[Tool, Ref, tuple[t
             ("python", identity.python),
             *((f"variable {name}", value) for name, value in sorted(identity.variables.items())),
         ),
-        roots=(("python", folder), ("worker", str(WORKER.parent))),
+        roots=worker.roots,
     )
-    program = Ref(place=Place.ROOT, name="python", suffix="/" + os.path.basename(interpreter))
-    return tool, program, environment
-
-
-def _installed(context: Context, interpreter: str) -> tuple[str, ...]:
-    """Files whose change means that another Triton may be installed: the answer is asked for again."""
-    files = [interpreter, os.path.realpath(interpreter), str(WORKER)]
-    files.append(os.path.join(os.path.dirname(os.path.dirname(interpreter)), "pyvenv.cfg"))
-    folders = (*context.environment.get("PYTHONPATH", "").split(":"), *context.toolchains.site_packages())
-    for folder in filter(None, folders):
-        files.append(os.path.join(folder, "triton", "__init__.py"))
-        files += sorted(str(path) for path in Path(folder).glob("triton-*.dist-info/RECORD"))
-    return tuple(dict.fromkeys(path for path in files if os.path.isfile(path)))
 
 
 def _module_name(project: str, source: str) -> str:
@@ -217,18 +195,7 @@ def _module_name(project: str, source: str) -> str:
     return ".".join(parts) if in_package and all(part.isidentifier() for part in parts) else parts[-1]
 
 
-def _python_path(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    return tuple(folder for folder in dict(environment).get("PYTHONPATH", "").split(":") if os.path.isabs(folder))
-
-
-def _action(
-    context: Context,
-    target: TritonTarget,
-    goal: Goal,
-    tool: Tool,
-    program: Ref,
-    environment: tuple[tuple[str, str], ...],
-) -> Action:
+def _action(context: Context, target: TritonTarget, goal: Goal, tool: Tool, worker: Worker) -> Action:
     stem = f"{context.build}/{target.name}/{target.output_name or target.kernel}.{goal.name}"
     stages = (*_STAGES[goal.backend], *_COMMON_STAGES)
     outputs = (
@@ -249,8 +216,8 @@ def _action(
         num_stages=target.num_stages,
     )
     argv: tuple[Argument, ...] = (
-        program,
-        Ref(place=Place.ROOT, name="worker", suffix="/" + WORKER.name),
+        worker.program,
+        worker.argument,
         Ref(place=Place.DEPFILE),
         *(Ref(place=Place.OUTPUT, name=output.name, prefix=output.name + "=") for output in outputs),
     )
@@ -260,13 +227,13 @@ def _action(
         kind="triton",
         tool=tool.name,
         argv=argv,
-        environment=environment,
+        environment=worker.environment,
         # Sorted by name: a table in another order is the same request.
         payload=msgspec.json.encode(spec, order="sorted"),
         inputs=(source,),
         outputs=outputs,
         discovery=Discovery.REPORTED,
-        search=tuple(dict.fromkeys((folder, ".", *_python_path(environment)))),
+        search=tuple(dict.fromkeys((folder, ".", *worker.python_path))),
         resources=RESOURCES,
         timeout_s=target.timeout_s,
     )

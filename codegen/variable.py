@@ -135,6 +135,7 @@ class Family(Enum):
     CUDA = "cuda"
     HIP = "hip"
     TRITON = "triton"
+    TORCH = "torch"
 
 
 class Variable(msgspec.Struct, frozen=True, omit_defaults=True):

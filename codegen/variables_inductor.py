@@ -6,7 +6,9 @@ in its own cache key is keyed here too and forwarded verbatim.
 
 from __future__ import annotations
 
-from codegen.variable import CACHE, KEY, LOG, PROFILE, SCHED, Kind, Section, Variable, VariableClass, rows
+import msgspec
+
+from codegen.variable import CACHE, KEY, LOG, PROFILE, SCHED, Family, Kind, Section, Variable, VariableClass, rows
 
 V = Variable
 _FORWARD = "forwarded verbatim and keyed"
@@ -36,7 +38,7 @@ def _other(
 
 
 # fmt: off
-VARIABLES = rows(
+_ROWS = rows(
     Section.TORCH,
     # Workers and operations.
     _other("COMPILE_THREADS", Kind.COUNT, "", (SCHED,), "Inductor's workers; up to 32 by default",
@@ -187,4 +189,11 @@ VARIABLES = rows(
     V("INDUCTOR_CUDA_BACKEND_GENERATE_TEST_RUNNER_CODE", Kind.ON_IF_1, "0", (KEY,),
       "a program that runs the CUTLASS kernel alone", _FORWARD),
     V("CUTEDSL_ENABLE_AUTOTUNING", Kind.ON_IF_1, "0", (KEY, PROFILE), "CuTe DSL among the candidates", _GPU),
+)
+# fmt: on
+
+# What decides about generated code reaches our own compiles; what writes dumps beside it does not.
+VARIABLES = tuple(
+    msgspec.structs.replace(row, families=(Family.TORCH,)) if KEY in row.classes and LOG not in row.classes else row
+    for row in _ROWS
 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from codegen.variable import CACHE, KEY, LOG, SCHED, SOURCE, STRIP, Family, Kind, Section, Variable, rows
 
 V = Variable
-_ALL = (Family.HOST, Family.CUDA, Family.HIP)
-_EVERY = (Family.HOST, Family.CUDA, Family.HIP, Family.TRITON)
+_ALL = (Family.HOST, Family.CUDA, Family.HIP, Family.TORCH)
+_EVERY = (*_ALL, Family.TRITON)
 _CUDA = (Family.CUDA,)
 _HIP = (Family.HIP,)
 _KEYED = "passed to our tools and keyed"

@@ -15,6 +15,7 @@ _DUMP = "not passed to ahead-of-time compiles: it would write beside a cached re
 _PRIVATE = "ahead-of-time compiles have a private one in the job's folder"
 _DRIVER = "forwarded to the user's own processes; no ahead-of-time compile needs it"
 _TRITON = (Family.TRITON,)
+_INDUCTOR = (Family.TORCH,)
 
 # fmt: off
 _TORCH = rows(
@@ -24,12 +25,13 @@ _TORCH = rows(
     V("TORCH_COMPILE_CACHE_KEY_TAG", Kind.STRING, "", (KEY,), "salt of Inductor's keys",
       "holds the CPU's instruction set, and the user's own"),
     V("ATEN_CPU_CAPABILITY", Kind.STRING, "", (KEY,), "vector width of ATen",
-      "keyed, which Inductor leaves out although its results depend on it"),
+      "keyed, which Inductor leaves out although its results depend on it", families=_INDUCTOR),
     V("OMP_NUM_THREADS", Kind.STRING, "", (KEY,), "OpenMP's threads; CPU code specialises on it",
-      "forwarded and keyed; pinned, or dynamic for CI"),
+      "how many threads code of kind torch is made for; keyed", acts=True),
     V("MKL_NUM_THREADS", Kind.STRING, "", (KEY,), "MKL's threads; CPU code specialises on it",
       "forwarded and keyed; pinned, or dynamic for CI"),
-    V("TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2", Kind.ON_IF_1, "1", (KEY,), "how mutating operators are captured", _FORWARD),
+    V("TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2", Kind.ON_IF_1, "1", (KEY,), "how mutating operators are captured", _FORWARD,
+      families=_INDUCTOR),
     V("TORCH_LOGS", Kind.STRING, "", (LOG,), "which logs are shown", "forwarded; in no key"),
     V("TORCH_TRACE", Kind.PATH, "", (LOG,), "folder of structured traces", "forwarded; collected as an artifact"),
     V("MAST_HPC_JOB_NAME", Kind.STRING, "", (STRIP,), "name of a cluster job",
@@ -95,7 +97,8 @@ _TRITON_ROWS = rows(
     V("USE_IR_LOC", Kind.STRING, "", (KEY,), "line information of an intermediate stage",
       "passed to Triton's worker and keyed", families=_TRITON),
     V("PYTHONPATH", Kind.PATHS, "", (KEY,), "folders of Python modules",
-      "a kernel's modules are looked for there; what is read is keyed", families=_TRITON),
+      "a kernel's modules are looked for there; what is read is keyed",
+      families=(Family.TRITON, Family.TORCH)),
 )
 # fmt: on
 

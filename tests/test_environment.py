@@ -185,11 +185,11 @@ def test_tool_environment_does_not_depend_on_the_order_of_the_clients() -> None:
     assert tool_environment(environ, Family.CUDA) == tool_environment(turned, Family.CUDA)
 
 
-def test_only_the_section_of_tools_and_triton_reaches_tools() -> None:
+def test_only_the_section_of_tools_reaches_tools_and_frameworks_their_own() -> None:
+    own = {Section.TRITON: {Family.TRITON, Family.TORCH}, Section.TORCH: {Family.TORCH}, Section.TOOLS: set(Family)}
     for variable in all_variables():
-        if variable.families:
-            assert variable.section in (Section.TOOLS, Section.TRITON), variable.name
-            assert variable.is_sent, variable.name
+        assert set(variable.families) <= own.get(variable.section, set()), variable.name
+        assert not variable.families or variable.is_sent, variable.name
 
 
 def test_key_variables_are_those_that_change_a_result() -> None:

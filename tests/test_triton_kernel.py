@@ -67,7 +67,7 @@ def request(folder: Path, *, environment: dict[str, str] | None = None, **change
 def plan(wanted: Request, answer: Callable[[Probe], Answer]) -> Plan:
     """As the planner does it: asked until nothing is unknown."""
     knowledge = Knowledge()
-    for _ in range(4):
+    for _ in range(8):
         try:
             return make_plan(wanted, knowledge)
         except ProbesNeeded as needed:

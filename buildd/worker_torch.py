@@ -1,0 +1,337 @@
+"""Compiles one exported model ahead of time with AOTInductor, or says what the installed torch is. Run by the client's
+own interpreter.
+
+Knows nothing of buildd: it imports the standard library and torch only, reads a JSON spec on stdin and writes the
+package that is named on its command line. Everything else that torch writes goes to the job's own folder; neither that
+folder nor torch's own reaches the package.
+
+    python worker_torch.py --identify
+    python worker_torch.py DEPFILE PACKAGE ARCHIVE < spec.json
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # The folder of this script comes first on the path and holds modules of buildd, which torch must not import.
+    del sys.path[0]
+
+import json
+import os
+import re
+import shlex
+import shutil
+import types
+import typing
+import warnings
+import zipfile
+from typing import Any
+
+sys.dont_write_bytecode = True
+
+
+class Refused(Exception):
+    """One message for the user: `where` is a file, as far as it is known."""
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+
+
+def _import_torch() -> Any:
+    # No pool of processes: this one does everything itself, and ends.
+    os.environ["TORCH_WARM_POOL"] = "0"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    # torch speaks of its own future in every process; nobody who compiles ahead can act on it.
+    for category in (FutureWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", category=category)
+    try:
+        import torch
+        import torch._inductor
+        import torch._inductor.config
+    except ImportError as error:
+        raise Refused(f"torch cannot be imported by {sys.executable}: {error}") from error
+    return torch
+
+
+# ---------------------------------------------------------------- identity
+
+
+_NO_COMPILER = ("__pycache__", "include", "testing", "onnx", "tensorboard", "benchmark", "bin", "share")
+"""Folders of torch that take no part in a compile; headers count where they are read."""
+_PARTNERS = (
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "markupsafe",
+    "mpmath",
+    "networkx",
+    "numpy",
+    "sympy",
+    "triton",
+    "typing_extensions",
+)
+"""Packages that torch computes with while it compiles."""
+_DEVICES = re.compile(r"cuda|cudnn|nccl|nvshmem|cupti|hip|roc|xpu|shm|test")
+"""Libraries of torch that are for other devices."""
+_PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list"}
+
+
+def identify() -> dict[str, Any]:
+    """What decides about results besides the model: versions, options, and every file of torch that takes part."""
+    torch = _import_torch()
+    import sysconfig
+
+    from torch.utils import cpp_extension
+
+    folder = os.path.dirname(os.path.abspath(torch.__file__))
+    files = {"python": os.path.realpath(sys.executable)}
+    for where, names, found in os.walk(folder):
+        names[:] = sorted(name for name in names if name not in _NO_COMPILER)
+        for name in sorted(found):
+            library = re.search(r"\.so(\.\d+)*$", name) and not _DEVICES.search(name)
+            if name.endswith(".py") or library:
+                path = os.path.join(where, name)
+                files["torch/" + os.path.relpath(path, folder)] = path
+    files |= _partners()
+    built = f"{torch.__version__} git {torch.version.git_version} cuda {torch.version.cuda} hip {torch.version.hip}"
+    return {
+        "torch": built,
+        "python": "{}.{}.{} {}".format(*sys.version_info[:3], sys.implementation.cache_tag),
+        "folder": folder,
+        "site": sysconfig.get_path("purelib"),
+        "include": [*cpp_extension.include_paths(), sysconfig.get_path("include")],
+        "modes": sorted(torch._inductor.list_mode_options()),
+        "options": _options(torch._inductor.config),
+        "files": files,
+    }
+
+
+def _partners() -> dict[str, str]:
+    """Of each of those packages the list of its files with their digests, which its installer wrote."""
+    from importlib import metadata
+
+    found = {}
+    for name in _PARTNERS:
+        try:
+            record = metadata.distribution(name).locate_file("")
+            files = metadata.distribution(name).files or ()
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if str(file).endswith(".dist-info/RECORD"):
+                found[f"package {name}"] = os.path.join(str(record), str(file))
+    return found
+
+
+def _options(config: Any) -> dict[str, list[str]]:
+    """Option -> the plain types that it may have; none where only code can say its value."""
+    entries = getattr(config, "_config", {})
+    found = {}
+    for name, value in config.get_config_copy().items():
+        declared = getattr(entries.get(name), "value_type", None)
+        kinds = _plain_types(declared) if declared is not None else []
+        if not kinds and type(value) in _PLAIN:
+            kinds = [_PLAIN[type(value)]]
+        found[name] = kinds
+    return found
+
+
+def _plain_types(declared: Any) -> list[str]:
+    if declared in _PLAIN:
+        return [_PLAIN[declared]]
+    origin = typing.get_origin(declared)
+    if origin in (typing.Union, types.UnionType):
+        return list(dict.fromkeys(kind for part in typing.get_args(declared) for kind in _plain_types(part)))
+    if origin is typing.Literal:
+        return list(dict.fromkeys(_PLAIN[type(value)] for value in typing.get_args(declared) if type(value) in _PLAIN))
+    return ["list"] if origin is list else []
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def compile_model(spec: dict[str, Any], archive: str, package: str, depfile: str) -> None:
+    """Compile an exported model for this machine's CPU.
+
+    Args:
+        spec: name, mode, options, threads, compiler.
+        archive: what torch.export.save wrote.
+        package: where the result is written.
+        depfile: where the files that were read are listed, one a line.
+    """
+    private = os.environ.get("TMPDIR") or "/tmp"
+    before = frozenset(sys.modules)
+    headers = _private_places(private, spec["compiler"])
+    _check(archive)
+    torch = _import_torch()
+    folder = os.path.dirname(os.path.abspath(torch.__file__))
+    _write_compiler(private, spec["compiler"], folder, headers)
+    torch.set_num_threads(spec["threads"])
+    program = _load(torch, archive)
+    _check_devices(program, archive)
+    _clean_sources(private, folder)
+    configuration = {
+        # Each is compiled once: a precompiled header takes longer than what it would save.
+        "aot_inductor.precompile_headers": False,
+        "aot_inductor.model_name_for_generated_files": spec["name"],
+        "cpp.threads": spec["threads"],
+        **(torch._inductor.list_mode_options(spec["mode"]) if spec["mode"] else spec["options"]),
+    }
+    known = torch._inductor.config.get_config_copy()
+    configuration = {name: value for name, value in configuration.items() if name in known}
+    try:
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=configuration)
+    except Exception as error:  # Inductor's passes and the host compiler have errors of many kinds.
+        raise Refused(f"cannot be compiled: {_said(error)}", archive) from error
+    with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        stream.writelines(path + "\n" for path in _inputs(private, folder, headers, before))
+
+
+def _private_places(private: str, compiler: str) -> str:
+    """Have torch write into the job's folder only; where its compiles list the headers that they read."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(private, "inductor")
+    os.environ["TRITON_HOME"] = private
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(private, "triton")
+    os.environ["HOME"] = private
+    os.environ["USER"] = "user"  # part of a path below TMPDIR, and not everybody has a name
+    os.environ["CXX"] = compiler
+    os.environ["PATH"] = os.path.join(private, "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
+    return os.path.join(private, "headers.d")
+
+
+def _write_compiler(private: str, name: str, folder: str, headers: str) -> None:
+    """The host compiler under its own name, with what keeps paths out of its results and lists what it reads."""
+    rest = os.environ["PATH"].partition(os.pathsep)[2]
+    real = shutil.which(name, path=rest)
+    if real is None:
+        raise Refused(f"there is no {name} on the PATH ({rest})")
+    place = os.path.join(private, "bin", name)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    maps = (f"-ffile-prefix-map={private}=/model", f"-ffile-prefix-map={folder}=/torch")
+    with open(place, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.
+        stream.write(f"#!/bin/sh\nSUNPRO_DEPENDENCIES={shlex.quote(headers + ' inputs')}\n")
+        stream.write(f'export SUNPRO_DEPENDENCIES\nexec {shlex.join([real, *maps])} "$@"\n')
+    os.chmod(place, 0o700)
+
+
+def _check(archive: str) -> None:
+    """An altered archive is said so here: torch itself takes weights as they come."""
+    try:
+        with zipfile.ZipFile(archive) as stream:
+            bad = stream.testzip()
+            names = stream.namelist()
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise Refused(f"is no archive of torch.export.save: {error}", archive) from error
+    if bad is not None:
+        raise Refused(f"is damaged: {bad} in it is not what was written", archive)
+    if not any("/models/" in name or name.endswith("serialized_exported_program.json") for name in names):
+        raise Refused("holds no exported program; write it with torch.export.save, not torch.save", archive)
+
+
+def _load(torch: Any, archive: str) -> Any:
+    try:
+        return torch.export.load(archive)
+    except Exception as error:  # What torch makes of an archive of another version, or with operators it lacks.
+        raise Refused(f"cannot be loaded by torch {torch.__version__}: {_said(error)}", archive) from error
+
+
+def _check_devices(program: Any, archive: str) -> None:
+    devices = {str(value.device) for value in program.state_dict.values() if hasattr(value, "device")}
+    devices |= {str(value.device) for value in program.constants.values() if hasattr(value, "device")}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if hasattr(value, "device"):
+            devices.add(str(value.device))
+    others = sorted(devices - {"cpu", "meta"})
+    if others:
+        raise Refused(f"is a model on {', '.join(others)}; kind torch compiles for the CPU: export it there", archive)
+
+
+def _clean_sources(private: str, folder: str) -> None:
+    """The generated sources in a package end with the commands that compiled them, and so with paths of this job."""
+    from torch._inductor import package
+
+    pack = package.package_aoti
+
+    def cleaned(place: Any, files: Any) -> Any:
+        for file in files:
+            if isinstance(file, str) and file.endswith(".cpp"):
+                with open(file, encoding="utf-8", errors="surrogateescape") as stream:
+                    text = stream.read()
+                with open(file, "w", encoding="utf-8", errors="surrogateescape") as stream:
+                    stream.write(text.replace(private, "/model").replace(folder, "/torch"))
+        return pack(place, files)
+
+    package.package_aoti = cleaned
+
+
+def _inputs(private: str, folder: str, headers: str, before: frozenset[str]) -> list[str]:
+    """What was read besides the archive, torch's own modules and the standard library; sorted."""
+    loaded = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in before]
+    found = {path for path in (os.path.abspath(path) for path in loaded if path) if not _is_known(path, folder)}
+    found |= {os.path.abspath(path) for path in _headers(headers)}
+    private += os.sep
+    return sorted(path for path in found if not path.startswith(private) and "\n" not in path and os.path.isfile(path))
+
+
+def _is_known(path: str, folder: str) -> bool:
+    """Whether a module is part of what `identify` tells, or of the standard library."""
+    import sysconfig
+
+    if path.startswith(folder + os.sep):
+        return True
+    for place in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        if path.startswith(place + os.sep):
+            package = path[len(place) + 1 :].partition(os.sep)[0].partition(".")[0]
+            return package in _PARTNERS
+    standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    # Packages that the user installed may lie below the standard library.
+    return path.startswith(tuple(place + os.sep for place in standard)) and "-packages" + os.sep not in path
+
+
+def _headers(listed: str) -> set[str]:
+    """Prerequisites of the rules that gcc appended."""
+    try:
+        with open(listed, encoding="utf-8", errors="surrogateescape") as stream:
+            text = stream.read()
+    except FileNotFoundError:
+        return set()
+    found: set[str] = set()
+    for rule in text.replace("\\\n", " ").splitlines():
+        _, _, prerequisites = rule.partition(": ")
+        found.update(
+            re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in re.findall(r"(?:\\.|\S)+", prerequisites)
+        )
+    return found
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _said(error: BaseException) -> str:
+    """What an error says: of a compiler its own errors, else the first lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    wrong = [line for line in lines if re.search(r"\berror: ", line)]
+    text = "; ".join((wrong or lines)[:3]) or "no message"
+    return f"{type(error).__name__}: {text[:1000]}"
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if arguments == ["--identify"]:
+            print(json.dumps(identify()))
+        else:
+            depfile, package, archive = arguments
+            compile_model(json.load(sys.stdin), archive, package, depfile)
+    except Refused as error:
+        where = f"{error.where}: " if error.where else ""
+        print(f"{where}error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
