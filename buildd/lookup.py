@@ -278,6 +278,9 @@ class Lookup:
             started_ns: when the run began, by the file system's clock.
         """
         if action.uncacheable:
+            if action.discovery is Discovery.REPORTED and read is not None:
+                # For whoever watches; no record of the request is kept (`uptodate`).
+                self._discovered[action.name] = tuple(self._used(action, read, private, started_ns, {})[0])
             return Filing(None, action.uncacheable)
         snapshot = self.snapshot
         moved: dict[str, bool] = {}

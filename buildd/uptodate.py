@@ -111,6 +111,8 @@ def keep(building: Building) -> None:
     lookup, snapshot = building.lookup, building.snapshot
     if building.said_something or not building.writes_outputs or building.plan.recompile is not Recompile.BY_CONTENT:
         return
+    if any(action.uncacheable for action in building.plan.actions):
+        return
     now_ns = building.files.now_ns()
     paths: list[bytes] = []
     stamps = bytearray()

@@ -281,7 +281,7 @@ def _is_known(path: str, folder: str) -> bool:
     """Whether a module is part of what `identify` tells, or of the standard library."""
     import sysconfig
 
-    if path.startswith(folder + os.sep):
+    if path.startswith(folder + os.sep) or path == os.path.abspath(__file__):
         return True
     for place in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         if path.startswith(place + os.sep):

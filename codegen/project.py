@@ -19,7 +19,7 @@ import msgspec
 from codegen.environment import plain_values
 from codegen.plan import RequestError
 from codegen.sources import leaves_root
-from codegen.target import KINDS, CompiledTarget, OutputKind, Target
+from codegen.target import KINDS, CompiledTarget, OutputKind, Target, TorchTarget
 from protocol.described import described
 from protocol.messages import Request
 
@@ -330,6 +330,8 @@ def _check_paths(target: Target, lines: _Lines, outside: bool) -> None:
         )
     for key in ("sources", "include", "source", "archive"):
         value = getattr(target, key, ())
+        if not value and isinstance(target, TorchTarget):
+            continue  # one of two that it may have
         for path in (value,) if isinstance(value, str) else value:
             if not path:
                 raise RequestError(

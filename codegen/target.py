@@ -162,11 +162,41 @@ class TritonTarget(Target, frozen=True, kw_only=True):
 OptionValue = bool | int | float | str | list[bool | int | float | str]
 
 
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor that a model is traced with."""
+
+    shape: tuple[int | str, ...] = ()
+    """Sizes; a name stands for one that may change (see `TorchTarget.dims`)."""
+    dtype: str = "float32"
+    """torch's name of it: float32, bfloat16, int64, bool ..."""
+    high: int = 2
+    """Values of whole numbers are below this: the rows of an embedding, for indices into it."""
+
+
 class TorchTarget(Target, frozen=True, kw_only=True):
     """kind = "torch": a model compiled ahead of time for this machine's CPU by AOTInductor. See `torch_model`."""
 
-    archive: str
+    archive: str = ""
     """File that torch.export.save wrote (.pt2), relative to the project; dynamic shapes are in it."""
+    source: str = ""
+    """In place of it a Python file, relative to the project, that is run to get the model."""
+    function: str = ""
+    """What in it is exported: a function of tensors, a torch.nn.Module, or a class of those."""
+    factory: bool = False
+    """`function` is called to get what is exported."""
+    arguments: dict[str, OptionValue] = {}
+    """Of the class or factory."""
+    inputs: tuple[TensorSpec, ...] = ()
+    """What it is traced with, as torch.jit.trace's example_inputs."""
+    keyword_inputs: dict[str, TensorSpec] = {}
+    """By name, as its example_kwarg_inputs."""
+    dims: dict[str, tuple[int, int]] = {}
+    """Name of a size in `inputs` -> smallest and largest; any where it is not named here."""
+    strict: bool = False
+    """torch.export's: trace bytecode instead of running the function."""
+    check: bool = True
+    """What was exported must compute what the model does, as torch.jit.trace's check_trace."""
+    check_tolerance: float = 1e-5
     mode: str = ""
     """torch.compile's: "max-autotune-no-cudagraphs"; not together with `options`."""
     options: dict[str, OptionValue] = {}

@@ -33,6 +33,7 @@ from codegen.plan import (
 from codegen.project import nearest
 from codegen.python_worker import FOLDER, Worker, interpreter_of
 from codegen.target import OptionValue, TorchTarget
+from codegen.torch_export import check_source, export_action
 
 WORKER = FOLDER / "worker_torch.py"
 ENDING = ".pt2"
@@ -86,13 +87,13 @@ class Identity(Frozen, frozen=True):
 
 
 def plan_torch(context: Context, target: TorchTarget) -> Part:
-    """One action: archive -> package.
+    """One action: archive -> package; before it, where the model is code, the one that exports it.
 
     Raises:
         ProbesNeeded: the interpreter has to say what its torch is; likewise the host compiler.
         RequestError: bad-project, missing-source, compiler-not-found.
     """
-    archive = _archive(context, target)
+    _check(context, target)
     program = _compiler(context)
     environment = tool_environment(context.environment, Family.TORCH, folders=(os.path.dirname(program),))
     worker = Worker(
@@ -121,23 +122,28 @@ def plan_torch(context: Context, target: TorchTarget) -> Part:
         threads=_threads(context, target),
         compiler=os.path.basename(program),
     )
-    action = _action(context, target, archive, spec, tool, worker)
+    made: tuple[Action, ...] = ()
+    tools: tuple[Tool, ...] = (tool,)
+    if target.source:
+        export, exporter = export_action(context, target, worker, tool)
+        made, tools = (export,), (tool, exporter)
+    action = _action(context, target, spec, tool, worker, made)
     (output,) = action.outputs
-    if output.path == archive:
+    if output.path in action.inputs:
         raise RequestError(
             "output-conflict",
-            f'target "{target.name}": {archive} is what it would write',
+            f'target "{target.name}": {output.path} is what it would write',
             file=target.where,
             next_step="keep the archive outside of build_dir, or give the target an output_name",
         )
     return Part(
-        actions=(action,),
-        tools=(tool,),
+        actions=(*made, action),
+        tools=tools,
         artifacts=(NamedArtifact(target=target.name, name=os.path.basename(output.path), path=output.path),),
     )
 
 
-def _archive(context: Context, target: TorchTarget) -> str:
+def _check(context: Context, target: TorchTarget) -> None:
     if target.arch:
         raise RequestError(
             "bad-arch",
@@ -145,22 +151,30 @@ def _archive(context: Context, target: TorchTarget) -> str:
             file=target.where,
             next_step="remove arch",
         )
-    archive = os.path.normpath(target.archive)
-    if not archive.endswith(ENDING):
+    if bool(target.archive) == bool(target.source):
+        raise RequestError(
+            "bad-project",
+            f'target "{target.name}" needs one of archive and source',
+            file=target.where,
+            next_step="name what torch.export.save wrote (archive), or the Python file that has the model (source)",
+        )
+    check_source(context, target)
+    if target.source:
+        return
+    if not target.archive.endswith(ENDING):
         raise RequestError(
             "bad-project",
             f'target "{target.name}": archive must be a {ENDING} file, not "{target.archive}"',
             file=target.where,
             next_step=f'write it with torch.export.save(program, "model{ENDING}"); torch.save is something else',
         )
-    if not os.path.isfile(os.path.join(context.folder, archive)):
+    if not os.path.isfile(os.path.join(context.folder, target.archive)):
         raise RequestError(
             "missing-source",
             f'target "{target.name}": there is no {target.archive}',
             file=target.where,
             next_step="write it with torch.export.save; paths are relative to the project",
         )
-    return archive
 
 
 def _compiler(context: Context) -> str:
@@ -244,8 +258,18 @@ def _tool(worker: Worker, identity: Identity, compiler: HostCompiler) -> Tool:
     )
 
 
-def _action(context: Context, target: TorchTarget, archive: str, spec: Spec, tool: Tool, worker: Worker) -> Action:
+def _action(
+    context: Context, target: TorchTarget, spec: Spec, tool: Tool, worker: Worker, made: tuple[Action, ...]
+) -> Action:
+    """Args: made: what makes the archive, if that is not there already."""
     path = f"{context.build}/{target.name}/{target.output_name or target.name}{ENDING}"
+    archive: Argument = os.path.normpath(target.archive)
+    inputs, size = (os.path.normpath(target.archive),), 0
+    if made:
+        inputs = (made[0].outputs[0].path,)
+        archive = Ref(place=Place.INPUT, name=inputs[0])
+    else:
+        size = os.stat(os.path.join(context.folder, target.archive)).st_size
     argv: tuple[Argument, ...] = (
         worker.program,
         worker.argument,
@@ -253,7 +277,6 @@ def _action(context: Context, target: TorchTarget, archive: str, spec: Spec, too
         Ref(place=Place.OUTPUT, name="package"),
         archive,
     )
-    size = os.stat(os.path.join(context.folder, archive)).st_size
     return Action(
         name=f"{target.name}/{os.path.basename(path)}",
         kind="torch",
@@ -262,7 +285,7 @@ def _action(context: Context, target: TorchTarget, archive: str, spec: Spec, too
         environment=worker.environment,
         # Sorted by name: a table in another order is the same request.
         payload=msgspec.json.encode(spec, order="sorted"),
-        inputs=(archive,),
+        inputs=inputs,
         outputs=(Output(name="package", path=path),),
         discovery=Discovery.REPORTED,
         # The weights are there in the archive, in the program, and in what is written.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from codegen.plan import Answer, Discovery, Plan, Probe, RequestError
+from codegen.torch_export import WORKER as EXPORTER
 from codegen.torch_model import WORKER
 from protocol.messages import BuildId, Request, RequestId, spec_from
 from tests.household import Household
@@ -146,11 +148,63 @@ def test_only_what_decides_about_code_reaches_the_worker(tmp_path: Path) -> None
         ({"options": {"trace.enabled": True}}, "bad-project", "cannot be set here"),
         ({"options": {"pre_grad_custom_pass": "mine"}}, "bad-project", "cannot be set here"),
         ({"options": {"max_autotune": {"a": 1}}}, "bad-project", "options"),
+        ({"function": "Net"}, "bad-project", "function is for a model in a Python file"),
+        ({"source": "net.py"}, "bad-project", "needs one of archive and source"),
+        ({"archive": ""}, "bad-project", "needs one of archive and source"),
     ],
 )
 def test_a_wrong_target_is_refused(tmp_path: Path, changes: dict[str, Any], code: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         plan(request(tmp_path, **changes), pretended)
+    assert caught.value.code == code
+
+
+SOURCE: dict[str, Any] = {"archive": "", "source": "net.py", "function": "Net", "inputs": [{"shape": ["rows", 16]}]}
+
+
+@pytest.mark.usefixtures("compiler")
+def test_code_is_exported_by_an_action_that_is_never_stored(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    named = {"scale": {"shape": ["rows"], "dtype": "float64"}}
+    made = plan(request(tmp_path, **SOURCE, keyword_inputs=named, dims={"rows": [1, 64]}), pretended)
+    export, compiled = made.actions
+    assert export.uncacheable and not compiled.uncacheable
+    assert (export.kind, export.inputs) == ("export", ("net.py",))
+    assert [output.path for output in export.outputs] == ["build/mlp/mlp.exported.pt2"] == list(compiled.inputs)
+    spec = json.loads(export.payload)
+    assert spec["inputs"] == [{"shape": ["rows", 16], "dtype": "float32", "high": 2}]
+    assert (spec["keyword_inputs"]["scale"]["dtype"], spec["dims"], spec["check"]) == (
+        "float64",
+        {"rows": [1, 64]},
+        True,
+    )
+    assert b"net.py" not in compiled.payload, "what was exported counts, wherever it came from"
+    assert [artifact.path for artifact in made.artifacts] == ["build/mlp/mlp.pt2"]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"source": "no.py"}, "missing-source", "there is no no.py"),
+        ({"source": "net.txt"}, "bad-project", "must be a .py file"),
+        ({"source": "../net.py"}, "path-outside", "leaves the project"),
+        ({"function": "a.b"}, "bad-project", "names no function"),
+        ({"inputs": []}, "bad-project", "traced with"),
+        ({"inputs": [{"shape": [3], "type": "float"}]}, "bad-project", "type"),
+        ({"inputs": [{"shape": [3], "dtype": "float"}]}, "bad-project", 'no dtype "float"'),
+        ({"inputs": [{"shape": [-1]}]}, "bad-project", "must not be below 0"),
+        ({"inputs": [{"shape": ["a b"]}]}, "bad-project", "name of a size"),
+        ({"inputs": [{"shape": [3], "dtype": "int64", "high": 0}]}, "bad-project", "high"),
+        ({"dims": {"columns": [1, 2]}}, "bad-project", "no size of an input"),
+        ({"dims": {"rows": [5, 5]}}, "bad-project", "is no range"),
+        ({"check_tolerance": -1.0}, "bad-project", "check_tolerance"),
+    ],
+)
+def test_a_wrong_source_is_refused(tmp_path: Path, changes: dict[str, Any], code: str, message: str) -> None:
+    (tmp_path / "net.py").write_text("")
+    with pytest.raises(RequestError, match=message) as caught:
+        plan(request(tmp_path, **{**SOURCE, **changes}), pretended)
     assert caught.value.code == code
 
 
@@ -177,8 +231,9 @@ def test_clang_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the worker
 
 
-def test_the_worker_imports_nothing_of_ours() -> None:
-    lines = [line.strip() for line in WORKER.read_text(encoding="utf-8").splitlines()]
+@pytest.mark.parametrize("worker", [WORKER, EXPORTER], ids=lambda path: path.stem)
+def test_the_worker_imports_nothing_of_ours(worker: Path) -> None:
+    lines = [line.strip() for line in worker.read_text(encoding="utf-8").splitlines()]
     assert not [line for line in lines if line.startswith(("from buildd", "from codegen", "import msgspec"))]
 
 
@@ -326,3 +381,124 @@ def test_a_model_that_torch_cannot_load_is_told_with_its_file(user: Household) -
     (project.folder / "buildd.toml").write_text(PROJECT + 'mode = "max-speed"\n')
     status, said = user.buildd("build", "-C", str(project.folder))
     assert status == 2 and "modes of this torch: default, " in said, said
+
+
+NET = """
+import torch
+from models.parts import activation
+
+class Net(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.table, self.last = torch.nn.Embedding(50, width), torch.nn.Linear(width, 4)
+    def forward(self, ids, scale):
+        print("it may print")
+        return activation(self.last(self.table(ids))) * scale
+
+def distances(x, y):
+    return (x[:, None] - y[None]).square().sum(-1).sqrt()
+
+def noisy(x):
+    return x + torch.randn_like(x)
+
+def breaks(x):
+    return x + 1 if x.sum() > 0 else x - 1
+
+def built(depth):
+    return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(depth)))
+
+def quits():
+    raise SystemExit(3)
+
+scripted = torch.jit.script(torch.nn.Linear(2, 2))
+"""
+NET_PROJECT = """
+[target.net]
+kind = "torch"
+source = "models/net.py"
+function = "Net"
+arguments = { width = 16 }
+inputs = [{ shape = ["batch", "length"], dtype = "int64", high = 50 }]
+keyword_inputs = { scale = { shape = ["batch", 1, 4] } }
+dims = { batch = [1, 64] }
+"""
+CHECK_NET = """
+import sys
+import torch
+sys.path.insert(0, ".")
+torch.manual_seed(0)
+from models.net import Net
+
+model, compiled = Net(16).eval(), torch._inductor.aoti_load_package("build/net/net.pt2")
+with torch.no_grad():
+    for batch, length in ((1, 5), (7, 2), (64, 64)):
+        ids, scale = torch.randint(0, 50, (batch, length)), torch.randn(batch, 1, 4)
+        torch.testing.assert_close(compiled(ids, scale=scale), model(ids, scale=scale), rtol=1e-5, atol=1e-6)
+"""
+
+
+def with_net(user: Household, name: str) -> Checkout:
+    project = Checkout(user, name)
+    (project.folder / "models").mkdir()
+    (project.folder / "models/__init__.py").write_text("")
+    (project.folder / "models/net.py").write_text(NET)
+    (project.folder / "models/parts.py").write_text("import torch\n\ndef activation(x):\n    return torch.relu(x)\n")
+    (project.folder / "buildd.toml").write_text(NET_PROJECT)
+    return project
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(900)
+def test_code_is_exported_each_time_and_what_follows_hits(user: Household) -> None:
+    project = with_net(user, "code")
+    assert "0 hits, 2 compiled" in project.build()
+    project.python(CHECK_NET)
+    assert "1 hit, 1 compiled" in project.build()
+    # Another line changes no graph; another operation in an imported module does.
+    parts = project.folder / "models/parts.py"
+    parts.write_text("# A comment.\n" + parts.read_text())
+    assert "1 hit, 1 compiled" in project.build()
+    parts.write_text(parts.read_text().replace("relu", "tanh"))
+    assert "0 hits, 2 compiled" in project.build()
+    project.python(CHECK_NET)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(900)
+def test_what_cannot_be_exported_is_told_with_its_line(user: Household, tmp_path: Path) -> None:
+    project = with_net(user, "refused")
+    usual = {"factory": False, "arguments": {}, "inputs": [{"shape": ["n", 4]}], "keyword_inputs": {}, "dims": {}}
+
+    def export(function: str, **changes: Any) -> str:
+        spec = {**usual, "source": "models/net.py", "function": function, "strict": False, "check": True, **changes}
+        done = subprocess.run(
+            [sys.executable, str(EXPORTER), str(tmp_path / "inputs"), str(tmp_path / "model.pt2")],
+            input=json.dumps({**spec, "check_tolerance": 1e-5}),
+            cwd=project.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # Before its end torch may tell of graphs.
+        last = "" if done.returncode == 0 else done.stderr.splitlines()[-1]
+        assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+        return last
+
+    assert export("nothing").startswith("models/net.py: error: there is no nothing; it has Net, ")
+    assert "computes something else (random numbers" in export("noisy")
+    assert re.match(r"models/net.py:\d+: error: cannot be exported: ", export("breaks"))
+    assert re.match(r"models/net.py:\d+: error: quits\(\) failed: SystemExit: 3", export("quits", factory=True))
+    assert "is TorchScript" in export("scripted")
+    assert "takes no arguments" in export("noisy", arguments={"width": 1})
+    assert export("built", factory=True, arguments={"depth": 2}) == ""
+    assert export("distances", inputs=[{"shape": ["n", 4]}, {"shape": ["m", 4]}]) == ""
+    listed = (tmp_path / "inputs").read_text().splitlines()
+    assert [os.path.relpath(path, project.folder) for path in listed] == [
+        "models/__init__.py",
+        "models/net.py",
+        "models/parts.py",
+    ]
+    (project.folder / "models/parts.py").write_text("import torch\ndef activation(x:\n")
+    assert export("Net").startswith("models/parts.py:2: error: ")
+    (project.folder / "models/parts.py").write_text("import nothing_of_the_kind\n")
+    assert export("Net").startswith("models/parts.py:1: error: cannot be imported: ModuleNotFoundError")

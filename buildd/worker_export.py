@@ -1,0 +1,215 @@
+"""Exports a model from the user's Python code with torch.export. Run by the client's own interpreter.
+
+Knows nothing of buildd: it imports the standard library, torch and the user's module, reads a JSON spec on stdin and
+writes the archive that is named on its command line. Whatever the code prints goes where this script's output goes.
+
+    python worker_export.py DEPFILE ARCHIVE < spec.json
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # The folder of this script comes first on the path and holds modules of buildd, which the model must not import.
+    del sys.path[0]
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import traceback
+import types
+import warnings
+from typing import Any
+
+sys.dont_write_bytecode = True
+
+
+class Refused(Exception):
+    """One message for the user: `where` is "FILE:LINE" or "FILE"."""
+
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+def export(spec: dict[str, Any], archive: str, depfile: str) -> None:
+    """Export the model of `spec`.
+
+    Args:
+        spec: source, function, factory, arguments, inputs, keyword_inputs, dims, strict, check, check_tolerance.
+        archive: where torch.export.save writes.
+        depfile: where the modules that were imported are listed, one a line.
+    """
+    source = spec["source"]
+    before = frozenset(sys.modules)
+    for category in (FutureWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", category=category)
+    try:
+        import torch
+    except ImportError as error:
+        raise Refused(f"torch cannot be imported by {sys.executable}: {error}", source) from error
+    torch.manual_seed(0)
+    model = _model(torch, spec, _load(source))
+    sizes = _sizes(spec)
+    given = [_tensor(torch, one, sizes) for one in spec["inputs"]]
+    named = {name: _tensor(torch, one, sizes) for name, one in spec["keyword_inputs"].items()}
+    program = _export(torch, spec, model, given, named)
+    if spec["check"]:
+        _check(torch, spec, model, program, given, named)
+    torch.export.save(program, archive)
+    with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        stream.writelines(path + "\n" for path in _modules(before))
+
+
+def _load(source: str) -> types.ModuleType:
+    path = os.path.abspath(source)
+    sys.path[:0] = list(dict.fromkeys((os.path.dirname(path), os.getcwd())))
+    name = os.path.basename(path).removesuffix(".py")
+    if name in sys.modules or not name.isidentifier():
+        name = "_model_" + re.sub(r"\W", "_", name)
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise Refused(f"{error.msg}", f"{_shown(error.filename or source)}:{error.lineno or 1}") from error
+    except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
+        raise Refused(f"cannot be imported: {_said(error)}", _where_raised(error, source)) from error
+    return module
+
+
+def _model(torch: Any, spec: dict[str, Any], module: types.ModuleType) -> Any:
+    """What is exported: a torch.nn.Module."""
+    source, name = spec["source"], spec["function"]
+    value = getattr(module, name, None)
+    if value is None:
+        here = [key for key, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__]
+        hint = f"; it has {', '.join(sorted(here))}" if here else ""
+        raise Refused(f"there is no {name}{hint}", source)
+    is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
+    if spec["factory"] or is_class:
+        try:
+            value = value(**spec["arguments"])
+        except (Exception, SystemExit) as error:  # the user's code
+            raise Refused(f"{name}() failed: {_said(error)}", _where_raised(error, source)) from error
+    elif spec["arguments"]:
+        raise Refused(f"{name} takes no arguments: it is neither a class of modules nor a factory", source)
+    if isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise Refused(f"{name} is TorchScript, which torch.export does not take: name the module itself", source)
+    if isinstance(value, torch.nn.Module):
+        return value.eval()
+    if not callable(value):
+        raise Refused(f"{name} is a {type(value).__name__}, neither a torch.nn.Module nor a function", source)
+
+    module = torch.nn.Module()
+    vars(module)["forward"] = value  # with its own parameters, by which sizes are named
+    return module.eval()
+
+
+def _tensor(torch: Any, one: dict[str, Any], sizes: dict[str, int]) -> Any:
+    shape = [sizes[size] if isinstance(size, str) else size for size in one.get("shape", ())]
+    kind = getattr(torch, one.get("dtype", "float32"))
+    if kind.is_complex:
+        return torch.randn(shape, dtype=kind)
+    if kind.is_floating_point:
+        return torch.randn(shape).to(kind)
+    return torch.randint(0, one.get("high", 2), shape).to(kind)
+
+
+def _sizes(spec: dict[str, Any]) -> dict[str, int]:
+    """Sizes to trace with, of those that may change: different ones, since torch.export takes equal ones for one that
+    is shared, and neither 0 nor 1 where that can be, since it takes those for sizes that never change."""
+    found: dict[str, int] = {}
+    for one in (*spec["inputs"], *spec["keyword_inputs"].values()):
+        for size in one.get("shape", ()):
+            if isinstance(size, str) and size not in found:
+                low, high = spec["dims"].get(size, (2, 1 << 20))
+                at = min(max(low, 3), high)
+                while at in found.values() and at < high:
+                    at += 1
+                found[size] = at
+    return found
+
+
+def _export(torch: Any, spec: dict[str, Any], model: Any, given: list[Any], named: dict[str, Any]) -> Any:
+    sizes: dict[str, Any] = {}
+    for name in _sizes(spec):
+        low, high = spec["dims"].get(name, (None, None))
+        sizes[name] = torch.export.Dim(name, min=low, max=high)
+
+    def moving(one: dict[str, Any]) -> dict[int, Any]:
+        return {index: sizes[size] for index, size in enumerate(one.get("shape", ())) if isinstance(size, str)}
+
+    parameters = list(inspect.signature(model.forward).parameters)
+    shapes = {name: moving(one) for name, one in zip(parameters, spec["inputs"], strict=False)}
+    shapes |= {name: moving(one) for name, one in spec["keyword_inputs"].items()}
+    try:
+        return torch.export.export(
+            model, tuple(given), named or None, dynamic_shapes=shapes if sizes else None, strict=spec["strict"]
+        )
+    except Exception as error:  # What torch.export finds in the user's code.
+        raise Refused(f"cannot be exported: {_said(error)}", _where_raised(error, spec["source"])) from error
+
+
+def _check(torch: Any, spec: dict[str, Any], model: Any, program: Any, given: list[Any], named: dict[str, Any]) -> None:
+    """What torch.jit.trace does with check_trace."""
+    tolerance = spec["check_tolerance"]
+    with torch.no_grad():
+        wanted, found = model(*given, **named), program.module()(*given, **named)
+    try:
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    except AssertionError as error:
+        raise Refused(
+            f"what was exported computes something else (random numbers in it?): {_said(error)}", spec["source"]
+        ) from error
+
+
+def _modules(before: frozenset[str]) -> list[str]:
+    """The user's modules: those outside of where packages are installed; sorted."""
+    import sysconfig
+
+    installed = tuple(path + os.sep for path in sysconfig.get_paths().values())
+    loaded = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in before]
+    found = {os.path.abspath(path) for path in loaded if path} - {os.path.abspath(__file__)}
+    return sorted(path for path in found if not path.startswith(installed) and os.path.isfile(path))
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _said(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = "; ".join(lines[:3]) or "no message"
+    return f"{type(error).__name__}: {text[:1000]}"
+
+
+def _shown(path: str) -> str:
+    """As it is called in the project."""
+    inside = os.path.relpath(path)
+    return path if inside.startswith("..") else inside
+
+
+def _where_raised(error: BaseException, source: str) -> str:
+    """The last line of the project's own code in a traceback."""
+    here = os.getcwd() + os.sep
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(here)]
+    return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else source
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        depfile, archive = arguments
+        export(json.load(sys.stdin), archive, depfile)
+    except Refused as error:
+        print(f"{error.where}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
