@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +208,19 @@ class Execution:
         for path in self.action.inputs:
             if path in self.building.products:
                 self.building.where(path)  # a tool may find it by a name that is not among its arguments
-        return launch_of(
+        tool = self.building.tool(self.action)
+        launch = launch_of(
             self.action,
-            self.building.tool(self.action),
+            tool,
             project=self.building.project,
             private=self._private,
             where=self.building.where,
             quiet=self.building.inner,
             preload=self._preload(),
         )
+        if self.action.warm:
+            return replace(launch, warm=self.building.lookup.tool_digest(tool))
+        return launch
 
     def _preload(self) -> str:
         wanted = self.action.kind in _FILLING_KINDS and self.building.is_on("BUILDD_PRELOAD")

@@ -41,6 +41,8 @@ class Launch:
         timeout_s: after this long it is ended; 0 means never.
         umask: of the tool.
         quiet: nobody hears its lines while it runs; its output goes through files, which take no turns of the loop.
+        warm: not empty: it is a Python and a worker script, and may be forked from a process that has imported the
+            packages which are known by this.
     """
 
     argv: tuple[str | bytes, ...]
@@ -50,6 +52,7 @@ class Launch:
     timeout_s: float = 3600.0
     umask: int = 0o022
     quiet: bool = False
+    warm: str = ""
 
     @property
     def command(self) -> str:

@@ -455,7 +455,8 @@ class Runner:
         job = Job(self, helper, self._number, launch, on_line)
         passed: list[int] = []
         try:
-            passed.append(_memory_file("launch", spawner.pack_spec(cwd, argv, environment)))
+            known_by = [launch.warm.encode()] if launch.warm else []
+            passed.append(_memory_file("launch", spawner.pack_spec(cwd, [*known_by, *argv], environment)))
             for name in ("stdout", "stderr"):
                 if launch.quiet:
                     job._files[name] = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -475,7 +476,8 @@ class Runner:
             job._failed(failure)
             raise failure from error
         helper.jobs[self._number] = job
-        request = spawner.REQUEST.pack(spawner.LAUNCH, self._number, 0.0, launch.umask, bool(launch.payload))
+        kind = spawner.WARM if launch.warm else spawner.LAUNCH
+        request = spawner.REQUEST.pack(kind, self._number, 0.0, launch.umask, bool(launch.payload))
         helper.send(request, passed)
         return job
 

@@ -11,23 +11,32 @@ that travels with the packet. The packing functions below are shared with `runne
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # Last: nothing of ours is taken for a module of the standard library.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import ctypes
 import errno
-import os
 import select
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterable
+
+from buildd.warm_workers import Hosts, key_of
 
 REQUEST = struct.Struct("=BIdIB")
 """kind, job, grace (s), umask, 1 if a stdin descriptor is among those passed."""
 REPLY = struct.Struct("=BIiiqddq")
 """kind, job, pid, status or errno, ru_maxrss (bytes), user (s), system (s), wall (ns)."""
 
-LAUNCH, KILL = 1, 2
+LAUNCH, KILL, WARM = 1, 2, 3
+"""The last is a launch of what may be forked from a process that has its packages imported (`warm_workers`): before the
+argv stands what these are known by."""
 STARTED, FAILED, EXITED, GONE = 1, 2, 3, 4
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -163,6 +172,7 @@ class Spawner:
         signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
         self.poll.register(wake, select.POLLIN)
         self.poll.register(channel, select.POLLIN)
+        self.hosts = Hosts(self.poll, self.null)
 
     def run(self) -> None:
         """Serve until the daemon is gone and every process with it."""
@@ -172,6 +182,8 @@ class Spawner:
                     os.read(self.wake, 4096)
                     if os.getppid() != self.parent:
                         self._hang_up()
+                elif self.hosts.owns(descriptor):
+                    self.hosts.receive(descriptor)
                 elif self.open:
                     self._receive()
             self._reap()
@@ -203,21 +215,23 @@ class Spawner:
         try:
             if flags & socket.MSG_CTRUNC:  # our limit of open files; what did arrive is closed below
                 self._send(FAILED, number, 0, errno.EMFILE)
-            elif kind == LAUNCH:
-                self._launch(number, umask, descriptors, bool(with_input))
+            elif kind in (LAUNCH, WARM):
+                self._launch(number, umask, descriptors, bool(with_input), warm=kind == WARM)
             elif kind == KILL and number in self.jobs:
                 self._terminate(self.jobs[number], grace_s)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _launch(self, number: int, umask: int, descriptors: list[int], with_input: bool) -> None:
+    def _launch(self, number: int, umask: int, descriptors: list[int], with_input: bool, *, warm: bool) -> None:
         specification, output, errors = descriptors[:3]
         data = bytearray()
         while chunk := os.pread(specification, 1 << 20, len(data)):
             data += chunk
         cwd, argv, environment = unpack_spec(bytes(data))
         variables = dict(item.split(b"=", 1) for item in environment)
+        host = key_of(argv.pop(0), argv, variables) if warm else None
+        pid = 0
         stage = 1
         try:
             # posix_spawn has no action for these two; they are inherited. It is half a millisecond cheaper than fork
@@ -226,7 +240,9 @@ class Spawner:
             os.chdir(cwd)
             stage = 2
             self._set_oom_score(OOM_SCORE_ADJ)  # inherited as well; set afterwards, a quick tool's children miss it
-            pid = os.posix_spawn(
+            if host is not None:
+                pid = self.hosts.fork(host, umask, descriptors, with_input=with_input)
+            pid = pid or os.posix_spawn(
                 _find(argv[0], variables),
                 argv,
                 variables,
@@ -245,6 +261,10 @@ class Spawner:
         except ValueError:  # an empty name or one with "="
             self._send(FAILED, number, 0, errno.EINVAL)
             return
+        else:
+            if host is not None:
+                os.chdir("/")
+                self.hosts.want(host)
         finally:
             self._set_oom_score(self.oom_score)
             os.chdir("/")  # holds no file system busy
@@ -278,6 +298,7 @@ class Spawner:
             self.open = False
             self.poll.unregister(self.channel)
             self.channel.close()
+            self.hosts.close()
             for job in list(self.jobs.values()):
                 self._terminate(job, self.grace_s)
 
@@ -316,7 +337,7 @@ class Spawner:
         """Processes that came to us when their parent ended -> their session."""
         found = {}
         for pid in children_of(self.pid):
-            if pid not in self.by_pid and (stat := stat_of(pid)) is not None:
+            if pid not in self.by_pid and pid not in self.hosts.pids and (stat := stat_of(pid)) is not None:
                 found[pid] = stat[1]
         return found
 
@@ -332,6 +353,7 @@ class Spawner:
                 break
             reaped = True
             self.strays.pop(pid, None)
+            self.hosts.reaped(pid)
             job = self.by_pid.pop(pid, None)
             if job is None:
                 continue

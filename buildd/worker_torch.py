@@ -17,6 +17,8 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which torch must not import.
     del sys.path[0]
 
+import functools
+import importlib
 import json
 import os
 import re
@@ -162,10 +164,9 @@ def compile_model(spec: dict[str, Any], archive: str, package: str, depfile: str
         depfile: where the files that were read are listed, one a line.
     """
     private = os.environ.get("TMPDIR") or "/tmp"
-    before = frozenset(sys.modules)
-    headers = _private_places(private, spec["compiler"])
+    headers = _private_places(private)
     _check(archive)
-    torch = _import_torch()
+    torch, before = warm_up()
     folder = os.path.dirname(os.path.abspath(torch.__file__))
     _write_compiler(private, spec["compiler"], folder, headers)
     torch.set_num_threads(spec["threads"])
@@ -177,6 +178,7 @@ def compile_model(spec: dict[str, Any], archive: str, package: str, depfile: str
         "aot_inductor.precompile_headers": False,
         "aot_inductor.model_name_for_generated_files": spec["name"],
         "cpp.threads": spec["threads"],
+        "cpp.cxx": (None, spec["compiler"]),
         **(torch._inductor.list_mode_options(spec["mode"]) if spec["mode"] else spec["options"]),
     }
     known = torch._inductor.config.get_config_copy()
@@ -189,14 +191,24 @@ def compile_model(spec: dict[str, Any], archive: str, package: str, depfile: str
         stream.writelines(path + "\n" for path in _inputs(private, folder, headers, before))
 
 
-def _private_places(private: str, compiler: str) -> str:
+@functools.cache
+def warm_up() -> tuple[Any, frozenset[str]]:
+    """Import torch and what a compile needs of it, so that processes which are forked from this one need not; and the
+    modules that were there before."""
+    before = frozenset(sys.modules)
+    torch = _import_torch()
+    for name in ("torch._inductor.compile_fx", "torch._inductor.package", "torch.export"):
+        importlib.import_module(name)
+    return torch, before
+
+
+def _private_places(private: str) -> str:
     """Have torch write into the job's folder only; where its compiles list the headers that they read."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(private, "inductor")
     os.environ["TRITON_HOME"] = private
     os.environ["TRITON_CACHE_DIR"] = os.path.join(private, "triton")
     os.environ["HOME"] = private
     os.environ["USER"] = "user"  # part of a path below TMPDIR, and not everybody has a name
-    os.environ["CXX"] = compiler
     os.environ["PATH"] = os.path.join(private, "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
     return os.path.join(private, "headers.d")
 

@@ -17,6 +17,7 @@ if __name__ == "__main__":
     del sys.path[0]
 
 import ast
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -208,6 +209,9 @@ def _import_triton() -> Any:
         import triton
         import triton.backends
         import triton.compiler
+
+        # Every compile needs it, and imports it only then.
+        import triton.compiler.code_generator
     except ImportError as error:
         raise Refused(f"triton cannot be imported by {sys.executable}: {error}") from error
     for name in ("triton.runtime.cache", "triton.compiler.compiler"):
@@ -232,16 +236,9 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     # Private and empty: a compile must not depend on what another one left, nor leave anything for one.
     os.environ["TRITON_HOME"] = temporary
     os.environ["TRITON_CACHE_DIR"] = os.path.join(temporary, "triton")
-    reads = _Reads()
-    location = importlib.util.find_spec("triton")
-    if location is None or not location.submodule_search_locations:
-        raise Refused(f"triton is not installed for {sys.executable}; pip install triton there")
-    triton_folder = next(iter(location.submodule_search_locations))
-    FOLDERS.add(triton_folder, "triton/")
+    triton_folder, reads = warm_up()
     FOLDERS.add(os.getcwd(), "")
-    _install_loader()
-    # It says in every process that a default will change; nobody who compiles ahead can act on it.
-    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    sys.path_importer_cache.clear()
     triton = _import_triton()
     sys.addaudithook(reads.hook)
     kernel, function = _load(spec["source"], spec["module"], spec["kernel"])
@@ -254,6 +251,23 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
             stream.write(content)
     with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
         stream.writelines(path + "\n" for path in inputs)
+
+
+@functools.cache
+def warm_up() -> tuple[str, _Reads]:
+    """Import Triton, so that processes which are forked from this one need not; its folder, and who tells what is read
+    from now on."""
+    reads = _Reads()
+    location = importlib.util.find_spec("triton")
+    if location is None or not location.submodule_search_locations:
+        raise Refused(f"triton is not installed for {sys.executable}; pip install triton there")
+    folder = next(iter(location.submodule_search_locations))
+    FOLDERS.add(folder, "triton/")
+    _install_loader()
+    # It says in every process that a default will change; nobody who compiles ahead can act on it.
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    _import_triton()
+    return folder, reads
 
 
 def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:

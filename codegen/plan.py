@@ -126,6 +126,8 @@ class Action(Frozen, frozen=True):
     twins: tuple[str, ...] = ()
     """Those of `inputs` whose makers have `BARE` outputs beside them. A result of which the tool said nothing is filed
     and found under these instead."""
+    warm: bool = False
+    """It is a Python worker, which may be forked from a process that has the tool's packages imported."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 

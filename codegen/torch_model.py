@@ -95,7 +95,9 @@ def plan_torch(context: Context, target: TorchTarget) -> Part:
     """
     _check(context, target)
     program = _compiler(context)
-    environment = tool_environment(context.environment, Family.TORCH, folders=(os.path.dirname(program),))
+    passed = tool_environment(context.environment, Family.TORCH, folders=(os.path.dirname(program),))
+    # numpy, which torch imports, would start threads at once, and then nothing may be forked.
+    environment = tuple(sorted({**dict(passed), "OPENBLAS_NUM_THREADS": "1"}.items()))
     worker = Worker(
         script=WORKER,
         package="torch",
@@ -288,6 +290,7 @@ def _action(
         inputs=inputs,
         outputs=(Output(name="package", path=path),),
         discovery=Discovery.REPORTED,
+        warm=True,
         # The weights are there in the archive, in the program, and in what is written.
         resources=Resources(memory_bytes=_BASE_BYTES + 4 * size, wall_s=_WALL_S),
         timeout_s=target.timeout_s,

@@ -234,6 +234,7 @@ def _action(context: Context, target: TritonTarget, goal: Goal, tool: Tool, work
         outputs=outputs,
         discovery=Discovery.REPORTED,
         search=tuple(dict.fromkeys((folder, ".", *worker.python_path))),
+        warm=True,
         resources=RESOURCES,
         timeout_s=target.timeout_s,
     )

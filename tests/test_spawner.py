@@ -114,9 +114,13 @@ def test_it_is_small_and_needs_the_standard_library_only() -> None:
         status = Path(f"/proc/{peer.process.pid}/status").read_text()
         peak_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
         assert peak_kib < 20_000
-    script = f"import sys; exec(open({spawner.__file__!r}).read(), {{'__name__': 'x'}}); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, check=True, text=True)
-    assert not {"asyncio", "subprocess", "json", "re", "buildd"} & set(loaded.stdout.split())
+    root = os.path.dirname(os.path.dirname(spawner.__file__))
+    script = f"import sys; sys.path.append({root!r}); import buildd.spawner; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, check=True, text=True)
+    loaded = set(done.stdout.split())
+    assert not {"asyncio", "subprocess", "json", "re"} & loaded
+    ours = {name for name in loaded if name.partition(".")[0] in ("buildd", "codegen", "protocol")}
+    assert ours == {"buildd", "buildd.spawner", "buildd.warm_workers"}
 
 
 def test_children_are_found_without_the_kernels_help(monkeypatch: pytest.MonkeyPatch) -> None:

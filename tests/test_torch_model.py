@@ -127,7 +127,7 @@ def test_only_what_decides_about_code_reaches_the_worker(tmp_path: Path) -> None
         "HOME": "/home/me",
     }
     seen = dict(plan(request(tmp_path, environment=environment), pretended).actions[0].environment)
-    assert set(seen) == {"TORCHINDUCTOR_MAX_AUTOTUNE", "CPATH", "PATH", "LC_ALL"}
+    assert set(seen) == {"TORCHINDUCTOR_MAX_AUTOTUNE", "CPATH", "PATH", "LC_ALL", "OPENBLAS_NUM_THREADS"}
 
 
 @pytest.mark.usefixtures("compiler")
@@ -351,6 +351,9 @@ def test_a_model_is_compiled_once_and_computes_what_its_archive_does(user: House
     assert str(user.folder).encode() not in package
     shutil.rmtree(first.folder / "build")
     assert "1 hit, 0 compiled" in first.build()
+    # By now a process has torch imported, and is what this one is forked from.
+    assert "0 hits, 1 compiled" in first.build("--recache")
+    assert (first.folder / "build/mlp/mlp.pt2").read_bytes() == package
     # Another checkout, and another store that got the first one's entries.
     second = Checkout(user, "second")
     shutil.copy(first.folder / "mlp.pt2", second.folder)

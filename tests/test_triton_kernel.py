@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pytest
 
 from buildd.command import DEPFILE, launch_of, output_path
 from buildd.files import Files, Snapshot
+from buildd.runner import Runner
 from buildd.shadow import Surveyor
 from codegen.generate import make_plan
 from codegen.plan import Action, Answer, Discovery, Knowledge, Plan, Probe, ProbesNeeded, RequestError
@@ -420,3 +425,45 @@ def test_the_identity_covers_what_compiles(identity: Callable[[Probe], Answer], 
     assert any(role.endswith("/bin/ptxas") for role in roles)
     assert any(role.endswith("ocml.bc") for role in roles)
     assert all(os.path.isfile(file.path) for file in tool.files)
+
+
+@pytest.mark.triton
+@pytest.mark.usefixtures("triton")
+def test_a_process_that_has_triton_imported_compiles_the_same(
+    tmp_path: Path, identity: Callable[[Probe], Answer]
+) -> None:
+    folder = project(tmp_path / "p")
+    source = folder / "kernels/add.py"
+    source.write_text(source.read_text() + "\nimport sys\nprint('buildd worker' in sys.modules)\n")
+    made = plan(request(folder), identity)
+    assert all(action.warm for action in made.actions)
+
+    def written(private: Path, action: Action) -> dict[str, bytes]:
+        names = [DEPFILE, *(os.path.basename(output_path(str(private), action, o.name)) for o in action.outputs)]
+        return {name: (private / name).read_bytes() for name in names}
+
+    async def compiled(runner: Runner, action: Action, private: Path) -> bool:
+        private.mkdir()
+        launch = launch_of(action, made.tools[0], project=str(folder), private=str(private), where=str)
+        ended = await runner.run(replace(launch, warm="triton"), lambda stream, line: None)
+        assert ended.ok and not ended.stderr, ended.stderr
+        return ended.stdout == b"True\n"
+
+    async def story() -> None:
+        runner = Runner()
+        deadline_s = time.monotonic() + 100
+        try:
+            for number, action in enumerate(made.actions):
+                done, _ = run(action, made, folder, tmp_path / f"by-hand-{number}")
+                assert done.stdout == b"False\n", done.stderr
+                for turn in itertools.count():
+                    private = tmp_path / f"{number}-{turn}"
+                    is_warm = await compiled(runner, action, private)
+                    assert written(private, action) == written(tmp_path / f"by-hand-{number}", action)
+                    if is_warm:
+                        break
+                    assert time.monotonic() < deadline_s
+        finally:
+            await runner.close()
+
+    asyncio.run(story())

@@ -1,0 +1,164 @@
+"""Processes that have a worker's packages imported, and fork themselves for each job: kept by the spawner.
+
+Standard library only, like the spawner that it runs in. Knows the words of the other side (`worker_host`), no package
+and no output. A job that finds no such process ready is started as ever, and one is started for those that follow: so
+nobody ever waits for an import that would not have been waited for anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping
+
+HOST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_host.py")
+JOB = struct.Struct("=IB")
+"""umask, 1 if a stdin descriptor is among those passed."""
+FORKED = struct.Struct("=i")
+"""pid of a job, which has a session of its own and comes to the spawner when it is let go on."""
+READY = b"ready"
+GO = b"g"
+PRIVATE = b"TMPDIR"
+"""The one variable in which jobs of one process may differ."""
+MOST = 2
+"""How many are kept: one with torch holds 400 MB."""
+AGAIN_S = 60.0
+"""After this long another one is tried in place of one that could not be used."""
+FORK_S = 2.0
+
+Key = tuple[bytes, bytes, bytes, tuple[tuple[bytes, bytes], ...]]
+"""What it was made of, interpreter, script, environment: jobs with another one get another process."""
+
+
+def key_of(identity: bytes, argv: list[bytes], variables: Mapping[bytes, bytes]) -> Key:
+    """The process that a job can come from."""
+    return identity, argv[0], argv[1], tuple(sorted(item for item in variables.items() if item[0] != PRIVATE))
+
+
+class _Host:
+    __slots__ = ("channel", "pid", "ready", "used_s")
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.ready = False
+        self.used_s = time.monotonic()
+
+
+class Hosts:
+    """Those that there are.
+
+    Args:
+        poll: their channels are registered with it; `owns` and `receive` take what it tells.
+        null: a descriptor of /dev/null.
+    """
+
+    def __init__(self, poll: select.poll, null: int) -> None:
+        self.pids: set[int] = set()
+        """Of all that are not reaped yet."""
+        self._poll = poll
+        self._null = null
+        self._hosts: dict[Key, _Host] = {}
+        self._failed: dict[Key, float] = {}
+        """When one that could not be used ended (monotonic, s)."""
+
+    def owns(self, descriptor: int) -> bool:
+        """Whether a descriptor is the channel of one of them."""
+        return any(host.channel.fileno() == descriptor for host in self._hosts.values())
+
+    def receive(self, descriptor: int) -> None:
+        """One has said something, or is gone."""
+        key, host = next(item for item in self._hosts.items() if item[1].channel.fileno() == descriptor)
+        if self._heard(host, 64) == READY:
+            host.ready = True
+        else:
+            self._drop(key)
+            self._failed[key] = time.monotonic()
+
+    def fork(self, key: Key, umask: int, descriptors: list[int], *, with_input: bool) -> int:
+        """A new job's pid; 0 where there is no process for it that can be used now.
+
+        Args:
+            descriptors: specification, stdout, stderr and perhaps stdin, as the spawner got them.
+        """
+        host = self._hosts.get(key)
+        if host is None or not host.ready:
+            return 0
+        # It begins once we know of it; where we are gone by then, it ends.
+        waits, lets_go = os.pipe2(os.O_CLOEXEC)
+        try:
+            socket.send_fds(host.channel, [JOB.pack(umask, with_input)], [waits, *descriptors])
+            watch = select.poll()
+            watch.register(host.channel, select.POLLIN)
+            answer = self._heard(host, FORKED.size) if watch.poll(FORK_S * 1000) else b""
+            if len(answer) != FORKED.size:
+                # Its packages have changed, or something is wrong with it: another one is made.
+                self._drop(key)
+                return 0
+            os.write(lets_go, GO)
+        except OSError:
+            self._drop(key)
+            return 0
+        finally:
+            os.close(waits)
+            os.close(lets_go)
+        host.used_s = time.monotonic()
+        (pid,) = FORKED.unpack(answer)
+        return int(pid)
+
+    def want(self, key: Key) -> None:
+        """Have one for jobs to come."""
+        now_s = time.monotonic()
+        if key in self._hosts or now_s - self._failed.get(key, -AGAIN_S) < AGAIN_S:
+            return
+        self._failed.pop(key, None)
+        _, interpreter, script, variables = key
+        # Of a former state of its packages there will be no job any more.
+        for other in [other for other in self._hosts if other[1:] == key[1:]]:
+            self._drop(other)
+        while len(self._hosts) >= MOST:
+            self._drop(min(self._hosts, key=lambda other: self._hosts[other].used_s))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.set_inheritable(True)
+        try:
+            pid = os.posix_spawn(
+                interpreter,
+                [interpreter, os.fsencode(HOST), str(theirs.fileno()).encode(), script],
+                dict(variables),
+                file_actions=[(os.POSIX_SPAWN_DUP2, self._null, number) for number in range(3)],
+                setsid=True,
+                setsigmask=(),
+            )
+        except OSError:
+            ours.close()
+            self._failed[key] = now_s
+            return
+        finally:
+            theirs.close()
+        self.pids.add(pid)
+        self._hosts[key] = _Host(pid, ours)
+        self._poll.register(ours, select.POLLIN)
+
+    def reaped(self, pid: int) -> None:
+        """One has ended; its channel tells the rest."""
+        self.pids.discard(pid)
+
+    def close(self) -> None:
+        """Let all end."""
+        for key in list(self._hosts):
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        """It ends when its channel does."""
+        host = self._hosts.pop(key)
+        self._poll.unregister(host.channel)
+        host.channel.close()
+
+    def _heard(self, host: _Host, size: int) -> bytes:
+        try:
+            return host.channel.recv(size)
+        except OSError:
+            return b""
