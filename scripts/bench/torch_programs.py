@@ -137,3 +137,28 @@ print("{}")
 """
 )
 """The same kernels as a program on those GPUs would have them compiled; for `buildd run --record`."""
+
+KERNELS = TRITON.partition('SOURCE = """')[2].partition('"""')[0]
+"""Their source."""
+
+
+def project() -> str:
+    """The same kernels for the same targets as a buildd.toml beside `kernels.py`."""
+    plain = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
+    softmax = {name: kind for name, kind in plain.items() if name != "y"}
+    matmul = {"a": "*fp16", "b": "*fp16", "c": "*fp32", "K": "i32"}
+    shapes = ((32, 32, 32), (64, 32, 32), (64, 64, 32), (128, 64, 32))
+    wanted: list[tuple[str, dict[str, str], dict[str, int]]] = [
+        *(("matmul", matmul, {"M": m, "N": n, "BLOCK": block}) for m, n, block in shapes),
+        *(("softmax", softmax, {"BLOCK": block}) for block in (256, 512, 1024, 2048)),
+        *(("add", plain, {"BLOCK": block}) for block in (128, 256, 512, 1024)),
+    ]
+    tables = []
+    for number, (kernel, signature, constants) in enumerate(wanted):
+        types = ", ".join(f'{name} = "{kind}"' for name, kind in signature.items())
+        values = ", ".join(f"{name} = {value}" for name, value in constants.items())
+        tables.append(
+            f'[target.{kernel}-{number}]\nkind = "triton"\nsource = "kernels.py"\nkernel = "{kernel}"\n'
+            f'arch = ["sm_80", "sm_90", "gfx90a", "gfx942"]\nsignature = {{ {types} }}\nconstants = {{ {values} }}\n'
+        )
+    return "\n".join(tables)
