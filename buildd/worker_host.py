@@ -26,6 +26,7 @@ import struct
 import time
 import traceback
 import types
+from collections.abc import Iterable
 
 JOB = struct.Struct("=IB")
 FORKED = struct.Struct("=i")
@@ -62,6 +63,18 @@ def stamps() -> dict[str, tuple[int, int, int, int] | None]:
     return found
 
 
+def listings(folders: Iterable[str]) -> dict[str, frozenset[str]]:
+    """What could be imported from folders that are searched for modules: a new name may be found before another."""
+    found = {}
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            names = []
+        found[folder] = frozenset(name for name in names if name[0] != "." and name != "__pycache__")
+    return found
+
+
 def is_young(stamp: tuple[int, int, int, int] | None, began_ns: int) -> bool:
     """Whether a stamp does not tell that its file is what was imported."""
     if stamp is None:
@@ -75,8 +88,11 @@ def may_fork() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def serve(channel: socket.socket, worker: types.ModuleType, began_ns: int) -> None:
+def serve(channel: socket.socket, script: str) -> None:
     """Fork for each job that is asked for, until nobody is there to ask."""
+    began_ns = time.time_ns()
+    listed = listings(sys.path)
+    worker = load(script)
     seen = stamps()
     if not may_fork() or any(is_young(stamp, began_ns) for stamp in seen.values()):
         return
@@ -94,7 +110,7 @@ def serve(channel: socket.socket, worker: types.ModuleType, began_ns: int) -> No
         descriptors = array.array("i")
         for _, _, raw in control:
             descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
-        if stamps() != seen or not may_fork():
+        if stamps() != seen or listings(listed) != listed or not may_fork():
             return
         pid = fork(worker, data, list(descriptors), channel)
         for descriptor in descriptors:
@@ -168,12 +184,11 @@ def carry_out(worker: types.ModuleType, data: bytes, descriptors: list[int]) -> 
 
 
 def main() -> None:
-    began_ns = time.time_ns()
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    serve(channel, load(sys.argv[2]), began_ns)
+    serve(channel, sys.argv[2])
 
 
 if __name__ == "__main__":

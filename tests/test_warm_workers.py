@@ -186,6 +186,17 @@ def test_a_package_that_changes_on_disk_is_imported_again(place: Place) -> None:
     story(place, told)
 
 
+def test_a_module_that_may_be_found_first_now_is_not_missed(place: Place) -> None:
+    async def told() -> None:
+        await place.until(fresh=False)
+        (place.folder / "library").mkdir()
+        (place.folder / "library/__init__.py").write_text(LIBRARY.replace("VERSION = 1", "VERSION = 3"))
+        found, _ = await place.run()
+        assert found["fresh"] and found["version"] == 3
+
+    story(place, told)
+
+
 def test_another_environment_or_tool_is_another_process(place: Place) -> None:
     async def told() -> None:
         usual = await place.until(fresh=False)
