@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from lsprotocol import types
 from pygls import uris
@@ -116,6 +117,7 @@ class Findings:
         return [kernel for kernel in kernels if base_name(self.names.get(kernel.name, kernel.name)) == name]
 
 
+@cache
 def base_name(signature: str) -> str:
     """The function's own name in "void ns::kernel<int, (Kind)2>(float*)"."""
     depth = 0

@@ -18,30 +18,26 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-import msgspec
-
 from buildd.candidate_builds import Builder, Built, Presence
 from buildd.errors import BuilddError
 from buildd.gpus import LEASES, Gpu, lease, strangers
+from buildd.harness import harness, question, side_request
 from buildd.measuring import TIMEOUT_S, GpuFailed, Measured, measure
 from buildd.profile_cache import ProfileCache
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
-from codegen.gemm import MEASURE
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import smallest
 from codegen.gemm_pick import cannot_win, for_capability, likely, shared
 from codegen.gemm_survey import PREFIX, Case, Survey, candidate_spec
-from protocol.messages import BuildId, OnDisconnect, Request, RequestId, spec_from
 from protocol.messages import Outcome as BuildOutcome
+from protocol.messages import Request
 
 NOISY = 0.05
 """A spread beyond this is worth a word."""
 _MOST_GPU_FAILURES = 3
 _CI_BUILDS = 2
-_DROPPED = ("FLUSH_PROFILE_CACHE", "AIT_RECOMPILE")
-"""Variables that are about the target, not about its candidates."""
 _NOT_WORTH_IT = Built(outcome=BuildOutcome.CANCELLED, message="what was measured is faster than it promises to be")
 
 
@@ -225,7 +221,7 @@ class Profiling:
         for case, ranked in work:
             self._wanting.setdefault(candidate_spec(case, ranked)[0], []).append((case, ranked))
         if measures and self._plan.measure is None and self._harness is None:
-            self._harness = asyncio.create_task(self._build_harness())
+            self._harness = asyncio.create_task(harness(self._builder, self._plan.request, self._plan.survey))
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
         # Two a GPU: while one is measured, the next gets ready.
         lanes = [asyncio.create_task(self._lane(gpu)) for gpu in self._plan.gpus * 2] if measures else []
@@ -278,51 +274,11 @@ class Profiling:
             if all(self._cannot_win(*one) for one in self._wanting[name]):
                 return _NOT_WORTH_IT
             began_s = time.monotonic() - self._began_s
-            built = await self._builder.build(self._request(name, table))
+            built = await self._builder.build(side_request(self._plan.request, name, table))
             self._spans[name] = (began_s if built.misses else 0.0, built.cpu_s, time.monotonic() - self._began_s)
         self._tally["built"] += built.outcome is BuildOutcome.BUILT and built.misses > 0
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
         return built
-
-    def _request(self, name: str, table: dict[str, Any]) -> Request:
-        request = self._plan.request
-        return msgspec.structs.replace(
-            request,
-            request_id=RequestId(os.urandom(6).hex()),
-            build_id=BuildId(request.build_id),
-            targets=(name,),
-            specs={name: spec_from(table)},
-            arch=(),
-            environment={key: value for key, value in request.environment.items() if key not in _DROPPED},
-            on_disconnect=OnDisconnect.CANCEL,
-        )
-
-    async def _build_harness(self) -> tuple[str, ...]:
-        """The program that measures."""
-        survey = self._plan.survey
-        place = os.path.join(self._plan.request.store, "profiles", "measure")
-        os.makedirs(place, exist_ok=True)
-        shutil.copyfile(MEASURE, os.path.join(place, "measure.cu"))
-        host = ["-ccbin", survey.host_compiler] if survey.host_compiler else []
-        table = {
-            "kind": "cuda",
-            "sources": ["measure.cu"],
-            "arch": [survey.cases[0].arch],
-            "output": "executable",
-            "flags": ["-std=c++17", "-O2", *host],
-            "libraries": ["dl"],
-        }
-        request = msgspec.structs.replace(self._request("measure", table), project=place, file="")
-        cuda = {"CUDA_HOME": survey.cuda} if survey.cuda else {}
-        request = msgspec.structs.replace(request, environment={**request.environment, **cuda})
-        built = await self._builder.build(request)
-        if built.outcome is not BuildOutcome.BUILT or not built.paths:
-            raise BuilddError(
-                f"the program that measures cannot be built: {built.message}",
-                file=os.path.join(place, "measure.cu"),
-                next_step="buildd doctor checks the toolkit",
-            )
-        return (built.paths[0],)
 
     async def _lane(self, gpu: Gpu) -> None:
         """Measures on one GPU what is ready, one after another."""
@@ -355,12 +311,8 @@ class Profiling:
 
     async def _measure(self, command: tuple[str, ...], gpu: Gpu, case: Case, ranked: Ranked, library: str) -> Measured:
         name, _ = candidate_spec(case, ranked)
-        arguments = (
-            *(library, name, *map(str, case.sizes), case.spec.dtype, case.output, case.spec.layout, case.spec.epilogue),
-            repr(case.tolerance),
-        )
         return await measure(
-            (*command, *arguments),
+            (*command, *question(case, library, name)),
             {**os.environ, **self._plan.request.environment},
             gpu.uuid,
             self._turn(gpu),

@@ -99,9 +99,14 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     )
 
 
+def symbol_of(name: str) -> str:
+    """What the functions of a target of this name begin with."""
+    return re.sub(r"\W", "_", name)
+
+
 def _standalone(target: GemmTarget, build: str) -> GeneratedFile:
     """The source of a test and benchmark of a target (AIT_ENABLE_STANDALONE)."""
-    symbol = re.sub(r"\W", "_", target.name)
+    symbol = symbol_of(target.name)
     with open(MEASURE, encoding="utf-8") as file:
         text = template("gemm_standalone.cu.j2").render(
             title=f"{target.name}-test",
@@ -123,7 +128,7 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
     Args:
         build: folder of all outputs.
     """
-    symbol = re.sub(r"\W", "_", target.name)
+    symbol = symbol_of(target.name)
     sizes = " x ".join(str(getattr(target, name) or name) for name in ("m", "n", "k"))
     title = f"{target.name}: GEMM {sizes}, {target.dtype}, {target.layout}, epilogue {target.epilogue}"
     # The highest that fits comes first: sm_90a before sm_80 on an sm_90.

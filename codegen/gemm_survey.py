@@ -73,11 +73,12 @@ class Survey(Frozen, frozen=True):
     """AIT_FORCE_PROFILER_CACHE."""
 
 
-def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = ()) -> Survey:
+def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = (), *, ranks: bool = True) -> Survey:
     """What a request's targets need.
 
     Args:
         problems: sizes for targets that leave some open; of these the first that fits a target's fixed ones counts.
+        ranks: what could be tried is asked for; without, the targets are as the project has them.
 
     Raises:
         ProbesNeeded; RequestError: a target is no GEMM, names its kernel itself, or leaves a size open.
@@ -90,7 +91,7 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
     if others and (request.targets or not gemms):
         raise RequestError(
             "not-profilable",
-            f'target "{others[0]}" has nothing to choose from',
+            f'target "{others[0]}" is of another kind: it has no problem to be measured on',
             file=wanted[0].where,
             next_step='name targets of kind "gemm"',
         )
@@ -112,8 +113,9 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
         sizes = _sizes(target, problems)
         for arch in nvcc.normalised(archs, target.where):
             kernel_for(target, arch)
-            ranked = candidates(context, _blank(target), arch, sizes)
-            cases.append(Case(target.name, arch, problem_of(_blank(target), arch), sizes, _blank(target), ranked))
+            spec = _blank(target) if ranks else target
+            ranked = candidates(context, spec, arch, sizes) if ranks else ()
+            cases.append(Case(target.name, arch, problem_of(_blank(target), arch), sizes, spec, ranked))
     forced = variables.is_on("FORCE_PROFILE")
     return Survey(
         cases=tuple(cases),

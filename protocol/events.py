@@ -241,6 +241,26 @@ class Changed(Body, frozen=True, tag="changed"):
     """Number of further paths that are not named."""
 
 
+class Measured(Body, frozen=True, tag="measured"):
+    """A target's kernel ran on a GPU. No daemon sends it: `buildd watch --profile --json` writes it after a build."""
+
+    target: str
+    problem: str
+    """Its sizes: "4096x4096x4096"."""
+    gpu: str
+    outcome: str
+    """"measured", or what was wrong: "wrong", "refused", "crashed", "hung"."""
+    time_us: float = 0.0
+    tflops: float = 0.0
+    before_us: float = 0.0
+    """The last time on the same problem; 0 where there was none."""
+    spread: float = 0.0
+    """Of the samples, as a share of the time."""
+    error: float = 0.0
+    """The largest relative one, against the reference."""
+    message: str = ""
+
+
 class Lagged(Body, frozen=True, tag="lagged"):
     """Events `first`..`last` were dropped for this follower; `buildd log` has them."""
 
@@ -287,6 +307,7 @@ EventBody = (
     | Notice
     | Watching
     | Changed
+    | Measured
     | Lagged
     | Done
     | Unknown

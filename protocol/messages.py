@@ -30,6 +30,7 @@ from protocol.events import JobId as JobId
 from protocol.events import Kernel as Kernel
 from protocol.events import Lagged as Lagged
 from protocol.events import LogLine as LogLine
+from protocol.events import Measured as Measured
 from protocol.events import Notice as Notice
 from protocol.events import Outcome as Outcome
 from protocol.events import Output as Output

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
+
 from buildd.kernels import is_report, kernels_in, moved, without_report
-from buildd.ui.rounds import kernel_table
+from buildd.ui.rounds import demangled, kernel_table
 from protocol.messages import Kernel
 
 REPORT = """\
@@ -69,6 +73,19 @@ def test_a_table_says_from_what_to_what() -> None:
     text = "\n".join(line.text for line in kernel_table([(one, more), (None, other)]))
     assert "32 -> 40" in text and "1024 -> " not in text
     assert "+ " in text and "sm_90" in text
+
+
+@pytest.mark.skipif(not shutil.which("c++filt"), reason="no c++filt (Debian: apt install binutils)")
+def test_names_are_as_people_write_them_however_long() -> None:
+    depth = 400
+    nested = f"_Z1kI{'1AI' * depth}i{'E' * depth}EvT_"
+    name = f"{'A<' * depth}int{' >' * depth}".replace("int >", "int>")
+    assert demangled(["_Z5saxpyifPf", nested, "plain"]) == [
+        "saxpy(int, float, float*)",
+        f"void k<{name} >({name})",
+        "plain",
+    ]
+    assert demangled([]) == []
 
 
 def test_a_table_is_bounded() -> None:

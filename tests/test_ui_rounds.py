@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from buildd.ui.narrator import Narrator, Telling
 from buildd.ui.plain import PlainView
-from buildd.ui.rounds import Rounds
+from buildd.ui.rounds import Rounds, measured_line
+from buildd.ui.text import Style
 from buildd.ui.view import Writer
 from protocol import messages as m
 
@@ -104,3 +106,18 @@ def test_events_of_a_round_that_was_replaced_are_not_shown() -> None:
     screen.round(*compiled(KERNEL))
     screen.round(*compiled(KERNEL)[:2], changed="a.cu")
     assert "b.cu" in screen.round(*compiled(KERNEL), changed="b.cu")
+
+
+def test_what_a_kernel_did_stands_beside_the_last_time() -> None:
+    def line(**fields: Any) -> tuple[str, Style]:
+        given = {"outcome": "measured", "time_us": 10.0, "tflops": 25.0, "spread": 0.02, "error": 2e-4, **fields}
+        return tuple(measured_line(m.Measured(target="g", problem="8x8x8", gpu="A100", **given)))
+
+    assert line() == ("g 8x8x8: 10.0 us, 25.0 TFLOP/s, error 2.0e-04, on A100", Style.PLAIN)
+    text, style = line(before_us=12.5)
+    assert "(-20.0%, 12.5 us before)" in text and style is Style.GOOD
+    assert line(before_us=8.0)[1] is Style.WARNING
+    assert line(before_us=9.9)[1] is Style.PLAIN, "no more than the samples differ among each other"
+    assert "30% spread" in line(spread=0.3)[0]
+    text, style = line(outcome="wrong", time_us=0.0, message="element 3 is 7")
+    assert text == "g 8x8x8: wrong: element 3 is 7, on A100" and style is Style.ERROR

@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
         raise RequestError("bad-value", f"--top {options.top} makes no sense", next_step="give a number from 1 on")
     environ = dict(os.environ)
     request = request_from(options, tuple(options.targets), Mode.BUILD, environ)
-    problems = [_problem(text) for text in options.problem]
+    problems = [problem_from(text) for text in options.problem]
     return asyncio.run(_profile(options, request, problems, environ))
 
 
@@ -70,7 +70,7 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
     from buildd.store import Store
 
     with Store.open(Path(request.store)) as store:
-        survey = await _survey(request, problems, store)
+        survey = await survey_of(request, problems, store)
         say = print_note
         for line in flush_asked(survey.environment, store, request.project, request.build_id):
             say(f"buildd: {line}")
@@ -112,7 +112,8 @@ def _builder(options: Namespace, request: Request, environ: Mapping[str, str]) -
     return Here(request.store)
 
 
-async def _survey(request: Request, problems: list[Triple], store: Store) -> Survey:
+async def survey_of(request: Request, problems: list[Triple], store: Store, *, ranks: bool = True) -> Survey:
+    """What is to be measured. Arguments and errors: `codegen.gemm_survey.survey`."""
     from buildd.files import Files
     from buildd.planner import Planner
     from buildd.runner import Runner
@@ -122,7 +123,7 @@ async def _survey(request: Request, problems: list[Triple], store: Store) -> Sur
     try:
         planner = Planner(runner, store, Files(store))
         found, _ = await planner.learn(
-            f"{request.project} profile", lambda knowledge: survey(request, knowledge, problems)
+            f"{request.project} profile", lambda knowledge: survey(request, knowledge, problems, ranks=ranks)
         )
         return found
     finally:
@@ -207,7 +208,8 @@ def _chosen(told: Chosen) -> str:
     return f"{told.candidate}, {rate}, the best of {told.tried} tried on {told.gpu}{known}"
 
 
-def _problem(text: str) -> Triple:
+def problem_from(text: str) -> Triple:
+    """Sizes as `--problem` has them. Raises RequestError."""
     match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
     if match is None or not all(int(size) for size in match.groups()):
         raise RequestError("bad-value", f"--problem {text} are no sizes", next_step="give them as 4096x4096x4096")

@@ -55,14 +55,15 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An event of a request, or why there are no more; of nobody's request: the user's wish for a build, the end, or
-    nothing but a reason to wake up."""
+    """An event of a request, or why there are no more; of nobody's request: the user's wish for a build, the end,
+    something to call, or nothing but a reason to wake up."""
 
     request_id: m.RequestId
     event: m.Event | None = None
     problem: ProtocolError | None = None
     ends: bool = False
     builds: bool = False
+    call: Callable[[], None] | None = None
 
 
 class Saves:
@@ -124,6 +125,10 @@ class Saves:
         """Build though nothing changed. From any thread."""
         self._news.put(News(_NOBODY, builds=True))
 
+    def call(self, what: Callable[[], None]) -> None:
+        """Have something called between two events. From any thread."""
+        self._news.put(News(_NOBODY, call=what))
+
     def stop(self) -> None:
         """Have `run` return. From any thread."""
         self._news.put(News(_NOBODY, ends=True))
@@ -144,6 +149,8 @@ class Saves:
         if news.request_id == _NOBODY:
             if news.builds:
                 self._begin_round(None)
+            if news.call is not None:
+                news.call()
             return
         if event is not None and news.request_id in (self._watch, self._current):
             self._every(event)

@@ -39,9 +39,22 @@ def run(arguments: list[str]) -> int:
         "--ninja", metavar="DIR", default=None, help="a build folder of CMake, Meson ...: run ninja there"
     )
     other.add_argument("--make", metavar="DIR", nargs="?", const=".", default=None, help="a folder with a Makefile")
+    command.add_argument(
+        "--profile",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="run this target's kernel (kind gemm) on a GPU after each good build; may be repeated",
+    )
+    command.add_argument(
+        "--problem", metavar="MxNxK", action="append", default=[], help="for --profile: sizes that a target leaves open"
+    )
     options = command.parse_args(arguments)
     if options.no_daemon:
         print_problem("only a daemon watches", next_step="leave --no-daemon out")
+        return USAGE
+    if options.profile and (options.ninja is not None or options.make is not None):
+        print_problem("only buildd.toml says what a kernel is to be measured on", next_step="leave --profile out")
         return USAGE
     environ = dict(os.environ)
     words = Writer(sys.stderr if options.json else sys.stdout)
@@ -72,7 +85,15 @@ def _saves(
 ) -> Iterator[Saves]:
     """What watches and builds. Raises RequestError, BuilddError."""
     if options.ninja is None and options.make is None:
-        yield Saves(request_from(options, tuple(options.targets), Mode.BUILD, environ), environ, rounds, every)
+        targets = tuple(dict.fromkeys((*options.targets, *options.profile)))
+        request = request_from(options, targets, Mode.BUILD, environ)
+        if not options.profile:
+            yield Saves(request, environ, rounds, every)
+            return
+        from buildd.commands.measured import Measured
+
+        with Measured(request, environ, rounds, every, options.profile, options.problem) as measured:
+            yield measured.saves
         return
     from buildd.commands.rebuilds import Rebuilds
     from buildd.commands.treetools import tree_of, with_compilers

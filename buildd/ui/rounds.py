@@ -18,7 +18,8 @@ from protocol import messages as m
 MOST_KERNELS = 24
 """Rows of a table; more scroll the errors away."""
 _CLEAR = "\x1b[H\x1b[2J"
-_DEMANGLER = "c++filt"
+_DEMANGLERS = (("c++filt", "--no-recurse-limit"), ("c++filt",))
+"""GNU's leaves a name of more than a thousand characters as it is without that option; llvm's has no such option."""
 _DEMANGLE_S = 5.0
 _COLUMNS: tuple[tuple[str, Callable[[m.Kernel], int]], ...] = (
     ("registers", lambda kernel: kernel.registers),
@@ -32,6 +33,10 @@ _COLUMNS: tuple[tuple[str, Callable[[m.Kernel], int]], ...] = (
 )
 """Those of which nobody says anything are left out."""
 _NAME_COLUMNS = 60
+_NOISE = 0.01
+"""A time that moved by less has not moved."""
+_NOISY = 0.05
+"""A spread beyond this is worth a word."""
 
 
 class Rounds:
@@ -108,6 +113,10 @@ class Rounds:
         if not self._number:
             self._writer.lines([Line(self._watching, Style.FAINT)])
 
+    def measured(self, body: m.Measured) -> None:
+        """A kernel of the last build ran on a GPU."""
+        self._writer.lines([measured_line(body)])
+
     def note(self, words: str) -> None:
         self._writer.lines([Line(clean(words), Style.WARNING)])
 
@@ -156,6 +165,22 @@ class Rounds:
         return [Line(moves), *kernel_table(changes)]
 
 
+def measured_line(body: m.Measured) -> Line:
+    """How a kernel did: its time, rate and error, and the last time on the same problem."""
+    where = f"{clean(body.target)} {body.problem}"
+    if not body.time_us:
+        return Line(f"{where}: {clean(body.outcome)}: {clean(body.message)}, on {clean(body.gpu)}", Style.ERROR)
+    text = f"{where}: {body.time_us:.1f} us, {body.tflops:.1f} TFLOP/s"
+    style = Style.PLAIN
+    if body.before_us:
+        change = body.time_us / body.before_us - 1
+        text += f" ({change:+.1%}, {body.before_us:.1f} us before)"
+        if abs(change) > max(body.spread, _NOISE):
+            style = Style.GOOD if change < 0 else Style.WARNING
+    noisy = f", {body.spread:.0%} spread" if body.spread > _NOISY else ""
+    return Line(f"{text}, error {body.error:.1e}{noisy}, on {clean(body.gpu)}", style)
+
+
 def kernel_table(changes: list[tuple[m.Kernel | None, m.Kernel | None]], *, whole: bool = False) -> list[Line]:
     """Rows of kernels with their needs, before and after where those differ.
 
@@ -191,14 +216,17 @@ def kernel_table(changes: list[tuple[m.Kernel | None, m.Kernel | None]], *, whol
 
 def demangled(names: list[str]) -> list[str]:
     """C++ names as people write them; as they are where there is no c++filt."""
-    try:
-        ran = subprocess.run(
-            [_DEMANGLER], input="\n".join(names), capture_output=True, text=True, timeout=_DEMANGLE_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return names
-    found = ran.stdout.splitlines()
-    return found if len(found) == len(names) else names
+    for command in _DEMANGLERS:
+        try:
+            ran = subprocess.run(
+                command, input="\n".join(names), capture_output=True, text=True, timeout=_DEMANGLE_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        found = ran.stdout.splitlines()
+        if len(found) == len(names):
+            return found
+    return names
 
 
 def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:

@@ -1,0 +1,80 @@
+"""The program that measures kernels (`measure.cu`): how it is built, and how it is asked about a library.
+
+Knows requests and problems; runs nothing on a GPU (`measuring`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import msgspec
+
+from buildd.candidate_builds import Builder
+from buildd.errors import BuilddError
+from codegen.gemm import MEASURE, symbol_of
+from codegen.gemm_survey import Case, Survey
+from protocol import messages as m
+
+_DROPPED = ("FLUSH_PROFILE_CACHE", "AIT_RECOMPILE")
+"""Variables that are about the request's own targets."""
+
+
+def side_request(request: m.Request, name: str, table: dict[str, Any]) -> m.Request:
+    """A request for one target that is in no project file.
+
+    Args:
+        request: what it is made for.
+        table: as it would stand in a project file.
+    """
+    return msgspec.structs.replace(
+        request,
+        request_id=m.RequestId(os.urandom(6).hex()),
+        build_id=m.BuildId(request.build_id),
+        targets=(name,),
+        specs={name: m.spec_from(table)},
+        arch=(),
+        environment={key: value for key, value in request.environment.items() if key not in _DROPPED},
+        on_disconnect=m.OnDisconnect.CANCEL,
+    )
+
+
+async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple[str, ...]:
+    """The command that measures, before its `question`. Raises BuilddError where it cannot be built."""
+    place = os.path.join(request.store, "profiles", "measure")
+    os.makedirs(place, exist_ok=True)
+    shutil.copyfile(MEASURE, os.path.join(place, "measure.cu"))
+    host = ["-ccbin", survey.host_compiler] if survey.host_compiler else []
+    table = {
+        "kind": "cuda",
+        "sources": ["measure.cu"],
+        "arch": [survey.cases[0].arch],
+        "output": "executable",
+        "flags": ["-std=c++17", "-O2", *host],
+        "libraries": ["dl"],
+    }
+    side = msgspec.structs.replace(side_request(request, "measure", table), project=place, file="")
+    cuda = {"CUDA_HOME": survey.cuda} if survey.cuda else {}
+    built = await builder.build(msgspec.structs.replace(side, environment={**side.environment, **cuda}))
+    if built.outcome is not m.Outcome.BUILT or not built.paths:
+        raise BuilddError(
+            f"the program that measures cannot be built: {built.message}",
+            file=os.path.join(place, "measure.cu"),
+            next_step="buildd doctor checks the toolkit",
+        )
+    return (built.paths[0],)
+
+
+def question(case: Case, library: str, name: str) -> tuple[str, ...]:
+    """The arguments for one problem.
+
+    Args:
+        library: has the kernel.
+        name: of the target that it was built for.
+    """
+    spec = case.spec
+    return (
+        *(library, symbol_of(name), *map(str, case.sizes), spec.dtype, case.output, spec.layout, spec.epilogue),
+        repr(case.tolerance),
+    )

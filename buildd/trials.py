@@ -1,0 +1,186 @@
+"""Kernels of watched targets, run on a GPU after each good build: checked, timed, compared with the last time.
+
+Knows which library is measured when. What a target's problem is (`codegen.gemm_survey`) and how something is measured
+(`measuring`) is others'. One thread with an event loop of its own: builds never wait for a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from buildd.candidate_builds import Builder
+from buildd.errors import in_words
+from buildd.gpus import LEASES, Gpu, find_gpus, lease, visible
+from buildd.harness import harness, question
+from buildd.measuring import GpuFailed, measure
+from codegen.gemm_pick import for_capability
+from codegen.gemm_survey import Case, Survey
+from protocol import messages as m
+
+_END_S = 10.0
+"""For a process on a GPU to be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """What was measured last of a target."""
+
+    library: bytes
+    case: Case
+    told: m.Measured
+
+
+class Trials:
+    """The trials of one watch. `begin` and `drop` return at once.
+
+    Args:
+        request: what builds the targets.
+        look: asks what their problems are.
+        builder: makes what builds the program that measures.
+        say: is told once, on another thread, why something cannot be measured.
+        find: asks which GPUs there are.
+        command: measures, before its question; None where that has to be built.
+        leases: folder of the GPUs' leases.
+    """
+
+    def __init__(
+        self,
+        request: m.Request,
+        look: Callable[[], Awaitable[Survey]],
+        builder: Callable[[], Builder],
+        say: Callable[[str], None],
+        *,
+        find: Callable[[Mapping[str, str]], tuple[tuple[Gpu, ...], str]] = find_gpus,
+        command: tuple[str, ...] | None = None,
+        leases: str = LEASES,
+    ) -> None:
+        self._request, self._look, self._builder = request, look, builder
+        self._find, self._command, self._leases = find, command, leases
+        self._say = say
+        self._said: set[str] = set()
+        self._gpus: tuple[Gpu, ...] | None = None
+        """None before they were asked for."""
+        self._last: dict[str, _Last] = {}
+        self._times_us: dict[tuple[str, str], float] = {}
+        """Target and problem -> its last good time."""
+        self._trial: concurrent.futures.Future[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="trials")
+        self._thread.start()
+
+    def begin(self, libraries: Mapping[str, str], tell: Callable[[m.Measured], None], *, again: bool = False) -> None:
+        """Measure what was built, as far as it is not what was measured last.
+
+        Args:
+            libraries: of each target its shared library.
+            tell: is told each result, on another thread.
+            again: also what was measured last.
+        """
+        self.drop()
+        self._trial = asyncio.run_coroutine_threadsafe(self._work(dict(libraries), tell, again), self._loop)
+
+    def drop(self) -> None:
+        """What is being measured is not what stands there any more."""
+        if self._trial is not None:
+            self._trial.cancel()
+
+    def close(self) -> None:
+        """End, and leave no process behind."""
+        self.drop()
+        try:
+            asyncio.run_coroutine_threadsafe(self._ended(), self._loop).result(_END_S)
+        except TimeoutError:
+            return  # a driver that does not answer: the thread ends with this process
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # ---------------------------------------------------------------- on the thread
+
+    async def _ended(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _work(self, libraries: dict[str, str], tell: Callable[[m.Measured], None], again: bool) -> None:
+        try:
+            await self._measure(libraries, tell, again)
+        except Exception as error:  # the edge: a watch goes on, whatever becomes of its figures
+            message, step = getattr(error, "message", "") or in_words(error), getattr(error, "next_step", "")
+            self._once(f"nothing is measured: {message}{f' ({step})' if step else ''}")
+
+    async def _measure(self, libraries: dict[str, str], tell: Callable[[m.Measured], None], again: bool) -> None:
+        if self._gpus is None:
+            self._gpus, why = self._find(os.environ)
+            if why:
+                self._once(f"{why}: nothing is measured")
+        if not self._gpus:
+            return
+        survey = await self._look()
+        shown = visible(self._gpus, survey.devices)
+        if not shown or survey.continuous_integration:
+            self._once(f"{'CI_FLAG=CIRCLECI' if shown else 'CUDA_VISIBLE_DEVICES shows no GPU'}: nothing is measured")
+            return
+        gpu = shown[0]
+        cases = for_capability(survey.cases, gpu.capability)
+        command: tuple[str, ...] | None = self._command
+        for target in dict.fromkeys(case.target for case in survey.cases):
+            case, library = cases.get(target), libraries.get(target)
+            if case is None:
+                self._once(f"{target}: no architecture of it runs on {gpu.name} ({gpu.capability})")
+                continue
+            if library is None:
+                self._once(f"{target}: no shared library was built, so there is nothing to measure")
+                continue
+            with open(library, "rb") as file:
+                digest = blake3(file.read()).digest()
+            last = self._last.get(target)
+            if last is not None and (last.library, last.case) == (digest, case) and not again:
+                continue
+            command = command or await self._harness(survey)
+            told = await self._run(command, gpu, case, library)
+            self._last[target] = _Last(digest, case, told)
+            tell(told)
+
+    async def _harness(self, survey: Survey) -> tuple[str, ...]:
+        # Not kept open: a daemon that is to end waits for whoever is connected.
+        builder = self._builder()
+        try:
+            return await harness(builder, self._request, survey)
+        finally:
+            await builder.close()
+
+    async def _run(self, command: tuple[str, ...], gpu: Gpu, case: Case, library: str) -> m.Measured:
+        environ = {**os.environ, **self._request.environment}
+        arguments = question(case, library, case.target)
+        problem, (rows, columns, depth) = "x".join(map(str, case.sizes)), case.sizes
+        try:
+            found = await measure((*command, *arguments), environ, gpu.uuid, lease(gpu, self._leases), lambda: 0.0)
+        except GpuFailed as error:
+            raise RuntimeError(f"{gpu.name} does not answer: {error}") from error
+        before_us = self._times_us.get((case.target, problem), 0.0)
+        if found.time_us:
+            self._times_us[case.target, problem] = found.time_us
+        return m.Measured(
+            target=case.target,
+            problem=problem,
+            gpu=gpu.name,
+            outcome=found.outcome.value,
+            time_us=found.time_us,
+            tflops=2e-6 * rows * columns * depth / found.time_us if found.time_us else 0.0,
+            before_us=before_us,
+            spread=found.spread,
+            error=found.error,
+            message=found.note,
+        )
+
+    def _once(self, words: str) -> None:
+        if words not in self._said:
+            self._said.add(words)
+            self._say(words)
