@@ -90,6 +90,7 @@ class Lookup:
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
+        self._places = precompiled.Places(snapshot, self.folders)
         self._precompiled: dict[str, precompiled.Candidates] = {}
         self._candidates_of: dict[object, precompiled.Candidates] = {}
 
@@ -131,7 +132,7 @@ class Lookup:
         asked = (*action.inputs[:1], "", *precompiled.forced(action)), action.discovery, action.search, tool.search
         found = self._candidates_of.get(asked)
         if found is None:
-            found = precompiled.candidates(action, tool.search, self.snapshot, self.folders)
+            found = precompiled.candidates(action, tool.search, self._places)
             if not (action.inputs and self.snapshot.is_aside(action.inputs[0])):
                 self._candidates_of[asked] = found
         return found

@@ -58,13 +58,44 @@ class Candidates:
         return (os.path.basename(path) for path in (*self.absent, *self.headers, *(path for path, _ in self.present)))
 
 
-def candidates(action: Action, own_search: Iterable[str], snapshot: Snapshot, folders: dict[str, int]) -> Candidates:
-    """What an action could take in place of a header, as the request sees the file system.
+class Places:
+    """Where the compiles of one request could find something, as it sees the file system: each place is worked out once.
+
+    Args:
+        folders: is given the stamps of those that decide what is not there.
+    """
+
+    def __init__(self, snapshot: Snapshot, folders: dict[str, int]) -> None:
+        self.snapshot = snapshot
+        self._folders = folders
+        self._known: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def of(self, folder: str, name: str) -> tuple[str, bool]:
+        """The path that a name has from a folder, and whether something is there."""
+        known = self._known.get((folder, name))
+        if known is None:
+            path = os.path.normpath(os.path.join(folder, name))
+            _watch(os.path.dirname(path) or ".", self.snapshot, self._folders)
+            known = self._known[folder, name] = path, self.has(path)
+        return known
+
+    def has(self, path: str) -> bool:
+        """Whether something is there, by the listing of its folder."""
+        folder, name = os.path.split(path)
+        names = self.snapshot.listing(folder or ".")
+        if names is not None:
+            return name in names
+        # A folder that must not be listed may be searched all the same.
+        return self.snapshot.folder_stamp(folder or ".") != 0 and os.path.lexists(self.snapshot.absolute(path))
+
+
+def candidates(action: Action, own_search: Iterable[str], places: Places) -> Candidates:
+    """What an action could take in place of a header.
 
     Args:
         own_search: folders that the tool searches by itself.
-        folders: is given the stamps of those that decide what is not there.
     """
+    snapshot = places.snapshot
     endings = _ENDINGS.get(action.discovery, ())
     source = action.inputs[0] if action.inputs else ""
     if not endings or not source or snapshot.is_aside(source):
@@ -73,19 +104,18 @@ def candidates(action: Action, own_search: Iterable[str], snapshot: Snapshot, fo
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
+    files = [name + ending for name in names if name for ending in endings]
     for folder in dict.fromkeys((beside, ".", *action.search, *own_search)):
-        for name in names:
-            for ending in endings if name else ():
-                path = os.path.normpath(os.path.join(folder, name + ending))
-                _watch(os.path.dirname(path) or ".", snapshot, folders)
-                if os.path.lexists(snapshot.absolute(path)):
-                    present[path] = snapshot.digest(path)
-                else:
-                    absent[path] = None
+        for file in files:
+            path, there = places.of(folder, file)
+            if there or snapshot.is_produced(path):
+                present[path] = snapshot.digest(path)
+            else:
+                absent[path] = None
     headers: list[str] = []
     for path in (*present, *absent) if present else ():
         header = os.path.splitext(path)[0]
-        if os.path.lexists(snapshot.absolute(header)):
+        if places.has(header) or snapshot.is_produced(header):
             headers.append(header)
         else:
             absent[header] = None

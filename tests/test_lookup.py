@@ -11,8 +11,10 @@ import pytest
 from buildd.files import Files, Snapshot
 from buildd.lookup import Filing, Found, Lookup, Missing
 from buildd.names import Names
+from buildd.precompiled import Places, candidates
 from buildd.store import Result, Store, StoredOutput
 from codegen.plan import Action, Discovery, Output, Place, Ref, Tool, ToolFile
+from protocol.messages import Digest
 
 
 class Desk:
@@ -266,3 +268,29 @@ def test_file_names_that_are_no_utf8(desk: Desk) -> None:
     assert desk.why() == "hit"
     desk.write(name, "int changed;")
     assert desk.why() == f"input {name}: content changed"
+
+
+class Blind(Snapshot):
+    """Of folders that may be searched and not listed."""
+
+    def listing(self, folder: str) -> frozenset[str] | None:
+        return None
+
+
+def test_precompiled_headers_are_found_also_where_folders_cannot_be_listed(desk: Desk) -> None:
+    search = (f"{desk.toolkit}/include", f"{desk.toolkit}/none")
+    desk.write("first/x.h.gch", "made")
+    desk.write("src/y.h", "")
+    for kind in (Snapshot, Blind):
+        snapshot = kind(Files(desk.store), str(desk.project))
+        folders: dict[str, int] = {}
+        found = candidates(desk.action, search, Places(snapshot, folders))
+        assert [path for path, _ in found.present] == ["first/x.h.gch"], kind
+        assert set(found.headers) == {"src/y.h", "second/x.h", f"{desk.toolkit}/include/y.h"}
+        assert {"src/x.h.gch", "y.h.gch", f"{desk.toolkit}/none/x.h.gch", "first/x.h"} <= set(found.absent)
+        assert {"src", "first", "second", ".", f"{desk.toolkit}/none", str(desk.toolkit)} <= set(folders)
+    # What an action of the request itself has made is there, whatever was seen before.
+    places = Places(Snapshot(Files(desk.store), str(desk.project)), {})
+    candidates(desk.action, search, places)
+    places.snapshot.produced("src/x.h.gch", Digest("f" * 64))
+    assert ("src/x.h.gch", "f" * 64) in candidates(desk.action, search, places).present
