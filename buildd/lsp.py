@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,11 +23,15 @@ from pygls.lsp.server import LanguageServer
 from buildd import __version__
 from buildd.commands.saves import Saves
 from buildd.diagnostics import diagnose
+from buildd.disassembly import Form, disassembled
+from buildd.errors import BuilddError, in_words
 from buildd.kernels import moved
 from buildd.ui.rounds import demangled
 from protocol import messages as m
 
 REBUILD = "buildd.rebuild"
+SHOW = {Form.SASS: "buildd.showSass", Form.PTX: "buildd.showPtx"}
+"""Their argument is a kernel's name, as the source has it."""
 MOST_ROWS = 12
 """Kernels of a hover; templates have hundreds."""
 _SOURCE = "buildd"
@@ -54,14 +60,18 @@ class Findings:
     """Kernels that needed something else in the build before: by mangled name and architecture."""
     names: dict[str, str] = field(default_factory=dict)
     """Mangled -> as people write it."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Target -> what was built of it first, absolute."""
     _lines: dict[str, list[str]] = field(default_factory=dict)
     """What the tools of the build under way said, by action."""
     _jobs: dict[m.JobId, str] = field(default_factory=dict)
     _new: dict[str, tuple[m.Kernel, ...]] = field(default_factory=dict)
     _hit: str = ""
+    _told: set[str] = field(default_factory=set)
+    """Targets of which the build under way has told a file."""
 
     def begin(self) -> None:
-        self._lines, self._jobs, self._new, self._hit = {}, {}, {}, ""
+        self._lines, self._jobs, self._new, self._hit, self._told = {}, {}, {}, "", set()
 
     def take(self, body: m.EventBody) -> bool:
         """Take in what happened; whether that was the end."""
@@ -83,6 +93,10 @@ class Findings:
                 self.diagnostics = {**self.diagnostics, action: found}
             case m.Failed(action=action, diagnostics=found):
                 self.diagnostics = {**self.diagnostics, action: found}
+            case m.Artifact(target=target, path=path):
+                if target not in self._told:  # the later ones are what else it has, such as a test
+                    self._told.add(target)
+                    self.files = {**self.files, target: os.path.join(self.project, path)}
             case m.Done(outcome=outcome):
                 if outcome is m.Outcome.BUILT:
                     self._learn()
@@ -115,6 +129,17 @@ class Findings:
         """The kernels of a function or function template."""
         kernels = [kernel for several in self.kernels.values() for kernel in several]
         return [kernel for kernel in kernels if base_name(self.names.get(kernel.name, kernel.name)) == name]
+
+    def holders(self, name: str) -> dict[str, list[str]]:
+        """The files in which NVIDIA's kernels of a function are -> their mangled names."""
+        found: dict[str, list[str]] = {}
+        wanted = {kernel.name for kernel in self.of_function(name) if kernel.arch.startswith("sm_")}
+        for action, kernels in self.kernels.items():
+            file = self.files.get(action.partition("/")[0])
+            names = dict.fromkeys(kernel.name for kernel in kernels if kernel.name in wanted)
+            if file is not None and names:
+                found.setdefault(file, []).extend(names)
+        return found
 
 
 @cache
@@ -170,7 +195,9 @@ class Server(LanguageServer):
         self._thread = threading.Thread(target=self._run, name="saves", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shown: set[str] = set()
-        self._ended = threading.Event()
+        self._environ = environ
+        self._folder = ""
+        """Of the files that are shown; made when there is one."""
 
     # ---------------------------------------------------------------- builds, on their thread
 
@@ -182,6 +209,8 @@ class Server(LanguageServer):
         if self._thread.is_alive():
             self._saves.stop()
             self._thread.join(5.0)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def build_again(self) -> None:
         self._saves.build_again()
@@ -207,8 +236,7 @@ class Server(LanguageServer):
 
     def note(self, words: str) -> None:
         if self._loop is not None:
-            message = types.ShowMessageParams(types.MessageType.Warning, f"buildd: {words}")
-            self._loop.call_soon_threadsafe(self.window_show_message, message)
+            self._loop.call_soon_threadsafe(self.window_show_message, _message(words))
 
     # ---------------------------------------------------------------- what the editor sees, on the loop
 
@@ -254,7 +282,39 @@ class Server(LanguageServer):
             if title:
                 place = types.Range(types.Position(line, 0), types.Position(line, 0))
                 found.append(types.CodeLens(place, types.Command(title, REBUILD)))
+                if self.findings.holders(name):
+                    show = (types.Command(form.name, command, arguments=[name]) for form, command in SHOW.items())
+                    found += [types.CodeLens(place, command) for command in show]
         return found
+
+    async def show(self, form: Form, name: str) -> str | None:
+        """Have the editor open a kernel's code, in a file of its own.
+
+        Returns: the file's URI; None where there is none, and then the user was told why.
+        """
+        holders = self.findings.holders(name)
+        if not holders:
+            self.window_show_message(_message(f"no built kernel of NVIDIA's is called {name!r}"))
+            return None
+        try:
+            texts = [
+                await asyncio.to_thread(disassembled, form, file, kernels, self._environ)
+                for file, kernels in holders.items()
+            ]
+        except BuilddError as error:
+            self.window_show_message(_message(in_words(error)))
+            return None
+        self._folder = self._folder or tempfile.mkdtemp(prefix="buildd-lsp-")
+        path = os.path.join(self._folder, f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}.{form.name.lower()}")
+        with open(path, "w", encoding="utf-8") as out:
+            out.write("\n".join(texts))
+        uri = uris.from_fs_path(path) or ""
+        window = self.client_capabilities.window
+        if window is not None and window.show_document is not None and window.show_document.support:
+            self.window_show_document(types.ShowDocumentParams(uri, take_focus=True))
+        else:
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"buildd: {path}"))
+        return uri
 
     def _lens(self, name: str) -> str:
         """Of each architecture the instance that needs the most registers."""
@@ -264,6 +324,10 @@ class Server(LanguageServer):
                 most[kernel.arch] = kernel
         before = self.findings.before
         return " | ".join(f"{arch}: {needs(k, before.get((k.name, arch)))}" for arch, k in sorted(most.items()))
+
+
+def _message(words: str) -> types.ShowMessageParams:
+    return types.ShowMessageParams(types.MessageType.Warning, f"buildd: {words}")
 
 
 def _diagnostic(diagnostic: m.Diagnostic) -> types.Diagnostic:
@@ -302,6 +366,14 @@ def serve(request: m.Request, environ: Mapping[str, str]) -> None:
     @server.command(REBUILD)
     def rebuild(*arguments: object) -> None:
         server.build_again()
+
+    @server.command(SHOW[Form.SASS])
+    async def show_sass(name: str) -> str | None:
+        return await server.show(Form.SASS, name)
+
+    @server.command(SHOW[Form.PTX])
+    async def show_ptx(name: str) -> str | None:
+        return await server.show(Form.PTX, name)
 
     try:
         server.start_io()

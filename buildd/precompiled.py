@@ -59,7 +59,7 @@ class Candidates:
 
 
 class Places:
-    """Where the compiles of one request could find something, as it sees the file system: each place is worked out once.
+    """Where the compiles of one request could find something: each place is looked at once.
 
     Args:
         folders: is given the stamps of those that decide what is not there.

@@ -46,7 +46,20 @@ class Editor:
             self.builds += 1
             self._news.set()
 
+        @self.client.feature(types.WINDOW_SHOW_DOCUMENT)
+        def show(params: types.ShowDocumentParams) -> types.ShowDocumentResult:
+            self.shown.append(Path(uris.to_fs_path(params.uri) or "").read_text())
+            self._news.set()
+            return types.ShowDocumentResult(success=True)
+
+        @self.client.feature(types.WINDOW_SHOW_MESSAGE)
+        def message(params: types.ShowMessageParams) -> None:
+            self.messages.append(params.message)
+            self._news.set()
+
         self.builds = 0
+        self.shown: list[str] = []
+        self.messages: list[str] = []
 
     async def __aenter__(self) -> Editor:
         await self.client.start_io(
@@ -55,7 +68,10 @@ class Editor:
         lens = types.CodeLensWorkspaceClientCapabilities(refresh_support=True)
         await self.client.initialize_async(
             types.InitializeParams(
-                capabilities=types.ClientCapabilities(workspace=types.WorkspaceClientCapabilities(code_lens=lens)),
+                capabilities=types.ClientCapabilities(
+                    workspace=types.WorkspaceClientCapabilities(code_lens=lens),
+                    window=types.WindowClientCapabilities(show_document=types.ShowDocumentClientCapabilities(True)),
+                ),
                 process_id=os.getpid(),
                 root_uri=uris.from_fs_path(str(self.project)),
             )
@@ -145,7 +161,7 @@ def test_a_kernels_needs_on_hover_and_above_it(tmp_path: Path) -> None:
             lenses = await editor.client.text_document_code_lens_async(
                 types.CodeLensParams(types.TextDocumentIdentifier(uri))
             )
-            assert lenses is not None and len(lenses) == 1
+            assert lenses is not None and len(lenses) == 3
             assert lenses[0].range.start.line == line and lenses[0].command is not None
             assert "sm_80" in lenses[0].command.title and "registers" in lenses[0].command.title
             column = source.splitlines()[line].find(name)
@@ -155,6 +171,15 @@ def test_a_kernels_needs_on_hover_and_above_it(tmp_path: Path) -> None:
             )
             assert hover is not None and isinstance(hover.contents, types.MarkupContent)
             assert name in hover.contents.value and "registers" in hover.contents.value
+            (ptx,) = (lens.command for lens in lenses if lens.command is not None and lens.command.title == "PTX")
+            asked = types.ExecuteCommandParams(ptx.command, ptx.arguments)
+            uri = await editor.client.workspace_execute_command_async(asked)
+            await editor.until(lambda: bool(editor.shown))
+            assert str(uri).endswith(f"{name}.ptx") and ".entry" in editor.shown[0] and name in editor.shown[0]
+            asked = types.ExecuteCommandParams("buildd.showSass", ["nobody"])
+            assert await editor.client.workspace_execute_command_async(asked) is None
+            await editor.until(lambda: bool(editor.messages))
+            assert "no built kernel of NVIDIA's is called 'nobody'" in editor.messages[0]
 
     try:
         asyncio.run(go())
