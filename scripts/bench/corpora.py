@@ -20,6 +20,8 @@ from codegen.target import GemmTarget
 
 SHARED = "include/shared.h"
 """Included by every source."""
+_BELOW = "template <typename T> struct Shared {\n  T value;\n};\nstatic inline int shared_part(int x) { return x + 1; }\n"
+"""What stands in it: code, which a line of comment moves."""
 _CUTLASS_FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG", "-O3", "-Xcompiler=-fPIC")
 _GEMMS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("half", "sm_80", {"dtype": "fp16"}),
@@ -59,7 +61,7 @@ class Corpus:
         self.units = _MAKERS[name](self, units, cutlass)
         if not (folder / SHARED).exists():
             (folder / "include").mkdir(exist_ok=True)
-            (folder / SHARED).write_text("#pragma once\n")
+            (folder / SHARED).write_text(f"#pragma once\n{_BELOW}")
         self.device = "__HIP_DEVICE_COMPILE__" if self.hip else "__CUDA_ARCH__"
         self.configure("", "made")
 
