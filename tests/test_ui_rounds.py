@@ -20,8 +20,14 @@ class Screen:
 
     def __init__(self) -> None:
         self.stream = io.StringIO()
+        self.notified: list[tuple[str, str]] = []
         writer = Writer(self.stream)
-        self.rounds = Rounds(writer, lambda name: PlainView(writer, Narrator(Telling())), clear=False)
+        self.rounds = Rounds(
+            writer,
+            lambda name: PlainView(writer, Narrator(Telling())),
+            clear=False,
+            notify=lambda *words: self.notified.append(words),
+        )
         self._number = 0
 
     def round(self, *bodies: m.EventBody, changed: str = "") -> str:
@@ -121,3 +127,24 @@ def test_what_a_kernel_did_stands_beside_the_last_time() -> None:
     assert "30% spread" in line(spread=0.3)[0]
     text, style = line(outcome="wrong", time_us=0.0, message="element 3 is 7")
     assert text == "g 8x8x8: wrong: element 3 is 7, on A100" and style is Style.ERROR
+
+
+def test_a_failure_and_its_mending_are_notified_and_nothing_else() -> None:
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    screen.round(m.Done(outcome=m.Outcome.CANCELLED), changed="a.cu")
+    screen.round(*compiled(KERNEL), changed="a.cu")
+    assert not screen.notified
+    screen.round(*FAILURE, changed="a.cu")
+    found = m.Diagnostic(severity=m.Severity.ERROR, message="expected a ;", file="a.cu", line=3)
+    failed = m.Failed(
+        job_id=m.JobId(1), action="a.o", kind=m.FailureKind.COMPILE_ERROR, message="no", diagnostics=(found,)
+    )
+    screen.round(failed, FAILURE[1], changed="a.cu")
+    screen.round(*NOTHING, changed="b.cu")
+    screen.round(*compiled(KERNEL), changed="c.cu")
+    assert screen.notified == [
+        ("the build failed", "a.o: ended with status 1"),
+        ("the build failed", "a.cu(3): expected a ;"),
+        ("the build is mended", "changed: b.cu"),
+    ]

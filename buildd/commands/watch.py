@@ -14,6 +14,7 @@ from buildd.commands.perform import stopping_signals
 from buildd.commands.request import add_request_arguments, request_from, store_of
 from buildd.commands.saves import Saves
 from buildd.ui.narrator import Narrator, Telling
+from buildd.ui.notifier import Notifier
 from buildd.ui.plain import PlainView
 from buildd.ui.rounds import Rounds
 from buildd.ui.screen import has_colour, is_terminal, view_for
@@ -49,6 +50,9 @@ def run(arguments: list[str]) -> int:
     command.add_argument(
         "--problem", metavar="MxNxK", action="append", default=[], help="for --profile: sizes that a target leaves open"
     )
+    command.add_argument(
+        "--notify", action="store_true", help="tell the desktop when a build fails, and when it is mended"
+    )
     options = command.parse_args(arguments)
     if options.no_daemon:
         print_problem("only a daemon watches", next_step="leave --no-daemon out")
@@ -66,7 +70,15 @@ def run(arguments: list[str]) -> int:
             return PlainView(words, Narrator(telling))
         return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=environ)
 
-    rounds = Rounds(words, view, clear=is_terminal(words.stream, environ) and not options.json)
+    notifier = Notifier(environ) if options.notify else None
+    rounds = Rounds(
+        words,
+        view,
+        clear=is_terminal(words.stream, environ) and not options.json,
+        notify=notifier.notify if notifier is not None else None,
+    )
+    if notifier is not None and notifier.problem:
+        rounds.note(notifier.problem)
     every = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
     try:
         with stopping_signals(), _saves(options, environ, rounds, every) as saves:

@@ -46,9 +46,20 @@ class Rounds:
         writer: for the words between the builds.
         view: makes the view of one build.
         clear: begin every round on an empty screen.
+        notify: is told, title and text, what somebody who does not look should know: it fails, it is mended.
     """
 
-    def __init__(self, writer: Writer, view: Callable[[m.BuildId], View], *, clear: bool) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        view: Callable[[m.BuildId], View],
+        *,
+        clear: bool,
+        notify: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._notify = notify or (lambda title, text: None)
+        self._notified = False
+        """Of a failure that is not mended."""
         self._writer = writer
         self._make_view = view
         self._clear = clear
@@ -67,6 +78,8 @@ class Rounds:
         """Of each action, as the last good build had them."""
         self._new: dict[str, tuple[m.Kernel, ...]] = {}
         self._watching = ""
+        self._problem = ""
+        """The first of the round."""
 
     def begin(self, build_id: m.BuildId, changed: m.Changed | None) -> None:
         """A round begins; the one before it is over, whatever became of it."""
@@ -74,7 +87,7 @@ class Rounds:
         self._number += 1
         self._why = "" if changed is None else f"changed: {_named(changed)}"
         self._build_id = build_id
-        self._waiting, self._expected_s, self._new = [], 0.0, {}
+        self._waiting, self._expected_s, self._new, self._problem = [], 0.0, {}, ""
         if self._number == 1 or self._failed:
             # What stands on the screen of a failure must go when it is mended, even where that took no work.
             self._show()
@@ -95,6 +108,8 @@ class Rounds:
             self._expected_s += body.expected_s
         elif isinstance(body, m.Finished | m.CacheHit):
             self._new[body.action] = body.kernels
+        elif isinstance(body, m.Failed):
+            self._problem = self._problem or _problem(body)
         if self._view is None and _is_worth_showing(body):
             self._show()
         if self._view is not None:
@@ -142,6 +157,12 @@ class Rounds:
         shown = self._view is not None
         self.drop()
         self._failed = done.outcome is not m.Outcome.BUILT
+        if self._failed and done.outcome is not m.Outcome.CANCELLED:
+            self._notified = True
+            self._notify("the build failed", self._problem or done.message)
+        elif self._notified and not self._failed:
+            self._notified = False
+            self._notify("the build is mended", self._why)
         if done.outcome is m.Outcome.BUILT:
             self._kernels = now_of
             if shown:
@@ -236,6 +257,13 @@ def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:
     if spills[1] > spills[0]:
         return Style.WARNING
     return Style.GOOD if spills[1] < spills[0] else Style.PLAIN
+
+
+def _problem(failed: m.Failed) -> str:
+    """A failure in one line: the compiler's first error, or what became of the action."""
+    errors = (finding for finding in failed.diagnostics if finding.severity is m.Severity.ERROR)
+    first = next(errors, None)
+    return f"{failed.action}: {failed.message}" if first is None else f"{first.file}({first.line}): {first.message}"
 
 
 def _is_worth_showing(body: m.EventBody) -> bool:

@@ -20,7 +20,9 @@ from codegen.target import GemmTarget
 
 SHARED = "include/shared.h"
 """Included by every source."""
-_BELOW = "template <typename T> struct Shared {\n  T value;\n};\nstatic inline int shared_part(int x) { return x + 1; }\n"
+_BELOW = (
+    "template <typename T> struct Shared {\n  T value;\n};\nstatic inline int shared_part(int x) { return x + 1; }\n"
+)
 """What stands in it: code, which a line of comment moves."""
 _CUTLASS_FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG", "-O3", "-Xcompiler=-fPIC")
 _GEMMS: tuple[tuple[str, str, dict[str, object]], ...] = (
