@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -409,9 +410,12 @@ def cutlass_in(folder: Path) -> Path:
     for file in real.glob("*.py"):
         (package / file.name).symlink_to(file)
     templates = Path(__file__).parents[1] / "codegen" / "templates"
-    for line in (line for file in templates.glob("gemm_sm*") for line in file.read_text().splitlines()):
-        if line.startswith('#include "'):
-            header = package / "source" / "include" / line.split('"')[1]
+    choice = re.compile(r'\{\{ "(\w+)" if \w+(?: else "(\w+)")? \}\}')
+    text = "\n".join(file.read_text() for file in templates.glob("gemm_sm*"))
+    for side in (1, 2):
+        chosen = choice.sub(lambda match, side=side: match[side] or "", text)
+        for name in re.findall(r'^#include "([^"]+)"$', chosen, re.MULTILINE):
+            header = package / "source" / "include" / name
             header.parent.mkdir(parents=True, exist_ok=True)
             header.write_text("")
     return package / "source"

@@ -167,7 +167,7 @@ def test_a_watch_asks_the_gpu_with_the_program_that_it_has_built(estate: Estate)
     for sizes, words in (((), "leaves m, n, k open"), (("--problem", "64x64x64"), "H200 does not answer")):
         session = Session(estate, "-C", str(estate.project), "--profile", "open", *sizes)
         try:
-            until(lambda words=words, session=session: words in session.text, words)  # type: ignore[misc]
+            until(lambda words=words, session=session: words in session.text, words)
         finally:
             assert session.end() == 0
 
