@@ -18,7 +18,7 @@ KERNEL = m.Kernel(name="k", arch="sm_80", registers=10, shared_bytes=0)
 class Screen:
     """Rounds on a text, fed with bodies."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, partial: bool = False) -> None:
         self.stream = io.StringIO()
         self.notified: list[tuple[str, str]] = []
         writer = Writer(self.stream)
@@ -26,6 +26,7 @@ class Screen:
             writer,
             lambda name: PlainView(writer, Narrator(Telling())),
             clear=False,
+            partial=partial,
             notify=lambda *words: self.notified.append(words),
         )
         self._number = 0
@@ -89,6 +90,34 @@ def test_a_round_in_which_nothing_ran_is_not_shown() -> None:
     screen = Screen()
     screen.round(*compiled(KERNEL))
     assert screen.round(*NOTHING, changed="a.cu") == ""
+
+
+def test_an_edit_that_is_taken_back_is_shown_though_nothing_ran() -> None:
+    def found(*kernels: m.Kernel) -> tuple[m.EventBody, ...]:
+        hit = m.CacheHit(job_id=m.JobId(0), action="a.o", reason="same inputs", kernels=kernels)
+        return (NOTHING[0], hit, NOTHING[1])
+
+    screen = Screen()
+    more = m.Kernel(name="k", arch="sm_80", registers=12, shared_bytes=0)
+    screen.round(*compiled(KERNEL))
+    screen.round(*compiled(more), changed="a.cu")
+    text = screen.round(*found(KERNEL), changed="a.cu")
+    assert "changed: a.cu" in text and "12 -> 10" in text
+    assert screen.round(*found(KERNEL), changed="a.cu") == ""
+
+
+def test_kernels_of_actions_that_are_there_no_more_are_not_counted() -> None:
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    (planned, queued, started, finished, done) = compiled(m.Kernel(name="other", arch="sm_80", registers=12))
+    finished = m.Finished(job_id=m.JobId(1), action="b.o", timing=m.Timing(), kernels=finished.kernels)
+    text = screen.round(planned, queued, started, finished, done, changed="buildd.toml")
+    assert "1 of 1 kernel moved, 1 gone" in text and "+ other" in text and "- k" in text
+    # A tool that tells only of what it ran has the others still.
+    screen = Screen(partial=True)
+    screen.round(*compiled(KERNEL))
+    text = screen.round(planned, queued, started, finished, done, changed="a.cu")
+    assert "1 of 2 kernels moved" in text and "+ other" in text and "gone" not in text
 
 
 def test_after_a_failure_the_next_round_is_shown_whatever_it_did() -> None:

@@ -75,6 +75,7 @@ def run(arguments: list[str]) -> int:
         words,
         view,
         clear=is_terminal(words.stream, environ) and not options.json,
+        partial=options.ninja is not None or options.make is not None,
         notify=notifier.notify if notifier is not None else None,
     )
     if notifier is not None and notifier.problem:

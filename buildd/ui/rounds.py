@@ -1,6 +1,7 @@
 """What `buildd watch` shows: one build after another, and how each kernel's needs moved.
 
-A round in which nothing ran is not shown: most saves of most files touch nothing. Knows no daemon and decides nothing.
+A round in which nothing ran and no kernel became another one is not shown: most saves of most files touch nothing.
+Knows no daemon and decides nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Rounds:
         writer: for the words between the builds.
         view: makes the view of one build.
         clear: begin every round on an empty screen.
+        partial: a build tells only of what it ran; without, of every action of its plan unless the tree was untouched.
         notify: is told, title and text, what somebody who does not look should know: it fails, it is mended.
     """
 
@@ -55,8 +57,10 @@ class Rounds:
         view: Callable[[m.BuildId], View],
         *,
         clear: bool,
+        partial: bool = False,
         notify: Callable[[str, str], None] | None = None,
     ) -> None:
+        self._partial = partial
         self._notify = notify or (lambda title, text: None)
         self._notified = False
         """Of a failure that is not mended."""
@@ -77,6 +81,8 @@ class Rounds:
         self._kernels: dict[str, tuple[m.Kernel, ...]] = {}
         """Of each action, as the last good build had them."""
         self._new: dict[str, tuple[m.Kernel, ...]] = {}
+        self._planned = 0
+        """Actions of the round's plan, where it has one."""
         self._watching = ""
         self._problem = ""
         """The first of the round."""
@@ -87,7 +93,7 @@ class Rounds:
         self._number += 1
         self._why = "" if changed is None else f"changed: {_named(changed)}"
         self._build_id = build_id
-        self._waiting, self._expected_s, self._new, self._problem = [], 0.0, {}, ""
+        self._waiting, self._expected_s, self._new, self._problem, self._planned = [], 0.0, {}, "", 0
         if self._number == 1 or self._failed:
             # What stands on the screen of a failure must go when it is mended, even where that took no work.
             self._show()
@@ -104,13 +110,15 @@ class Rounds:
         if not self._build_id:
             return
         body = event.body
-        if isinstance(body, m.Queued):
+        if isinstance(body, m.Planned):
+            self._planned = body.actions
+        elif isinstance(body, m.Queued):
             self._expected_s += body.expected_s
         elif isinstance(body, m.Finished | m.CacheHit):
             self._new[body.action] = body.kernels
         elif isinstance(body, m.Failed):
             self._problem = self._problem or _problem(body)
-        if self._view is None and _is_worth_showing(body):
+        if self._view is None and (_is_worth_showing(body) or (isinstance(body, m.Done) and self._has_moved())):
             self._show()
         if self._view is not None:
             self._view.event(event)
@@ -147,12 +155,21 @@ class Rounds:
             view.event(event)
         self._waiting = []
 
+    def _now(self) -> dict[str, tuple[m.Kernel, ...]]:
+        # An action that said nothing has what it had: a build that stopped early has not asked for all of them, and of
+        # an untouched tree none is asked. Where all of the plan's have said something, the others are there no more.
+        is_whole = not self._partial and self._planned and len(self._new) == self._planned
+        return self._new if is_whole else {**self._kernels, **self._new}
+
+    def _has_moved(self) -> bool:
+        """A kernel is another one though nothing ran: an edit was taken back."""
+        before, now = _all(self._kernels), _all(self._now())
+        return bool(moved(before, now) or recoded(before, now))
+
     def _end(self, done: m.Done) -> None:
         first = not self._kernels
-        before = [kernel for kernels in self._kernels.values() for kernel in kernels]
-        # An action that said nothing has what it had: a build that stopped early has not asked for all of them.
-        now_of = {**self._kernels, **self._new}
-        now = [kernel for kernels in now_of.values() for kernel in kernels]
+        now_of = self._now()
+        before, now = _all(self._kernels), _all(now_of)
         changes, others = moved(before, now), len(recoded(before, now))
         shown = self._view is not None
         self.drop()
@@ -182,7 +199,10 @@ class Rounds:
         code = f"{recoded} of {total} changed in code" if known else ""
         if not changes:
             return [Line(f"{code or total}, none needs more or less than before")]
-        moves = f"{code}, {len(changes)} moved" if code else f"{len(changes)} of {total} moved"
+        there = sum(now is not None for _, now in changes)
+        moves = f"{code}, {there} moved" if code else f"{there} of {total} moved"
+        if there < len(changes):
+            moves += f", {len(changes) - there} gone"
         return [Line(moves), *kernel_table(changes)]
 
 
@@ -257,6 +277,10 @@ def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:
     if spills[1] > spills[0]:
         return Style.WARNING
     return Style.GOOD if spills[1] < spills[0] else Style.PLAIN
+
+
+def _all(kernels: dict[str, tuple[m.Kernel, ...]]) -> list[m.Kernel]:
+    return [kernel for several in kernels.values() for kernel in several]
 
 
 def _problem(failed: m.Failed) -> str:
