@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ ROWS = """
 [target.my-norm]
 kind = "rowwise"
 op = "layer_norm"
-shape = [0, 0, 64]
+shape = [0, 3, 0]
 dtype = "bf16"
 output_dtype = "fp32"
 """
@@ -166,15 +167,16 @@ def test_architectures_say_the_vendor(tmp_path: Path) -> None:
         plan_for(request_for(tmp_path))
 
 
-def build(tmp_path: Path, text: str, name: str) -> str:
+def build(tmp_path: Path, text: str, name: str) -> tuple[Path, str]:
+    """The library, and what the compilers said."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "buildd.toml").write_text(text)
     plan = plan_for(request_for(folder))
     assert [artifact.path for artifact in plan.artifacts] == [f"build/{name}/lib{name}.so"]
-    for ran in carry_out_all(plan, folder, tmp_path / "scratch"):
-        assert "warning" not in ran.said
-    return str(folder / f"build/{name}/lib{name}.so")
+    said = "".join(ran.said for ran in carry_out_all(plan, folder, tmp_path / "scratch"))
+    assert "warning" not in said
+    return folder / f"build/{name}/lib{name}.so", said
 
 
 class FakeArray:
@@ -185,14 +187,46 @@ class FakeArray:
         self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": data, "strides": strides}
 
 
+def check_launches(library: Path, said: str, folder: Path) -> None:
+    """No block is larger than what every GPU has: the objects of a norm, with a runtime that tells what is asked.
+
+    Args:
+        said: by ptxas -v: which kernels have shared memory of their own, which comes on top.
+    """
+    assert said.count("Used ") == 4 and "smem" not in said
+    told = folder / "told.so"
+    objects = [*library.parent.rglob("*.o"), Path(__file__).parent / "fakes" / "fake-launch.c"]
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", told, *objects, "-lstdc++"], check=True)
+    loaded = ctypes.CDLL(str(told))
+    run = loaded.my_norm_run
+    run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_longlong] * 3 + [ctypes.c_void_p]
+
+    def asked(count: int, columns: int, place: int) -> list[int]:
+        assert run(place, place, place, place, count, 3, columns, None) == 0
+        return [ctypes.c_longlong.in_dll(loaded, name).value for name in ("blocks", "threads", "memory_bytes")]
+
+    most_bytes = 0
+    for place in (4096, 4098):
+        for columns in (*range(1, 12300), 13000, 100003):
+            blocks, threads, memory_bytes = asked(5, columns, place)
+            assert blocks in (4, 15) and threads in (128, 256, 512), columns
+            assert memory_bytes <= 48 << 10, columns
+            most_bytes = max(most_bytes, memory_bytes)
+    assert most_bytes == 48 << 10, "as much as there is"
+    launches = ctypes.c_longlong.in_dll(loaded, "launches").value
+    asked(0, 64, 4096), asked(5, 0, 4096)
+    assert ctypes.c_longlong.in_dll(loaded, "launches").value == launches, "of nothing nothing is launched"
+
+
 @pytest.mark.cuda
 def test_a_norm_compiles_and_its_arrays_are_checked(tmp_path: Path) -> None:
-    path = build(tmp_path, ROWS + 'arch = ["sm_80"]\n', "my-norm")
-    raw = ctypes.CDLL(path).my_norm_run
+    path, said = build(tmp_path, ROWS + 'arch = ["sm_80"]\nflags = ["-Xptxas=-v"]\n', "my-norm")
+    check_launches(path, said, tmp_path)
+    raw = ctypes.CDLL(str(path)).my_norm_run
     sizes = [ctypes.c_longlong(size) for size in (0, 3, 64)]
     assert raw(None, None, None, None, *sizes, None) == 0, "nothing to do"
-    assert raw(None, None, None, None, *sizes[:2], ctypes.c_longlong(63), None) == INVALID_PROBLEM
-    assert raw(None, None, None, None, ctypes.c_longlong(1 << 40), ctypes.c_longlong(1 << 40), sizes[2], None) == -4
+    assert raw(None, None, None, None, sizes[0], ctypes.c_longlong(4), sizes[2], None) == INVALID_PROBLEM
+    assert raw(None, None, None, None, ctypes.c_longlong(1 << 40), sizes[1], ctypes.c_longlong(1 << 40), None) == -4
     norm = load(path)
     x, weight, bias, y = (FakeArray("<V2", 0, 3, 64), *(FakeArray("<V2", 64),) * 2, FakeArray("<f4", 0, 3, 64))
     assert norm(x, weight, bias, out=y) is y
@@ -214,9 +248,9 @@ def test_a_norm_compiles_and_its_arrays_are_checked(tmp_path: Path) -> None:
         norm([1.0], weight, bias, out=y)
     with pytest.raises(ValueError, match="no kernel other"):
         load(path, "other")
-    many = FakeArray("<V2", 1 << 30, 1 << 30, 64)
+    many, parameter = FakeArray("<V2", 1 << 40, 3, 1 << 40), FakeArray("<V2", 1 << 40)
     with pytest.raises(KernelError) as caught:
-        norm(many, weight, bias, out=FakeArray("<f4", 1 << 30, 1 << 30, 64))
+        norm(many, parameter, parameter, out=FakeArray("<f4", 1 << 40, 3, 1 << 40))
     assert caught.value.status == INVALID_PROBLEM
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 ROUNDING = {"fp16": 6e-4, "bf16": 5e-3, "fp32": 5e-6, "int32": 0.0}
-ROWS = [[3, 7], [1, 1], [5, 1000], [33, 2056], [2, 4100], [2, 13000], [1, 12288], [2, 100003], [4096, 768]]
+ROWS = [[3, 7], [1, 1], [5, 1000], [33, 2056], [2, 4100], [2, 13000], [1, 12288], [2, 12256], [2, 100003], [4096, 768]]
 THREE = [[3, 5, 7], [2, 40, 64], [4, 1, 3], [130, 33, 257]]
 ODD = [[128, 128, 64], [136, 264, 72], [1, 8, 16], [1000, 520, 1032]]
 """Of GEMMs whose sizes are known at run time: multiples of 8, and not of a tile."""
+MISALIGNED = [[1, 8, 16]]
+"""With A in columns: refused."""
 BYTES = [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD]
 """Those of types of one byte."""
 BATCHES = [[1, 128, 128, 64], [5, 136, 264, 72], [70, 8, 16, 200]]
@@ -22,7 +24,7 @@ HUGE = 2**31 + 4096
 
 
 def cases(arch: str) -> dict[str, dict[str, Any]]:
-    """Name -> {"table", "sizes", "most"}.
+    """Name -> {"table", "sizes", "most", "refused"}: the last are those of its sizes that it cannot have.
 
     Args:
         arch: "sm_90a" for all that an sm_90 can have, else one that CUTLASS's 2.x kernels know.
@@ -42,7 +44,7 @@ def cases(arch: str) -> dict[str, dict[str, Any]]:
 def _case(kind: str, sizes: list[list[int]], output: str, most: float = 0.0, **table: Any) -> dict[str, Any]:
     if kind == "gemm" and output == "fp32":
         most = 3e-5  # sums of tensor cores are not rounded to the nearest
-    return {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output]}
+    return {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output], "refused": []}
 
 
 def _rowwise() -> dict[str, dict[str, Any]]:
@@ -99,6 +101,7 @@ def _gemms_80() -> dict[str, dict[str, Any]]:
         found[f"gemm-{dtype}"] = _case("gemm", _sizes(dtype), output, dtype=dtype)
     for layout in ("rrr", "ccr"):
         found[f"gemm-{layout}"] = _case("gemm", ODD, "fp16", layout=layout)
+    found["gemm-ccr"]["refused"] = MISALIGNED
     for epilogue in ("relu", "bias", "bias_gelu", "bias_silu", "bias_sigmoid", "bias_tanh"):
         found[f"gemm-{epilogue}"] = _case("gemm", ODD, "fp16", epilogue=epilogue)
     for epilogue in ("bias_add", "silu_multiply", "bias_relu_add"):
@@ -121,6 +124,7 @@ def _gemms_90() -> dict[str, dict[str, Any]]:
         found[f"gemm90-{dtype}"] = _case("gemm", _sizes(dtype), output, dtype=dtype, output_dtype=output)
     for layout in ("rrr", "ccr"):
         found[f"gemm90-{layout}"] = _case("gemm", ODD, "bf16", layout=layout, dtype="bf16")
+    found["gemm90-ccr"]["refused"] = MISALIGNED
     for epilogue in ("bias_gelu", "tanh", "multiply", "bias_relu_add"):
         found[f"gemm90-{epilogue}"] = _case("gemm", ODD, "fp16", epilogue=epilogue)
     found["gemm90-batched"] = _case("gemm", BATCHES, "fp16", epilogue="bias_gelu", batched=True)
