@@ -1,5 +1,5 @@
-"""Calls generated kernels (kinds `rowwise` and `elementwise`) from Python, on arrays of torch, CuPy and whoever has
-CUDA's array interface.
+"""Calls generated kernels (kinds `rowwise`, `elementwise`, `conv2d`) from Python, on arrays of torch, CuPy and whoever
+has CUDA's array interface.
 
     from buildd.loader import load
     softmax = load("build/softmax/libsoftmax.so")
@@ -65,6 +65,7 @@ class Kernel:
         """Sizes; 0 stands for: known at run time."""
         self.inputs = tuple(_array(one) for one in described["inputs"])
         self.output = _array(described["output"])
+        self._derived: tuple[tuple[int, int, int, int], ...] = tuple(map(tuple, described.get("derived", ())))
         self._run = library[f"{symbol}_run"]
         pointers, sizes = len(self.inputs) + 1, len(self.shape)
         self._run.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_longlong] * sizes + [ctypes.c_void_p]
@@ -87,8 +88,10 @@ class Kernel:
             raise ValueError(f"{self.name} takes {len(self.inputs)} arrays ({wanted}), and was given {len(arrays)}")
         sizes: dict[int, int] = {}
         given = [self._checked(array, value, sizes) for array, value in zip(self.inputs, arrays, strict=True)]
-        # Sizes that no input has are fixed, or those of `out`.
+        # Sizes that no input has are fixed, or made of those of inputs, or those of `out`.
         fixed = {number: size for number, size in enumerate(self.shape) if size}
+        for number, other, add, divide in self._derived:
+            sizes[number] = max(0, ({**fixed, **sizes}[other] + add) // divide + 1)
         if out is None:
             out = self._new(arrays[0], {**fixed, **sizes})
         given.append(self._checked(self.output, out, sizes))
@@ -141,7 +144,7 @@ def load(path: str | os.PathLike[str], name: str = "") -> Kernel:
         describe = library[f"{symbol}_describe"]
     except AttributeError as error:
         raise ValueError(
-            f"{path} has no kernel {symbol} of kind rowwise or elementwise; name its target: load(path, name)"
+            f"{path} has no kernel {symbol} of kind rowwise, elementwise or conv2d; name its target: load(path, name)"
         ) from error
     describe.restype = ctypes.c_char_p
     described = json.loads(describe())

@@ -1,6 +1,6 @@
 """Generator of kind "cuda": sources through nvcc, one action a source, and what is linked of them.
 
-Knows nvcc's flags, not where nvcc is. Also compiles what `gemm` generates.
+Knows nvcc's flags, not where nvcc is. Also compiles what `gemm` and `plain` generate.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ OUTPUTS = (
     OutputKind.FATBIN,
 )
 _BINDIR = ("-ccbin", "--compiler-bindir")
+RESOURCES_2X = Resources(memory_bytes=1 << 30, wall_s=8.0)
+"""Of a source with a kernel of CUTLASS 2.x."""
+CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-DNDEBUG")
+CUTLASS_INCLUDE = Ref(place=Place.ROOT, name="cutlass", prefix="-I", suffix="/include")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,15 @@ import msgspec
 from codegen import nvcc
 from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
-from codegen.cuda import NvccOptions, Unit, nvcc_recipe
+from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, NvccOptions, Unit, nvcc_recipe
 from codegen.gemm_choice import chosen
 from codegen.gemm_spec import GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
-from codegen.plan import GeneratedFile, Place, Ref, Resources
+from codegen.plan import GeneratedFile, Resources
 from codegen.rendering import TEMPLATES, template
 from codegen.target import GemmTarget, OutputKind
 
-RESOURCES_2X = Resources(memory_bytes=1 << 30, wall_s=8.0)
 RESOURCES_3X = Resources(memory_bytes=2200 << 20, wall_s=20.0)
 OUTPUTS = (OutputKind.SHARED, OutputKind.STATIC, OutputKind.OBJECT)
-_FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG")
 _INVALID_PROBLEM = -4
 """-cutlass::Status::kErrorInvalidProblem, without the headers that say so."""
 _LINKAGE = '__attribute__((weak, visibility("hidden"))) '
@@ -54,9 +52,9 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     own_level = () if any(flag.startswith("-O") for flag in target.flags) else ("-O3",)
     options = NvccOptions(
         output=target.output,
-        include=(Ref(place=Place.ROOT, name="cutlass", prefix="-I", suffix="/include"),),
+        include=(CUTLASS_INCLUDE,),
         define=target.define,
-        flags=(*_FLAGS, *own_level, *target.flags),
+        flags=("-std=c++17", *CUTLASS_FLAGS, *own_level, *target.flags),
         map_paths=target.map_paths,
     )
     roots = (("cutlass", cutlass),)

@@ -19,6 +19,7 @@ from codegen.environment import user_values
 from codegen.plan import GeneratedFile, Knowledge, Plan, RequestError, Tool
 from codegen.project import Project, load_project
 from codegen.target import (
+    Conv2dTarget,
     CudaTarget,
     ElementwiseTarget,
     GemmTarget,
@@ -145,6 +146,10 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.gemm import plan_gemm
 
             return plan_gemm(context, target)
+        case Conv2dTarget():
+            from codegen.conv2d import plan_conv2d
+
+            return plan_conv2d(context, target)
         case RowwiseTarget():
             from codegen.rowwise import plan_rowwise
 
@@ -172,7 +177,7 @@ def _check_archs(request: Request, targets: Iterable[Target]) -> None:
     """An architecture of the request that no target takes would be passed over in silence."""
     kinds = tuple(targets)
     for arch in request.arch:
-        users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget)
+        users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget, Conv2dTarget)
         both = (RowwiseTarget, ElementwiseTarget, TritonTarget)
         if not any(isinstance(target, (*users, *both)) for target in kinds):
             raise RequestError(

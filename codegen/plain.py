@@ -1,7 +1,7 @@
-"""Kernels in plain CUDA or HIP: the entry point, which checks sizes, and the kernel, which targets may share.
+"""Kernels of arrays: the entry point, which checks sizes, and the kernel, which targets may share.
 
-Knows how they are called and compiled, not what they compute (`rowwise`, `elementwise`). One text is for both vendors;
-a target's architectures say for which. A kernel's text and place say nothing of its target.
+Knows how they are called and compiled, not what they compute (`rowwise`, `elementwise`, `conv2d`). Plain ones are one
+text for both vendors; a target's architectures say for which. A kernel's text and place say nothing of its target.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from codegen import nvcc
 from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
-from codegen.cuda import NvccOptions, nvcc_recipe
+from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, NvccOptions, Unit, nvcc_recipe
 from codegen.hip import HipOptions, hip_recipe
-from codegen.plan import GeneratedFile, RequestError
+from codegen.plan import GeneratedFile, Ref, RequestError
 from codegen.project import nearest
 from codegen.rendering import template
 from codegen.target import ElementwiseTarget, GeneratedTarget, OutputKind, RowwiseTarget
@@ -59,14 +60,18 @@ class Kernel:
     """The inputs in the order in which the kernel takes them."""
     groups: tuple[tuple[int, ...], ...]
     """The sizes that the kernel takes: each the product of some of the target's."""
-    numbers_after: tuple[str, ...] = ()
-    """In C: what the kernel takes behind its sizes."""
+    numbers_after: tuple[tuple[str, str], ...] = ()
+    """Type and value, in C: what the kernel takes behind its sizes."""
+    derived: tuple[tuple[int, int, int, int], ...] = ()
+    """Sizes that others make: number, that of the other, `add`, `divide`: (other + add) // divide + 1."""
+    cutlass: bool = False
+    """Of CUTLASS, whose headers it needs; NVIDIA's GPUs only, and it checks itself whether sizes are too large."""
 
 
 def plan_plain(context: Context, target: GeneratedTarget, kernel: Kernel) -> Part:
     """The share of the plan of a target. Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
-    hip = _is_hip(context, target)
+    hip = not kernel.cutlass and _is_hip(context, target)
     files = generated(target.name, kernel, context.build, hip=hip)
     level = () if any(flag.startswith("-O") for flag in target.flags) else ("-O3",)
     flags = ("-std=c++17", *level, *target.flags)
@@ -76,8 +81,18 @@ def plan_plain(context: Context, target: GeneratedTarget, kernel: Kernel) -> Par
         )
         recipe, notices = hip_recipe(context, target, hip_options)
     else:
-        options = NvccOptions(output=target.output, define=target.define, flags=flags, map_paths=target.map_paths)
-        recipe, notices = nvcc_recipe(context, target, options)
+        roots: tuple[tuple[str, str], ...] = ()
+        include: tuple[Ref, ...] = ()
+        units: tuple[Unit, ...] = ()
+        if kernel.cutlass:
+            roots = (("cutlass", context.toolchains.cutlass()),)
+            include, flags = (CUTLASS_INCLUDE,), (*CUTLASS_FLAGS, *flags)
+            archs = nvcc.normalised(asked_archs(context, target, amd=False), target.where)
+            units = (Unit(files[0].path, archs), Unit(files[1].path, archs, RESOURCES_2X))
+        options = NvccOptions(
+            output=target.output, include=include, define=target.define, flags=flags, map_paths=target.map_paths
+        )
+        recipe, notices = nvcc_recipe(context, target, options, roots=roots, units=units)
     sources = tuple(file.path for file in files)
     return plan_compiled(
         context, target, recipe, sources, target.output, target.output_name, files=files, notices=notices
@@ -108,7 +123,8 @@ def generated(name: str, kernel: Kernel, build: str, *, hip: bool) -> tuple[Gene
         output=kernel.output.name,
         operands=[f"in_{operand}" for operand in kernel.operands],
         groups=[" * ".join(f"d{number}" for number in group) or "1" for group in kernel.groups],
-        numbers_after=list(kernel.numbers_after),
+        numbers_after=kernel.numbers_after,
+        cutlass=kernel.cutlass,
         **vendor,
     )
     read = {operand.dtype for operand in kernel.inputs}
@@ -140,6 +156,7 @@ def describe(kernel: Kernel) -> dict[str, object]:
         "shape": list(kernel.shape),
         "inputs": [said(operand) for operand in kernel.inputs],
         "output": said(kernel.output),
+        **({"derived": kernel.derived} if kernel.derived else {}),
     }
 
 

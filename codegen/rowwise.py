@@ -69,7 +69,7 @@ def rowwise_kernel(target: RowwiseTarget) -> Kernel:
         output=y,
         operands=("x", *parameters),
         groups=groups,
-        numbers_after=(f"{target.eps!r}f",) if values.get("norm") else (),
+        numbers_after=(("float", f"{target.eps!r}f"),) if values.get("norm") else (),
     )
 
 

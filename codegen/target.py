@@ -109,6 +109,30 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     """Elements at which A and B are aligned; 0 means 16 bytes, or what fixed m, n, k allow."""
 
 
+class Conv2dTarget(GeneratedTarget, frozen=True, kw_only=True):
+    """kind = "conv2d": y = activation(conv2d(x, weight) + bias) of NHWC arrays, through CUTLASS. See `conv2d`."""
+
+    shape: tuple[int, int, int, int]
+    """Of x: n, height, width, channels; all but the last may be 0: known at run time only."""
+    filters: int
+    kernel: tuple[int, int]
+    """Height and width of the weight, which is filters x height x width x channels. Likewise all that follow."""
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    """Zeros on each side."""
+    dilation: tuple[int, int] = (1, 1)
+    dtype: str = "fp16"
+    """Of x and weight: fp16, bf16, tf32."""
+    output_dtype: str = ""
+    """Of bias and y; by default that of x."""
+    epilogue: str = "none"
+    """none, or "bias", an activation, or both: bias_relu."""
+    tile: tuple[int, int, int] | None = None
+    """Threadblock tile of the GEMM that it is: n * height * width, filters, channels."""
+    warps: tuple[int, int, int] | None = None
+    stages: int = 0
+
+
 class RowwiseTarget(GeneratedTarget, frozen=True, kw_only=True):
     """kind = "rowwise": softmax, a norm or a reduction of an array, as plain CUDA or HIP. See `rowwise`."""
 
@@ -210,6 +234,7 @@ KINDS: dict[str, type[Target]] = {
     "cuda": CudaTarget,
     "hip": HipTarget,
     "gemm": GemmTarget,
+    "conv2d": Conv2dTarget,
     "rowwise": RowwiseTarget,
     "elementwise": ElementwiseTarget,
     "triton": TritonTarget,

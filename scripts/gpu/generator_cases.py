@@ -20,6 +20,8 @@ BYTES = [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD]
 BATCHES = [[1, 128, 128, 64], [5, 136, 264, 72], [70, 8, 16, 200]]
 DEEP = [[16, 128, 8192], [72, 136, 4112], [128, 256, 64], [8, 16, 1024]]
 """Of few tiles; one has less k than parts."""
+IMAGES = [[1, 8, 8], [3, 17, 23], [0, 9, 9], [2, 7, 130]]
+"""Of convolutions: n, height, width."""
 HUGE = 2**31 + 4096
 
 
@@ -30,7 +32,7 @@ def cases(arch: str) -> dict[str, dict[str, Any]]:
         arch: "sm_90a" for all that an sm_90 can have, else one that CUTLASS's 2.x kernels know.
     """
     plain = "sm_90" if arch == "sm_90a" else arch
-    found = {**_rowwise(), **_elementwise(), **_gemms_80()}
+    found = {**_rowwise(), **_elementwise(), **_gemms_80(), **_convolutions()}
     for case in found.values():
         case["table"]["arch"] = [plain]
     if arch == "sm_90a":
@@ -42,7 +44,7 @@ def cases(arch: str) -> dict[str, dict[str, Any]]:
 
 
 def _case(kind: str, sizes: list[list[int]], output: str, most: float = 0.0, **table: Any) -> dict[str, Any]:
-    if kind == "gemm" and output == "fp32":
+    if kind in ("gemm", "conv2d") and output == "fp32":
         most = 3e-5  # sums of tensor cores are not rounded to the nearest
     return {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output], "refused": []}
 
@@ -116,6 +118,25 @@ def _gemms_80() -> dict[str, dict[str, Any]]:
     found["gemm-unaligned"] = _case("gemm", [[33, 31, 34], [1, 31, 2]], "fp16", n=31, alignment=2)
     found["gemm-fp16-accumulator"] = _case("gemm", ODD, "fp16", 2e-2, accumulator="fp16")
     return found
+
+
+def _convolutions() -> dict[str, dict[str, Any]]:
+    """Also of channels and filters that are no multiple of 16 bytes."""
+    every: dict[str, tuple[str, dict[str, Any]]] = {
+        "same": ("fp16", {"shape": [64], "filters": 96, "kernel": [3, 3], "padding": [1, 1], "epilogue": "bias_relu"}),
+        "first": ("bf16", {"shape": [8], "filters": 72, "kernel": [7, 5], "padding": [3, 2], "stride": [2, 1],
+                           "epilogue": "bias_silu", "dtype": "bf16"}),
+        "points": ("fp16", {"shape": [520], "filters": 264, "kernel": [1, 1], "epilogue": "gelu"}),
+        "holes": ("fp32", {"shape": [12], "filters": 20, "kernel": [3, 2], "dilation": [2, 3], "dtype": "tf32"}),
+        "wider": ("fp32", {"shape": [40], "filters": 136, "kernel": [2, 3], "stride": [3, 2], "dtype": "bf16",
+                           "output_dtype": "fp32", "epilogue": "bias"}),
+        "unaligned": ("fp16", {"shape": [6], "filters": 31, "kernel": [3, 3], "padding": [0, 2], "stride": [2, 3],
+                               "dilation": [1, 2], "epilogue": "bias_sigmoid"}),
+    }  # fmt: skip
+    return {
+        f"conv2d-{name}": _case("conv2d", IMAGES, output, **{**keys, "shape": [0, 0, 0, *keys["shape"]]})
+        for name, (output, keys) in every.items()
+    }
 
 
 def _gemms_90() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,123 @@
+"""Generator of kind "conv2d": a convolution of NHWC arrays, bias and activation, as an implicit GEMM of CUTLASS 2.x.
+
+Knows the sizes of a convolution; types, tiles and alignments are those of the GEMM that it is, n = filters and k =
+channels (`gemm_spec`), and it is called and compiled as other kernels are (`plain`). Stride, padding and dilation are
+no part of a kernel's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from codegen import nvcc
+from codegen.compiled import asked_archs, needs_arch
+from codegen.context import Context, Part
+from codegen.gemm_spec import ARCH_3X, EPILOGUES, kernel_for, output_type
+from codegen.plain import Kernel, Operand, choice, plan_plain, wrong
+from codegen.target import Conv2dTarget, GemmTarget
+
+MULTIPLE_OF = {"fp16": 2, "bf16": 2, "tf32": 1}
+"""Type of x and the weight -> what channels have to be a multiple of: cp.async copies 4 bytes at least."""
+POSSIBLE = tuple(name for name in EPILOGUES if not name.endswith(("add", "multiply")))
+_MOST_TAPS = 32
+"""CUTLASS has a bit of a mask for each row and column of the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """How many results one dimension has: (size + add) // divide + 1."""
+
+    add: int
+    divide: int
+
+    def of(self, size: int) -> int:
+        """0 where the size is known at run time only."""
+        return (size + self.add) // self.divide + 1 if size else 0
+
+
+def plan_conv2d(context: Context, target: Conv2dTarget) -> Part:
+    """The share of the plan of a target of kind "conv2d". Raises ProbesNeeded and RequestError."""
+    asked = asked_archs(context, target, amd=False)
+    needs_arch(target, asked, "sm_80")
+    return plan_plain(context, target, conv2d_kernel(target, nvcc.normalised(asked, target.where)))
+
+
+def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
+    """The kernel of a target.
+
+    Args:
+        archs: that it is compiled for.
+
+    Raises:
+        RequestError: its keys do not go together: "bad-kernel", or "bad-gemm" as of the GEMM that it is.
+    """
+    dtype = choice(target, "dtype", target.dtype, tuple(MULTIPLE_OF))
+    epilogue = choice(target, "epilogue", target.epilogue, POSSIBLE)
+    _check_sizes(target)
+    gemm = GemmTarget(
+        name=target.name, where=target.where, n=target.filters, k=target.shape[3], dtype=dtype,
+        output_dtype=target.output_dtype, epilogue=epilogue, tile=target.tile, warps=target.warps, stages=target.stages,
+    )  # fmt: skip
+    one = kernel_for(gemm, "sm_80")
+    for arch in archs:
+        kernel_for(gemm, "sm_90" if arch == ARCH_3X else arch)  # it is one text for all; shared memory differs
+    n, height, width, channels = target.shape
+    rows, columns = (_line(target, axis) for axis in (0, 1))
+    sizes = (n, height, width, channels, target.filters, *target.kernel, rows.of(height), columns.of(width))
+    held = "fp32" if dtype == "tf32" else dtype
+    inputs = [Operand("x", held, (0, 1, 2, 3)), Operand("weight", held, (4, 5, 6, 3))]
+    output = output_type(gemm)
+    if one.bias:
+        inputs.append(Operand("bias", output, (4,)))
+    result = "conv2d(x, weight)" + (" + bias" if one.bias else "")
+    if one.activation:
+        result = f"{one.activation.lower()}({result})"
+    return Kernel(
+        name=one.name.replace("gemm_sm80", "conv2d", 1),
+        template="conv2d.cu.j2",
+        values={field.name: getattr(one, field.name) for field in fields(one)},
+        formula=(
+            f"y = {result}; x and weight are {dtype}, y {output}",
+            f"stride {list(target.stride)}, padding {list(target.padding)}, dilation {list(target.dilation)}",
+        ),
+        shape=sizes,
+        inputs=tuple(inputs),
+        output=Operand("y", output, (0, 7, 8, 4)),
+        operands=tuple(operand.name for operand in inputs),
+        groups=tuple((number,) for number in range(len(sizes))),
+        numbers_after=tuple(("int", str(value)) for value in (*target.stride, *target.padding, *target.dilation)),
+        derived=((7, 1, rows.add, rows.divide), (8, 2, columns.add, columns.divide)),
+        cutlass=True,
+    )
+
+
+def _line(target: Conv2dTarget, axis: int) -> _Line:
+    reach = target.dilation[axis] * (target.kernel[axis] - 1) + 1
+    return _Line(2 * target.padding[axis] - reach, target.stride[axis])
+
+
+def _check_sizes(target: Conv2dTarget) -> None:
+    """Raises RequestError: a size that cannot be."""
+    if min(target.shape) < 0:
+        raise wrong(target, f"shape {list(target.shape)} has a negative size", "0 stands for: known at run time")
+    channels, multiple = target.shape[3], MULTIPLE_OF[target.dtype]
+    if not channels or channels % multiple:
+        what = f"{channels} channels (the last of shape) are not possible for {target.dtype}"
+        raise wrong(
+            target, what, f"a multiple of {multiple}: fill up with zeros" if channels else "they have to be known"
+        )
+    if target.filters < 1:
+        raise wrong(target, f"filters = {target.filters} is not possible", "1 or more: they have to be known")
+    for name, least, most in (
+        ("kernel", 1, _MOST_TAPS),
+        ("stride", 1, 1 << 15),
+        ("padding", 0, 1 << 15),
+        ("dilation", 1, 1 << 15),
+    ):
+        found = getattr(target, name)
+        if min(found) < least or max(found) > most:
+            raise wrong(target, f"{name} = {list(found)} is not possible", f"two numbers from {least} to {most}")
+    for axis, name in ((0, "height"), (1, "width")):
+        size = target.shape[1 + axis]
+        if size and size + _line(target, axis).add < 0:
+            raise wrong(target, f"the kernel is larger than the {name} {size} with its padding", "more padding")
