@@ -182,7 +182,12 @@ def moving_roots(compile: Compile, request: Request) -> moved.Roots:
 
 def steps_key(compile: Compile) -> tuple[str, ...]:
     """What `steps` depend on, besides the tool."""
-    return (os.path.splitext(compile.source)[1], *compile.flags)
+    return (os.path.splitext(compile.source)[1], *_listing(compile), *compile.flags)
+
+
+def _listing(compile: Compile) -> tuple[str, ...]:
+    """With a depfile nvcc preprocesses for all architectures first, and so says things in another order."""
+    return ("-MD", "-MF", "/buildd_probe/listed.d") if compile.depfile and compile.family is Family.NVCC else ()
 
 
 def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps | str:
@@ -212,7 +217,7 @@ def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps
         described.tool,
         described.program,
         described.environment,
-        (*(("-ccbin", described.host) if described.host else ()), *compile.flags),
+        (*(("-ccbin", described.host) if described.host else ()), *_listing(compile), *compile.flags),
         extension=os.path.splitext(compile.source)[1],
         clang=described.clang,
         identity=identity,
@@ -251,6 +256,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     if nvcc:
         # Two objects of one source in one program need not be one object of two names.
         name += " " + hashlib.blake2b(compile.output.encode(), digest_size=8).hexdigest()
+        name += " and its depfile" if compile.depfile else ""
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     search = include_folders((), flags, dict(described.tool.roots))
     if linked:

@@ -23,6 +23,8 @@ from codegen.closure import which
 from codegen.plan import BARE, Action, Argument, Discovery, Output, Place, Ref, Steps
 from codegen.step_kinds import FOLDER, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
 
+_LISTS = "#$ -- Filter Dependencies -- > "
+"""nvcc itself writes the depfile, of what the preprocessors read."""
 _TEMPORARY = re.compile(r"(?:[^=,]*/)?(tmpxft_[0-9a-f]+_[0-9a-f]+-[0-9]+_" + STEM + r"\.[\w.]+)")
 _QUOTED = re.compile(r'"((?:[^"$`\\]|\\["\\])*)"')
 _WORD = re.compile(rf"((?:[A-Za-z0-9_@%+:,./=^-]|{_QUOTED.pattern.replace('((', '(?:(')})+)(?: +|$)")
@@ -151,6 +153,8 @@ def decompose(
     for line in text.splitlines():
         if not line.startswith("#$ "):
             said.append(line + "\n")
+        elif line.startswith(_LISTS):
+            continue
         elif assignment := re.fullmatch(r"(\w+)=(.*)", line[3:]):
             variables[assignment[1]] = assignment[2].strip()
         elif (words := _words(line[3:], variables)) and os.path.basename(words[0]) != "rm":
