@@ -55,6 +55,9 @@ class Tally:
     """How often each part differed."""
 
 
+_NAME_FILES = ("__FILE__", "assert", "source_location", "__builtin_FILE")
+
+
 class Beside:
     """One project, compiled twice after each edit.
 
@@ -117,7 +120,7 @@ class Beside:
     def built(self) -> list[str]:
         """What is wrong with the objects of `buildd build`, which has the same sources as a target."""
         texts = [path.read_text(errors="replace") for path in self.work.everything()]
-        if os.path.isabs(self.work.source_path) and any("__FILE__" in text or "assert" in text for text in texts):
+        if os.path.isabs(self.work.source_path) and any(name in text for text in texts for name in _NAME_FILES):
             return []  # a target names its sources by relative paths: they are other ones
         self.tally.builds += 1
         environ = self.user.environ
