@@ -252,6 +252,9 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     if isinstance(steps, Steps) and steps.silent and roots:
         steps = "its folder has another name each time"
     apart = nvcc or isinstance(steps, Steps)
+    listing: tuple[Argument, ...] = ()
+    if not isinstance(steps, Steps) and not linked and _listing(compile):
+        listing = (*_listing(compile)[:-1], Ref(place=Place.TEMPORARY, suffix="/listed.d"))
     name = "program" if linked else "object"
     if nvcc:
         # Two objects of one source in one program need not be one object of two names.
@@ -272,6 +275,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
             *(compile.flags if apart else moved.arguments(compile, roots)),
+            *listing,
             *((_linker_inputs(nvcc),) if linked else ()),
             "-o",
             Ref(place=Place.OUTPUT, name=name),

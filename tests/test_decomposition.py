@@ -92,13 +92,18 @@ def test_the_object_and_the_depfile_are_nvccs(cuda: Foreign, flags: str, count: 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("listed", [(), ("-MMD", "-MF", "k.d")], ids=["plain", "with a depfile"])
-def test_warnings_come_in_nvccs_order(cuda: Foreign, listed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("source", ["k.cu", "k.cpp"], ids=["steps", "whole"])
+def test_warnings_come_in_nvccs_order(cuda: Foreign, listed: tuple[str, ...], source: str) -> None:
     """With a depfile nvcc preprocesses everything before it compiles anything."""
     text = (cuda.folder / "src/k.cu").read_text()
-    cuda.write("src/k.cu", "#warning preprocessed\n" + text + "__global__ void warned() { int unused; }\n")
-    command = ("nvcc", "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90", "-Iinclude")
-    done = cuda.call(*command, "-c", "src/k.cu", "-o", "k.o", *listed)
-    plain = cuda.plainly(*command, "-c", "src/k.cu", "-o", "k.o", *listed)
+    cuda.write(f"src/{source}", "#warning preprocessed\n" + text + "__global__ void warned() { int unused; }\n")
+    last = "-gencode=arch=compute_90,code=[sm_90,compute_90]"
+    flags = ("-gencode=arch=compute_80,code=sm_80", last, "-Iinclude", "-x", "cu", *listed)
+    command = ("nvcc", *flags, "-c", f"src/{source}", "-o", "k.o")
+    before = steps(cuda)
+    done = cuda.call(*command)
+    assert steps(cuda)[2] - before[2] == (source == "k.cpp")
+    plain = cuda.plainly(*command)
     assert plain.stderr.count(b"preprocessed") >= 3 and plain.stderr.count(b"unused") >= 3
     assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
 
