@@ -8,7 +8,8 @@ and no source: the answer serves every compile with these flags, whatever it is 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from codegen import hipcc_steps, nvcc_steps
@@ -61,15 +62,9 @@ def decomposition(
         # It asks the host compiler for its version, too.
         files=tuple(file.path for file in tool.files),
     )
-    (answer,) = knowledge.ask(probe)
     name = " ".join((tool.name, *words))
-    try:
-        if answer.status != 0:
-            raise NotUnderstood(f"nvcc --dryrun ended with status {answer.status}")
-        text = answer.stdout + answer.stderr
-        return nvcc_steps.decompose(text, name, extension=extension, root=roots["cuda"], identity=identity)
-    except NotUnderstood as reason:
-        return f"not understood: {reason}"
+    read = partial(nvcc_steps.decompose, name=name, extension=extension, root=roots["cuda"], identity=identity)
+    return _read(knowledge, probe, read)
 
 
 def hip_decomposition(
@@ -104,12 +99,17 @@ def hip_decomposition(
         environment=environment,
         files=tuple(file.path for file in tool.files),
     )
-    (answer,) = knowledge.ask(probe)
     name = " ".join((tool.name, *words))
+    return _read(knowledge, probe, partial(hipcc_steps.decompose, name=name, source=source, identity=identity))
+
+
+def _read(knowledge: Knowledge, probe: Probe, decompose: Callable[[str], Steps]) -> Steps | str:
+    """The steps of a dry run, or why they are not understood. Raises ProbesNeeded."""
+    (answer,) = knowledge.ask(probe)
     try:
         if answer.status != 0:
-            raise NotUnderstood(f"hipcc -### ended with status {answer.status}")
-        return hipcc_steps.decompose(answer.stderr + answer.stdout, name, source=source, identity=identity)
+            raise NotUnderstood(f"{os.path.basename(probe.argv[0])} {probe.argv[1]} ended with status {answer.status}")
+        return decompose(answer.stdout + answer.stderr)
     except NotUnderstood as reason:
         return f"not understood: {reason}"
 

@@ -74,7 +74,7 @@ def sent_variables() -> tuple[str, ...]:
     from codegen.environment import all_variables
 
     passed = [variable.name for variable in all_variables() if set(_VARIABLES.values()) & set(variable.families)]
-    watched = ("PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CC_PRINT_*", moved.MAP_PATHS)
+    watched = ("PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CC_PRINT_*", moved.MAP_PATHS, "BUILDD_PRELOAD")
     return tuple(sorted({*passed, *watched}))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildd import preload
+from codegen.foreign import sent_variables
 
 PROGRAM = r"""
 #define _GNU_SOURCE
@@ -129,3 +130,7 @@ def test_one_that_went_away_is_not_asked_for(tmp_path: Path) -> None:
 def test_without_a_compiler_nothing_is_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert preload.library(tmp_path) == ""
+
+
+def test_a_stand_in_hands_the_switch_on() -> None:
+    assert "BUILDD_PRELOAD" in sent_variables()
