@@ -29,18 +29,20 @@ from buildd.files import FINE_STEP_NS
 from buildd.kernels import completed, is_report, kernels_in
 from buildd.launch import Exit, KillReason, Launch
 from buildd.preload import library
-from buildd.products import Failure, Made, Product, Ran
+from buildd.products import Failure, Made, Product, Ran, recorded
 from buildd.runner import Job, Runner
 from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
 from buildd.tally import Reasoned
 from codegen.aitemplate_flags import time_line
-from codegen.plan import Action
+from codegen.plan import Action, Kept, Output
 from protocol import messages as m
 
 _KERNEL_KINDS = ("nvcc", "hipcc")
 _FILLING_KINDS = ("cudafe++",)
 """Those whose time goes into memory that they never look at."""
+_File = tuple[Output, Path, bytes | None]
+"""An output, where it is, and its content where it is no file."""
 
 
 class Execution:
@@ -198,7 +200,7 @@ class Execution:
 
     def prepare(self) -> Launch:
         """Make its private folder. In a worker thread; raises OSError and StoreError."""
-        if not self.action.transient:
+        if self.action.kept is not Kept.NOTHING:
             self.building.lookup.foresee(self.action, self.building.tool(self.action))
         self._private = tempfile.mkdtemp(prefix="job-", dir=self.building.store.scratch_folder())
         for output in self.action.outputs:
@@ -294,9 +296,8 @@ class Execution:
                 )
                 return Ending.FAILED
             files.append((output, path, contents.get(output.name)))
-        if action.transient:
-            for output, path, content in files:
-                self.made.append(Made(output.path, path, Product(*_digest(path, content), output.executable)))
+        if action.kept is Kept.NOTHING:
+            self._leave(files)
             self._learn(exit, history.Ended.BUILT)
             return Ending.SUCCESS
         if building.tells_kernels and action.kind in _KERNEL_KINDS and "-c" in action.argv:
@@ -311,29 +312,50 @@ class Execution:
                 return Ending.STALE
         elif filing.unstored:
             self.note = f"not stored: {filing.unstored}"
-        publishable = True
-        stored: list[StoredOutput] = []
         with Batch() as batch:
-            for output, path, content in files:
-                try:
-                    if content is None:
-                        digest, size = store.put_file(path, batch=batch)
-                    else:
-                        digest, size = store.put_bytes(content, batch), len(content)
-                except StoreError as error:
-                    # The compile went well; only the cache failed. The files are handed over from where they are.
-                    self.note = f"not stored: {error.message}"
-                    publishable = False
-                    digest, size = _digest(path, content)
-                stored.append(StoredOutput(output.name, digest, size, output.executable))
-                self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
-            if publishable and filing.input_set is not None:
-                self._publish(missing.first, filing.input_set, tuple(stored), exit, batch)
+            stored = self._record(files, batch) if action.kept is Kept.DIGESTS else self._store(files, batch)
+            if stored is not None and filing.input_set is not None:
+                self._publish(missing.first, filing.input_set, stored, exit, batch)
         self._learn(exit, history.Ended.BUILT)
         if self.index in building.runs_whole:
             spoke = bool(exit.stdout or exit.stderr)
             outspoken.remember(building.notebook, building.lookup.name_key(self.action), spoke=spoke)
         return Ending.SUCCESS
+
+    def _leave(self, files: list[_File]) -> None:
+        """Hand files over that are not stored."""
+        for output, path, content in files:
+            self.made.append(Made(output.path, path, Product(*_digest(path, content), output.executable)))
+
+    def _record(self, files: list[_File], batch: Batch) -> tuple[StoredOutput, ...] | None:
+        """Hand files over and store what they are; None where that cannot be stored."""
+        self._leave(files)
+        record = recorded(made.product for made in self.made)
+        try:
+            return (StoredOutput(self.action.kept.value, self.building.store.put_bytes(record, batch), len(record)),)
+        except StoreError as error:
+            self.note = f"not stored: {error.message}"
+            return None
+
+    def _store(self, files: list[_File], batch: Batch) -> tuple[StoredOutput, ...] | None:
+        """Store files and hand them over; None where one cannot be stored."""
+        store = self.building.store
+        stored: list[StoredOutput] = []
+        whole = True
+        for output, path, content in files:
+            try:
+                if content is None:
+                    digest, size = store.put_file(path, batch=batch)
+                else:
+                    digest, size = store.put_bytes(content, batch), len(content)
+            except StoreError as error:
+                # The compile went well; only the cache failed. The files are handed over from where they are.
+                self.note = f"not stored: {error.message}"
+                whole = False
+                digest, size = _digest(path, content)
+            stored.append(StoredOutput(output.name, digest, size, output.executable))
+            self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
+        return tuple(stored) if whole else None
 
     def _learn(self, exit: Exit, ended: history.Ended) -> None:
         identity = self.building.lookup.name_key(self.action)

@@ -18,7 +18,7 @@ from buildd.names import Names
 from buildd.results import LINK, PRESENT
 from buildd.store import InputSet, Result, Store
 from buildd.traits import Traits
-from codegen.plan import MAPPED, Action, Discovery, Tool
+from codegen.plan import MAPPED, Action, Discovery, Kept, Tool
 from protocol.messages import Digest
 
 
@@ -178,7 +178,7 @@ class Lookup:
     ) -> Found | tuple[str, ...]:
         if action.uncacheable:
             return (f"never stored: {action.uncacheable}",)
-        if action.transient:
+        if action.kept is Kept.NOTHING:
             return ("made again whenever it is needed",)
         if self._recache:
             return ("asked to run again",)

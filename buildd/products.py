@@ -5,8 +5,11 @@ Plain values; knows neither who waits nor where the files go.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from buildd.launch import Exit
 from protocol import messages as m
@@ -19,6 +22,16 @@ class Product:
     digest: m.Digest
     size_bytes: int
     executable: bool
+
+
+def recorded(products: Iterable[Product]) -> bytes:
+    """What stands for files of which only the digests are kept."""
+    return msgspec.json.encode(list(products))
+
+
+def recalled(record: bytes) -> list[Product]:
+    """The files that a record stands for."""
+    return msgspec.json.decode(record, type=list[Product])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,13 @@ from buildd.eventlog import RequestLog
 from buildd.execution import Execution, storage_failure, time_line_of
 from buildd.launch import Exit, KillReason, Launch
 from buildd.lookup import Found, Missing
-from buildd.products import Failure, Product, Ran
+from buildd.products import Failure, Product, Ran, recalled
 from buildd.runner import Runner
 from buildd.steps import Ending
 from buildd.store import Result
 from buildd.traits import Traits
 from codegen.expansion import barely, expand
-from codegen.plan import BARE, Action, Plan
+from codegen.plan import BARE, Action, Kept, Plan
 from codegen.step_kinds import USED, Kind
 from protocol import messages as m
 
@@ -63,6 +63,12 @@ class Inner(Building):
     """No text is taken for another one with other line numbers."""
     silent: bool = False
     """See `Steps`."""
+    remade: bool = False
+    """Files of which only the digests are kept are made again."""
+    lacking: bool = False
+    """A step that has to run reads such a file."""
+    _recalled: set[str] = field(default_factory=set)
+    """The files of this kind that were not made."""
     _moved: set[str] = field(default_factory=set)
     """Files that were made of such a text."""
     _bare: dict[int, Missing] = field(default_factory=dict)
@@ -118,14 +124,34 @@ class Inner(Building):
                 self._scanned |= read
                 self._embeds = self._embeds or self._embedding(read)
             action = self.plan.actions[index]
-            if self._embeds and not action.transient and not action.uncacheable:
+            if self._embeds and action.kept is not Kept.NOTHING and not action.uncacheable:
                 # The assembler will read a file that no depfile names.
                 actions = list(self.plan.actions)
                 actions[index] = msgspec.structs.replace(action, uncacheable="a source embeds another file")
                 self.plan = msgspec.structs.replace(self.plan, actions=tuple(actions))
         if fresh:
             self.forget_inputs(action)
-        return self._look_bare(index) or Building.look(self, index, fresh=False)
+        if self.remade and action.kept is Kept.DIGESTS:
+            self.misses[index] = self.lookup.missing(action, self.tool(action), "its files are needed")
+            return self.misses[index]
+        answer = self._look_bare(index) or Building.look(self, index, fresh=False)
+        if isinstance(answer, Missing) and not self._recalled.isdisjoint(action.inputs):
+            self.lacking = True
+            raise StoreError("only the digest of what it reads was kept", next_step="build again")
+        return answer
+
+    def take(self, action: Action, result: Result) -> bool:
+        if action.kept is not Kept.DIGESTS:
+            return Building.take(self, action, result)
+        record = self.store.get(result.outputs[0].digest)
+        if record is None:
+            return False
+        self.store.touch((result.key,))
+        for output, product in zip(action.outputs, recalled(record), strict=True):
+            self.products[output.path] = product
+            self.snapshot.produced(output.path, product.digest)
+            self._recalled.add(output.path)
+        return True
 
     def _look_bare(self, index: int) -> Found | None:
         """A result of files that were the same as far as it matters where nothing is said."""
@@ -232,6 +258,7 @@ class Inner(Building):
                 os.replace(f"{place}.new", place)
         self.products[path] = product
         self.snapshot.produced(path, product.digest)
+        self._recalled.discard(path)
 
     def hand_over(self, index: int, ran: Ran) -> None:
         Building.hand_over(self, index, ran)
@@ -347,9 +374,11 @@ class Stepwise(Execution, ABC):
             await self._settle()
             self._tell_started()
             self._began_ns = time.time_ns()
-            ending = await self._steps(runner, exact=False)
+            ending = await self._steps(runner)
+            if self._inner is not None and self._inner.lacking:
+                ending = await self._steps(runner, remade=True)
             if self._inner is not None and self._inner.outdated:
-                ending = await self._steps(runner, exact=True)
+                ending = await self._steps(runner, remade=True, exact=True)
         except (OSError, StoreError) as error:
             self.failure = storage_failure(error)
             return Ending.FAILED
@@ -382,14 +411,14 @@ class Stepwise(Execution, ABC):
         self._inner.where(self._inner.plan.actions[-1].outputs[0].path)
         return super()._keep(exit)
 
-    async def _steps(self, runner: Runner, *, exact: bool) -> Ending:
-        inner: Inner = await self._in_pool(self._begin, exact)
+    async def _steps(self, runner: Runner, *, remade: bool = False, exact: bool = False) -> Ending:
+        inner: Inner = await self._in_pool(self._begin, remade, exact)
         if self._kill is not None:
             return Ending.KILLED
         self._inner = inner
         return await self.carry_out(inner, runner)
 
-    def _begin(self, exact: bool) -> Inner:
+    def _begin(self, remade: bool, exact: bool) -> Inner:
         for file in Path(self._private).iterdir():  # of steps that were done before
             if file.is_file():
                 file.unlink()
@@ -406,6 +435,7 @@ class Stepwise(Execution, ABC):
             outer=building,
             begun_s=building.begun_s,
             settled_s=building.settled_s,
+            remade=remade,
             exact=exact,
             silent=steps.silent,
         )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from codegen.hipcc import clang_commands
-from codegen.plan import BARE, Action, Argument, Discovery, Output, Place, Ref, Steps
+from codegen.plan import BARE, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
 from codegen.step_kinds import FOLDER, MAIN, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
 
 Words = tuple[str, ...]
@@ -241,6 +241,6 @@ def _step(
         inputs=inputs,
         outputs=outputs,
         discovery=Discovery.CLANG if kind is Kind.PREPROCESS else Discovery.NONE,
-        transient=kind is Kind.PREPROCESS,
+        kept=Kept.DIGESTS if kind is Kind.PREPROCESS else Kept.FILES,
         twins=twins,
     )

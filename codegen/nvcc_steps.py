@@ -20,7 +20,7 @@ from enum import Enum
 from itertools import pairwise
 
 from codegen.closure import which
-from codegen.plan import BARE, Action, Argument, Discovery, Output, Place, Ref, Steps
+from codegen.plan import BARE, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
 from codegen.step_kinds import FOLDER, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
 
 _LISTS = "#$ -- Filter Dependencies -- > "
@@ -358,7 +358,7 @@ class _Writer:
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             discovery=Discovery.GCC if step.kind in (Kind.PREPROCESS, Kind.HOST) else Discovery.NONE,
-            transient=step.kind in (Kind.PREPROCESS, Kind.FATBINARY),
+            kept=Kept.NOTHING if step.kind in (Kind.PREPROCESS, Kind.FATBINARY) else Kept.FILES,
             apart=apart,
             twins=() if self._lines else tuple(texts),
         )

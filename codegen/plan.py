@@ -69,6 +69,16 @@ class Discovery(Enum):
 LINKED = ".linked"
 
 
+class Kept(Enum):
+    """What is kept of an action's result."""
+
+    FILES = "files"
+    DIGESTS = "digests"
+    """What its files are, which is enough where those who read them are found; else it runs again."""
+    NOTHING = "nothing"
+    """It runs whenever it is needed. What it makes counts by content, to the actions that read it."""
+
+
 class Output(Frozen, frozen=True):
     """A file that an action makes. `path` is relative to the project, with forward slashes."""
 
@@ -113,8 +123,7 @@ class Action(Frozen, frozen=True):
     """Absolute paths reach the result (-g, -lineinfo): the project's and the roots' folders are part of the key."""
     uncacheable: str = ""
     """Why the result must not be stored; empty where it may."""
-    transient: bool = False
-    """Its result is not worth keeping: only its content matters, to the actions that read it."""
+    kept: Kept = Kept.FILES
     apart: bool = False
     """Runs in its private folder instead of the project's, so that no folder gets into its output."""
     steps: str = ""

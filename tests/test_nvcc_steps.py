@@ -20,7 +20,7 @@ from buildd.command import launch_of
 from codegen.expansion import expand
 from codegen.generate import make_plan
 from codegen.nvcc_steps import decompose
-from codegen.plan import Action, Output, Place, Plan, Ref, Steps
+from codegen.plan import Action, Kept, Output, Place, Plan, Ref, Steps
 from codegen.step_kinds import OBJECT, SOURCE, Kind, NotUnderstood, placeholder
 from protocol import messages as m
 from tests.floor import Floor, Shop, Story
@@ -112,7 +112,7 @@ def test_the_steps_of_two_architectures() -> None:
     made = [f"{folder}/a.{name}" for name in ("cudafe1.stub.c", "compute_90a.ptx", "cudafe1.stub.c.bare")]
     assert [output.path for output in cicc.outputs] == made
     assert compiled.outputs[0] == Output(name="object", path=f"{folder}/a.cu.o")
-    assert {Kind(step.kind) for step in plan.actions if step.transient} == {Kind.PREPROCESS, Kind.FATBINARY}
+    assert {Kind(step.kind) for step in plan.actions if step.kept is Kept.NOTHING} == {Kind.PREPROCESS, Kind.FATBINARY}
     assert 'NAME="a b"' in steps["preprocess host"].argv and "src/a.cu" in steps["preprocess compute_80"].argv
     assert dict(front.environment)["HOME"] == "/home" and dict(front.environment)["PATH"].startswith(ROOT)
 

@@ -17,6 +17,7 @@ from codegen.plan import (
     Action,
     Argument,
     Discovery,
+    Kept,
     Knowledge,
     NamedArtifact,
     Output,
@@ -49,7 +50,7 @@ def step(kind: str, made: str, *reads: str, control: str, name: str = "", transi
         inputs=(*(f"{FOLDER}.{read}" for read in reads), control),
         outputs=(Output(name="made", path=made),),
         discovery=Discovery.GCC if kind in ("preprocess", "host compile") else Discovery.NONE,
-        transient=transient,
+        kept=Kept.NOTHING if transient else Kept.FILES,
     )
 
 
