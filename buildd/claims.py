@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from buildd.admission import Others
 from buildd.spawner import stat_of
-from protocol.endpoint import boot_id
+from protocol.places import boot_id
 
 FOLDER = "/dev/shm/buildd-reservations"
 LINE_BYTES = 128

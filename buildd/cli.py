@@ -8,11 +8,8 @@ Exit status: 0 built, 1 a build failed, 2 wrong usage, 3 the daemon or store fai
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-
-from buildd.later import put_off
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "build targets of buildd.toml"),
@@ -65,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; as a program (no `arguments`), end with it."""
     if arguments is not None:
         return _run(arguments)
+    status = _handed_over(sys.argv[1:])
+    if status is not None:
+        os._exit(status)
     status = _run(sys.argv[1:])
     if sys.argv[1:2] == ["serve"]:
         return status
@@ -76,6 +76,16 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError):
         pass
     os._exit(status)
+
+
+def _handed_over(arguments: list[str]) -> int | None:
+    """The status of a command that ran where everything is imported; None where it has to run here."""
+    from buildd import cli_client
+
+    try:
+        return cli_client.run(arguments) if arguments else None
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _run(arguments: list[str]) -> int:
@@ -113,6 +123,8 @@ def _dispatch(arguments: list[str]) -> int:
         return USAGE
     module_name, _, function = command[0].partition(":")
     try:
+        import importlib
+
         _import_msgspec()
         module = importlib.import_module(f"buildd.commands.{module_name}")
         status: int = getattr(module, function or "run")(arguments[1:])
@@ -128,6 +140,10 @@ def _import_msgspec() -> None:
     with it comes `inspect`, and both take a fifth of the time of a short command. `typing` has all of it since 3.11."""
     if "msgspec" in sys.modules or "typing_extensions" in sys.modules:
         return
+    import importlib
+
+    from buildd.later import put_off
+
     sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # importing it now fails, as if it were not there
     try:
         with put_off("textwrap"):

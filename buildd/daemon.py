@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from buildd import __version__
+from buildd import __version__, cli_server
 from buildd.control import TcpOptions
 from buildd.errors import BuilddError
 from buildd.eventlog import RequestLog
@@ -315,7 +315,11 @@ def serve() -> int:
         location = store_folder(os.environ)
         # Not the folder that the client happened to start us in: that one may be unmounted or removed.
         os.chdir("/")
-        restart = asyncio.run(_live(folder, lock, settings, location))
+        commands = cli_server.begin(folder.place)  # here: it is a fork, and the loop has threads
+        try:
+            restart = asyncio.run(_live(folder, lock, settings, location))
+        finally:
+            commands.end()
     except RequestError as error:
         _log.error("%s (%s)", error.message, error.next_step)
         return 2

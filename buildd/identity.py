@@ -34,7 +34,7 @@ def package_digest() -> str:
 def package_stamp() -> str:
     """What the stamps of those files and the names in their folders come to: as long as it is the same, so is the
     digest. A third of its time. Empty where a file is so young that its stamp says nothing."""
-    from protocol.endpoint import sha256
+    from protocol.places import sha256
 
     facts: list[object] = []
     newest_ns = 0

@@ -31,7 +31,7 @@ from buildd.handshake import answer
 from buildd.sockets import LoopSocket, Sent, bind_router, key_of
 from protocol import wire
 from protocol.curve import ALL_SCOPES, Scope
-from protocol.endpoint import Addresses, Endpoint, boot_id, start_ticks
+from protocol.endpoint import Addresses, Endpoint, start_ticks
 from protocol.errors import WireError
 from protocol.messages import (
     Bye,
@@ -56,6 +56,7 @@ from protocol.messages import (
     Unfollow,
     Welcome,
 )
+from protocol.places import boot_id
 
 MAX_REQUEST_ID_CHARACTERS = 200
 _SUBSCRIPTION_BYTES = 4 << 10

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from buildd.errors import StoreError
-from protocol.endpoint import boot_id, start_ticks
+from protocol.endpoint import start_ticks
+from protocol.places import boot_id
 
 LOCK_WAIT_S = 30.0
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

@@ -27,6 +27,8 @@ VARIABLES = rows(
       "memory that jobs may use together; what the host has left by default", acts=True),
     V("BUILDD_PRELOAD", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
       "cudafe++ runs with a library that spares it pages it never looks at; 0: as it is", acts=True),
+    V("BUILDD_CLI_SERVER", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
+      "commands run in a process of the daemon's that has everything imported; 0: each by itself", acts=True),
     V("BUILDD_BUILD_ID", Kind.STRING, "", (LOG,), "", "the build that a stand-in's request belongs to", acts=True),
     V("BUILDD_JOBSERVER", Kind.STRING, "", (SCHED,), "",
       "set by `buildd run -j`: where stand-ins of make and ninja find the jobs that all share", acts=True),

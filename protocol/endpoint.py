@@ -1,4 +1,4 @@
-"""Where a user's daemon lives: runtime folder, socket paths, lock, endpoint file.
+"""What is in a daemon's runtime folder (`places`): socket paths, lock, endpoint file.
 
 Knows no message and opens no zmq socket. Everything here must be right for two processes that do it at once, for a
 pid that was given to somebody else, and for a folder that somebody else prepared.
@@ -7,16 +7,14 @@ pid that was given to somebody else, and for a folder that somebody else prepare
 from __future__ import annotations
 
 import os
-import pwd
-import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from protocol.described import described
-from protocol.errors import EndpointError
 from protocol.messages import PROTOCOL_VERSION, Namespaces
+from protocol.places import INSTANCE_CHARACTERS, boot_id, namespace, runtime_place
 
 if TYPE_CHECKING:
     import signal as signals
@@ -24,15 +22,11 @@ if TYPE_CHECKING:
 
 # Every command imports this module: what costs milliseconds (pathlib, hashlib) is imported where it is used.
 
-SOCKET_PATH_BYTES = 107
-"""sockaddr_un.sun_path holds 108 bytes with the final zero."""
-
-_PLACE_CHARACTERS = 12
-_INSTANCE_CHARACTERS = 8
-_LONGEST_SOCKET = "control-" + "0" * _INSTANCE_CHARACTERS
 _ENDPOINT = "endpoint.json"
 _ENDPOINT_BYTES = 64 << 10
 _SOCKET_KINDS = ("work", "control", "events")
+_SOCKETS = (*_SOCKET_KINDS, "cli")
+"""What the names of all sockets in the folder begin with; the last one is `buildd.cli_client`'s."""
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -73,7 +67,7 @@ class Folder(msgspec.Struct, frozen=True):
         not unlink the sockets of the one that came after it.
         """
         work, control, events = (
-            f"ipc://{self.place}/{kind}-{instance[:_INSTANCE_CHARACTERS]}" for kind in _SOCKET_KINDS
+            f"ipc://{self.place}/{kind}-{instance[:INSTANCE_CHARACTERS]}" for kind in _SOCKET_KINDS
         )
         return Addresses(work=work, control=control, events=events)
 
@@ -107,15 +101,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # ---------------------------------------------------------------- facts of this machine
 
 
-def boot_id() -> str:
-    """The kernel's id of this boot; empty where it has none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-            return file.read().decode().strip()
-    except OSError:
-        return ""
-
-
 def start_ticks(pid: int) -> int:
     """Field 22 of /proc/PID/stat: together with boot id and pid it names a process for good.
 
@@ -136,169 +121,12 @@ def start_ticks(pid: int) -> int:
 def own_namespaces() -> Namespaces:
     """Inode numbers of this process's namespaces."""
 
-    def inode(name: str) -> int:
-        try:
-            return os.stat(f"/proc/self/ns/{name}").st_ino
-        except OSError:
-            return 0
-
-    return Namespaces(mount=inode("mnt"), pid=inode("pid"), user=inode("user"))
-
-
-def place_name() -> str:
-    """Name of the sub-folder for this boot, mount and pid namespace: containers that share a home or /tmp get their
-    own daemon, because another one's pids and paths mean nothing to them."""
-    spaces = own_namespaces()
-    text = f"{boot_id()}|{spaces.mount}|{spaces.pid}"
-    return sha256(text.encode())[:_PLACE_CHARACTERS]
-
-
-def sha256(data: bytes) -> str:
-    """SHA-256, in hexadecimal characters."""
-    # `hashlib` loads OpenSSL, which costs 3 ms; the interpreter's own SHA-256 is under its name since 3.12, and under
-    # an older one before (as `random` of the standard library takes its SHA-512).
-    try:
-        from _sha2 import sha256  # type: ignore[import-not-found]
-    except ImportError:
-        try:
-            from _sha256 import sha256  # type: ignore[import-not-found]
-        except ImportError:
-            from hashlib import sha256
-    digest: str = sha256(data).hexdigest()
-    return digest
-
-
-# ---------------------------------------------------------------- the folder
-
-
-def choose_base(
-    environ: Mapping[str, str],
-    *,
-    login_root: str = "/run/user",
-    linger_root: str = "/var/lib/systemd/linger",
-    temporary: str = "/tmp",
-) -> Path:
-    """The folder that holds runtime folders, by the first rule that fits; see SPEC.md. Touches nothing.
-
-    Raises EndpointError where $BUILDD_RUNTIME_DIR is relative or too long.
-    """
-    from pathlib import Path
-
-    return Path(_choose_base(environ, login_root, linger_root, temporary))
-
-
-def _choose_base(
-    environ: Mapping[str, str],
-    login_root: str = "/run/user",
-    linger_root: str = "/var/lib/systemd/linger",
-    temporary: str = "/tmp",
-) -> str:
-    explicit = environ.get("BUILDD_RUNTIME_DIR", "")
-    if explicit:
-        if not os.path.isabs(explicit):
-            raise EndpointError(
-                f"BUILDD_RUNTIME_DIR={explicit} is not an absolute path", next_step="set it to an absolute path"
-            )
-        if not _fits(explicit):
-            raise EndpointError(
-                f"BUILDD_RUNTIME_DIR={explicit} is too long: a socket's path may have {SOCKET_PATH_BYTES} bytes, "
-                f"which leaves {SOCKET_PATH_BYTES - _overhead()} for this folder",
-                code="runtime-path-too-long",
-                next_step="set BUILDD_RUNTIME_DIR to a shorter path, or unset it",
-            )
-        return explicit
-    session = environ.get("XDG_RUNTIME_DIR", "")
-    if session and _usable_session(session, login_root, linger_root):
-        return f"{session}/buildd"
-    # Not $TMPDIR first: it differs between the processes of one user (Slurm, pip), and they must find one daemon.
-    if not os.access(temporary, os.W_OK | os.X_OK):
-        import tempfile
-
-        temporary = tempfile.gettempdir()
-    return f"{temporary}/buildd-{os.geteuid()}"
-
-
-def _overhead() -> int:
-    return len(f"/{'0' * _PLACE_CHARACTERS}/{_LONGEST_SOCKET}")
-
-
-def _fits(base: str) -> bool:
-    return len(os.fsencode(base)) + _overhead() <= SOCKET_PATH_BYTES
-
-
-def _usable_session(session: str, login_root: str, linger_root: str) -> bool:
-    if not os.path.isabs(session) or not _fits(os.path.join(session, "buildd")):
-        return False
-    try:
-        status = os.lstat(session)
-    except OSError:
-        return False
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        return False
-    if os.path.dirname(os.path.normpath(session)) != login_root:
-        return True
-    # systemd removes /run/user/UID at the last logout unless the user lingers, and the daemon outlives a login.
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return False
-    return os.path.exists(os.path.join(linger_root, user))
+    return Namespaces(mount=namespace("mnt"), pid=namespace("pid"), user=namespace("user"))
 
 
 def runtime_folder(environ: Mapping[str, str]) -> Folder:
-    """The runtime folder of this user here, made with mode 0700 where it is missing.
-
-    Raises EndpointError where it is a link, another user's, open to others or cannot be made.
-    """
-    # As Path writes it: without doubled, final and meaningless parts.
-    base = "/" + "/".join(part for part in _choose_base(environ).split("/") if part not in ("", "."))
-    path = f"{base.rstrip('/')}/{place_name()}"
-    above = os.path.dirname(base)
-    try:
-        os.makedirs(above, exist_ok=True)
-    except OSError as error:
-        raise EndpointError(f"cannot make {above}: {error.strerror}", next_step=_MOVE) from error
-    for folder in (base, path):
-        _private_folder(folder)
-    return Folder(path)
-
-
-_MOVE = "set BUILDD_RUNTIME_DIR to a folder of your own with mode 0700"
-
-
-def _private_folder(path: str) -> None:
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise EndpointError(f"cannot make {path}: {error.strerror}", next_step=_MOVE) from error
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise EndpointError(
-            f"{path} cannot be the runtime folder: {'it is a link or no folder' if _is_odd(path) else error.strerror}",
-            next_step=f"remove {path}, or {_MOVE}",
-        ) from error
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    if status.st_uid != os.geteuid():
-        raise EndpointError(f"{path} belongs to user {status.st_uid}", code="runtime-folder-foreign", next_step=_MOVE)
-    if status.st_mode & 0o077:
-        raise EndpointError(
-            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o})",
-            code="runtime-folder-open",
-            next_step=f"chmod 700 {path}, after a look at who put what there",
-        )
-
-
-def _is_odd(path: str) -> bool:
-    try:
-        return not stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    """The runtime folder of this user here; see `runtime_place`, also for what it raises."""
+    return Folder(runtime_place(environ))
 
 
 # ---------------------------------------------------------------- the endpoint file
@@ -412,7 +240,7 @@ class DaemonLock:
         """Remove what dead daemons left: sockets that nobody listens on, half-written endpoint files."""
         for entry in os.scandir(self._folder.path):
             half_written = entry.name.startswith("endpoint.") and entry.name.endswith(".new")
-            if half_written or (entry.name.startswith(_SOCKET_KINDS) and not _listens(entry.path)):
+            if half_written or (entry.name.startswith(_SOCKETS) and not _listens(entry.path)):
                 os.unlink(entry.path)
 
     def release(self) -> None:

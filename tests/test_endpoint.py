@@ -26,16 +26,12 @@ from protocol.curve import (
     server_key_file,
 )
 from protocol.endpoint import (
-    SOCKET_PATH_BYTES,
     DaemonLock,
     Endpoint,
     Folder,
-    boot_id,
-    choose_base,
     is_alive,
     open_pidfd,
     own_namespaces,
-    place_name,
     read_endpoint,
     remove_endpoint,
     runtime_folder,
@@ -44,6 +40,7 @@ from protocol.endpoint import (
     write_endpoint,
 )
 from protocol.errors import EndpointError
+from protocol.places import SOCKET_PATH_BYTES, boot_id, choose_base, place_name
 
 
 @pytest.fixture

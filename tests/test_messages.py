@@ -15,7 +15,8 @@ import protocol
 from buildd import clients, eventlog, followers, handshake, server
 from protocol import messages, wire
 from protocol.curve import Scope
-from protocol.endpoint import SOCKET_PATH_BYTES, Endpoint, Folder
+from protocol.endpoint import Endpoint, Folder
+from protocol.places import SOCKET_PATH_BYTES
 
 SPEC = (Path(protocol.__file__).parent / "SPEC.md").read_text(encoding="utf-8")
 

@@ -75,8 +75,8 @@ def python() -> Iterator[Finding]:
 
 
 def runtime_folder(environ: Mapping[str, str]) -> Iterator[Finding]:
-    from protocol.endpoint import choose_base
     from protocol.endpoint import runtime_folder as folder_of
+    from protocol.places import choose_base
 
     try:
         folder = folder_of(environ).path

@@ -68,8 +68,8 @@ def remains(environ: Mapping[str, str]) -> Iterator[Path]:
     from buildd import claims
     from buildd.commands.request import store_of
     from protocol.curve import key_folder
-    from protocol.endpoint import choose_base
     from protocol.errors import ProtocolError
+    from protocol.places import choose_base
 
     store = Path(store_of(environ))
     if (store / STORE_MARK).exists():
@@ -134,8 +134,8 @@ def _stop() -> int:
 def _remove_empty(environ: Mapping[str, str]) -> None:
     """Folders that were made for what is gone now, where nothing else came into them."""
     from buildd import claims
-    from protocol.endpoint import choose_base
     from protocol.errors import ProtocolError
+    from protocol.places import choose_base
 
     folders = [Path(claims.FOLDER)]
     try:

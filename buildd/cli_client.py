@@ -1,0 +1,154 @@
+"""A command's first milliseconds: it is handed to a process that has everything imported already (`cli_server`).
+
+Knows how a command is passed on, and none of the commands. Whatever is not as it should be makes the command run here,
+as if there were no such process. It imports next to nothing: what it saves is the time that imports take.
+
+The wire, on a stream socket in the runtime folder: the length of what follows (4 bytes), then fields with a NUL between
+them (see `pack`), with the descriptors of the current folder and of the three standard streams. The answer is one byte,
+whether it is taken; then its process id (4 bytes). The caller says GO, and at the end hears the exit status (1 byte).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` costs milliseconds
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Mapping
+    from types import FrameType
+
+COMMANDS = frozenset(("build", "warm", "explain", "status", "log"))
+"""Those that do nothing but talk to the daemon."""
+HERE = frozenset(("--no-daemon",))
+SOCKET = "cli"
+HOME = os.path.dirname(os.path.abspath(__file__))
+TAKEN, GO = b"\1", b"\1"
+STREAMS = ("stdin", "stdout", "stderr")
+_ANSWER_S = 2.0
+"""After this it is run here: the process that should take it may be stopped."""
+_ANSWER_BYTES = 5
+_OFF = ("", "0", "false", "no", "off")
+_SWITCHES = (("BUILDD_CLI_SERVER", "1"), ("BUILDD_DISABLE", ""))
+_STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+
+
+def identity() -> list[bytes]:
+    """What has to be the same on both sides."""
+    return [os.fsencode(text) for text in (HOME, sys.executable, sys.version, sys.getfilesystemencoding())]
+
+
+def pack(arguments: list[str], environment: Mapping[bytes, bytes], umask: int, ignored: list[int]) -> bytes:
+    """What the server has to know.
+
+    Args:
+        ignored: numbers of the signals that are ignored, as under nohup.
+    """
+    streams = (getattr(sys, name) for name in STREAMS)
+    fields = [
+        *identity(),
+        b"%o" % umask,
+        b",".join(b"%d" % number for number in ignored),
+        *(f"{stream.encoding} {stream.errors}".encode() for stream in streams),
+        b"%d" % len(arguments),
+        *map(os.fsencode, arguments),
+        *(name + b"=" + value for name, value in environment.items()),
+    ]
+    data = b"\0".join(fields)
+    return len(data).to_bytes(4, "little") + data
+
+
+def run(arguments: list[str]) -> int | None:
+    """The exit status of a command that was handed over; None where it has to run here. Raises KeyboardInterrupt."""
+    if arguments[0] not in COMMANDS or not HERE.isdisjoint(arguments):
+        return None
+    served, disabled = (os.environ.get(name, unset).lower() for name, unset in _SWITCHES)
+    if served in _OFF or disabled not in _OFF:
+        return None
+    if sys.warnoptions or sys._xoptions or sys.flags.optimize or sys.flags.verbose or sys.flags.inspect:
+        return None  # somebody wants to see this interpreter at work
+    if any(getattr(sys, name) is None for name in STREAMS):
+        return None
+    try:
+        connection = _hand_over(arguments)
+    except Exception:  # the edge: whatever it is, the command itself says it better
+        return None
+    if connection is None:
+        return None
+    try:
+        status = connection.recv(1)
+    except OSError:
+        status = b""
+    if not status:
+        print("buildd: the process that ran this command was killed\n  next: give the command again", file=sys.stderr)
+        return 3
+    return status[0]
+
+
+def _hand_over(arguments: list[str]) -> socket | None:
+    """The connection over which the exit status will come; None where the command was not taken."""
+    import _signal  # type: ignore[import-not-found]  # what `signal` is made of, without its enums
+    import _socket
+
+    from protocol.places import runtime_place
+
+    stopping = [getattr(_signal, name) for name in _STOPPING]
+    ignored = [number for number in stopping if _signal.getsignal(number) == _signal.SIG_IGN]
+    umask = os.umask(0o077)
+    os.umask(umask)
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    pid = 0
+    try:
+        connection.settimeout(_ANSWER_S)
+        connection.connect(f"{runtime_place(os.environ)}/{SOCKET}")
+        data = pack(arguments, os.environb, umask, ignored)
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            passed = b"".join(number.to_bytes(4, sys.byteorder) for number in (folder, 0, 1, 2))
+            sent = connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+        finally:
+            os.close(folder)
+        connection.sendall(data[sent:])
+        answer = b""
+        while len(answer) < _ANSWER_BYTES and (piece := connection.recv(_ANSWER_BYTES - len(answer))):
+            answer += piece
+        if answer[:1] == TAKEN and len(answer) == _ANSWER_BYTES:
+            connection.send(GO)
+            pid = int.from_bytes(answer[1:], "little")
+    finally:
+        if not pid:
+            connection.close()
+    if not pid:
+        return None
+    connection.settimeout(None)
+    _pass_signals_on(pid, [number for number in stopping if number not in ignored])
+    return connection
+
+
+def _pass_signals_on(pid: int, numbers: list[int]) -> None:
+    """What is meant for this command goes to the process that runs it: Ctrl-C reaches only who has the terminal."""
+    import _signal
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        _kill(pid, number)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _kill(pid, _signal.SIGSTOP)
+        _signal.signal(number, _signal.SIG_DFL)
+        _kill(os.getpid(), number)
+        # Here we go on after SIGCONT.
+        _signal.signal(number, stop)
+        _kill(pid, _signal.SIGCONT)
+
+    for number in numbers:
+        _signal.signal(number, pass_on)
+    if _signal.getsignal(_signal.SIGTSTP) != _signal.SIG_IGN:
+        _signal.signal(_signal.SIGTSTP, stop)
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,206 @@
+"""A process beside the daemon that has the command line imported, and runs what is handed to it (`cli_client`).
+
+A fork of the daemon, made before that has a thread, which waits on a socket in the runtime folder and forks once more
+for each command; each runs with its caller's folder, streams, variables and umask, and nothing of one is left for the
+next. Knows no command, and serves only who runs the same code with the same interpreter. It ends with the daemon; the
+commands that it has begun do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buildd import cli_client
+from buildd.cli_client import GO, SOCKET, STREAMS, TAKEN
+from buildd.identity import package_stamp
+
+_IMPORTED = (
+    *("argparse", "difflib", "buildd.commands.build", "buildd.commands.daemon_control", "buildd.commands.explain"),
+    *("buildd.commands.log", "buildd.commands.perform", "buildd.commands.warm", "buildd.frameworks", "buildd.location"),
+    *("buildd.ui.live", "protocol.autostart", "protocol.client"),
+)
+"""What commands import when they need it."""
+_PR_SET_NAME = 15
+_READ_S = 2.0
+_BACKLOG = 64
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CliServer:
+    """The process, from the daemon's side."""
+
+    pid: int
+    _lifeline: int
+    """Open as long as it has to live."""
+
+    def end(self) -> None:
+        os.close(self._lifeline)
+        os.waitpid(self.pid, 0)
+
+
+def begin(place: str) -> CliServer:
+    """Start it. No other thread may run; raises OSError.
+
+    Args:
+        place: the runtime folder.
+    """
+    lifeline, held = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            # The daemon's lock among them.
+            os.closerange(3, lifeline)
+            os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
+            _serve(place, lifeline)
+            status = 0
+        except Exception:  # the edge of a process
+            _log.exception("no commands are taken")
+        finally:
+            os._exit(status)
+    os.close(lifeline)
+    return CliServer(pid, held)
+
+
+def _serve(place: str, lifeline: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"buildd-cli", 0, 0, 0)
+    # Nobody waits for the commands here.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the daemon's: it ends this process
+    stamp = package_stamp()
+    _warm_up()
+    path = f"{place}/{SOCKET}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(f"{path}.new")
+        listening.listen(_BACKLOG)
+        os.rename(f"{path}.new", path)
+        made = os.stat(path).st_ino
+        waiting = select.poll()
+        waiting.register(listening, select.POLLIN)
+        waiting.register(lifeline, select.POLLIN)
+        while lifeline not in {descriptor for descriptor, _ in waiting.poll()}:
+            connection, _ = listening.accept()
+            with connection:
+                if os.fork() == 0:
+                    listening.close()
+                    os.close(lifeline)
+                    _run(connection, stamp)
+    # Another daemon's may stand there by now.
+    if os.stat(path).st_ino == made:
+        os.unlink(path)
+
+
+def _warm_up() -> None:
+    """Import what commands need, and keep the garbage collector from touching, and so copying, what is shared."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    from codegen import environment
+
+    environment.select({})
+    gc.collect()
+    gc.freeze()
+
+
+def _run(connection: socket.socket, stamp: str) -> None:
+    """Be the process of one command. Does not return."""
+    status = b""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        arguments = _taken(connection, stamp)
+        if arguments is not None:
+            from buildd.cli import main
+
+            status = bytes([main(arguments) & 0xFF])
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+    except (OSError, ValueError):
+        pass  # a reader that has gone away, as at the end of `cli.main`
+    finally:
+        try:
+            connection.sendall(status)
+        finally:
+            os._exit(0)
+
+
+def _taken(connection: socket.socket, stamp: str) -> list[str] | None:
+    """Become what the caller is, and return its arguments; None where it has to run its command itself."""
+    connection.settimeout(_READ_S)
+    data, descriptors = _received(connection)
+    fields = data.split(b"\0")
+    mine = cli_client.identity()
+    if len(descriptors) != 4 or fields[: len(mine)] != mine or not stamp or package_stamp() != stamp:
+        connection.sendall(b"\0" * 5)
+        return None
+    connection.sendall(TAKEN + os.getpid().to_bytes(4, "little"))
+    if connection.recv(1) != GO:
+        return None
+    connection.settimeout(None)
+    _become(fields[len(mine) :], descriptors)
+    # A caller that is killed takes its command with it.
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
+    count = int(fields[len(mine) + 2 + len(STREAMS)])
+    first = len(mine) + 3 + len(STREAMS)
+    return [os.fsdecode(field) for field in fields[first : first + count]]
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """One request and its descriptors. Raises OSError and ValueError."""
+    data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 4)
+    wanted = 4 + int.from_bytes(data[:4], "little")
+    pieces = [data]
+    length = len(data)
+    while length < wanted:
+        piece = connection.recv(1 << 20)
+        if not piece:
+            raise ValueError("the caller hung up")
+        pieces.append(piece)
+        length += len(piece)
+    return b"".join(pieces)[4:], descriptors
+
+
+def _become(fields: Sequence[bytes], descriptors: Sequence[int]) -> None:
+    """Take the caller's folder, streams, umask, ignored signals and variables over."""
+    umask, ignored, *encodings = fields[: 2 + len(STREAMS)]
+    count = int(fields[2 + len(STREAMS)])
+    arguments = fields[3 + len(STREAMS) :][:count]
+    variables = fields[3 + len(STREAMS) + count :]
+    folder, *streams = descriptors
+    os.fchdir(folder)
+    os.umask(int(umask, 8))
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.environb.clear()
+    os.environb.update(dict(variable.split(b"=", 1) for variable in variables))
+    time.tzset()
+    for number in ignored.split(b","):
+        if number:
+            signal.signal(int(number), signal.SIG_IGN)
+    sys.argv = ["buildd", *map(os.fsdecode, arguments)]
+    for target, (name, words) in enumerate(zip(STREAMS, encodings, strict=True)):
+        encoding, errors = words.decode().split()
+        buffering = 1 if target == 2 or os.isatty(target) else -1
+        mode = "w" if target else "r"
+        stream = open(target, mode, buffering, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)

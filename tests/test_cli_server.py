@@ -1,0 +1,182 @@
+"""Commands that are handed to the process with everything imported: they do what they do alone, as their caller."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildd import cli_client
+from tests.estate import DEADLINE_S, Estate, end_estate, make_estate, until
+from tests.household import ROOT
+from tests.toolkit import host_compiler, make_toolkit
+
+pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+
+
+@pytest.fixture(scope="module")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toolkit")
+    make_toolkit(folder)
+    return folder
+
+
+@pytest.fixture
+def estate(toolkit: Path) -> Iterator[Estate]:
+    made = make_estate(toolkit)
+    try:
+        assert made.buildd("up")[0] == 0
+        until(lambda: next(made.run_folder.rglob(cli_client.SOCKET), None), "nobody takes commands")
+        yield made
+    finally:
+        end_estate(made)
+
+
+def submitters(estate: Estate) -> list[int]:
+    """The processes that submitted builds, as the daemon's log has them."""
+    (log,) = estate.run_folder.rglob("daemon.log")
+    return [int(pid) for pid in re.findall(r"audit submit .*? pid=(\d+) ", log.read_text())]
+
+
+def test_a_build_is_carried_out_elsewhere_and_says_and_does_the_same(estate: Estate) -> None:
+    assert estate.build().compiled == 3
+    said = {}
+    for served in ("0", "1"):
+        estate.environ["BUILDD_CLI_SERVER"] = served
+        estate.library.unlink()
+        process = estate.begin()
+        told = estate.finish(process)
+        assert told.status == 0 and estate.library.exists()
+        said[served] = re.sub(r"[\d.]+ s", "TIME", told.text)
+        assert (submitters(estate)[-1] == process.pid) is (served == "0")
+    assert said["0"] == said["1"]
+
+
+def test_a_command_is_its_callers(estate: Estate) -> None:
+    """Its folder, umask, variables, ignored signals and streams."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "buildd", "build", "-j3", "--json"],
+        cwd=estate.project / "src",
+        env={**estate.environ, "NVCC_APPEND_FLAGS": "-DMINE", "PYTHONIOENCODING": "latin-1:replace"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        umask=0o077,
+    )
+    events, words = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and submitters(estate)[-1] != process.pid
+    assert b'"type":"done"' in events and b"built 1 target" in words
+    assert stat.S_IMODE(estate.library.stat().st_mode) & 0o077 == 0o055, "the daemon's umask, not the caller's"
+    assert estate.build().hits == 0, "without the variable it is another result"
+
+
+@pytest.mark.parametrize("arguments", [("build", "nothing"), ("build", "--nonsense"), ("status", "--nonsense")])
+def test_errors_and_statuses_are_the_same(estate: Estate, arguments: tuple[str, ...]) -> None:
+    served = estate.start(*arguments, "-C", str(estate.project))
+    answer = (served.communicate(timeout=DEADLINE_S)[0], served.returncode)
+    estate.environ["BUILDD_CLI_SERVER"] = "0"
+    alone = estate.start(*arguments, "-C", str(estate.project))
+    assert answer == (alone.communicate(timeout=DEADLINE_S)[0], alone.returncode) and answer[1] != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_asks_the_caller_to_stop_stops_the_build(estate: Estate, number: signal.Signals) -> None:
+    estate.write("src/b.cu", "//! sleep 600\n")
+    process = estate.begin()
+    compiler = estate.until_compiling("src/b.cu")
+    process.send_signal(number)
+    said = estate.finish(process)
+    assert said.status == (130 if number == signal.SIGINT else 128 + number), said
+    until(lambda: not compiler.lives, "it still compiles")
+
+
+def test_a_caller_that_is_killed_takes_its_build_along(estate: Estate) -> None:
+    estate.write("src/b.cu", "//! sleep 600\n")
+    process = estate.begin()
+    compiler = estate.until_compiling("src/b.cu")
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    until(lambda: not compiler.lives, "it still compiles")
+
+
+def test_a_command_whose_process_is_killed_says_so(estate: Estate) -> None:
+    estate.write("src/b.cu", "//! sleep 600\n")
+    process = estate.begin()
+    estate.until_compiling("src/b.cu")
+    os.kill(submitters(estate)[-1], signal.SIGKILL)
+    said = estate.finish(process)
+    assert said.status == 3 and "was killed" in said.text and "next: give the command again" in said.text
+
+
+def test_a_build_outlives_the_daemon_that_it_was_forked_from(estate: Estate) -> None:
+    estate.write("src/b.cu", "//! wait go\n")
+    process = estate.begin()
+    estate.until_compiling("src/b.cu")
+    daemon = estate.daemon()
+    assert daemon is not None
+    daemon.kill()
+    (estate.project / "go").touch()
+    said = estate.finish(process)
+    assert said.status == 0 and estate.library.exists(), said
+
+
+def test_a_stopped_command_goes_on_later(estate: Estate) -> None:
+    estate.write("src/b.cu", "//! wait go\n")
+    process = estate.begin()
+    estate.until_compiling("src/b.cu")
+    pid = submitters(estate)[-1]
+    process.send_signal(signal.SIGTSTP)
+    until(lambda: state(process.pid) == state(pid) == "T", "they have not stopped")
+    process.send_signal(signal.SIGCONT)
+    (estate.project / "go").touch()
+    assert estate.finish(process).status == 0
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("what", ["code", "interpreter", "warnings", "garbage"])
+def test_who_is_not_the_same_runs_alone(estate: Estate, what: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "buildd", "build", "-C", str(estate.project), "--no-daemon"]
+    if what == "code":
+        (socket_file,) = estate.run_folder.rglob(cli_client.SOCKET)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(socket_file))
+            data = b"\0".join([b"/elsewhere", *cli_client.identity()[1:]])
+            socket.send_fds(connection, [len(data).to_bytes(4, "little") + data], [0, 0, 1, 2])
+            assert connection.recv(5) == b"\0" * 5
+        return
+    if what == "garbage":
+        (socket_file,) = estate.run_folder.rglob(cli_client.SOCKET)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(socket_file))
+            connection.sendall(b"\5\0\0\0hello")
+            assert connection.recv(5) == b"\0" * 5
+        assert estate.build().status == 0, "it serves the next one"
+        return
+    command.remove("--no-daemon")
+    if what == "warnings":
+        command[1:1] = ["-W", "error"]
+    else:
+        link = tmp_path / "python"
+        link.symlink_to(sys.executable)
+        command[0] = str(link)
+        estate.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), *filter(None, sys.path)))
+    process = subprocess.Popen(command, env=estate.environ, cwd=estate.folder, stdout=subprocess.PIPE)
+    assert b"built 1 target" in process.communicate(timeout=DEADLINE_S)[0]
+    assert submitters(estate)[-1:] in ([], [process.pid])
+
+
+def test_it_ends_with_the_daemon_and_leaves_no_socket(estate: Estate) -> None:
+    (path,) = estate.run_folder.rglob(cli_client.SOCKET)
+    assert estate.buildd("down")[0] == 0
+    until(lambda: not path.exists(), "its socket is still there")
+    assert estate.buildd("status")[0] == 3
