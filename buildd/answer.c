@@ -1,7 +1,8 @@
 /* Answers of earlier compiles: found, checked and delivered by the stand-in itself, with or without a daemon.
 
    Knows the files that buildd/answers.py writes, and nothing of what a command line means. An answer is taken only where
-   every file and folder has its old stamp, by the rules of buildd/stamps.py; whatever is not as it should be makes none. */
+   every file and folder has its old stamp, by the rules of buildd/stamps.py, or its old content; whatever is not as it
+   should be makes none. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -20,8 +21,10 @@
 
 #include "launcher.h"
 
-#define MAGIC "buildd-answer 1\n"
+#define MAGIC "buildd-answer 2\n"
 #define DIGEST 32
+#define STAMP 5
+#define MOST_READ (8 << 20) /* of files with another stamp */
 #define MOST_NOTES (16 << 20)
 #define PATIENCE_MS 20
 
@@ -30,7 +33,7 @@ extern char **environ;
 struct head {
 	char magic[16];
 	unsigned char check[DIGEST]; /* of everything behind it, but for the object */
-	unsigned char question[DIGEST], object[DIGEST], stamps[DIGEST];
+	unsigned char question[DIGEST], object[DIGEST];
 	uint64_t object_length, facts_length;
 };
 
@@ -223,50 +226,104 @@ static struct buffer take_bytes(struct facts *facts)
 
 /* ---------------------------------------------------------------- whether everything is as it was: stamps.py */
 
-static void put_stamp(struct buffer *stamps, const struct stat *status)
+/* Reads `length` bytes; NULL where there are fewer. */
+static unsigned char *read_at(int descriptor, size_t length, off_t start)
 {
-	uint64_t numbers[5] = { 0 };
+	unsigned char *data = malloc(length + 1);
+	size_t done = 0;
 
-	if (status && S_ISREG(status->st_mode)) {
+	while (data && done < length) {
+		ssize_t count = pread(descriptor, data + done, length - done, start + (off_t)done);
+
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count <= 0) {
+			free(data);
+			return NULL;
+		}
+		done += (size_t)count;
+	}
+	return data;
+}
+
+static void take_stamp(const struct stat *status, uint64_t numbers[STAMP])
+{
+	memset(numbers, 0, STAMP * sizeof *numbers);
+	if (S_ISREG(status->st_mode)) {
 		numbers[0] = (uint64_t)status->st_dev;
 		numbers[1] = (uint64_t)status->st_ino;
 		numbers[2] = (uint64_t)status->st_size;
 		numbers[3] = (uint64_t)status->st_mtim.tv_sec * 1000000000u + (uint64_t)status->st_mtim.tv_nsec;
 		numbers[4] = (uint64_t)status->st_ctim.tv_sec * 1000000000u + (uint64_t)status->st_ctim.tv_nsec;
 	}
-	put(stamps, numbers, sizeof numbers);
+}
+
+/* Whether a file that was written since, or is another one, has the same content. */
+static int content_holds(int place, const char *path, uint64_t size, const unsigned char *wanted, uint64_t *most)
+{
+	static const unsigned char unknown[DIGEST];
+	int descriptor, same = 0;
+	unsigned char *data;
+	struct stat status;
+
+	if (memcmp(wanted, unknown, DIGEST) == 0 || size > *most)
+		return 0;
+	descriptor = openat(place, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (descriptor < 0)
+		return 0;
+	if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size == size) {
+		*most -= size;
+		data = read_at(descriptor, size, 0);
+		same = data && is_content(data, size, wanted);
+		free(data);
+	}
+	close(descriptor);
+	return same;
 }
 
 /* From an open folder a look-up walks one name instead of the whole path, which is a third of its time. */
-static int files_hold(struct facts *facts, const unsigned char *wanted)
+static int files_hold(struct facts *facts)
 {
-	struct buffer stamps = { 0 };
-	int same;
+	struct buffer stamps = take_bytes(facts), digests = take_bytes(facts);
+	const size_t step = STAMP * sizeof(uint64_t), files = stamps.length / step;
+	uint64_t most = MOST_READ;
+	size_t file = 0;
 
 	for (uint32_t folders = take_count(facts); folders > 0 && !facts->bad; folders--) {
 		const char *folder = take_string(facts);
 		uint32_t names = take_count(facts);
-		int place = names > 1 ? open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+		int place = names > 1 ? open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1, holds = 1;
 
-		for (; names > 0 && !facts->bad; names--) {
+		for (; names > 0 && holds && !facts->bad; names--, file++) {
 			const char *name = take_string(facts);
+			uint64_t was[STAMP], now[STAMP];
 			char path[PATH_MAX];
 			struct stat status;
-			int found;
 
 			if (place >= 0)
-				found = fstatat(place, name, &status, 0) == 0;
+				holds = snprintf(path, sizeof path, "%s", name) < (int)sizeof path;
 			else
-				found = snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
-					stat(path, &status) == 0;
-			put_stamp(&stamps, found ? &status : NULL);
+				holds = snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path;
+			if (!holds || file >= files || digests.length < (file + 1) * DIGEST) {
+				holds = 0;
+				break;
+			}
+			memcpy(was, stamps.data + file * step, step);
+			if (fstatat(place >= 0 ? place : AT_FDCWD, path, &status, 0) == 0)
+				take_stamp(&status, now);
+			else
+				memset(now, 0, sizeof now);
+			if (memcmp(was, now, step) != 0)
+				holds = now[1] && was[1] && was[2] == now[2] &&
+					content_holds(place >= 0 ? place : AT_FDCWD, path, now[2],
+						      digests.data + file * DIGEST, &most);
 		}
 		if (place >= 0)
 			close(place);
+		if (!holds)
+			return 0;
 	}
-	same = !facts->bad && is_digest(stamps.data, stamps.length, wanted);
-	free(stamps.data);
-	return same;
+	return !facts->bad && file == files;
 }
 
 static uint32_t word_of(const char *name)
@@ -381,26 +438,6 @@ static int folders_hold(struct facts *facts)
 }
 
 /* ---------------------------------------------------------------- delivering it: Delivery in compiling.py */
-
-/* Reads `length` bytes; NULL where there are fewer. */
-static unsigned char *read_at(int descriptor, size_t length, off_t start)
-{
-	unsigned char *data = malloc(length + 1);
-	size_t done = 0;
-
-	while (data && done < length) {
-		ssize_t count = pread(descriptor, data + done, length - done, start + (off_t)done);
-
-		if (count < 0 && errno == EINTR)
-			continue;
-		if (count <= 0) {
-			free(data);
-			return NULL;
-		}
-		done += (size_t)count;
-	}
-	return data;
-}
 
 static int write_at_once(int descriptor, const unsigned char *data, size_t length)
 {
@@ -574,7 +611,7 @@ static void look(int folder, int descriptor, const unsigned char *question)
 	facts.at = data + sizeof head;
 	facts.end = facts.at + head.facts_length;
 	facts.bad = 0;
-	if (files_hold(&facts, head.stamps) && folders_hold(&facts))
+	if (files_hold(&facts) && folders_hold(&facts))
 		deliver(&head, &facts, descriptor, folder);
 	free(data);
 }

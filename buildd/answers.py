@@ -38,13 +38,14 @@ MOST_FACTS_BYTES = 16 << 20
 SHARE = 10
 """The folder may hold this part of the store's bound, beside the store."""
 
-_MAGIC = b"buildd-answer 1\n"
-_HEAD = struct.Struct("=16s32s32s32s32sQQ")
-"""Magic; digest of what follows up to the object; digests of the question, the object and the stamps; their lengths."""
+_MAGIC = b"buildd-answer 2\n"
+_HEAD = struct.Struct("=16s32s32s32sQQ")
+"""Magic; digest of what follows up to the object; digests of question and object; lengths of object and facts."""
 _CHECKED = 48
 _CODE = "code"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _STAMP_BYTES = 40
+_DIGEST_BYTES = 32
 _KEPT = 0.9
 _TORN_S = 3600.0
 _temporaries = itertools.count(1)
@@ -187,11 +188,10 @@ def verify(store: Path) -> tuple[int, int]:
 
 def encode(answer: Answer) -> bytes:
     """An answer's file."""
-    files, stamps = _files(answer.stamps)
     key = bytes.fromhex(answer.key)
     facts = b"".join(
         (
-            files,
+            _files(answer.stamps),
             _folders(answer.stamps),
             answer.output.encode() + b"\0",
             answer.depfile.encode() + b"\0",
@@ -203,7 +203,7 @@ def encode(answer: Answer) -> bytes:
     head = _HEAD.pack(
         _MAGIC,
         b"",
-        *(_digest(part) for part in (answer.question, answer.object, stamps)),
+        *(_digest(part) for part in (answer.question, answer.object)),
         len(answer.object),
         len(facts),
     )
@@ -215,7 +215,7 @@ def is_sound(content: bytes, name: str) -> bool:
     """Whether a file of this name is an answer, with nothing changed in it."""
     if len(content) < _HEAD.size or not content.startswith(_MAGIC):
         return False
-    _, check, question, of_object, _, object_length, facts_length = _HEAD.unpack_from(content)
+    _, check, question, of_object, object_length, facts_length = _HEAD.unpack_from(content)
     end = _HEAD.size + facts_length
     whole = len(content) == end + object_length and bytes(question).hex()[:32] == name
     return bool(whole and _digest(content[_CHECKED:end]) == check and _digest(content[end:]) == of_object)
@@ -224,17 +224,19 @@ def is_sound(content: bytes, name: str) -> bool:
 # ---------------------------------------------------------------- pieces
 
 
-def _files(stamps: Stamps) -> tuple[bytes, bytes]:
-    """The files, those of a folder together, and all their stamps in that order."""
+def _files(stamps: Stamps) -> bytes:
+    """All stamps and all digests, and the files that they are of, those of a folder together."""
     folders: dict[bytes, list[tuple[bytes, int]]] = {}
     for index, path in enumerate(stamps.paths):
         folder, _, name = path.rpartition(b"/")
         folders.setdefault(folder, []).append((name, index))
-    text, numbers = [_number(len(folders))], []
+    text, numbers, contents = [_number(len(folders))], [], []
+    digests = stamps.digests or bytes(_DIGEST_BYTES * len(stamps.paths))
     for folder, names in folders.items():
         text += [folder, b"\0", _number(len(names)), *(name + b"\0" for name, _ in names)]
         numbers += [stamps.stamps[_STAMP_BYTES * i : _STAMP_BYTES * (i + 1)] for _, i in names]
-    return b"".join(text), b"".join(numbers)
+        contents += [digests[_DIGEST_BYTES * i : _DIGEST_BYTES * (i + 1)] for _, i in names]
+    return b"".join((_counted(b"".join(numbers)), _counted(b"".join(contents)), *text))
 
 
 def _folders(stamps: Stamps) -> bytes:

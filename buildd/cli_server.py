@@ -77,8 +77,6 @@ def begin(place: str) -> CliServer:
 
 def _serve(place: str, lifeline: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"buildd-cli", 0, 0, 0)
-    # Nobody waits for the commands here.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the daemon's: it ends this process
     stamp = package_stamp()
@@ -89,16 +87,30 @@ def _serve(place: str, lifeline: int) -> None:
         listening.listen(_BACKLOG)
         os.rename(f"{path}.new", path)
         made = os.stat(path).st_ino
+        running: dict[int, int] = {}
         waiting = select.poll()
         waiting.register(listening, select.POLLIN)
         waiting.register(lifeline, select.POLLIN)
-        while lifeline not in {descriptor for descriptor, _ in waiting.poll()}:
-            connection, _ = listening.accept()
-            with connection:
-                if os.fork() == 0:
-                    listening.close()
-                    os.close(lifeline)
-                    _run(connection, stamp)
+        while True:
+            ready = {descriptor for descriptor, _ in waiting.poll()}
+            if lifeline in ready:
+                break
+            for descriptor in ready.intersection(running):
+                waiting.unregister(descriptor)
+                os.close(descriptor)
+                os.waitpid(running.pop(descriptor), 0)
+            if listening.fileno() in ready:
+                connection, _ = listening.accept()
+                with connection:
+                    pid = os.fork()
+                    if pid == 0:
+                        listening.close()
+                        for descriptor in (lifeline, *running):
+                            os.close(descriptor)
+                        _run(connection, stamp)
+                descriptor = os.pidfd_open(pid)
+                running[descriptor] = pid
+                waiting.register(descriptor, select.POLLIN)
     # Another daemon's may stand there by now.
     if os.stat(path).st_ino == made:
         os.unlink(path)
@@ -119,7 +131,6 @@ def _run(connection: socket.socket, stamp: str) -> None:
     """Be the process of one command. Does not return."""
     status = b""
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from buildd import history, sweep
@@ -197,13 +197,14 @@ class Compiles:
 
     def _stamps_of(self, building: Compiling, action: Action, used: tuple[str, ...]) -> Stamps | None:
         snapshot = building.snapshot
-        files = []
+        files, digests = [], []
         taken = (path for path, _ in building.lookup.precompiled_of(action).present)
         for path in dict.fromkeys((*action.inputs, *used, *taken, *building.delivery.compile.read)):
             fact = snapshot.fact(path)
             if fact is None:
                 return None
             files.append((snapshot.absolute(path), fact.stamp))
+            digests.append(bytes.fromhex(fact.digest))
         try:
             names = self._names(building, action, used)
             listings = self._listings(building, names)
@@ -213,7 +214,8 @@ class Compiles:
             Folder(path, stamp, listings.get(path))
             for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in building.lookup.folders.items())
         ]
-        return _stamps(files, folders, building.started_ns, names)
+        stamps = _stamps(files, folders, building.started_ns, names)
+        return None if stamps is None else replace(stamps, digests=b"".join(digests))
 
     def _names(self, building: Compiling, action: Action, used: tuple[str, ...]) -> frozenset[str]:
         """What matters in the folders of the outputs: a name that some include could mean, which has a part of what was

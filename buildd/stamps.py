@@ -1,7 +1,8 @@
 """Whether files and folders are still as they were, told by their stamps alone.
 
-Knows no content, and not what stands on the answer (`compiles`). In doubt it says no. Stand-ins go by the same rules in
-C (answer.c): a test holds that they never say yes where this says no.
+Looks at no content, and does not know what stands on the answer (`compiles`). In doubt it says no. Stand-ins go by the
+same rules in C (answer.c), but that they read a file that has another stamp and a digest: a test holds that they never
+say yes where this says no, unless no content is another one.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class Stamps:
     folders: tuple[Folder, ...]
     names: frozenset[str] = frozenset()
     """Those that matter in folders with a list of what was there."""
+    digests: bytes = b""
+    """BLAKE3 of the files, 32 bytes each, zeros where only the stamp counts; empty where that is so for all."""
 
     def joined(self, other: Stamps) -> Stamps:
         """What both stand on; the other one lists no names."""
         assert not other.names
         folders = tuple(dict.fromkeys((*self.folders, *other.folders)))
-        return Stamps([*self.paths, *other.paths], self.stamps + other.stamps, folders, self.names)
+        digests = b"".join(each.digests or bytes(32 * len(each.paths)) for each in (self, other))
+        return Stamps([*self.paths, *other.paths], self.stamps + other.stamps, folders, self.names, digests)
 
     def hold(self, sweeper: sweep.Sweep) -> bool:
         """Whether everything is still so. In a worker thread."""

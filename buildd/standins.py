@@ -23,7 +23,7 @@ from codegen.foreign import MARK, sent_variables, without_stand_ins
 
 LAUNCHER = "buildd-cc"
 """The name under which the program takes the compiler as its first argument."""
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "answer.c", "launcher.h"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "answer.c", "content.c", "launcher.h"))
 _TOOLKIT_PROGRAMS = (
     "nvcc.profile",
     *("bin2c", "crt", "cu++filt", "cudafe++", "cuobjdump", "fatbinary", "nvdisasm", "nvlink", "nvprune", "ptxas"),
@@ -77,7 +77,7 @@ def program(store: Path, path: str) -> Path:
             if place.exists():
                 check_owner(os.lstat(place))
                 return place
-            why = compile_program(compiler, flags, _SOURCES[:2], place)
+            why = compile_program(compiler, flags, _SOURCES[:-1], place)
             if not why:
                 return place
     except (OSError, Unusable, subprocess.SubprocessError) as error:

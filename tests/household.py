@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _POLL_S = 0.005
+CLI_SERVER = "buildd-cli"
+"""What the process that commands are handed to is called, and each command in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,9 @@ class Household:
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            process = Process(pid, ticks, command.replace(b"\0", b" ").decode(errors="replace").strip()[:200])
+            said = command.replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+            # A fork of the daemon has its command line.
+            process = Process(pid, ticks, CLI_SERVER if name_of(pid) == CLI_SERVER else said)
             parents[pid] = (parent, process)
             if needle in text or needle in links:
                 ours[pid] = process
@@ -141,6 +145,14 @@ class Household:
         for process in found:
             process.kill()
         return found
+
+
+def name_of(pid: int) -> str:
+    """What a process calls itself; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def start_ticks(pid: int) -> int | None:

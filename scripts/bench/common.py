@@ -205,7 +205,7 @@ class Workers:
     def cpu_s(self) -> float:
         """CPU seconds so far, of those that ended as they were when last looked at."""
         for process in self._processes():
-            if " serve" in process.command or "spawner.py" in process.command:
+            if any(name in process.command for name in (" serve", "spawner.py", "buildd-cli")):
                 with suppress(OSError):
                     self._used_s[process.pid] = cpu_of([process.pid])
         return sum(self._used_s.values())

@@ -33,6 +33,7 @@ _GEMMS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("half", "sm_90a", {"dtype": "fp16", "tile": (128, 128, 64)}),
     ("gelu", "sm_90a", {"dtype": "bf16", "epilogue": "bias_gelu", "tile": (64, 128, 64)}),
     ("rrr", "sm_90a", {"dtype": "fp16", "layout": "rrr"}),
+    ("float8", "sm_90a", {"dtype": "fp8_e4m3", "tile": (128, 128, 128)}),
 )
 
 
@@ -85,9 +86,8 @@ class Corpus:
         for name, arch, keys in _GEMMS:
             self._gemm(f"{name}_{arch}", arch, keys, str)
             found.append(Unit(f"src/{name}_{arch}.cu", (arch,), ("sm_86",) if arch == "sm_80" else ()))
-        self._gemm("float8_sm_90a", "sm_90a", {"dtype": "fp16", "tile": (128, 128, 128)}, _eight_bits)
         self._gemm("half_sm_100a", "sm_90a", {"dtype": "fp16", "tile": (128, 128, 64)}, _blackwell)
-        found += [Unit("src/float8_sm_90a.cu", ("sm_90a",), ()), Unit("src/half_sm_100a.cu", ("sm_100a",), ())]
+        found.append(Unit("src/half_sm_100a.cu", ("sm_100a",), ()))
         self._include = (str(cutlass / "include"),)
         self.flags = (*_CUTLASS_FLAGS, "-Iinclude", f"-I{cutlass / 'include'}")
         return tuple(found[:units] if units else found)
@@ -238,15 +238,13 @@ UNITS = {"small": 64, "cutlass": 0, "hip": 16, "cpp": 64}
 """How many sources there are unless told otherwise; 0 for all."""
 
 
-def _eight_bits(text: str) -> str:
-    """A GEMM of 16-bit floats as one of 8-bit floats with 16-bit results."""
-    text = text.replace("using ElementA = cutlass::half_t;", "using ElementA = cutlass::float_e4m3_t;")
-    return text.replace("LayoutA, 8,", "LayoutA, 16,").replace("LayoutB, 8,", "LayoutB, 16,")
-
-
 def _blackwell(text: str) -> str:
     """A GEMM for sm_90a as one for sm_100a."""
     text = text.replace("cutlass::arch::Sm90", "cutlass::arch::Sm100")
+    # Its own headers are sm_90a's alone.
+    text = re.sub(r'#include "cutlass/gemm/\S*sm90_\S*"\n', "", text)
+    text = text.replace("collective_builder_decl.hpp", "collective_builder.hpp")
+    text = text.replace("kernel/gemm_universal_decl.h", "kernel/gemm_universal.hpp")
     text = re.sub(
         r"cutlass::epilogue::TmaWarpSpecialized\w*", "cutlass::epilogue::collective::EpilogueScheduleAuto", text
     )

@@ -150,20 +150,31 @@ def measure(
                     report.fail(f"{corpus}, {row.name}, {contender.name}: {after - before} were no hits")
                 costs.setdefault((row.name, contender.name), []).append(cost)
                 print(f"  {corpus} {row.name} {contender.name} {number + 1}: {cost.wall_s:.2f} s", flush=True)
+    tell(report, corpus, [contender.name for contender in contenders], rows, costs, stale)
+
+
+def tell(
+    report: Report,
+    corpus: str,
+    names: Sequence[str],
+    rows: Sequence[str],
+    costs: dict[tuple[str, str], list[Cost]],
+    stale: set[tuple[str, str]],
+) -> None:
+    """Lines of the report for these rows, and a table of medians."""
+    report.figures[f"{corpus}, costs"] = [
+        [row, name, [[cost.wall_s, cost.cpu_s] for cost in found]] for (row, name), found in costs.items()
+    ]
+    report.figures[f"{corpus}, stale"] = sorted(map(list, stale))
     for row in ROWS:
         if (row.name, "plain") not in costs and row.as_cold and ("cold", "plain") in costs:
             costs[row.name, "plain"] = costs["cold", "plain"]
     chosen = [row for row in ROWS if row.name in rows]
-    names = [contender.name for contender in contenders]
     for row in chosen:
         for ours in names:
             for peer in names:
                 if ours in OURS and peer not in OURS:
                     _compare(report, corpus, row, ours, peer, costs)
-    report.figures[f"{corpus}, costs"] = {
-        f"{row}, {name}": [[cost.wall_s, cost.cpu_s] for cost in found] for (row, name), found in costs.items()
-    }
-    report.figures[f"{corpus}, stale"] = sorted(map(list, stale))
     _table(corpus, chosen, names, costs, stale)
 
 
