@@ -8,6 +8,7 @@ commands that it has begun do not.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -62,9 +63,7 @@ def begin(place: str) -> CliServer:
     if pid == 0:
         status = 1
         try:
-            # The daemon's lock among them.
-            os.closerange(3, lifeline)
-            os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
+            _close_all_but(lifeline)
             _serve(place, lifeline)
             status = 0
         except Exception:  # the edge of a process
@@ -73,6 +72,14 @@ def begin(place: str) -> CliServer:
             os._exit(status)
     os.close(lifeline)
     return CliServer(pid, held)
+
+
+def _close_all_but(kept: int) -> None:
+    """The daemon's lock among them."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != kept:
+            with contextlib.suppress(OSError):  # the one that the folder was listed by
+                os.close(descriptor)
 
 
 def _serve(place: str, lifeline: int) -> None:
