@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from buildd import cli_client
+from buildd.identity import package_stamp
 from tests.estate import DEADLINE_S, Estate, end_estate, make_estate, until
 from tests.household import ROOT
 from tests.toolkit import host_compiler, make_toolkit
@@ -33,6 +34,7 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def estate(toolkit: Path) -> Iterator[Estate]:
     made = make_estate(toolkit)
     try:
+        until(package_stamp.__wrapped__, "the code is too young to be told by its stamps")
         assert made.buildd("up")[0] == 0
         until(lambda: next(made.run_folder.rglob(cli_client.SOCKET), None), "nobody takes commands")
         yield made
