@@ -28,7 +28,7 @@ from codegen.plan import (
     Tool,
 )
 from codegen.sources import output_stem
-from codegen.target import OutputKind, Target
+from codegen.target import CompiledTarget, GeneratedTarget, OutputKind, Target
 from codegen.toolchain import Compiler
 
 MANY_OBJECTS = 500
@@ -53,6 +53,60 @@ class Step(Frozen, frozen=True):
     """The sources that have this result; None means all."""
     resources: Resources | None = None
     """In place of the recipe's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a target says to its compiler, apart from its sources."""
+
+    output: OutputKind
+    include: tuple[Argument, ...] = ()
+    """As options: "-Iinclude"."""
+    define: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    rdc: bool = False
+    map_paths: bool = False
+    shared: tuple[str, ...] = ()
+    """The sources that other targets may have too: their code says nothing of this one."""
+
+
+def options_of(target: CompiledTarget) -> Options:
+    """Of a target with sources of the project's."""
+    return Options(
+        output=target.output,
+        include=tuple(f"-I{os.path.normpath(path)}" for path in target.include),
+        define=target.define,
+        flags=target.flags,
+        link_flags=target.link_flags,
+        libraries=target.libraries,
+        rdc=target.rdc,
+        map_paths=target.map_paths,
+    )
+
+
+def generated_options(
+    target: GeneratedTarget,
+    *,
+    include: tuple[Argument, ...] = (),
+    flags: tuple[str, ...] = (),
+    shared: tuple[str, ...] = (),
+) -> Options:
+    """Of a target with sources of ours. Equal for equal kernels, whatever they are part of: so they share results.
+
+    Args:
+        include, flags: that these sources need.
+    """
+    level = () if any(flag.startswith("-O") for flag in target.flags) else ("-O3",)
+    return Options(
+        output=target.output,
+        include=include,
+        define=target.define,
+        flags=("-std=c++17", *flags, *level, *target.flags),
+        map_paths=target.map_paths,
+        shared=shared,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +153,7 @@ def plan_compiled(
     files: tuple[GeneratedFile, ...] = (),
     notices: tuple[str, ...] = (),
     read: tuple[str, ...] = (),
+    objects: tuple[str, ...] = (),
 ) -> Part:
     """The share of the plan of one compiled target.
 
@@ -106,10 +161,11 @@ def plan_compiled(
         sources: relative to the project; generated ones too.
         files: generated sources.
         read: folders that were listed to find the sources.
+        objects: that other recipes of this target make, and that are linked too.
     """
     folder = f"{context.build}/{target.name}"
     actions, by_step, stepwise = _compile(target, recipe, sources, folder)
-    objects = [path for step, paths in by_step for path in paths if step.link]
+    linkable = [*(path for step, paths in by_step for path in paths if step.link), *objects]
     tools: list[Tool] = [recipe.compiler.tool]
     links = _dependencies(context, target)
     if output not in (OutputKind.SHARED, OutputKind.EXECUTABLE, OutputKind.STATIC):
@@ -126,20 +182,20 @@ def plan_compiled(
             artifacts=artifacts,
             notices=notices,
             read=read,
-            link=(*objects, *links) if output is OutputKind.OBJECT else (),
+            link=(*linkable, *links) if output is OutputKind.OBJECT else (),
             device_link=recipe.device_link,
         )
     name = output_name or _default_name(output, target.name)
     path = f"{folder}/{name}"
-    if output is OutputKind.STATIC or len(objects) > MANY_OBJECTS:
+    if output is OutputKind.STATIC or len(linkable) > MANY_OBJECTS:
         archiver = context.toolchains.archiver()
         tools.append(archiver.tool)
         archive = path if output is OutputKind.STATIC else f"{folder}/obj/{target.name}.objects.a"
-        actions.append(_archive(target, archiver, objects, archive))
+        actions.append(_archive(target, archiver, linkable, archive))
     if output is not OutputKind.STATIC:
-        linked: list[Argument] = [Ref(place=Place.INPUT, name=item) for item in objects]
-        inputs = objects
-        if len(objects) > MANY_OBJECTS:
+        linked: list[Argument] = [Ref(place=Place.INPUT, name=item) for item in linkable]
+        inputs = linkable
+        if len(linkable) > MANY_OBJECTS:
             before, after = recipe.whole_archive
             linked = [*before, Ref(place=Place.INPUT, name=archive), *after]
             inputs = [archive]

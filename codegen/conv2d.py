@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields
 from codegen import nvcc
 from codegen.compiled import asked_archs, needs_arch
 from codegen.context import Context, Part
-from codegen.gemm_spec import ARCH_3X, EPILOGUES, kernel_for, output_type
+from codegen.gemm_spec import ARCH_3X, EPILOGUES, GemmKernel, kernel_for, output_type
 from codegen.plain import Kernel, Operand, choice, plan_plain, wrong
+from codegen.plan import RequestError
 from codegen.target import Conv2dTarget, GemmTarget
 
 MULTIPLE_OF = {"fp16": 2, "bf16": 2, "tf32": 1}
@@ -49,7 +50,7 @@ def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
         archs: that it is compiled for.
 
     Raises:
-        RequestError: its keys do not go together: "bad-kernel", or "bad-gemm" as of the GEMM that it is.
+        RequestError: "bad-kernel", its keys do not go together; "bad-arch".
     """
     dtype = choice(target, "dtype", target.dtype, tuple(MULTIPLE_OF))
     epilogue = choice(target, "epilogue", target.epilogue, POSSIBLE)
@@ -58,9 +59,9 @@ def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
         name=target.name, where=target.where, n=target.filters, k=target.shape[3], dtype=dtype,
         output_dtype=target.output_dtype, epilogue=epilogue, tile=target.tile, warps=target.warps, stages=target.stages,
     )  # fmt: skip
-    one = kernel_for(gemm, "sm_80")
+    one = _gemm_kernel(gemm, "sm_80")
     for arch in archs:
-        kernel_for(gemm, "sm_90" if arch == ARCH_3X else arch)  # it is one text for all; shared memory differs
+        _gemm_kernel(gemm, "sm_90" if arch == ARCH_3X else arch)  # it is one text for all; shared memory differs
     n, height, width, channels = target.shape
     rows, columns = (_line(target, axis) for axis in (0, 1))
     sizes = (n, height, width, channels, target.filters, *target.kernel, rows.of(height), columns.of(width))
@@ -89,6 +90,15 @@ def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
         derived=((7, 1, rows.add, rows.divide), (8, 2, columns.add, columns.divide)),
         cutlass=True,
     )
+
+
+def _gemm_kernel(gemm: GemmTarget, arch: str) -> GemmKernel:
+    """That of the GEMM, whose rules are no concern of who reads the error's code."""
+    try:
+        return kernel_for(gemm, arch)
+    except RequestError as error:
+        code = "bad-kernel" if error.code == "bad-gemm" else error.code
+        raise RequestError(code, error.message, file=error.file, next_step=error.next_step) from error
 
 
 def _line(target: Conv2dTarget, axis: int) -> _Line:

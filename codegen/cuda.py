@@ -14,7 +14,7 @@ import msgspec
 
 from codegen import nvcc
 from codegen.aitemplate_flags import AITemplateFlags, aitemplate_flags
-from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
+from codegen.compiled import Options, Recipe, Step, asked_archs, needs_arch, needs_output, options_of, plan_compiled
 from codegen.context import Context, Part
 from codegen.decomposition import decomposition
 from codegen.flags import FlagEffects, inspect, refuse_own
@@ -50,35 +50,11 @@ class Unit:
     resources: Resources = RESOURCES
 
 
-@dataclass(frozen=True, slots=True)
-class NvccOptions:
-    """What a target says to nvcc, apart from its sources."""
-
-    output: OutputKind
-    include: tuple[Argument, ...] = ()
-    define: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    link_flags: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    rdc: bool = False
-    map_paths: bool = False
-
-
 def plan_cuda(context: Context, target: CudaTarget) -> Part:
     """The share of the plan of a target of kind "cuda". Raises ProbesNeeded and RequestError."""
     sources, listed = expand(context.folder, target.sources, context.build, target.where)
-    options = NvccOptions(
-        output=target.output,
-        include=tuple(f"-I{os.path.normpath(path)}" for path in target.include),
-        define=target.define,
-        flags=target.flags,
-        link_flags=target.link_flags,
-        libraries=target.libraries,
-        rdc=target.rdc,
-        map_paths=target.map_paths,
-    )
     needs_output(target, target.output, OUTPUTS)
-    recipe, notices = nvcc_recipe(context, target, options)
+    recipe, notices = nvcc_recipe(context, target, options_of(target))
     return plan_compiled(
         context, target, recipe, sources, target.output, target.output_name, notices=notices, read=listed
     )
@@ -87,7 +63,7 @@ def plan_cuda(context: Context, target: CudaTarget) -> Part:
 def nvcc_recipe(
     context: Context,
     target: Target,
-    options: NvccOptions,
+    options: Options,
     *,
     roots: tuple[tuple[str, str], ...] = (),
     units: Sequence[Unit] = (),
@@ -190,7 +166,7 @@ def _decompose(context: Context, compiler: Compiler, step: Step, extension: str)
 
 
 def _all_steps(
-    options: NvccOptions,
+    options: Options,
     archs: tuple[str, ...],
     base: tuple[Argument, ...],
     variables: AITemplateFlags,
@@ -206,7 +182,7 @@ def _all_steps(
 
 
 def _steps(
-    options: NvccOptions, archs: tuple[str, ...], base: tuple[Argument, ...], variables: AITemplateFlags
+    options: Options, archs: tuple[str, ...], base: tuple[Argument, ...], variables: AITemplateFlags
 ) -> tuple[Step, ...]:
     gencode = nvcc.gencode(archs, device_lto=variables.device_lto)
     mode = {OutputKind.PTX: "-ptx", OutputKind.CUBIN: "-cubin"}.get(options.output)

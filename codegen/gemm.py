@@ -14,9 +14,9 @@ from dataclasses import fields
 import msgspec
 
 from codegen import nvcc
-from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
+from codegen.compiled import asked_archs, generated_options, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
-from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, NvccOptions, Unit, nvcc_recipe
+from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.gemm_choice import chosen
 from codegen.gemm_spec import GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Resources
@@ -49,14 +49,7 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         Unit(file.path, (kernel.arch,), resources[kernel.three])
         for file, kernel in zip(files[1:], kernels, strict=True)
     ]
-    own_level = () if any(flag.startswith("-O") for flag in target.flags) else ("-O3",)
-    options = NvccOptions(
-        output=target.output,
-        include=(CUTLASS_INCLUDE,),
-        define=target.define,
-        flags=("-std=c++17", *CUTLASS_FLAGS, *own_level, *target.flags),
-        map_paths=target.map_paths,
-    )
+    options = generated_options(target, include=(CUTLASS_INCLUDE,), flags=CUTLASS_FLAGS)
     roots = (("cutlass", cutlass),)
     recipe, notices = nvcc_recipe(context, target, options, roots=roots, units=units)
     part = plan_compiled(

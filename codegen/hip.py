@@ -9,12 +9,11 @@ import hashlib
 import os
 import re
 import shlex
-from dataclasses import dataclass
 
 import msgspec
 
 from codegen.aitemplate_flags import aitemplate_flags
-from codegen.compiled import Recipe, Step, asked_archs, needs_arch, needs_output, plan_compiled
+from codegen.compiled import Options, Recipe, Step, asked_archs, needs_arch, needs_output, options_of, plan_compiled
 from codegen.context import Context, Part
 from codegen.decomposition import hip_decomposition
 from codegen.flags import inspect, refuse_own
@@ -36,43 +35,17 @@ OUTPUTS = (
 _ARCH = re.compile(r"(gfx[0-9a-f]{3,4})((?::(?:sramecc|xnack)[+-])*)")
 
 
-@dataclass(frozen=True, slots=True)
-class HipOptions:
-    """What a target says to hipcc, apart from its sources."""
-
-    output: OutputKind
-    include: tuple[str, ...] = ()
-    define: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    link_flags: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    rdc: bool = False
-    map_paths: bool = False
-    shared: str = ""
-    """The source that other targets may have too: its code says nothing of this one."""
-
-
 def plan_hip(context: Context, target: HipTarget) -> Part:
     """The share of the plan of a target of kind "hip". Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
     sources, listed = expand(context.folder, target.sources, context.build, target.where)
-    options = HipOptions(
-        output=target.output,
-        include=target.include,
-        define=target.define,
-        flags=target.flags,
-        link_flags=target.link_flags,
-        libraries=target.libraries,
-        rdc=target.rdc,
-        map_paths=target.map_paths,
-    )
-    recipe, notices = hip_recipe(context, target, options)
+    recipe, notices = hip_recipe(context, target, options_of(target))
     return plan_compiled(
         context, target, recipe, sources, target.output, target.output_name, notices=notices, read=listed
     )
 
 
-def hip_recipe(context: Context, target: Target, options: HipOptions) -> tuple[Recipe, tuple[str, ...]]:
+def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Recipe, tuple[str, ...]]:
     """How hipcc compiles and links a target, and what to tell the user."""
     refuse_own(options.flags, target.name, target.where)
     compiler = context.toolchains.hip()
@@ -84,14 +57,13 @@ def hip_recipe(context: Context, target: Target, options: HipOptions) -> tuple[R
     if variables.optimization is not None:
         flags = (*(flag for flag in flags if not flag.startswith("-O")), *variables.optimization)
     flags = (*flags, *variables.flags)
-    include = tuple(f"-I{os.path.normpath(path)}" for path in options.include)
     base: tuple[Argument, ...] = (
         *(f"--offload-arch={arch}" for arch in archs),
         *(("-fPIC",) if options.output is not OutputKind.EXECUTABLE else ()),
         *(("-fgpu-rdc",) if options.rdc else ()),
         *(_path_maps() if options.map_paths else ()),
         *(f"-D{name}" for name in options.define),
-        *include,
+        *options.include,
         *flags,
     )
     defines = tuple(f"-D{name}" for name in options.define)
@@ -104,7 +76,7 @@ def hip_recipe(context: Context, target: Target, options: HipOptions) -> tuple[R
     def unit(source: str) -> tuple[Argument, ...]:
         # clang makes this name out of the absolute path by itself. It gets into symbols, so it has to be unique in the
         # linked program; of the relative path, so that another checkout makes the same bytes.
-        owner = "" if source == options.shared else f"{project}\0{target.name}"
+        owner = "" if source in options.shared else f"{project}\0{target.name}"
         name = f"{owner}\0{source}".encode(errors="surrogateescape")
         return (f"-cuid={hashlib.blake2b(name, digest_size=8).hexdigest()}", *_language(source))
 
@@ -133,7 +105,7 @@ def hip_recipe(context: Context, target: Target, options: HipOptions) -> tuple[R
         runpath=lambda folder: (f"-Wl,-rpath,{folder}",),
         per_source=unit,
         search=include_folders(
-            include,
+            options.include,
             (*flags, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")),
             dict(compiler.tool.roots),
         ),

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from codegen import nvcc
-from codegen.compiled import asked_archs, needs_arch, needs_output, plan_compiled
+from codegen.compiled import asked_archs, generated_options, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
-from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, NvccOptions, Unit, nvcc_recipe
-from codegen.hip import HipOptions, hip_recipe
-from codegen.plan import GeneratedFile, Ref, RequestError
+from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
+from codegen.hip import hip_recipe
+from codegen.plan import GeneratedFile, RequestError
 from codegen.project import nearest
 from codegen.rendering import template
 from codegen.target import ElementwiseTarget, GeneratedTarget, OutputKind, RowwiseTarget
@@ -73,26 +73,19 @@ def plan_plain(context: Context, target: GeneratedTarget, kernel: Kernel) -> Par
     needs_output(target, target.output, OUTPUTS)
     hip = not kernel.cutlass and _is_hip(context, target)
     files = generated(target.name, kernel, context.build, hip=hip)
-    level = () if any(flag.startswith("-O") for flag in target.flags) else ("-O3",)
-    flags = ("-std=c++17", *level, *target.flags)
     if hip:
-        hip_options = HipOptions(
-            output=target.output, define=target.define, flags=flags, map_paths=target.map_paths, shared=files[1].path
+        recipe, notices = hip_recipe(context, target, generated_options(target, shared=(files[1].path,)))
+    elif kernel.cutlass:
+        archs = nvcc.normalised(asked_archs(context, target, amd=False), target.where)
+        recipe, notices = nvcc_recipe(
+            context,
+            target,
+            generated_options(target, include=(CUTLASS_INCLUDE,), flags=CUTLASS_FLAGS),
+            roots=(("cutlass", context.toolchains.cutlass()),),
+            units=(Unit(files[0].path, archs), Unit(files[1].path, archs, RESOURCES_2X)),
         )
-        recipe, notices = hip_recipe(context, target, hip_options)
     else:
-        roots: tuple[tuple[str, str], ...] = ()
-        include: tuple[Ref, ...] = ()
-        units: tuple[Unit, ...] = ()
-        if kernel.cutlass:
-            roots = (("cutlass", context.toolchains.cutlass()),)
-            include, flags = (CUTLASS_INCLUDE,), (*CUTLASS_FLAGS, *flags)
-            archs = nvcc.normalised(asked_archs(context, target, amd=False), target.where)
-            units = (Unit(files[0].path, archs), Unit(files[1].path, archs, RESOURCES_2X))
-        options = NvccOptions(
-            output=target.output, include=include, define=target.define, flags=flags, map_paths=target.map_paths
-        )
-        recipe, notices = nvcc_recipe(context, target, options, roots=roots, units=units)
+        recipe, notices = nvcc_recipe(context, target, generated_options(target))
     sources = tuple(file.path for file in files)
     return plan_compiled(
         context, target, recipe, sources, target.output, target.output_name, files=files, notices=notices

@@ -100,7 +100,7 @@ def test_how_large_the_result_is(stride: int) -> None:
 def test_what_cannot_be_is_refused_with_what_can(keys: dict[str, Any], what: str, allowed: str) -> None:
     with pytest.raises(RequestError) as caught:
         conv(**keys)
-    assert caught.value.file == "buildd.toml:2"
+    assert caught.value.code == "bad-kernel" and caught.value.file == "buildd.toml:2"
     assert what in caught.value.message and allowed in caught.value.next_step
 
 

@@ -15,7 +15,7 @@ from buildd.loader import KernelError, load
 from codegen.elementwise import elementwise_kernel
 from codegen.plain import INVALID_PROBLEM, Kernel, generated
 from codegen.plan import RequestError
-from codegen.rowwise import OPS, rowwise_kernel
+from codegen.rowwise import OPS, REDUCTIONS, rowwise_kernel
 from codegen.target import ElementwiseTarget, RowwiseTarget
 
 FUSED = {
@@ -82,6 +82,13 @@ def test_every_op_and_vendor_has_a_text() -> None:
         entry, shared = texts("e", fused(), hip=hip)
         for text in (entry, shared):
             assert ("hipStream_t" in text, "cudaStream_t" in text) == (hip, not hip)
+
+
+@pytest.mark.parametrize("axes", [[-1], [0]])
+def test_of_nothing_there_is_a_sum_and_no_largest(axes: list[int]) -> None:
+    for op in REDUCTIONS:
+        refuses = f"== 0) return {INVALID_PROBLEM};" in texts("r", rows(op=op, axes=axes))[1]
+        assert refuses == (op == "max"), "torch: 0, not a number, and an error"
 
 
 @pytest.mark.parametrize(
