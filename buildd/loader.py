@@ -1,9 +1,11 @@
-"""Calls generated kernels (kinds `rowwise`, `elementwise`, `conv2d`) from Python, on arrays of torch, CuPy and whoever
-has CUDA's array interface.
+"""Calls generated kernels (kinds `rowwise`, `elementwise`, `conv2d`) and models (kind `model`) from Python, on arrays
+of torch, CuPy and whoever has CUDA's array interface or DLPack.
 
-    from buildd.loader import load
+    from buildd.loader import load, load_model
     softmax = load("build/softmax/libsoftmax.so")
     y = softmax(x)                  # on the current stream
+    mlp = load_model("build/mlp/libmlp.so", {"w1": w1, "w2": w2})
+    y = mlp(x)
 
 A library says itself what it takes; types and shapes are checked before anything runs. Standard library only: programs
 import it that know nothing else of buildd. Does not know whether arrays share memory with the result.
@@ -15,26 +17,16 @@ import ctypes
 import json
 import os
 import re
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from buildd.arrays import Given, given, new_array, stream_of
+from buildd.loaded_model import KernelError, Model
+
+__all__ = ["Kernel", "KernelError", "Model", "load", "load_model"]
+
 INTERFACE = 1
-_TORCH = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
-_TYPESTR = {"<f2": "fp16", "<V2": "bf16", "<f4": "fp32"}
-_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-
-
-class KernelError(RuntimeError):
-    """A kernel could not be run.
-
-    Args:
-        status: what it returned: a cudaError_t or hipError_t, or -4 where sizes are not those of the project file.
-    """
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +37,6 @@ class Array:
     dtype: str
     axes: tuple[int, ...]
     """Its dimensions, as numbers of the kernel's sizes; -1 where it has size 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What a caller gave for one."""
-
-    pointer: int
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Kernel:
@@ -76,7 +59,7 @@ class Kernel:
 
         Args:
             arrays: the inputs in order, contiguous, on one device, which is the current one.
-            out: what is written to; by default a new tensor where the first input is one of torch.
+            out: what is written to; by default a new array where the first input is one of torch or CuPy.
             stream: by default the current one of torch or CuPy, whose the first array is; else 0, the default stream.
 
         Raises:
@@ -87,44 +70,44 @@ class Kernel:
             wanted = ", ".join(array.name for array in self.inputs)
             raise ValueError(f"{self.name} takes {len(self.inputs)} arrays ({wanted}), and was given {len(arrays)}")
         sizes: dict[int, int] = {}
-        given = [self._checked(array, value, sizes) for array, value in zip(self.inputs, arrays, strict=True)]
+        pointers = [self._checked(one, value, sizes).pointer for one, value in zip(self.inputs, arrays, strict=True)]
         # Sizes that no input has are fixed, or made of those of inputs, or those of `out`.
         fixed = {number: size for number, size in enumerate(self.shape) if size}
         for number, other, add, divide in self._derived:
             sizes[number] = max(0, ({**fixed, **sizes}[other] + add) // divide + 1)
         if out is None:
             out = self._new(arrays[0], {**fixed, **sizes})
-        given.append(self._checked(self.output, out, sizes))
+        pointers.append(self._checked(self.output, out, sizes).pointer)
         numbers = {**fixed, **sizes}
         status = self._run(
-            *(one.pointer for one in given),
+            *pointers,
             *(numbers[number] for number in range(len(self.shape))),
-            _stream(arrays[0]) if stream is None else stream,
+            stream_of(arrays[0]) if stream is None else stream,
         )
         if status:
             raise KernelError(f"{self.name} could not be run: status {status}", status)
         return out
 
-    def _checked(self, array: Array, value: Any, sizes: dict[int, int]) -> _Given:
+    def _checked(self, array: Array, value: Any, sizes: dict[int, int]) -> Given:
         """What was given for an array; `sizes` learns its dimensions."""
-        given = _given(array.name, value)
+        found = given(array.name, value)
         what = f"{self.name}: {array.name}"
-        if given.dtype != array.dtype:
-            raise ValueError(f"{what} has to be {array.dtype}, not {given.dtype}")
-        if len(given.shape) != len(array.axes):
-            raise ValueError(f"{what} has to have {len(array.axes)} dimensions, not {len(given.shape)}")
-        for number, (axis, size) in enumerate(zip(array.axes, given.shape, strict=True)):
+        if found.dtype != array.dtype:
+            raise ValueError(f"{what} has to be {array.dtype}, not {found.dtype}")
+        if len(found.shape) != len(array.axes):
+            raise ValueError(f"{what} has to have {len(array.axes)} dimensions, not {len(found.shape)}")
+        for number, (axis, size) in enumerate(zip(array.axes, found.shape, strict=True)):
             wanted = 1 if axis < 0 else self.shape[axis] or sizes.setdefault(axis, size)
             if size != wanted:
                 raise ValueError(f"{what} has to have size {wanted} in dimension {number}, not {size}")
-        return given
+        return found
 
     def _new(self, like: Any, sizes: dict[int, int]) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(like, torch.Tensor):
-            raise ValueError(f"{self.name}: name the array to write to, out=...")
         shape = tuple(1 if axis < 0 else sizes[axis] for axis in self.output.axes)
-        return like.new_empty(shape, dtype=getattr(torch, _NAMES[self.output.dtype]))
+        made = new_array(like, shape, self.output.dtype)
+        if made is None:
+            raise ValueError(f"{self.name}: name the array to write to, out=...")
+        return made
 
 
 def load(path: str | os.PathLike[str], name: str = "") -> Kernel:
@@ -137,6 +120,32 @@ def load(path: str | os.PathLike[str], name: str = "") -> Kernel:
         OSError: the library cannot be loaded.
         ValueError: it has no such kernel, or one of another interface.
     """
+    library, symbol, described = _opened(path, name)
+    if "kind" in described:
+        raise ValueError(f"{os.fspath(path)} is a {described['kind']}: load_model(path, constants)")
+    return Kernel(library, symbol, described)
+
+
+def load_model(path: str | os.PathLike[str], constants: Mapping[str, Any] | None = None, *, name: str = "") -> Model:
+    """A generated model in a shared library, for the current device.
+
+    Args:
+        constants: by name; those that are missing are set later.
+        name: of the target; by default as the file's name has it.
+
+    Raises:
+        OSError: the library cannot be loaded.
+        ValueError: it has no such model, or one of another interface; a constant does not fit.
+        KernelError: no model can be made on this device.
+    """
+    library, symbol, described = _opened(path, name)
+    if described.get("kind") != "model":
+        raise ValueError(f"{os.fspath(path)} is no model: load(path)")
+    return Model(library, symbol, described, constants or {})
+
+
+def _opened(path: str | os.PathLike[str], name: str) -> tuple[ctypes.CDLL, str, dict[str, Any]]:
+    """The library, what its functions begin with, and what it says of itself."""
     path = os.fspath(path)
     symbol = re.sub(r"\W", "_", name or re.sub(r"^lib|\.so$", "", os.path.basename(path)))
     library = ctypes.CDLL(os.path.abspath(path))
@@ -144,49 +153,15 @@ def load(path: str | os.PathLike[str], name: str = "") -> Kernel:
         describe = library[f"{symbol}_describe"]
     except AttributeError as error:
         raise ValueError(
-            f"{path} has no kernel {symbol} of kind rowwise, elementwise or conv2d; name its target: load(path, name)"
+            f"{path} has no kernel {symbol} of kind rowwise, elementwise or conv2d, and no model; name its target:"
+            " load(path, name)"
         ) from error
     describe.restype = ctypes.c_char_p
     described = json.loads(describe())
     if described["interface"] != INTERFACE:
         raise ValueError(f"{path} is of another buildd (interface {described['interface']}): build it again")
-    return Kernel(library, symbol, described)
+    return library, symbol, described
 
 
 def _array(said: dict[str, Any]) -> Array:
     return Array(said["name"], said["dtype"], tuple(said["axes"]))
-
-
-def _given(name: str, value: Any) -> _Given:
-    """Where an array is and how it looks. torch's array interface knows no bf16, so its tensors are asked directly."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if not value.is_contiguous():
-            raise ValueError(f"{name} has to be contiguous: x.contiguous()")
-        if not value.is_cuda:
-            raise ValueError(f"{name} has to be on a GPU, not on {value.device}")
-        return _Given(value.data_ptr(), _TORCH.get(str(value.dtype)) or str(value.dtype), tuple(value.shape))
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if not isinstance(interface, dict):
-        raise ValueError(f"{name} is a {type(value).__name__}, which does not tell where in a GPU's memory it is")
-    shape, typestr = tuple(interface["shape"]), interface["typestr"]
-    expected, size_bytes = [], int(typestr[2:])
-    for size in reversed(shape):
-        expected.append(size_bytes)
-        size_bytes *= size
-    strides = interface.get("strides")
-    if strides is not None and tuple(strides) != tuple(reversed(expected)) and 0 not in shape:
-        raise ValueError(f"{name} has to be contiguous")
-    return _Given(interface["data"][0], _TYPESTR.get(typestr) or str(typestr), shape)
-
-
-def _stream(like: Any) -> int:
-    for library in ("torch", "cupy"):
-        module = sys.modules.get(library)
-        if module is None:
-            continue
-        if library == "torch" and isinstance(like, module.Tensor):
-            return int(module.cuda.current_stream(like.device).cuda_stream)
-        if library == "cupy" and isinstance(like, module.ndarray):
-            return int(module.cuda.get_current_stream().ptr)
-    return 0

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact, Steps, Tool
 from protocol.messages import Request
 
@@ -32,6 +34,19 @@ class Part(Frozen, frozen=True):
     """Outputs that a target which depends on this one links, in order, with those that they need themselves."""
     device_link: bool = False
     """`link` has relocatable device code, which whoever links it has to link too."""
+
+    def beside(self, other: Part) -> Part:
+        """Both; of what is linked elsewhere only this one's."""
+        return msgspec.structs.replace(
+            self,
+            actions=(*self.actions, *other.actions),
+            tools=tuple(dict.fromkeys((*self.tools, *other.tools))),
+            steps=tuple(dict.fromkeys((*self.steps, *other.steps))),
+            files=(*self.files, *other.files),
+            artifacts=(*self.artifacts, *other.artifacts),
+            notices=tuple(dict.fromkeys((*self.notices, *other.notices))),
+            read=tuple(dict.fromkeys((*self.read, *other.read))),
+        )
 
 
 @dataclass(frozen=True, slots=True)

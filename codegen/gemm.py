@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 
 import msgspec
@@ -80,14 +81,7 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         "",
         files=(test,),
     )
-    return msgspec.structs.replace(
-        part,
-        actions=(*part.actions, *program.actions),
-        tools=tuple(dict.fromkeys((*part.tools, *program.tools))),
-        steps=tuple(dict.fromkeys((*part.steps, *program.steps))),
-        files=(*part.files, *program.files),
-        artifacts=(*part.artifacts, *program.artifacts),
-    )
+    return part.beside(program)
 
 
 def symbol_of(name: str) -> str:
@@ -122,8 +116,6 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
     symbol = symbol_of(target.name)
     sizes = " x ".join(str(getattr(target, name) or name) for name in ("m", "n", "k"))
     title = f"{target.name}: GEMM {sizes}, {target.dtype}, {target.layout}, epilogue {target.epilogue}"
-    # The highest that fits comes first: sm_90a before sm_80 on an sm_90.
-    ordered = sorted(kernels, key=lambda kernel: (_capability(kernel.arch), kernel.three), reverse=True)
     dispatch = template("gemm_dispatch.cu.j2").render(
         title=title,
         formula=formula(target),
@@ -132,15 +124,23 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
         invalid_problem=_INVALID_PROBLEM,
         both=kernels[0].both,
         batch_parameter=", int batch" if target.batched else "",
-        kernels=[{"symbol": kernel.name, "condition": _condition(kernel)} for kernel in ordered],
+        kernels=newest_first(kernels),
     )
     return (
         GeneratedFile(path=f"{build}/{target.name}/gen/{symbol}.cu", content=dispatch.encode()),
-        *(
-            GeneratedFile(path=f"{build}/kernels/{kernel.name}.cu", content=kernel_text(kernel, kernel.name, _LINKAGE))
-            for kernel in kernels
-        ),
+        *(kernel_file(kernel, build) for kernel in kernels),
     )
+
+
+def kernel_file(kernel: GemmKernel, build: str) -> GeneratedFile:
+    """The source of a kernel, which says nothing of a target."""
+    return GeneratedFile(path=f"{build}/kernels/{kernel.name}.cu", content=kernel_text(kernel, kernel.name, _LINKAGE))
+
+
+def newest_first(kernels: Iterable[GemmKernel]) -> list[dict[str, str]]:
+    """Their names, and when each is to be taken: the highest that fits, sm_90a before sm_80 on an sm_90."""
+    ordered = sorted(kernels, key=lambda kernel: (_capability(kernel.arch), kernel.three), reverse=True)
+    return [{"symbol": kernel.name, "condition": _condition(kernel)} for kernel in ordered]
 
 
 def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:

@@ -244,6 +244,15 @@ def formula(target: GemmTarget) -> str:
     return f"d = {inner} {sign} (beta * C){each}" if sign else f"d = {inner}{each}"
 
 
+def also_takes(target: GemmTarget) -> tuple[bool, bool]:
+    """Whether it takes a bias, and C. Raises RequestError: "bad-gemm", there is no such type, layout or epilogue."""
+    kind = _choice(target, "dtype", target.dtype, tuple(_TYPES))
+    _choice(target, f"output_dtype for {kind}", output_type(target), _TYPES[kind].outputs)
+    _choice(target, "layout", target.layout, LAYOUTS)
+    bias, _, combine = _SPELLED[_choice(target, "epilogue", target.epilogue, EPILOGUES).removeprefix("none")]
+    return bool(bias), bool(combine)
+
+
 def is_plain(target: GemmTarget) -> bool:
     """Whether its entry point takes A, B, C and D of one problem, as what measures GEMMs calls it."""
     _, _, combine = _SPELLED.get(target.epilogue.removeprefix("none"), ("", "", ""))

@@ -24,6 +24,7 @@ from codegen.target import (
     ElementwiseTarget,
     GemmTarget,
     HipTarget,
+    ModelTarget,
     RowwiseTarget,
     Target,
     TorchTarget,
@@ -158,6 +159,10 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.elementwise import plan_elementwise
 
             return plan_elementwise(context, target)
+        case ModelTarget():
+            from codegen.model import plan_model
+
+            return plan_model(context, target)
         case TritonTarget():
             from codegen.triton_kernel import plan_triton
 
@@ -178,7 +183,7 @@ def _check_archs(request: Request, targets: Iterable[Target]) -> None:
     kinds = tuple(targets)
     for arch in request.arch:
         users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget, Conv2dTarget)
-        both = (RowwiseTarget, ElementwiseTarget, TritonTarget)
+        both = (RowwiseTarget, ElementwiseTarget, ModelTarget, TritonTarget)
         if not any(isinstance(target, (*users, *both)) for target in kinds):
             raise RequestError(
                 "bad-arch",

@@ -71,7 +71,7 @@ class Kernel:
 def plan_plain(context: Context, target: GeneratedTarget, kernel: Kernel) -> Part:
     """The share of the plan of a target. Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
-    hip = not kernel.cutlass and _is_hip(context, target)
+    hip = not kernel.cutlass and is_hip(context, target)
     files = generated(target.name, kernel, context.build, hip=hip)
     if hip:
         recipe, notices = hip_recipe(context, target, generated_options(target, shared=(files[1].path,)))
@@ -100,8 +100,6 @@ def generated(name: str, kernel: Kernel, build: str, *, hip: bool) -> tuple[Gene
         build: folder of all outputs.
     """
     symbol = re.sub(r"\W", "_", name)
-    ending = "hip" if hip else "cu"
-    vendor = {"hip": hip, "api": "hip" if hip else "cuda", "invalid_problem": INVALID_PROBLEM}
     sizes = [(f"d{number}", size) for number, size in enumerate(kernel.shape)]
     shown = ", ".join(str(size or f"d{number}") for number, size in enumerate(kernel.shape))
     entry = template("plain_entry.j2").render(
@@ -118,8 +116,16 @@ def generated(name: str, kernel: Kernel, build: str, *, hip: bool) -> tuple[Gene
         groups=[" * ".join(f"d{number}" for number in group) or "1" for group in kernel.groups],
         numbers_after=kernel.numbers_after,
         cutlass=kernel.cutlass,
-        **vendor,
+        **_vendor(hip),
     )
+    return (
+        GeneratedFile(path=f"{build}/{name}/gen/{symbol}.{_ending(hip)}", content=entry.encode()),
+        kernel_file(kernel, build, hip=hip),
+    )
+
+
+def kernel_file(kernel: Kernel, build: str, *, hip: bool) -> GeneratedFile:
+    """The source of a kernel, which says nothing of a target."""
     read = {operand.dtype for operand in kernel.inputs}
     text = template(kernel.template).render(
         title=kernel.name,
@@ -130,12 +136,17 @@ def generated(name: str, kernel: Kernel, build: str, *, hip: bool) -> tuple[Gene
         written=[kernel.output.dtype],
         storage=STORAGE,
         **kernel.values,
-        **vendor,
+        **_vendor(hip),
     )
-    return (
-        GeneratedFile(path=f"{build}/{name}/gen/{symbol}.{ending}", content=entry.encode()),
-        GeneratedFile(path=f"{build}/kernels/{kernel.name}.{ending}", content=text.encode()),
-    )
+    return GeneratedFile(path=f"{build}/kernels/{kernel.name}.{_ending(hip)}", content=text.encode())
+
+
+def _vendor(hip: bool) -> dict[str, object]:
+    return {"hip": hip, "api": "hip" if hip else "cuda", "invalid_problem": INVALID_PROBLEM}
+
+
+def _ending(hip: bool) -> str:
+    return "hip" if hip else "cu"
 
 
 def describe(kernel: Kernel) -> dict[str, object]:
@@ -185,8 +196,8 @@ def check_shape(target: RowwiseTarget | ElementwiseTarget) -> None:
         raise wrong(target, f"shape {list(target.shape)} has a negative size", "0 stands for: known at run time")
 
 
-def _is_hip(context: Context, target: GeneratedTarget) -> bool:
-    """Which vendor a target is for: its own architectures say it, else the request's."""
+def is_hip(context: Context, target: GeneratedTarget) -> bool:
+    """Which vendor a target is for: its own architectures say it, else the request's. Raises RequestError."""
     named = target.arch or context.request.arch
     vendors = {arch.startswith("gfx") for arch in named}
     if len(vendors) > 1:

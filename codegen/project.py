@@ -19,7 +19,7 @@ import msgspec
 from codegen.environment import plain_values
 from codegen.plan import RequestError
 from codegen.sources import leaves_root
-from codegen.target import KINDS, CompiledTarget, OutputKind, Target, TorchTarget
+from codegen.target import KINDS, CompiledTarget, ModelTarget, OutputKind, Target, TorchTarget
 from protocol.described import described
 from protocol.messages import Request
 
@@ -54,7 +54,7 @@ class Project:
 
 
 _TABLES = {"project": ("name", "build_dir", "default"), "toolchain": ("cuda", "hip", "cutlass", "host_compiler")}
-_HIDDEN = ("name", "where")
+_HIDDEN = ("name", "where", "places")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 LONGEST_TIMEOUT_S = 30 * 86400.0
 LONGEST_NAME_BYTES = 200
@@ -280,6 +280,8 @@ def _target(name: str, table: Any, lines: _Lines, *, outside: bool) -> Target:
         )
     where = lines.where(section)
     target = _convert({**table, "name": name, "where": where}, struct, f'target "{name}"', where)
+    if isinstance(target, ModelTarget):
+        target = msgspec.structs.replace(target, places={op: lines.where(f"{section}.ops.{op}") for op in target.ops})
     _check_paths(target, lines, outside)
     if not 0 < target.timeout_s <= LONGEST_TIMEOUT_S:  # also not a number
         raise RequestError(

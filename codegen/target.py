@@ -167,6 +167,36 @@ class ElementwiseTarget(GeneratedTarget, frozen=True, kw_only=True):
     """By default that of the first input."""
 
 
+OptionValue = bool | int | float | str | list[bool | int | float | str]
+
+
+class ModelTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model is given: an array of an input or constant."""
+
+    shape: tuple[int | str, ...]
+    """Sizes; a name stands for one of `ModelTarget.sizes`."""
+    dtype: str = "fp16"
+    """fp16, bf16, fp32, int8, int32, fp8_e4m3, fp8_e5m2."""
+
+
+class ModelTarget(GeneratedTarget, frozen=True, kw_only=True):
+    """kind = "model": operations of the other generated kinds as one library. See `model`."""
+
+    inputs: dict[str, ModelTensor]
+    """What it is given at each run."""
+    outputs: tuple[str, ...]
+    """Operations whose results are handed back."""
+    ops: dict[str, dict[str, OptionValue]]
+    """Name of the tensor that it makes -> `kind` (gemm, conv2d, rowwise, elementwise), `inputs`, and keys of that
+    kind."""
+    constants: dict[str, ModelTensor] = {}
+    """What it is given once: weights."""
+    sizes: dict[str, tuple[int, int]] = {}
+    """Name of a size that is known at run time only -> smallest and largest."""
+    places: dict[str, str] = {}
+    """Operation -> where a person finds it; no key of the table."""
+
+
 class TritonTarget(Target, frozen=True, kw_only=True):
     """kind = "triton": one Triton kernel compiled ahead of time for each architecture. See `triton_kernel`."""
 
@@ -181,9 +211,6 @@ class TritonTarget(Target, frozen=True, kw_only=True):
     num_warps: int = 4
     num_stages: int = 3
     output_name: str = ""
-
-
-OptionValue = bool | int | float | str | list[bool | int | float | str]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,6 +264,7 @@ KINDS: dict[str, type[Target]] = {
     "conv2d": Conv2dTarget,
     "rowwise": RowwiseTarget,
     "elementwise": ElementwiseTarget,
+    "model": ModelTarget,
     "triton": TritonTarget,
     "torch": TorchTarget,
 }

@@ -1,0 +1,289 @@
+"""One operation of a model: what it launches and what it makes, from its keys and the tensors that it is given.
+
+Sizes and types come from the tensors; the rest are the keys of its kind, which checks them. Knows no other operation
+of the model, and not what a kernel looks like: an operation has the kernel that a target with these sizes has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from codegen.conv2d import conv2d_kernel
+from codegen.elementwise import elementwise_kernel
+from codegen.gemm_spec import also_takes, output_type
+from codegen.plain import Kernel
+from codegen.plan import RequestError
+from codegen.project import nearest
+from codegen.rowwise import OPS, PARAMETERS, rowwise_kernel
+from codegen.target import Conv2dTarget, ElementwiseTarget, GemmTarget, GeneratedTarget, OptionValue, RowwiseTarget
+from codegen.tensors import Dim, Sizes, Tensor, shown
+from protocol.described import described
+
+KEYS = {
+    "gemm": (
+        *("layout", "dtype", "output_dtype", "accumulator", "epilogue", "split_k"),
+        *("tile", "warps", "cluster", "stages", "schedule", "alignment"),
+    ),
+    "conv2d": ("stride", "padding", "dilation", "dtype", "output_dtype", "epilogue", "tile", "warps", "stages"),
+    "rowwise": ("op", "axes", "output_dtype", "weight", "bias", "eps"),
+    "elementwise": ("expression", "output_dtype"),
+}
+"""Kind -> its keys in an operation, besides `kind` and `inputs`."""
+_TARGETS: dict[str, type[GeneratedTarget]] = {
+    "gemm": GemmTarget,
+    "conv2d": Conv2dTarget,
+    "rowwise": RowwiseTarget,
+    "elementwise": ElementwiseTarget,
+}
+_LARGEST = 2**31 - 1
+"""Of the sizes that a GEMM takes."""
+TargetT = TypeVar("TargetT", bound=GeneratedTarget)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLaunch:
+    """A kernel of arrays."""
+
+    kernel: Kernel
+    operands: tuple[str, ...]
+    """Tensors in the order in which the kernel takes them."""
+    groups: tuple[tuple[Dim, ...], ...]
+    """The sizes that it takes, each a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmLaunch:
+    """A GEMM; which kernel it is depends on the architecture."""
+
+    target: GemmTarget
+    operands: tuple[str, ...]
+    """A and B, then the bias and C where it has them."""
+    bias: bool
+    c: bool
+    sizes: tuple[tuple[Dim, ...], ...]
+    """m, n, k, and where it is batched how many; each a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operation."""
+
+    output: Tensor
+    inputs: tuple[str, ...]
+    launch: PlainLaunch | GemmLaunch
+    what: str
+    """For readers of the generated source."""
+
+    @property
+    def name(self) -> str:
+        return self.output.name
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An operation as the project file has it."""
+
+    name: str
+    title: str
+    """For errors: "mlp.ops.h"."""
+    where: str
+    kind: str
+    inputs: tuple[str, ...]
+    keys: Mapping[str, OptionValue]
+
+    def wrong(self, message: str, next_step: str, code: str = "bad-model") -> RequestError:
+        return RequestError(code, f'target "{self.title}": {message}', file=self.where, next_step=next_step)
+
+
+def asked_op(model: str, name: str, table: Mapping[str, OptionValue], where: str) -> Asked:
+    """An operation's keys, those of its kind left to the kind. Raises RequestError: "bad-model"."""
+    op = Asked(name, f"{model}.ops.{name}", where, str(table.get("kind", "")), (), {})
+    if op.kind not in KEYS:
+        what = f'has the unknown kind "{op.kind}"{nearest(op.kind, KEYS)}' if op.kind else "has no kind"
+        raise op.wrong(what, "kinds: " + ", ".join(KEYS))
+    known = ("kind", "inputs", *KEYS[op.kind])
+    for key in table:
+        if key not in known:
+            made = key in _TARGETS[op.kind].__struct_fields__
+            what = (
+                f'"{key}" is no key here: it comes from the inputs, or is the model\'s'
+                if made
+                else f'unknown key "{key}"'
+            )
+            raise op.wrong(what + ("" if made else nearest(key, known)), "keys: " + ", ".join(known))
+    inputs = table.get("inputs", [])
+    names = [inputs] if isinstance(inputs, str) else inputs if isinstance(inputs, list) else []
+    if not names or not all(isinstance(one, str) for one in names):
+        raise op.wrong("`inputs` has to be a list of tensors", 'for example inputs = ["x", "weight"]')
+    keys = {key: value for key, value in table.items() if key not in ("kind", "inputs")}
+    return Asked(name, op.title, where, op.kind, tuple(map(str, names)), keys)
+
+
+def read_op(op: Asked, given: tuple[Tensor, ...], sizes: Sizes, archs: tuple[str, ...]) -> Op:
+    """What an operation launches and makes.
+
+    Args:
+        given: its inputs.
+        archs: of NVIDIA that the model is compiled for; () where it is for AMD.
+
+    Raises:
+        RequestError: "bad-model", a type or shape does not fit; and what its kind raises.
+    """
+    if op.kind in ("gemm", "conv2d") and not archs:
+        raise op.wrong(f"{op.kind} is for NVIDIA's GPUs only", "leave the gfx architectures out", "bad-arch")
+    if op.kind == "gemm":
+        return _gemm(op, given, sizes)
+    if op.kind == "conv2d":
+        return _conv2d(op, given, archs)
+    return _rowwise(op, given) if op.kind == "rowwise" else _elementwise(op, given)
+
+
+def _gemm(op: Asked, given: tuple[Tensor, ...], sizes: Sizes) -> Op:
+    dtype = op.keys.get("dtype", given[0].dtype)
+    target = _target(op, GemmTarget, dtype=dtype)
+    bias, c = also_takes(target)
+    _count(op, given, ("A", "B", *(("bias",) if bias else ()), *(("C",) if c else ())))
+    held, result = "fp32" if dtype == "tf32" else str(dtype), output_type(target)
+    a, b = given[:2]
+    if min(len(a.shape), len(b.shape)) < 2:
+        raise op.wrong(f"A is {a}, B {b}", "each has two dimensions or more")
+    rows, columns = target.layout[:1] == "r", target.layout[1:2] == "r"
+    batched = len(b.shape) > 2
+    batch = a.shape[:-2] if batched else ()
+    # Rows of A are behind each other over all leading dimensions.
+    lead = a.shape[len(batch) : -1] if rows else a.shape[len(batch) + 1 :]
+    k = a.shape[-1] if rows else a.shape[len(batch)]
+    if not rows and len(a.shape) != len(batch) + 2:
+        raise op.wrong(f'A is {a}, in the layout "{target.layout}"', "two dimensions, k first, behind those of a batch")
+    n = b.shape[-1] if columns else b.shape[-2]
+    wanted = [
+        ("A", held, a.shape),
+        ("B", held, (*batch, k, n) if columns else (*batch, n, k)),
+        *((("bias", result, (n,)),) if bias else ()),
+        *((("C", result, (*batch, *lead, n)),) if c else ()),
+    ]
+    _check(op, given, wanted)
+    products = (tuple(lead), (n,), (k,), *((tuple(batch),) if batched else ()))
+    for what, dims in zip(("m", "n", "k", "batch"), products, strict=False):
+        if sizes.most(dims) > _LARGEST:
+            raise op.wrong(f"{what} may be {sizes.most(dims)}", f"at most {_LARGEST}: lower the largest of its sizes")
+    fixed = {
+        name: sizes.most(dims) if all(isinstance(dim, int) for dim in dims) else 0
+        for name, dims in zip(("m", "n", "k"), products, strict=False)
+    }
+    return Op(
+        output=Tensor(op.name, result, (*batch, *lead, n)),
+        inputs=op.inputs,
+        launch=GemmLaunch(msgspec.structs.replace(target, batched=batched, **fixed), op.inputs, bias, c, products),
+        what=f"gemm {target.layout} {target.epilogue}",
+    )
+
+
+def _conv2d(op: Asked, given: tuple[Tensor, ...], archs: tuple[str, ...]) -> Op:
+    epilogue = str(op.keys.get("epilogue", "none"))
+    _count(op, given, ("x", "weight", *(("bias",) if epilogue.startswith("bias") else ())))
+    x, weight = given[:2]
+    for tensor, known in ((x, x.shape[1:]), (weight, weight.shape)):
+        if len(tensor.shape) != 4 or not all(isinstance(dim, int) for dim in known):
+            raise op.wrong(
+                f'"{tensor.name}" is {tensor}', "four dimensions; but for the number of images they have to be known"
+            )
+    target = _target(
+        op,
+        Conv2dTarget,
+        **{"dtype": x.dtype, **op.keys},
+        shape=_fixed(x.shape),
+        filters=weight.shape[0],
+        kernel=weight.shape[1:3],
+    )
+    kernel = conv2d_kernel(target, archs)
+    return _plain(op, given, kernel, (x.shape[0], *kernel.shape[1:]))
+
+
+def _rowwise(op: Asked, given: tuple[Tensor, ...]) -> Op:
+    what = str(op.keys.get("op", ""))
+    if what not in OPS:
+        raise op.wrong(
+            f'"{what}" is no op{nearest(what, OPS)}' if what else "it has no `op`", "possible: " + ", ".join(OPS)
+        )
+    parameters = [name for name in PARAMETERS.get(what, ()) if op.keys.get(name) is not False]
+    _count(op, given, ("x", *parameters))
+    target = _target(op, RowwiseTarget, dtype=given[0].dtype, shape=_fixed(given[0].shape))
+    return _plain(op, given, rowwise_kernel(target), given[0].shape)
+
+
+def _elementwise(op: Asked, given: tuple[Tensor, ...]) -> Op:
+    if len(set(op.inputs)) != len(op.inputs):
+        raise op.wrong("`inputs` names a tensor twice", "each once: the expression may use it often")
+    rank = max(len(tensor.shape) for tensor in given)
+    shape: list[Dim] = []
+    for number in range(rank):
+        found = {tensor.shape[number - rank] for tensor in given if len(tensor.shape) >= rank - number} - {1}
+        if len(found) > 1:
+            sides = ", ".join(f"{tensor.name} {shown(tensor.shape)}" for tensor in given)
+            raise op.wrong(f"shapes do not go together: {sides}", "from the last dimension on: equal, or 1")
+        shape.append(found.pop() if found else 1)
+    target = _target(
+        op,
+        ElementwiseTarget,
+        **op.keys,
+        inputs={tensor.name: tensor.dtype for tensor in given},
+        shape=_fixed(shape),
+        shapes={tensor.name: _fixed(tensor.shape) for tensor in given if tensor.shape != tuple(shape)},
+    )
+    return _plain(op, given, elementwise_kernel(target), tuple(shape))
+
+
+def _plain(op: Asked, given: tuple[Tensor, ...], kernel: Kernel, dims: tuple[Dim, ...]) -> Op:
+    """Args: dims: the sizes that the kernel's arrays have by number."""
+
+    def shape(axes: tuple[int, ...]) -> tuple[Dim, ...]:
+        return tuple(1 if axis < 0 else dims[axis] for axis in axes)
+
+    _check(op, given, [(operand.name, operand.dtype, shape(operand.axes)) for operand in kernel.inputs])
+    by_operand = dict(zip((operand.name for operand in kernel.inputs), op.inputs, strict=True))
+    return Op(
+        output=Tensor(op.name, kernel.output.dtype, shape(kernel.output.axes)),
+        inputs=op.inputs,
+        launch=PlainLaunch(
+            kernel=kernel,
+            operands=tuple(by_operand[name] for name in kernel.operands),
+            groups=tuple(tuple(dims[number] for number in group) for group in kernel.groups),
+        ),
+        what=" ".join(
+            str(op.keys.get({"rowwise": "op", "elementwise": "expression"}.get(op.kind, ""), op.kind)).split()
+        ),
+    )
+
+
+def _target(op: Asked, struct: type[TargetT], **made: object) -> TargetT:
+    """A target of the operation's kind, as if it stood alone."""
+    table = {**op.keys, **made, "name": op.title, "where": op.where}
+    try:
+        return msgspec.convert(table, described(struct))
+    except msgspec.ValidationError as error:
+        message = re.sub(r" - at `\$\.?(.*)`$", r' for "\1"', str(error)).replace("`", "")
+        raise op.wrong(message[:1].lower() + message[1:], "correct this key") from error
+
+
+def _fixed(shape: tuple[Dim, ...] | list[Dim]) -> tuple[int, ...]:
+    """As targets have it: 0 stands for a size that is known at run time only."""
+    return tuple(dim if isinstance(dim, int) else 0 for dim in shape)
+
+
+def _count(op: Asked, given: tuple[Tensor, ...], wanted: tuple[str, ...]) -> None:
+    if len(given) != len(wanted):
+        raise op.wrong(f"it has {len(given)} inputs and takes {len(wanted)}", "inputs: " + ", ".join(wanted))
+
+
+def _check(op: Asked, given: tuple[Tensor, ...], wanted: list[tuple[str, str, tuple[Dim, ...]]]) -> None:
+    """Types and shapes of what producers make and this one takes."""
+    for tensor, (what, dtype, shape) in zip(given, wanted, strict=True):
+        if (tensor.dtype, tensor.shape) != (dtype, shape):
+            said = f'"{tensor.name}"' + (f" ({what})" if what != tensor.name else "")
+            raise op.wrong(f"{said} is {tensor}", f"it has to be {dtype} {shown(shape)}")

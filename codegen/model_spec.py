@@ -1,0 +1,187 @@
+"""What a model target means: its tensors by name, its operations in an order in which they can run.
+
+Knows how tensors and operations hang together; not what one operation is (`model_ops`), nor where tensors lie
+(`model_memory`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.model_ops import Asked, Op, asked_op, read_op
+from codegen.plan import RequestError
+from codegen.project import nearest
+from codegen.target import ModelTarget, ModelTensor
+from codegen.tensors import SIZES_BYTES, Sizes, Tensor
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
+_SIZE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_MOST_DIMENSIONS = 8
+_MOST_OPS = 4096
+_LARGEST = 2**31 - 1
+_MOST_BYTES = 1 << 46
+"""Of one tensor: beyond what any GPU addresses."""
+_Wrong = Callable[[str, str], RequestError]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model whose tensors fit."""
+
+    sizes: Sizes
+    inputs: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    """Producers before consumers, otherwise as declared."""
+    outputs: tuple[Tensor, ...]
+
+
+def read_model(target: ModelTarget, archs: tuple[str, ...]) -> Model:
+    """The model of a target.
+
+    Args:
+        archs: of NVIDIA that it is compiled for; () where it is for AMD.
+
+    Raises:
+        RequestError: "bad-model"; "bad-kernel", "bad-gemm" and "bad-arch" of an operation.
+    """
+
+    def wrong(message: str, next_step: str) -> RequestError:
+        return RequestError("bad-model", f'target "{target.name}": {message}', file=target.where, next_step=next_step)
+
+    _check_sizes(target, wrong)
+    sizes = Sizes(target.sizes)
+    inputs = _declared(target.inputs, "input", sizes, wrong)
+    constants = _declared(target.constants, "constant", sizes, wrong)
+    given = {tensor.name: tensor for tensor in inputs}
+    for tensor in constants:
+        if tensor.name in given:
+            raise wrong(f'"{tensor.name}" is an input and a constant', "give one of them another name")
+        if any(isinstance(dim, str) for dim in tensor.shape):
+            raise wrong(
+                f'constant "{tensor.name}" has a size that is known at run time only',
+                "make it an input, or fix the size",
+            )
+        given[tensor.name] = tensor
+    if not 1 <= len(target.ops) <= _MOST_OPS:
+        raise wrong(f"it has {len(target.ops)} ops", f"1 to {_MOST_OPS}, each a table [target.{target.name}.ops.NAME]")
+    asked = {}
+    for name, table in target.ops.items():
+        op = asked_op(target.name, name, table, target.places.get(name, target.where))
+        if not _NAME.fullmatch(name):
+            raise op.wrong(f'"{name}" cannot be a tensor\'s name', "letters, digits, _ and .; a letter or _ first")
+        if name in given:
+            what = "an input" if name in target.inputs else "a constant"
+            raise op.wrong(f'"{name}" is {what} too: two would make it', "give the op another name")
+        asked[name] = op
+    for op in asked.values():
+        for name in op.inputs:
+            if name not in given and name not in asked:
+                known = (*given, *asked)
+                raise op.wrong(f'there is no tensor "{name}"{nearest(name, known)}', "tensors: " + ", ".join(known))
+    tensors, ops = dict(given), []
+    for name in _ordered(asked):
+        found = read_op(asked[name], tuple(tensors[one] for one in asked[name].inputs), sizes, archs)
+        if sizes.most_bytes(found.output) > _MOST_BYTES:
+            raise asked[name].wrong(f"it makes {found.output}, which may be too large", "lower the largest sizes")
+        tensors[name] = found.output
+        ops.append(found)
+    outputs = _outputs(target, asked, wrong)
+    used = {name for op in ops for name in op.inputs} | set(outputs)
+    for name in tensors:
+        if name not in used:
+            what = "the op" if name in asked else "the input" if name in target.inputs else "the constant"
+            raise wrong(f'nothing uses {what} "{name}"', "use it, name it in `outputs`, or remove it" if name in asked
+                        else "use it, or remove it")  # fmt: skip
+    for name in sizes.ranges:
+        if not any(name in tensor.shape for tensor in inputs):
+            raise wrong(f'no input has the size "{name}"', "name it in an input's shape, or remove it from `sizes`")
+    return Model(sizes, inputs, constants, tuple(ops), tuple(tensors[name] for name in outputs))
+
+
+def _check_sizes(target: ModelTarget, wrong: _Wrong) -> None:
+    for name, (least, most) in target.sizes.items():
+        if not _SIZE.fullmatch(name):
+            raise wrong(f'"{name}" cannot be a size\'s name', "letters, digits and _; a letter or _ first")
+        if not 1 <= least <= most <= _LARGEST:
+            raise wrong(f'size "{name}" goes from {least} to {most}', f"a smallest and a largest, 1 to {_LARGEST}")
+
+
+def _declared(tensors: Mapping[str, ModelTensor], what: str, sizes: Sizes, wrong: _Wrong) -> tuple[Tensor, ...]:
+    found = []
+    for name, said in tensors.items():
+        if not _NAME.fullmatch(name):
+            raise wrong(f'"{name}" cannot be a tensor\'s name', "letters, digits, _ and .; a letter or _ first")
+        if said.dtype not in SIZES_BYTES:
+            known = tuple(SIZES_BYTES)
+            raise wrong(
+                f'{what} "{name}": "{said.dtype}" is no dtype{nearest(said.dtype, known)}',
+                "possible: " + ", ".join(known),
+            )
+        if not 1 <= len(said.shape) <= _MOST_DIMENSIONS:
+            raise wrong(f'{what} "{name}" has {len(said.shape)} dimensions', f"1 to {_MOST_DIMENSIONS}")
+        for dim in said.shape:
+            if isinstance(dim, str) and dim not in sizes.ranges:
+                raise wrong(
+                    f'{what} "{name}": there is no size "{dim}"{nearest(dim, sizes.ranges)}',
+                    f"name it in `sizes` with its smallest and largest, as in sizes = {{ {dim} = [1, 64] }}",
+                )
+            if isinstance(dim, int) and not 1 <= dim <= _LARGEST:
+                raise wrong(
+                    f'{what} "{name}" has the size {dim}',
+                    "1 or more; what is known at run time only has a name in `sizes`",
+                )
+        tensor = Tensor(name, said.dtype, said.shape)
+        if sizes.most_bytes(tensor) > _MOST_BYTES:
+            raise wrong(f'{what} "{name}" is {tensor}, which may be too large', "lower its largest sizes")
+        found.append(tensor)
+    return tuple(found)
+
+
+def _outputs(target: ModelTarget, ops: Iterable[str], wrong: _Wrong) -> tuple[str, ...]:
+    if not target.outputs:
+        raise wrong("it has no outputs", 'name ops, as in outputs = ["y"]')
+    if len(set(target.outputs)) != len(target.outputs):
+        raise wrong("`outputs` names a tensor twice", "each once")
+    ops = tuple(ops)
+    for name in target.outputs:
+        if name not in ops:
+            given = name in target.inputs or name in target.constants
+            what = f'output "{name}" is given to the model' if given else f'there is no op "{name}"{nearest(name, ops)}'
+            raise wrong(what, "outputs are ops: " + ", ".join(ops))
+    return target.outputs
+
+
+def _ordered(asked: Mapping[str, Asked]) -> list[str]:
+    """Names of operations. Raises RequestError: "bad-model", a cycle."""
+    place = {name: number for number, name in enumerate(asked)}
+    names = list(asked)
+    waiting = {name: len({one for one in op.inputs if one in asked}) for name, op in asked.items()}
+    readers: dict[str, list[str]] = {name: [] for name in asked}
+    for name, op in asked.items():
+        for one in dict.fromkeys(op.inputs):
+            if one in asked:
+                readers[one].append(name)
+    ready = [place[name] for name, count in waiting.items() if not count]
+    found: list[str] = []
+    while ready:
+        name = names[heapq.heappop(ready)]
+        found.append(name)
+        for reader in readers[name]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, place[reader])
+    if len(found) < len(asked):
+        done = set(found)
+        # Whoever waits, waits for one that waits too: following those leads round.
+        name = next(name for name in names if name not in done)
+        chain: list[str] = []
+        while name not in chain:
+            chain.append(name)
+            name = next(one for one in asked[name].inputs if one in asked and one not in done)
+        cycle = [*chain[chain.index(name) :], name]
+        raise asked[name].wrong(f"it needs itself: {' <- '.join(cycle)}", "break the cycle")
+    return found

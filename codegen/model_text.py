@@ -1,0 +1,224 @@
+"""The sources that are a model's own: its interface in C, the driver that launches kernels, the standalone test.
+
+Knows the words of C and where tensors lie; not what operations compute. Equal specs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.gemm import newest_first
+from codegen.gemm_spec import GemmKernel
+from codegen.model_memory import ALIGNMENT_BYTES, Life, grouped, packed
+from codegen.model_ops import GemmLaunch, Op, PlainLaunch
+from codegen.model_spec import Model
+from codegen.plain import INTERFACE
+from codegen.rendering import template
+from codegen.tensors import Dim, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """How operations that need nothing of each other run."""
+
+    extra: int = 0
+    """Streams besides the caller's."""
+    most: int = 1
+    """Operations beside each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A model with the kernels that were chosen for it; `texts_of` makes it."""
+
+    name: str
+    symbol: str
+    model: Model
+    kernels: Mapping[str, tuple[GemmKernel, ...]]
+    """Operation that is a GEMM -> its kernels, one an architecture."""
+    hip: bool
+    ops: tuple[Op, ...]
+    """As they are launched."""
+    groups: tuple[int, ...]
+    """How many of those run beside each other."""
+    streams: int
+    places: Mapping[str, str]
+    """Tensor -> where it is, in C."""
+    tensor_bytes: int
+    """What those that are in the workspace need together."""
+    picks: Mapping[tuple[GemmKernel, ...], int]
+    """Kernels among which the device at hand decides -> number."""
+
+    def header(self) -> bytes:
+        return template("model.h.j2").render(**self._values()).encode()
+
+    def driver(self) -> bytes:
+        values = self._values()
+        return (
+            template("model.j2")
+            .render(
+                **values,
+                arrays=[*values["inputs"], *values["outputs"]],  # type: ignore[misc]
+                prototypes=list(dict.fromkeys(line for op in self.ops for line in self._prototypes(op))),
+                picks=[
+                    {"kernels": newest_first(found), "both": found[0].both, "batched": found[0].batched}
+                    for found in self.picks
+                ],
+                scratch=[call for op in self.ops for call in self._scratch(op)],
+                ops=[
+                    {
+                        "name": op.name,
+                        "said": f"{op.output}: {op.what} of {', '.join(op.inputs)}",
+                        "call": self._call(op),
+                        "scratch": isinstance(op.launch, GemmLaunch),
+                    }
+                    for op in self.ops
+                ],
+                groups=self.groups,
+                tensor_bytes=self.tensor_bytes,
+                description=json.dumps(json.dumps(self.description(), separators=(",", ":"))),
+            )
+            .encode()
+        )
+
+    def standalone(self) -> bytes:
+        return template("model_test.j2").render(**self._values()).encode()
+
+    def description(self) -> dict[str, object]:
+        """What NAME_describe says."""
+
+        def said(tensors: Iterable[Tensor]) -> list[dict[str, object]]:
+            return [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in tensors]
+
+        return {
+            "interface": INTERFACE,
+            "kind": "model",
+            "sizes": {name: list(ends) for name, ends in self.model.sizes.ranges.items()},
+            "constants": said(self.model.constants),
+            "inputs": said(self.model.inputs),
+            "outputs": said(self.model.outputs),
+        }
+
+    def _values(self) -> dict[str, object]:
+        sizes = self.model.sizes
+
+        def shaped(tensors: Iterable[Tensor]) -> list[_Shown]:
+            return [
+                _Shown(one, [d if isinstance(d, int) else -1 - sizes.number(d) for d in one.shape]) for one in tensors
+            ]
+
+        count = len(self.model.ops)
+        return {
+            "title": f"{self.name}: a model of {count} operation{'s'[: count != 1]}",
+            "symbol": self.symbol,
+            "macro": self.symbol.upper(),
+            "hip": self.hip,
+            "api": "hip" if self.hip else "cuda",
+            "alignment_bytes": ALIGNMENT_BYTES,
+            "sizes": [(name, *ends) for name, ends in sizes.ranges.items()],
+            "constants": shaped(self.model.constants),
+            "inputs": shaped(self.model.inputs),
+            "outputs": shaped(self.model.outputs),
+            "streams": self.streams,
+        }
+
+    def _prototypes(self, op: Op) -> list[str]:
+        if isinstance(op.launch, PlainLaunch):
+            kernel = op.launch.kernel
+            words = ["const void*"] * len(op.launch.operands) + ["void*"] + ["long long"] * len(op.launch.groups)
+            words += [kind for kind, _ in kernel.numbers_after]
+            return [f"int {kernel.name}_run({', '.join((*words, 'Stream'))})"]
+        sizes = ", ".join(["int"] * len(op.launch.sizes))
+        found = []
+        for one in self.kernels[op.name]:
+            pointers = ", ".join(["const void*"] * (4 if one.both else 3) + ["void*"])
+            found.append(f"size_t {one.name}_workspace_bytes({sizes})")
+            found.append(f"int {one.name}_run({pointers}, {sizes}, float, float, void*, Stream)")
+        return found
+
+    def _call(self, op: Op) -> str:
+        result = self.places[op.name]
+        given = [self.places[name] for name in op.launch.operands]
+        if isinstance(op.launch, PlainLaunch):
+            words = [*given, result, *(self._product(group) for group in op.launch.groups)]
+            words += [value for _, value in op.launch.kernel.numbers_after]
+            return f"{op.launch.kernel.name}_run({', '.join((*words, 'stream'))})"
+        launch = op.launch
+        a, b, *more = given
+        # As kernels of a GEMM have it: the bias takes the place of C where there is none.
+        third = [more[-1], more[0]] if launch.bias and launch.c else [*more, *(["nullptr"] if not more else [])]
+        sizes = [f"static_cast<int>({self._product(dims)})" for dims in launch.sizes]
+        beta = "1.0f" if launch.c else "0.0f"
+        words = ["run", a, b, *third, result, *sizes, beta, "scratch", "stream"]
+        return f"pick{self.picks[self.kernels[op.name]]}({', '.join(words)})"
+
+    def _scratch(self, op: Op) -> list[str]:
+        if isinstance(op.launch, PlainLaunch):
+            return []
+        most = ", ".join(str(self.model.sizes.most(dims)) for dims in op.launch.sizes)
+        return [f"pick{self.picks[self.kernels[op.name]]}_bytes(found, {most})"]
+
+    def _product(self, dims: Iterable[Dim]) -> str:
+        return self.model.sizes.in_c(dims, "run.sizes")
+
+
+def texts_of(
+    name: str,
+    symbol: str,
+    model: Model,
+    kernels: Mapping[str, tuple[GemmKernel, ...]],
+    asked: Streams,
+    *,
+    hip: bool,
+) -> Texts:
+    """A model's texts: when its operations run and where its tensors lie is decided here."""
+    made = {op.name: op for op in model.ops}
+    needs = {op.name: tuple(one for one in op.inputs if one in made) for op in model.ops}
+    groups = grouped(needs, asked.most if asked.extra else 1)
+    when = {one: number for number, group in enumerate(groups) for one in group}
+    last = dict(when)
+    for op in model.ops:
+        for one in needs[op.name]:
+            last[one] = max(last[one], when[op.name])
+    places = {one.name: f"run.constants[{number}]" for number, one in enumerate(model.constants)}
+    places |= {one.name: f"run.arrays[{number}]" for number, one in enumerate((*model.inputs, *model.outputs))}
+    offsets, tensor_bytes = packed(
+        Life(op.name, model.sizes.most_bytes(op.output), when[op.name], last[op.name])
+        for op in model.ops
+        if op.name not in places
+    )
+    return Texts(
+        name=name,
+        symbol=symbol,
+        model=model,
+        kernels=kernels,
+        hip=hip,
+        ops=tuple(made[one] for group in groups for one in group),
+        groups=tuple(map(len, groups)),
+        streams=min(1 + asked.extra, max(map(len, groups))),
+        places=places | {one: f"run.workspace + {offset}" for one, offset in offsets.items()},
+        tensor_bytes=tensor_bytes,
+        picks={found: number for number, found in enumerate(dict.fromkeys(kernels.values()))},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A tensor as templates have it."""
+
+    tensor: Tensor
+    shape: list[int]
+    """Below 0: the size of number -1 - it."""
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    def __str__(self) -> str:
+        return f"{self.tensor.name}: {self.tensor}"

@@ -1,0 +1,616 @@
+"""Models: what is refused, where tensors lie and when operations run, that kernels are shared; the library and loader.
+
+Drivers run on the host: tests/fakes/host-cuda is CUDA's runtime as queues that are worked off in any order that events
+allow, and kernels are functions of this file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from carry_out import carry_out_all, plan_for, request_for
+
+from buildd.gpus import find_gpus
+from buildd.loader import KernelError, load, load_model
+from codegen.gemm import kernel_file
+from codegen.gemm_spec import kernel_for
+from codegen.model_memory import ALIGNMENT_BYTES, Life, grouped, packed
+from codegen.model_ops import GemmLaunch, PlainLaunch
+from codegen.model_spec import read_model
+from codegen.model_text import Streams, Texts, texts_of
+from codegen.plain import kernel_file as plain_kernel_file
+from codegen.plan import RequestError
+from codegen.target import ModelTarget
+from tests.estate import Estate
+from tests.toolkit import host_compiler
+
+HOST = Path(__file__).parent / "fakes" / "host-cuda"
+_CXX = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-parameter")
+MLP: dict[str, Any] = {
+    "sizes": {"batch": [1, 256]},
+    "inputs": {"x": {"shape": ["batch", 64]}},
+    "constants": {
+        "w": {"shape": [128, 64]},
+        "b": {"shape": [128]},
+        "gain": {"shape": [128]},
+        "shift": {"shape": [128]},
+    },
+    "outputs": ["y"],
+    "ops": {
+        "y": {"kind": "rowwise", "op": "softmax", "inputs": ["s"], "output_dtype": "fp32"},
+        "h": {"kind": "gemm", "inputs": ["x", "w", "b"], "epilogue": "bias_gelu"},
+        "n": {"kind": "rowwise", "op": "layer_norm", "inputs": ["h", "gain", "shift"]},
+        "s": {"kind": "elementwise", "inputs": ["n", "h"], "expression": "n * 0.5 + h"},
+    },
+}
+
+
+def target(table: Mapping[str, Any]) -> ModelTarget:
+    return msgspec.convert({"name": "mlp", "where": "buildd.toml:2", **table}, ModelTarget)
+
+
+def changed(*path: str, to: Any) -> dict[str, Any]:
+    """MLP with another value at a path; None removes it."""
+    table: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(MLP))
+    inner = table
+    for key in path[:-1]:
+        inner = inner.setdefault(key, {})
+    if to is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = to
+    return table
+
+
+def test_sizes_and_types_come_from_the_tensors() -> None:
+    model = read_model(target(MLP), ("sm_80",))
+    assert [(op.name, str(op.output)) for op in model.ops] == [
+        ("h", "fp16 [batch, 128]"),
+        ("n", "fp16 [batch, 128]"),
+        ("s", "fp16 [batch, 128]"),
+        ("y", "fp32 [batch, 128]"),
+    ]
+    gemm = model.ops[0].launch
+    assert isinstance(gemm, GemmLaunch)
+    assert (gemm.target.m, gemm.target.n, gemm.target.k, gemm.target.batched) == (0, 128, 64, False)
+    assert gemm.sizes == (("batch",), (128,), (64,)) and (gemm.bias, gemm.c) == (True, False)
+    norm = model.ops[1].launch
+    assert isinstance(norm, PlainLaunch) and norm.kernel.name == "layer_norm_fp16_fp16_weight_bias"
+    assert norm.groups == (("batch",), (128,)) and norm.operands == ("h", "gain", "shift")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "keys", "sizes", "result"),
+    [
+        (["n", 7, 64], [8, 64], {}, (("n", 7), (8,), (64,)), "fp16 [n, 7, 8]"),
+        (["n", 64], [64, 8], {"layout": "rrr"}, (("n",), (8,), (64,)), "fp16 [n, 8]"),
+        ([64, "n"], [64, 8], {"layout": "crr"}, None, '"crr" is no layout; did you mean "rrr"'),
+        ([64, "n"], [8, 64], {"layout": "ccr"}, (("n",), (8,), (64,)), "fp16 [n, 8]"),
+        (["n", 3, 64], ["n", 8, 64], {}, ((3,), (8,), (64,), ("n",)), "fp16 [n, 3, 8]"),
+        (["n", 64, 3], ["n", 8, 64], {"layout": "ccr"}, ((3,), (8,), (64,), ("n",)), "fp16 [n, 3, 8]"),
+        (["n", 64], [8, 64], {"output_dtype": "fp32"}, (("n",), (8,), (64,)), "fp32 [n, 8]"),
+        (["n", 64], [8, 32], {}, None, '"w" (B) is fp16 [8, 32]'),
+        ([2, 3, 64], ["n", 8, 64], {}, None, '"w" (B) is fp16 [n, 8, 64]'),
+        ([64], [8, 64], {}, None, "A is fp16 [64]"),
+        (["n", 64], [8, 64], {"epilogue": "bias"}, None, "2 inputs and takes 3"),
+        (["n", 64], [8, 64], {"epilogue": "bais"}, None, 'did you mean "bias"'),
+        (["n", 64], [8, 64], {"dtype": "bf16"}, None, '"x" (A) is fp16 [n, 64]'),
+        (["n", 1 << 30, 64], [8, 64], {}, None, "m may be"),
+    ],
+)
+def test_shapes_of_a_gemm(a: list[Any], b: list[Any], keys: dict[str, Any], sizes: Any, result: str) -> None:
+    table = {
+        "sizes": {"n": [1, 4]},
+        "inputs": {"x": {"shape": a}, "w": {"shape": b}, "n": {"shape": ["n"]}},
+        "ops": {
+            "y": {"kind": "gemm", "inputs": ["x", "w"], **keys},
+            "z": {"kind": "elementwise", "inputs": ["n"], "expression": "n"},
+        },
+        "outputs": ["y", "z"],
+    }
+    if sizes is None:
+        with pytest.raises(RequestError) as caught:
+            read_model(target(table), ("sm_80",))
+        assert result in caught.value.message
+        return
+    op = next(op for op in read_model(target(table), ("sm_80",)).ops if op.name == "y")
+    assert isinstance(op.launch, GemmLaunch)
+    assert op.launch.sizes == sizes and str(op.output) == result
+
+
+CONV = {
+    "sizes": {"n": [1, 8]},
+    "inputs": {"x": {"shape": ["n", 9, 8, 8]}},
+    "constants": {"w": {"shape": [16, 3, 2, 8]}, "b": {"shape": [16]}, "scale": {"shape": [16], "dtype": "fp32"}},
+    "ops": {
+        "c": {
+            "kind": "conv2d",
+            "inputs": ["x", "w", "b"],
+            "stride": [2, 1],
+            "padding": [1, 0],
+            "epilogue": "bias_relu",
+        },
+        "y": {"kind": "elementwise", "inputs": ["c", "scale"], "expression": "c * scale"},
+        "m": {"kind": "rowwise", "op": "max", "inputs": ["y"], "axes": [1, 2]},
+    },
+    "outputs": ["m"],
+}
+
+
+def test_shapes_of_a_convolution_and_of_what_follows() -> None:
+    model = read_model(target(CONV), ("sm_80",))
+    assert [str(op.output) for op in model.ops] == ["fp16 [n, 5, 7, 16]", "fp16 [n, 5, 7, 16]", "fp16 [n, 16]"]
+    launch = model.ops[0].launch
+    assert isinstance(launch, PlainLaunch) and launch.groups[0] == ("n",) and launch.groups[-2:] == ((5,), (7,))
+    with pytest.raises(RequestError, match="NVIDIA's GPUs only") as caught:
+        read_model(target(CONV), ())
+    assert caught.value.code == "bad-arch"
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "allowed"),
+    [
+        (changed("ops", "n", "inputs", to=["g", "gain", "shift"]), 'no tensor "g"', "tensors: x, w"),
+        (changed("ops", "h", "inputs", to=["s", "w", "b"]), "it needs itself: s <- n <- h <- s", "break"),
+        (changed("ops", "n", "inputs", to=["h", "gain"]), "2 inputs and takes 3", "x, weight, bias"),
+        (changed("constants", "gain", "shape", to=[64]), '"gain" (weight) is fp16 [64]', "fp16 [128]"),
+        (changed("constants", "gain", "dtype", to="fp32"), '"gain" (weight) is fp32 [128]', "fp16 [128]"),
+        (changed("constants", "extra", to={"shape": [1]}), 'nothing uses the constant "extra"', "remove"),
+        (changed("ops", "t", to=MLP["ops"]["s"]), 'nothing uses the op "t"', "`outputs`"),
+        (changed("ops", "x", to=MLP["ops"]["s"]), '"x" is an input too: two would make it', "another name"),
+        (changed("constants", "x", to={"shape": [1]}), '"x" is an input and a constant', "another name"),
+        (changed("outputs", to=["z"]), 'there is no op "z"', "outputs are ops: y, h, n, s"),
+        (changed("outputs", to=["x"]), 'output "x" is given to the model', "ops"),
+        (changed("outputs", to=[]), "no outputs", "outputs ="),
+        (changed("outputs", to=["y", "y"]), "twice", "once"),
+        (changed("ops", to={}), "0 ops", "[target.mlp.ops.NAME]"),
+        (changed("inputs", "x", "shape", to=["bacth", 64]), 'no size "bacth"; did you mean "batch"', "sizes ="),
+        (changed("inputs", "x", "shape", to=[0, 64]), "has the size 0", "name in `sizes`"),
+        (changed("inputs", "x", "shape", to=[1] * 9), "9 dimensions", "1 to 8"),
+        (changed("inputs", "x", "dtype", to="fp17"), 'no dtype; did you mean "fp16"', "int8"),
+        (changed("inputs", "x!", to={"shape": [1]}), "cannot be a tensor's name", "letters"),
+        (changed("constants", "w", "shape", to=[128, "batch"]), "known at run time only", "input"),
+        (changed("sizes", "batch", to=[0, 4]), "from 0 to 4", "1 to"),
+        (changed("sizes", "batch", to=[5, 4]), "from 5 to 4", "1 to"),
+        (changed("sizes", "other", to=[1, 4]), 'no input has the size "other"', "remove"),
+        (changed("ops", "h", "kind", to="gem"), 'unknown kind "gem"; did you mean "gemm"', "elementwise"),
+        (changed("ops", "h", "kind", to=None), "has no kind", "gemm"),
+        (changed("ops", "h", "epilog", to="bias"), 'unknown key "epilog"; did you mean "epilogue"', "layout"),
+        (changed("ops", "h", "m", to=7), '"m" is no key here: it comes from the inputs', "layout"),
+        (changed("ops", "h", "stages", to="3"), 'expected int, got str for "stages"', "correct"),
+        (changed("ops", "h", "inputs", to=None), "`inputs` has to be a list", "inputs ="),
+        (changed("ops", "n", "op", to="layernorm"), 'no op; did you mean "layer_norm"', "softmax"),
+        (changed("ops", "s", "inputs", to=["n", "n"]), "twice", "once"),
+        (changed("ops", "s", "inputs", to=["n", "x"]), "shapes do not go together: n [batch, 128], x", "equal, or 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(table: dict[str, Any], what: str, allowed: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_model(target(table), ("sm_80",))
+    assert caught.value.code == "bad-model" and caught.value.file == "buildd.toml:2"
+    assert what in caught.value.message and allowed in caught.value.next_step
+
+
+def test_an_error_names_the_operations_line(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text(
+        '[target.m]\nkind = "model"\narch = ["sm_80"]\noutputs = ["y"]\ninputs = { x = { shape = [4] } }\n\n'
+        '[target.m.ops.y]\nkind = "rowwise"\ninputs = ["z"]\nop = "sum"\n'
+    )
+    with pytest.raises(RequestError, match=r'target "m\.ops\.y": there is no tensor "z"') as caught:
+        plan_for(request_for(tmp_path))
+    assert caught.value.file == "buildd.toml:7"
+
+
+def test_tensors_that_live_at_the_same_time_do_not_overlap() -> None:
+    rng = random.Random(5)
+    for _ in range(40):
+        lives = []
+        for number in range(rng.randrange(1, 40)):
+            first = rng.randrange(30)
+            lives.append(Life(f"t{number}", rng.choice([1, 255, 256, 4096, rng.randrange(1, 99999)]), first, first))
+            lives[-1] = Life(lives[-1].name, lives[-1].size_bytes, first, first + rng.randrange(8))
+        offsets, total_bytes = packed(lives)
+        assert all(offset % ALIGNMENT_BYTES == 0 for offset in offsets.values())
+        ends = {life.name: offsets[life.name] + life.size_bytes for life in lives}
+        assert max(ends.values()) <= total_bytes < max(ends.values()) + ALIGNMENT_BYTES
+        for one in lives:
+            for other in lives:
+                if one is not other and one.first <= other.last and other.first <= one.last:
+                    assert ends[one.name] <= offsets[other.name] or ends[other.name] <= offsets[one.name]
+    chain = [Life(f"t{number}", 1000, number, number + 1) for number in range(20)]
+    assert packed(chain)[1] == 2048, "two of a chain at a time"
+    assert packed([]) == ({}, 0)
+
+
+def test_independent_operations_are_grouped() -> None:
+    needs = {"a": (), "b": (), "c": (), "d": ("a", "b"), "e": ("d",), "f": ("c",)}
+    assert grouped(needs, 1) == (("a",), ("b",), ("c",), ("d",), ("e",), ("f",))
+    assert grouped(needs, 9) == (("a", "b", "c"), ("d", "f"), ("e",))
+    assert grouped(needs, 2) == (("a", "b"), ("c",), ("d", "f"), ("e",))
+
+
+def texts(table: Mapping[str, Any], streams: Streams | None = None, *, hip: bool = False) -> Texts:
+    """Of a model without GEMMs."""
+    model = read_model(target(table), () if hip else ("sm_80",))
+    return texts_of("mlp", "mlp", model, {}, streams or Streams(), hip=hip)
+
+
+def compiled(folder: Path, kernels: str) -> Path:
+    """Kernels of C++ and the runtime that they run on, as an object."""
+    folder.mkdir(exist_ok=True)
+    (folder / "kernels.inc").write_text(kernels)
+    made = folder / "kernels.o"
+    subprocess.run(["g++", *_CXX, "-I", folder, "-c", "-o", made, HOST / "runtime.cpp"], check=True)
+    return made
+
+
+def host_library(made: Texts, kernels: Path, folder: Path) -> Path:
+    """A driver for the host, linked with kernels."""
+    folder.mkdir()
+    (folder / "mlp.h").write_bytes(made.header())
+    (folder / "mlp.cpp").write_bytes(made.driver())
+    subprocess.run(
+        ["g++", *_CXX, "-shared", "-I", HOST, "-o", folder / "libmlp.so", folder / "mlp.cpp", kernels], check=True
+    )
+    return folder / "libmlp.so"
+
+
+class HostArray:
+    """Says that it is on a GPU; what it holds is here."""
+
+    def __init__(self, typestr: str, *shape: int, fill: bytes = b"\x5a", aligned: int = 1) -> None:
+        count = int(typestr[2:])
+        for size in shape:
+            count *= size
+        self._memory = ctypes.create_string_buffer(fill * (count + aligned), count + aligned)
+        self._start = -ctypes.addressof(self._memory) % aligned
+        self.count_bytes = count
+        place = (ctypes.addressof(self._memory) + self._start, False)
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": place, "strides": None}
+
+    def put(self, values: list[Any], kind: Any) -> HostArray:
+        (kind * len(values)).from_buffer(self._memory, self._start)[:] = values
+        return self
+
+    def get(self, kind: Any) -> list[Any]:
+        return list((kind * (self.count_bytes // ctypes.sizeof(kind))).from_buffer(self._memory, self._start))
+
+
+def mixed(values: list[int]) -> int:
+    found = 17
+    for value in values:
+        found = (found * 31 + value * 2654435761) % 2**32
+    return found
+
+
+MIX = """\
+static void mix(std::vector<const void*> inputs, void* result, long long count) {
+    for (long long i = 0; i < count; ++i) {
+        uint32_t found = 17;
+        for (const void* input : inputs) found = found * 31 + static_cast<const uint32_t*>(input)[i] * 2654435761u;
+        static_cast<uint32_t*>(result)[i] = found;
+    }
+}
+"""
+
+
+def random_graph(rng: random.Random) -> dict[str, Any]:
+    """Operations on whatever there is; what nobody uses is an output."""
+    names, ops = ["x0", "x1"], {}
+    for number in range(30):
+        inputs = rng.sample(names[-8:], rng.randrange(1, min(4, len(names) + 1)))
+        expression = " + ".join(f"{name} * {factor}" for factor, name in enumerate(inputs, 2))
+        ops[f"t{number}"] = {"kind": "elementwise", "inputs": inputs, "expression": expression}
+        names.append(f"t{number}")
+    used = {name for op in ops.values() for name in op["inputs"]}
+    x = {"shape": ["rows", 4], "dtype": "fp32"}
+    return {
+        "sizes": {"rows": [1, 9]},
+        "inputs": {name: x for name in names[:2] if name in used},
+        "ops": ops,
+        "outputs": [name for name in ops if name not in used] + ["t3"],
+    }
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no host compiler")
+def test_a_random_graph_computes_what_its_operations_do(tmp_path: Path) -> None:
+    """In any order that streams and events allow; memory that is used again too early would show."""
+    rng = random.Random(11)
+    table = random_graph(rng)
+    plain, beside = texts(table), texts(table, Streams(extra=2, most=5))
+    assert (plain.streams, beside.streams) == (1, 3)
+    kernels = MIX
+    for kernel, pointers in dict.fromkeys(
+        re.findall(r'"C" int (elementwise_\w+)_run\(((?:const void\*, )+)void', plain.driver().decode())
+    ):
+        given = [f"a{number}" for number in range(pointers.count("const"))]
+        taken = ", ".join(f"const void* {name}" for name in given)
+        kernels += (
+            f'extern "C" int {kernel}_run({taken}, void* y, long long count, cudaStream_t stream) {{\n'
+            f"    launch(stream, [=] {{ mix({{{', '.join(given)}}}, y, count); }});\n    return 0;\n}}\n"
+        )
+    object_file = compiled(tmp_path, kernels)
+    for name, made in (("plain", plain), ("beside", beside)):
+        assert made.tensor_bytes < 256 * len(made.ops), "memory is used again"
+        path = host_library(made, object_file, tmp_path / name)
+        library, model = ctypes.CDLL(str(path)), load_model(path)
+        for seed, rows in enumerate((9, 1, 4, 9, 7, 9)):
+            values = {one: [rng.randrange(2**32) for _ in range(4 * rows)] for one in table["inputs"]}
+            inputs = [HostArray("<f4", rows, 4).put(values[array.name], ctypes.c_uint32) for array in model.inputs]
+            outputs = tuple(HostArray("<f4", rows, 4) for _ in model.outputs)
+            workspace = HostArray("|i1", model.workspace_bytes, aligned=256)
+            assert model(*inputs, out=outputs, workspace=workspace) is outputs
+            library.drain(seed)
+            for one, op in table["ops"].items():
+                read = [values[each] for each in op["inputs"]]
+                values[one] = [mixed(list(items)) for items in zip(*read, strict=True)]
+            for array, output in zip(model.outputs, outputs, strict=True):
+                assert output.get(ctypes.c_uint32) == values[array.name], array.name
+        if made is beside:
+            library.use_device(1)
+            with pytest.raises(KernelError, match="the model is for device 0, and device 1 is current") as caught:
+                model(*inputs, out=outputs, workspace=workspace)
+            assert caught.value.status == -106
+            assert library.left() == 2 + 3
+            del caught  # it holds the model
+        del model
+        gc.collect()
+        assert library.left() == 0, "streams and events end with the model"
+
+
+GEMMS: dict[str, Any] = {
+    "sizes": {"n": [1, 8]},
+    "inputs": {"x": {"shape": ["n", 2, 16], "dtype": "fp32"}, "res": {"shape": ["n", 2, 24], "dtype": "fp32"}},
+    "constants": {
+        "w": {"shape": [24, 16], "dtype": "fp32"},
+        "b": {"shape": [24], "dtype": "fp32"},
+        "v": {"shape": [24, 24], "dtype": "fp32"},
+    },
+    "ops": {
+        "both": {"kind": "gemm", "inputs": ["x", "w", "b", "res"], "epilogue": "bias_relu_add"},
+        "bare": {"kind": "gemm", "inputs": ["both", "v"], "layout": "rrr"},
+        "only_c": {"kind": "gemm", "inputs": ["bare", "v", "res"], "epilogue": "silu_multiply"},
+        "split": {"kind": "gemm", "inputs": ["only_c", "v", "b"], "epilogue": "bias", "split_k": 2},
+        "each": {"kind": "gemm", "inputs": ["split", "split"]},
+        "y": {"kind": "rowwise", "op": "rms_norm", "inputs": ["each", "two"], "eps": 0.5},
+    },
+    "outputs": ["y"],
+}
+GEMMS["constants"]["two"] = {"shape": [2], "dtype": "fp32"}
+
+
+def with_gemms(table: Mapping[str, Any], archs: tuple[str, ...] = ("sm_80",)) -> Texts:
+    model = read_model(target(table), archs)
+    kernels = {
+        op.name: tuple(kernel_for(op.launch.target, arch) for arch in archs)
+        for op in model.ops
+        if isinstance(op.launch, GemmLaunch)
+    }
+    return texts_of("mlp", "mlp", model, kernels, Streams(), hip=False)
+
+
+_TYPE = re.compile(r"\s*(const void\*|void\*|long long|int|float|(?=cudaStream_t|Stream))")
+
+
+def prototypes(text: str) -> dict[str, list[str]]:
+    """Functions of kernels that a source declares or defines: name -> types of what they take, "" for the stream."""
+    found = {}
+    for name, words in re.findall(r'"C" [^{;]*?(\w+_(?:run|workspace_bytes))\(([^()]*)\)', text):
+        types = [_TYPE.match(word) for word in words.split(",")]
+        found[name] = [kind[1] if kind is not None else "?" for kind in types]
+    return found
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_driver_calls_kernels_as_they_are(arch: str) -> None:
+    """They are C functions: no linker would notice."""
+    for table in (MLP, CONV, GEMMS if arch == "sm_80" else changed("ops", "h", "epilogue", to="bias_silu")):
+        made = with_gemms(table, (arch,))
+        declared = prototypes(made.driver().decode().partition("struct mlp_model {")[0])
+        assert len(declared) >= 3
+        defined: dict[str, list[str]] = {}
+        for op in made.ops:
+            if isinstance(op.launch, PlainLaunch):
+                defined |= prototypes(plain_kernel_file(op.launch.kernel, "build", hip=False).content.decode())
+            else:
+                for kernel in made.kernels[op.name]:
+                    defined |= prototypes(kernel_file(kernel, "build").content.decode())
+        assert declared == {name: defined[name] for name in declared}
+
+
+def recorded(made: Texts) -> str:
+    """Kernels that tell how they were called; those that split k need memory."""
+    text = "#include <cstdio>\n#include <cstring>\nstatic char told[4096];\n"
+    text += 'extern "C" const char* calls() { return told; }\n'
+    forms = {"long long": "%lld", "int": "%d", "float": "%g"}
+    for name, types in prototypes(made.driver().decode().partition("struct mlp_model {")[0]).items():
+        taken = ", ".join(f"{kind or 'cudaStream_t'} a{number}" for number, kind in enumerate(types))
+        if name.endswith("bytes"):
+            each = 4 if "_k2_" in name else 0
+            text += f'extern "C" size_t {name}({taken}) {{ return {each} * a0 * (a1 + a2); }}\n'
+            continue
+        form = " ".join(forms.get(kind, "%p") for kind in types)
+        given = [f"{'' if kind in forms else '(const void*)'}a{number}" for number, kind in enumerate(types)]
+        text += (
+            f'extern "C" int {name}({taken}) {{\n    const size_t used = strlen(told);\n'
+            f'    return snprintf(told + used, sizeof told - used, "{form}\\n", {", ".join(given)}) < 0;\n}}\n'
+        )
+    return text
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no host compiler")
+def test_the_librarys_interface(tmp_path: Path) -> None:
+    made = with_gemms(GEMMS)
+    path = host_library(made, compiled(tmp_path, recorded(made)), tmp_path / "host")
+    library = ctypes.CDLL(str(path))
+    library.calls.restype = ctypes.c_char_p
+    f4 = "<f4"
+    constants = {name: HostArray(f4, *one["shape"]) for name, one in GEMMS["constants"].items()}
+    model = load_model(path, {name: one for name, one in constants.items() if name != "b"})
+    assert (model.sizes, [one.name for one in model.outputs]) == ({"n": (1, 8)}, ["y"])
+    scratch_bytes = -(-4 * 16 * (24 + 24) // 256) * 256
+    assert model.workspace_bytes == made.tensor_bytes + scratch_bytes, "what the largest sizes need"
+    x, res, y = HostArray(f4, 3, 2, 16), HostArray(f4, 3, 2, 24), HostArray(f4, 3, 2, 2)
+    workspace = HostArray("|i1", model.workspace_bytes, aligned=256)
+
+    def refused(what: str, *arrays: HostArray, out: HostArray = y, workspace: HostArray = workspace) -> int:
+        with pytest.raises((ValueError, KernelError), match=what) as caught:
+            model(*arrays, out=out, workspace=workspace)
+        return getattr(caught.value, "status", 0)
+
+    refused("the constant b is not set", x, res)
+    with pytest.raises(ValueError, match="b has to have size 24 in dimension 0, not 23"):
+        model.set_constant("b", HostArray(f4, 23))
+    with pytest.raises(ValueError, match='mlp takes no "c" here'):
+        model.set_constant("c", HostArray(f4, 24))
+    model.set_constant("b", constants["b"])
+    refused("takes 2 arrays", x)
+    refused("x has to be fp32, not fp16", HostArray("<f2", 3, 2, 16), res)
+    refused("x has to have 3 dimensions, not 2", HostArray(f4, 3, 16), res)
+    refused("x has to have size 2 in dimension 1, not 3", HostArray(f4, 3, 3, 16), res)
+    refused("x has size 9 in dimension 0; n goes from 1 to 8", HostArray(f4, 9, 2, 16), res)
+    refused("x has size 0 in dimension 0", HostArray(f4, 0, 2, 16), res)
+    refused("res has to have size 3 in dimension 0, not 4", x, HostArray(f4, 4, 2, 24))
+    refused("y has to have size 3 in dimension 0, not 4", x, res, out=HostArray(f4, 4, 2, 2))
+    small = HostArray("|i1", model.workspace_bytes - 1, aligned=256)
+    assert refused("the workspace has .* bytes and needs", x, res, workspace=small) == -105
+    assert refused("name .* bytes of device memory", x, res, workspace=None) == 0  # type: ignore[arg-type]
+    assert library.calls() == b"", "nothing was launched"
+    assert model(x, res, out=y, workspace=workspace, stream=0) is y
+
+    def at(array: HostArray, offset: int = 0) -> str:
+        return f"{array.__cuda_array_interface__['data'][0] + offset:#x}"
+
+    place = {name: at(one) for name, one in {**constants, "x": x, "res": res, "y": y}.items()}
+    for name in ("both", "bare", "only_c", "split", "each"):
+        place[name] = at(workspace, int(made.places[name].removeprefix("run.workspace + ")))
+    p, scratch = place, at(workspace, made.tensor_bytes)
+    assert library.calls().decode().splitlines() == [
+        f"{p['x']} {p['w']} {p['res']} {p['b']} {p['both']} 6 24 16 1 1 {scratch} (nil)",
+        f"{p['both']} {p['v']} (nil) {p['bare']} 6 24 24 1 0 {scratch} (nil)",
+        f"{p['bare']} {p['v']} {p['res']} {p['only_c']} 6 24 24 1 1 {scratch} (nil)",
+        f"{p['only_c']} {p['v']} {p['b']} {p['split']} 6 24 24 1 0 {scratch} (nil)",
+        f"{p['split']} {p['split']} (nil) {p['each']} 2 2 24 3 1 0 {scratch} (nil)",
+        f"{p['each']} {p['two']} {p['y']} 6 2 0.5 (nil)",
+    ]
+    with pytest.raises(ValueError, match="is a model: load_model"):
+        load(path)
+
+
+TWO = """
+[target.norm]
+kind = "rowwise"
+op = "rms_norm"
+shape = [0, 8]
+arch = ["sm_80"]
+
+[target.one]
+kind = "model"
+arch = ["sm_80"]
+sizes = { n = [1, 4] }
+inputs = { x = { shape = ["n", 64] } }
+constants = { w = { shape = [64] } }
+outputs = ["y", "z"]
+[target.one.ops.y]
+kind = "rowwise"
+op = "rms_norm"
+inputs = ["x", "w"]
+[target.one.ops.z]
+kind = "elementwise"
+expression = "silu(x) * y"
+inputs = ["x", "y"]
+
+[target.two]
+kind = "model"
+arch = ["sm_80"]
+inputs = { a = { shape = [3, 32] }, b = { shape = [32] } }
+outputs = ["d"]
+[target.two.ops.c]
+kind = "rowwise"
+op = "rms_norm"
+inputs = ["a", "b"]
+[target.two.ops.d]
+kind = "elementwise"
+expression = "silu(a) * c"
+inputs = ["a", "c"]
+"""
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no host compiler")
+def test_models_share_what_they_have_in_common(estate: Estate) -> None:
+    estate.write("buildd.toml", TWO)
+    alone = estate.build("norm")
+    assert (alone.status, alone.compiled) == (0, 3), alone.text
+    first = estate.build("one")
+    assert (first.hits, first.compiled) == (1, 3), f"all but the norm: {first.text}"
+    second = estate.build("two")
+    assert (second.hits, second.compiled) == (2, 2), f"a driver and a link: {second.text}"
+    estate.write("buildd.toml", TWO.replace("silu(a)", "relu(a)"))
+    assert (edited := estate.build("two")).compiled == 3 and edited.hits == 1, edited.text
+    estate.environ["AIT_ENABLE_STANDALONE"] = "1"
+    test = estate.build("one")
+    assert (test.hits, test.compiled) == (4, 2), f"one source and a link: {test.text}"
+    assert (estate.project / "build/one-test/one-test").exists()
+
+
+@pytest.mark.cuda
+def test_a_model_compiles_loads_and_asks_for_a_gpu(tmp_path: Path) -> None:
+    spec = {"kind": "model", "arch": ["sm_80"], **changed("ops", to={"y": {**MLP["ops"]["s"], "inputs": ["n", "h"]}})}
+    spec |= {"inputs": {name: {"shape": ["batch", 8]} for name in ("n", "h")}, "constants": {}}
+    plan = plan_for(request_for(tmp_path, file="", specs={"m.1": spec}))
+    assert [artifact.path for artifact in plan.artifacts] == ["build/m.1/libm.1.so"]
+    assert not any("warning" in ran.said for ran in carry_out_all(plan, tmp_path, tmp_path / "scratch"))
+    model = load_model(tmp_path / "build/m.1/libm.1.so", name="m.1")
+    assert model.workspace_bytes == 0
+    given, y = HostArray("<f2", 4, 8), HostArray("<f2", 4, 8)
+    with pytest.raises(ValueError, match="h has to have size 4 in dimension 0, not 3"):
+        model(given, HostArray("<f2", 3, 8), out=y)
+    if not find_gpus(os.environ)[0]:
+        with pytest.raises(KernelError, match="y: cuda error") as caught:
+            model(given, given, out=y)
+        assert caught.value.status > 0
+
+
+@pytest.mark.parametrize("hip", [False, True])
+def test_equal_specs_give_equal_texts(hip: bool) -> None:
+    table = changed("ops", "h", to={"kind": "elementwise", "inputs": ["x", "w"], "expression": "x + w"})
+    table["inputs"]["x"]["shape"] = ["batch", 128, 64]
+    table["constants"] = {"w": {"shape": [64]}, "gain": {"shape": [64]}, "shift": {"shape": [64]}}
+    one, other = texts(table, hip=hip), texts(msgspec.json.decode(msgspec.json.encode(table)), hip=hip)
+    assert (one.header(), one.driver(), one.standalone()) == (other.header(), other.driver(), other.standalone())
+    for text in (one.driver().decode(), one.standalone().decode()):
+        assert ("hipStream_t" in text, "cudaStream_t" in text) == (hip, not hip) and "{{" not in text
+
+
+@pytest.mark.hip
+def test_variables_say_how_many_streams(tmp_path: Path) -> None:
+    table = {"kind": "model", "arch": ["gfx90a"], **random_graph(random.Random(11))}
+
+    def streams(**variables: str) -> str:
+        environment = {f"AIT_MULTISTREAM_{name}": value for name, value in variables.items()} | {"PATH": os.defpath}
+        request = request_for(tmp_path, file="", specs={"m": table}, environment=environment)
+        driver = next(file for file in plan_for(request).files if file.path.endswith("gen/m.hip"))
+        said = re.search(r"kStreams = (\d+)", driver.content.decode())
+        groups = re.search(r"kGroups\[\] = \{(.*?)\}", driver.content.decode())
+        return f"{said and said[1]} {max(map(int, groups[1].split(','))) if groups else 1}"
+
+    assert streams() == "1 1"
+    assert streams(MODE="0", EXTRA_STREAMS="3") == "1 1"
+    assert streams(MODE="1") == "4 4"
+    assert streams(MODE="1", EXTRA_STREAMS="2") == "3 4"
+    assert streams(MODE="1", MAX_MEM_PARALLEL_OPS="2") == "2 2"
+    assert streams(MODE="1", EXTRA_STREAMS="0") == "1 1"
+    for name, value in (("EXTRA_STREAMS", "-1"), ("MAX_MEM_PARALLEL_OPS", "0"), ("MODE", "2")):
+        with pytest.raises(RequestError, match=f"AIT_MULTISTREAM_{name}={value}") as caught:
+            streams(**{"MODE": "1", name: value})
+        assert caught.value.code == "bad-variable"
