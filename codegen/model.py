@@ -87,7 +87,7 @@ def _streams(context: Context) -> Streams:
         if value < least:
             raise RequestError(
                 "bad-variable",
-                f"AIT_MULTISTREAM_{name}={value} is not possible; accepted: {least} or more",
+                f'AIT_MULTISTREAM_{name}="{value}" cannot be read; accepted: {least} or more',
                 next_step=f"unset AIT_MULTISTREAM_{name} or give it another value",
             )
     return Streams(extra, most)

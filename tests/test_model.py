@@ -611,6 +611,8 @@ def test_variables_say_how_many_streams(tmp_path: Path) -> None:
     assert streams(MODE="1", MAX_MEM_PARALLEL_OPS="2") == "2 2"
     assert streams(MODE="1", EXTRA_STREAMS="0") == "1 1"
     for name, value in (("EXTRA_STREAMS", "-1"), ("MAX_MEM_PARALLEL_OPS", "0"), ("MODE", "2")):
-        with pytest.raises(RequestError, match=f"AIT_MULTISTREAM_{name}={value}") as caught:
+        with pytest.raises(
+            RequestError, match=f'AIT_MULTISTREAM_{name}="{value}" cannot be read; accepted: '
+        ) as caught:
             streams(**{"MODE": "1", name: value})
         assert caught.value.code == "bad-variable"

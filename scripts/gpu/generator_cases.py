@@ -26,17 +26,19 @@ HUGE = 2**31 + 4096
 
 
 def cases(arch: str) -> dict[str, dict[str, Any]]:
-    """Name -> {"table", "sizes", "most", "refused"}: the last are those of its sizes that it cannot have.
+    """Name -> {"table", "sizes", "most", "refused", "beside"}.
+
+    Refused are those of its sizes that it cannot have; beside: it is built with several streams and a standalone test.
 
     Args:
         arch: "sm_90a" for all that an sm_90 can have, else one that CUTLASS's 2.x kernels know.
     """
     plain = "sm_90" if arch == "sm_90a" else arch
-    found = {**_rowwise(), **_elementwise(), **_gemms_80(), **_convolutions()}
+    found = {**_rowwise(), **_elementwise(), **_gemms_80(), **_convolutions(), **_models("")}
     for case in found.values():
         case["table"]["arch"] = [plain]
     if arch == "sm_90a":
-        newer = _gemms_90()
+        newer = {**_gemms_90(), **_models("90")}
         for case in newer.values():
             case["table"]["arch"] = [arch]
         found |= newer
@@ -46,7 +48,8 @@ def cases(arch: str) -> dict[str, dict[str, Any]]:
 def _case(kind: str, sizes: list[list[int]], output: str, most: float = 0.0, **table: Any) -> dict[str, Any]:
     if kind in ("gemm", "conv2d") and output == "fp32":
         most = 3e-5  # sums of tensor cores are not rounded to the nearest
-    return {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output], "refused": []}
+    case = {"table": {"kind": kind, **table}, "sizes": sizes, "most": most or ROUNDING[output], "refused": []}
+    return {**case, "beside": False}
 
 
 def _rowwise() -> dict[str, dict[str, Any]]:
@@ -137,6 +140,69 @@ def _convolutions() -> dict[str, dict[str, Any]]:
         f"conv2d-{name}": _case("conv2d", IMAGES, output, **{**keys, "shape": [0, 0, 0, *keys["shape"]]})
         for name, (output, keys) in every.items()
     }
+
+
+def _op(kind: str, *inputs: str, **keys: Any) -> dict[str, Any]:
+    return {"kind": kind, "inputs": list(inputs), **keys}
+
+
+def _tensors(dtype: str, **shapes: list[Any]) -> dict[str, Any]:
+    return {name: {"shape": shape, "dtype": dtype} for name, shape in shapes.items()}
+
+
+def _models(generation: str) -> dict[str, dict[str, Any]]:
+    """Some twice: one operation after another, and beside each other. What is between operations is rounded too."""
+    plain: dict[str, tuple[str, list[list[int]], float, dict[str, Any]]] = {
+        "mlp": ("n", [[1], [512], [37]], 4e-3, {
+            "inputs": _tensors("fp16", x=["n", 256]),
+            "constants": _tensors("fp16", w1=[512, 256], b1=[512], gain=[512], shift=[512], w2=[256, 512], b2=[256],
+                                  w3=[16, 256], b3=[16]),
+            "ops": {
+                "hidden": _op("gemm", "x", "w1", "b1", epilogue="bias_gelu"),
+                "normed": _op("rowwise", "hidden", "gain", "shift", op="layer_norm"),
+                "back": _op("gemm", "normed", "w2", "b2", "x", epilogue="bias_add"),
+                "logits": _op("gemm", "back", "w3", "b3", epilogue="bias"),
+                "y": _op("rowwise", "logits", op="softmax", output_dtype="fp32"),
+            },
+            "outputs": ["y"],
+        }),
+        "attention": ("n", [[1], [16], [5]], 1.5e-2, {
+            "inputs": _tensors("bf16", x=["n", 128, 256]),
+            "constants": _tensors("bf16", wq=[64, 256], wk=[64, 256], wv=[64, 256], wo=[256, 64], gain=[256]),
+            "ops": {
+                "out": _op("elementwise", "x", "mixed", expression="x + mixed"),
+                "normed": _op("rowwise", "x", "gain", op="rms_norm"),
+                **{name: _op("gemm", "normed", f"w{name}") for name in ("q", "k", "v")},
+                "scores": _op("gemm", "q", "k", output_dtype="fp32"),
+                "scaled": _op("elementwise", "scores", expression="scores * 0.125"),
+                "weights": _op("rowwise", "scaled", op="softmax", output_dtype="bf16"),
+                "seen": _op("gemm", "weights", "v", layout="rrr"),
+                "mixed": _op("gemm", "seen", "wo"),
+            },
+            "outputs": ["out", "weights"],
+        }),
+    }  # fmt: skip
+    if not generation:
+        plain["convolutions"] = ("n", [[1], [8], [3]], 4e-3, {
+            "inputs": _tensors("fp16", x=["n", 17, 12, 8], scale=["n", 1, 1, 1]),
+            "constants": _tensors("fp16", w1=[32, 3, 3, 8], b1=[32], w2=[64, 3, 2, 32], w3=[24, 64]),
+            "ops": {
+                "c1": _op("conv2d", "x", "w1", "b1", epilogue="bias_relu", padding=[1, 1]),
+                "bright": _op("elementwise", "c1", "scale", expression="c1 * scale"),
+                "c2": _op("conv2d", "bright", "w2", stride=[2, 1]),
+                "largest": _op("rowwise", "c2", op="max", axes=[1, 2]),
+                "y": _op("gemm", "largest", "w3", split_k=2),
+                "means": _op("rowwise", "bright", op="mean", axes=[1, 2], output_dtype="fp32"),
+            },
+            "outputs": ["y", "means"],
+        })  # fmt: skip
+    found = {}
+    for name, (size, sizes, most, table) in plain.items():
+        case = _case("model", sizes, "fp32", most, **table)
+        case["table"]["sizes"] = {size: [1, max(one[0] for one in sizes)]}
+        found[f"model{generation}-{name}"] = case
+        found[f"model{generation}-{name}-beside"] = {**case, "table": dict(case["table"]), "beside": True}
+    return found
 
 
 def _gemms_90() -> dict[str, dict[str, Any]]:
