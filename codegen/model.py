@@ -51,6 +51,13 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
         for name, found in choices.items()
     }
     symbol = symbol_of(target.name)
+    if symbol[:1].isdigit():
+        raise RequestError(
+            "bad-model",
+            f'"{target.name}" cannot be a model\'s name: its functions in C begin with it',
+            file=target.where,
+            next_step="begin it with a letter or _",
+        )
     texts = texts_of(target.name, symbol, model, kernels, _streams(context), hip=hip)
     sources = _sources(model, kernels, archs, context.build, hip=hip)
     folder, ending = f"{context.build}/{target.name}/gen", "hip" if hip else "cu"
@@ -64,8 +71,8 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
         notices=tuple(dict.fromkeys((*objects.notices, *(one.notice for one in every if one.notice)))),
         read=tuple(dict.fromkeys(path for choice in every for path in choice.read)),
     )
-    part = objects.beside(_linked(context, target, objects.link, hip=hip))
-    part = msgspec.structs.replace(part, link=())
+    library = _linked(context, target, objects.link, hip=hip)
+    part = msgspec.structs.replace(objects.beside(library), link=library.link, device_link=library.device_link)
     if not context.variables.is_on("AIT_ENABLE_STANDALONE"):
         return part
     test = GeneratedFile(

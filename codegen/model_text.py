@@ -63,7 +63,12 @@ class Texts:
                 arrays=[*values["inputs"], *values["outputs"]],  # type: ignore[misc]
                 prototypes=list(dict.fromkeys(line for op in self.ops for line in self._prototypes(op))),
                 picks=[
-                    {"kernels": newest_first(found), "both": found[0].both, "batched": found[0].batched}
+                    {
+                        "kernels": newest_first(found),
+                        "both": found[0].both,
+                        "batched": found[0].batched,
+                        "scratch": _needs_scratch(found),
+                    }
                     for found in self.picks
                 ],
                 scratch=[call for op in self.ops for call in self._scratch(op)],
@@ -131,10 +136,10 @@ class Texts:
             words += [kind for kind, _ in kernel.numbers_after]
             return [f"int {kernel.name}_run({', '.join((*words, 'Stream'))})"]
         sizes = ", ".join(["int"] * len(op.launch.sizes))
-        found = []
-        for one in self.kernels[op.name]:
+        kernels = self.kernels[op.name]
+        found = [f"size_t {one.name}_workspace_bytes({sizes})" for one in kernels if _needs_scratch(kernels)]
+        for one in kernels:
             pointers = ", ".join(["const void*"] * (4 if one.both else 3) + ["void*"])
-            found.append(f"size_t {one.name}_workspace_bytes({sizes})")
             found.append(f"int {one.name}_run({pointers}, {sizes}, float, float, void*, Stream)")
         return found
 
@@ -155,13 +160,18 @@ class Texts:
         return f"pick{self.picks[self.kernels[op.name]]}({', '.join(words)})"
 
     def _scratch(self, op: Op) -> list[str]:
-        if isinstance(op.launch, PlainLaunch):
+        if isinstance(op.launch, PlainLaunch) or not _needs_scratch(self.kernels[op.name]):
             return []
         most = ", ".join(str(self.model.sizes.most(dims)) for dims in op.launch.sizes)
         return [f"pick{self.picks[self.kernels[op.name]]}_bytes(found, {most})"]
 
     def _product(self, dims: Iterable[Dim]) -> str:
         return self.model.sizes.in_c(dims, "run.sizes")
+
+
+def _needs_scratch(kernels: Iterable[GemmKernel]) -> bool:
+    """Whether one of them may need memory for itself: of CUTLASS 2.x those that split k."""
+    return any(kernel.three or kernel.split_k > 1 for kernel in kernels)
 
 
 def texts_of(

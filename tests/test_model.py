@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import random
 import re
@@ -593,6 +594,21 @@ def test_equal_specs_give_equal_texts(hip: bool) -> None:
 
 
 @pytest.mark.hip
+def test_a_model_as_an_archive_and_for_what_depends_on_it(tmp_path: Path) -> None:
+    table = {"kind": "model", "arch": ["gfx90a"], **random_graph(random.Random(11))}
+    (tmp_path / "main.hip").write_text("int main() {}\n")
+    user = {"kind": "hip", "arch": ["gfx90a"], "sources": ["main.hip"], "output": "executable", "deps": ["m"]}
+    for output, library in (("static", "build/m/libm.a"), ("shared", "build/m/libm.so")):
+        specs = {"m": {**table, "output": output}, "user": user}
+        plan = plan_for(request_for(tmp_path, file="", specs=specs))
+        assert [artifact.path for artifact in plan.artifacts] == [library, "build/user/user"]
+        (link,) = (action for action in plan.actions if action.name == "user/user")
+        assert library in link.inputs
+    with pytest.raises(RequestError, match="cannot be a model's name"):
+        plan_for(request_for(tmp_path, file="", specs={"2m": table}))
+
+
+@pytest.mark.hip
 def test_variables_say_how_many_streams(tmp_path: Path) -> None:
     table = {"kind": "model", "arch": ["gfx90a"], **random_graph(random.Random(11))}
 
@@ -616,3 +632,30 @@ def test_variables_say_how_many_streams(tmp_path: Path) -> None:
         ) as caught:
             streams(**{"MODE": "1", name: value})
         assert caught.value.code == "bad-variable"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("arch", "table"),
+    [
+        pytest.param("sm_80", MLP, marks=pytest.mark.cuda, id="sm_80"),
+        pytest.param("sm_80", CONV, marks=pytest.mark.cuda, id="conv2d"),
+        pytest.param("gfx90a", random_graph(random.Random(11)), marks=pytest.mark.hip, id="gfx90a"),
+    ],
+)
+def test_models_and_their_standalone_tests_compile(tmp_path: Path, arch: str, table: dict[str, Any]) -> None:
+    environment = {**os.environ, "AIT_ENABLE_STANDALONE": "1", "AIT_MULTISTREAM_MODE": "1"}
+    spec = {"kind": "model", "arch": [arch], **table}
+    plan = plan_for(request_for(tmp_path, file="", specs={"m": spec}, environment=environment))
+    assert [artifact.path for artifact in plan.artifacts] == ["build/m/libm.so", "build/m-test/m-test"]
+    for ran in carry_out_all(plan, tmp_path, tmp_path / "scratch"):
+        assert "warning" not in ran.said, ran.said
+    describe = ctypes.CDLL(str(tmp_path / "build/m/libm.so")).m_describe
+    describe.restype = ctypes.c_char_p
+    assert [array["name"] for array in json.loads(describe())["outputs"]] == list(table["outputs"])
+    done = subprocess.run([tmp_path / "build/m-test/m-test", "0"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "usage: " in done.stderr
+    if arch.startswith("gfx") or not find_gpus(os.environ)[0]:
+        done = subprocess.run([tmp_path / "build/m-test/m-test"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and done.stderr.startswith("m-test: "), done

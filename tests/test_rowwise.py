@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from carry_out import carry_out_all, plan_for, request_for
 
-from buildd.loader import KernelError, load
+from buildd.loader import KernelError, load, load_model
 from codegen.elementwise import elementwise_kernel
 from codegen.plain import INVALID_PROBLEM, Kernel, generated
 from codegen.plan import RequestError
@@ -255,6 +255,8 @@ def test_a_norm_compiles_and_its_arrays_are_checked(tmp_path: Path) -> None:
         norm([1.0], weight, bias, out=y)
     with pytest.raises(ValueError, match="no kernel other"):
         load(path, "other")
+    with pytest.raises(ValueError, match="is no model"):
+        load_model(path)
     many, parameter = FakeArray("<V2", 1 << 40, 3, 1 << 40), FakeArray("<V2", 1 << 40)
     with pytest.raises(KernelError) as caught:
         norm(many, parameter, parameter, out=FakeArray("<f4", 1 << 40, 3, 1 << 40))
