@@ -36,7 +36,7 @@ from tests.estate import Estate
 from tests.toolkit import host_compiler
 
 HOST = Path(__file__).parent / "fakes" / "host-cuda"
-_CXX = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-parameter")
+_CXX = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wunused-const-variable", "-Wno-unused-parameter")
 MLP: dict[str, Any] = {
     "sizes": {"batch": [1, 256]},
     "inputs": {"x": {"shape": ["batch", 64]}},
