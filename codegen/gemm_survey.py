@@ -1,4 +1,4 @@
-"""What is to be profiled for GEMM targets: problems, candidates in their order, and how each is built.
+"""What is to be profiled for GEMMs, of targets and of models: problems, candidates in their order, how each is built.
 
 Knows requests and targets; builds and measures nothing (`buildd/profiling`).
 """
@@ -14,11 +14,15 @@ from codegen.aitemplate_flags import visible_devices
 from codegen.compiled import asked_archs, needs_arch
 from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
-from codegen.gemm_choice import flags_of, library_version, problem_of, runs_in_ci
+from codegen.gemm_choice import flags_of, is_open, library_version, problem_of, runs_in_ci
 from codegen.gemm_spec import Triple, is_plain, kernel_for, output_type, tolerance
-from codegen.generate import context_for
+from codegen.generate import Context, context_for
+from codegen.model import gemm_target
+from codegen.model_ops import GemmLaunch
+from codegen.model_spec import read_model
+from codegen.plain import is_hip
 from codegen.plan import Frozen, Knowledge, RequestError
-from codegen.target import GemmTarget, OutputKind
+from codegen.target import GemmTarget, ModelTarget, OutputKind, Target
 from protocol.messages import Request
 
 PREFIX = "try_"
@@ -77,7 +81,8 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
     """What a request's targets need.
 
     Args:
-        problems: sizes for targets that leave some open; of these the first that fits a target's fixed ones counts.
+        problems: sizes for targets that leave some open; of these the first that fits a target's fixed ones counts. A
+            model's GEMMs have the largest of its sizes where none does.
         ranks: what could be tried is asked for; without, the targets are as the project has them.
 
     Raises:
@@ -85,15 +90,22 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
     """
     context, project = context_for(request, knowledge)
     variables = context.variables
-    wanted = [target for target in project.targets if target.name in project.asked]
-    gemms = [target for target in wanted if isinstance(target, GemmTarget)]
-    others = [target.name for target in wanted if not isinstance(target, GemmTarget)]
+    gemms: list[GemmTarget] = []
+    largest: dict[str, Triple] = {}
+    others: list[Target] = []
+    for wanted in project.targets:
+        if wanted.name not in project.asked:
+            continue
+        of_model = _of_model(context, wanted) if isinstance(wanted, ModelTarget) and ranks else {}
+        largest |= {gemm.name: sizes for gemm, sizes in of_model.items()}
+        gemms += [wanted] if isinstance(wanted, GemmTarget) else of_model
+        others += [] if isinstance(wanted, GemmTarget) or of_model else [wanted]
     if others and (request.targets or not gemms):
         raise RequestError(
             "not-profilable",
-            f'target "{others[0]}" is of another kind: it has no problem to be measured on',
-            file=wanted[0].where,
-            next_step='name targets of kind "gemm"',
+            f'target "{others[0].name}" has no GEMM that can be measured',
+            file=others[0].where,
+            next_step='name targets of kind "gemm", or "model" with such operations',
         )
     for target in gemms:
         if not is_plain(target):
@@ -110,7 +122,7 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
     for target in gemms:
         archs = asked_archs(context, target, amd=False)
         needs_arch(target, archs, "sm_80")
-        sizes = _sizes(target, problems)
+        sizes = _sizes(target, (*problems, largest[target.name]) if target.name in largest else problems)
         for arch in nvcc.normalised(archs, target.where):
             kernel_for(target, arch)
             spec = _blank(target) if ranks else target
@@ -154,6 +166,20 @@ def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
             table[name] = list(value) if isinstance(value, tuple) else value
     sizes = "" if shared else f"_{case.spec.m}x{case.spec.n}x{case.spec.k}"
     return f"{PREFIX}{ranked.kernel}{sizes}", table
+
+
+def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Triple]:
+    """A model's GEMMs that can be measured and whose kernel is ours to choose, each once, with their largest sizes."""
+    if is_hip(context, target):
+        return {}
+    model = read_model(target, nvcc.normalised(asked_archs(context, target, amd=False), target.where))
+    found: dict[GemmTarget, tuple[GemmTarget, Triple]] = {}
+    for op in model.ops:
+        if isinstance(op.launch, GemmLaunch) and is_plain(op.launch.target) and is_open(op.launch.target):
+            gemm = gemm_target(target, op.launch)
+            m, n, k = (model.sizes.most(dims) for dims in op.launch.sizes)
+            found.setdefault(msgspec.structs.replace(gemm, name="", where=""), (gemm, (m, n, k)))
+    return dict(found.values())
 
 
 def _blank(target: GemmTarget) -> GemmTarget:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from codegen import nvcc
-from codegen.compiled import asked_archs, generated_options, needs_arch, needs_output, plan_compiled
+from codegen.compiled import asked_archs, generated_options, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.gemm import RESOURCES_3X, kernel_file, symbol_of
@@ -24,7 +24,7 @@ from codegen.model_text import Streams, texts_of
 from codegen.plain import is_hip
 from codegen.plain import kernel_file as plain_kernel_file
 from codegen.plan import GeneratedFile, RequestError
-from codegen.target import ModelTarget, OutputKind
+from codegen.target import GemmTarget, ModelTarget, OutputKind
 
 OUTPUTS = (OutputKind.SHARED, OutputKind.STATIC)
 
@@ -45,7 +45,7 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
     hip = is_hip(context, target)
     archs = () if hip else nvcc.normalised(asked_archs(context, target, amd=False), target.where)
     model = read_model(target, archs)
-    choices = _choices(context, model, archs)
+    choices = _choices(context, target, model, archs)
     kernels = {
         name: tuple(kernel_for(choice.target, arch) for choice, arch in zip(found, archs, strict=True))
         for name, found in choices.items()
@@ -100,18 +100,27 @@ def _streams(context: Context) -> Streams:
     return Streams(extra, most)
 
 
-def _choices(context: Context, model: Model, archs: tuple[str, ...]) -> dict[str, tuple[Choice, ...]]:
+def gemm_target(target: ModelTarget, launch: GemmLaunch) -> GemmTarget:
+    """A GEMM of a model as a target of its own."""
+    return msgspec.structs.replace(
+        launch.target, arch=target.arch, flags=target.flags, define=target.define, map_paths=target.map_paths
+    )
+
+
+def _choices(
+    context: Context, target: ModelTarget, model: Model, archs: tuple[str, ...]
+) -> dict[str, tuple[Choice, ...]]:
     """GEMM -> its kernel for each architecture. Equal ones are asked for once."""
     known: dict[tuple[object, str], Choice] = {}
     found = {}
     for op in model.ops:
         if not isinstance(op.launch, GemmLaunch):
             continue
-        same = msgspec.structs.replace(op.launch.target, name="", where="")
+        gemm = gemm_target(target, op.launch)
+        same = msgspec.structs.replace(gemm, name="", where="")
         for arch in archs:
-            needs_arch(op.launch.target, archs, "sm_80")
             if (same, arch) not in known:
-                known[same, arch] = chosen(context, op.launch.target, arch)
+                known[same, arch] = chosen(context, gemm, arch)
         found[op.name] = tuple(known[same, arch] for arch in archs)
     return found
 

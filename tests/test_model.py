@@ -13,18 +13,21 @@ import os
 import random
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from carry_out import carry_out_all, plan_for, request_for
+from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 
 from buildd.gpus import find_gpus
 from buildd.loader import KernelError, load, load_model
+from codegen import best
 from codegen.gemm import kernel_file
 from codegen.gemm_spec import kernel_for
+from codegen.gemm_survey import survey
 from codegen.model_memory import ALIGNMENT_BYTES, Life, grouped, packed
 from codegen.model_ops import GemmLaunch, PlainLaunch
 from codegen.model_spec import read_model
@@ -32,7 +35,9 @@ from codegen.model_text import Streams, Texts, texts_of
 from codegen.plain import kernel_file as plain_kernel_file
 from codegen.plan import RequestError
 from codegen.target import ModelTarget
+from protocol.messages import Request
 from tests.estate import Estate
+from tests.test_profiling import cutlass_in
 from tests.toolkit import host_compiler
 
 HOST = Path(__file__).parent / "fakes" / "host-cuda"
@@ -412,11 +417,11 @@ def prototypes(text: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_the_driver_calls_kernels_as_they_are(arch: str) -> None:
+@pytest.mark.parametrize("archs", [("sm_80",), ("sm_90a",), ("sm_80", "sm_90a")])
+def test_the_driver_calls_kernels_as_they_are(archs: tuple[str, ...]) -> None:
     """They are C functions: no linker would notice."""
-    for table in (MLP, CONV, GEMMS if arch == "sm_80" else changed("ops", "h", "epilogue", to="bias_silu")):
-        made = with_gemms(table, (arch,))
+    for table in (MLP, CONV, GEMMS if archs == ("sm_80",) else changed("ops", "h", "epilogue", to="bias_silu")):
+        made = with_gemms(table, archs)
         declared = prototypes(made.driver().decode().partition("struct mlp_model {")[0])
         assert len(declared) >= 3
         defined: dict[str, list[str]] = {}
@@ -659,3 +664,40 @@ def test_models_and_their_standalone_tests_compile(tmp_path: Path, arch: str, ta
     if arch.startswith("gfx") or not find_gpus(os.environ)[0]:
         done = subprocess.run([tmp_path / "build/m-test/m-test"], capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and done.stderr.startswith("m-test: "), done
+
+
+@pytest.mark.cuda
+def test_a_models_gemms_are_profiled_and_take_the_best(tmp_path: Path) -> None:
+    """Those that can be measured, each problem once, with the largest sizes; their flags are the model's."""
+    gemm = {"kind": "gemm", "inputs": ["x", "w", "b"], "epilogue": "bias_gelu"}
+    table = changed("ops", "again", to=gemm)
+    table["ops"] |= {
+        "added": {"kind": "gemm", "inputs": ["x", "w", "h"], "epilogue": "relu_add"},
+        "named": {**gemm, "tile": [64, 64, 32]},
+    }
+    table |= {"kind": "model", "arch": ["sm_80"], "flags": ["-O2"], "outputs": ["y", "again", "added", "named"]}
+    environment = {"PATH": os.defpath, "CACHE_DIR": str(tmp_path), "CUTLASS_PATH": str(cutlass_in(tmp_path))}
+    specs = {"mlp": table, "norm": {"kind": "rowwise", "op": "softmax", "shape": [4], "arch": ["sm_80"]}}
+
+    def request(*targets: str) -> Request:
+        return request_for(
+            tmp_path, *targets, file="", specs=specs, environment=environment, interpreter=sys.executable
+        )
+
+    found = answered(lambda: survey(request(), KNOWLEDGE))
+    (case,) = found.cases
+    assert (case.target, case.sizes, found.flags) == ("mlp.ops.h", (256, 128, 64), {"mlp.ops.h": "-O2"})
+    small = answered(lambda: survey(request("mlp"), KNOWLEDGE, ((7, 128, 32), (16, 128, 64)), ranks=True))
+    assert small.cases[0].sizes == (16, 128, 64), "the first that fits"
+    for name, ranks in (("norm", True), ("mlp", False)):
+        with pytest.raises(RequestError, match=f'"{name}" has no GEMM that can be measured'):
+            answered(lambda name=name, ranks=ranks: survey(request(name), KNOWLEDGE, ranks=ranks))
+    usual = {file.path for file in plan_for(request("mlp")).files}
+    setting = best.Setting(gpu="A", driver="1", toolkit=found.toolkit, library=found.library, flags="-O2")
+    known = best.Best(setting=setting, problem=case.problem, candidate="128x64x32_w2x2x1_s3", time_us=1.0)
+    (tmp_path / "buildd").mkdir()
+    (tmp_path / "buildd" / best.FILE).write_bytes(msgspec.json.encode(best.Published(best=(known,))))
+    plan = plan_for(request("mlp"))
+    assert plan.notices == ("mlp.ops.h: 128x64x32_w2x2x1_s3 for sm_80, the best on A, 1.0 us",)
+    (new,) = {file.path for file in plan.files} - usual
+    assert "_gelu_128x64x32_" in new
