@@ -22,7 +22,7 @@ from buildd.candidate_builds import Builder, Built, Presence
 from buildd.errors import BuilddError
 from buildd.gpus import LEASES, Gpu, lease, strangers
 from buildd.harness import harness, question, side_request
-from buildd.measuring import TIMEOUT_S, GpuFailed, Measured, measure
+from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
 from buildd.profile_cache import ProfileCache
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Outcome, Profile
@@ -283,42 +283,42 @@ class Profiling:
     async def _lane(self, gpu: Gpu) -> None:
         """Measures on one GPU what is ready, one after another."""
         command = self._plan.measure or await self._of_harness()
-        while (item := await self._ready.get()) is not None:
-            case, ranked, library, compiled = item
-            if self._gpu_failures >= _MOST_GPU_FAILURES:
-                self._report(case, ranked, "not measured", note="the GPU does not answer", built=compiled)
-                continue
-            try:
-                found = await self._measure(command, gpu, case, ranked, library)
-            except GpuFailed as error:
-                self._gpu_failures += 1
-                self._tally["failed"] += 1
-                self._report(case, ranked, "not measured", note=str(error), built=compiled)
-                continue
-            self._gpu_failures = 0
-            self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
-            self._learn(case, ranked, found.time_us)
-            if found.outcome is Outcome.MEASURED:
-                best_us = self._best_us[case.problem]
-                self._best_us[case.problem] = min(best_us or found.time_us, found.time_us)
-            self._write(case, ranked, found)
-            note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
-            self._report(case, ranked, found.outcome.value, found, note=note, built=compiled)
+        bench = Bench(command, {**os.environ, **self._plan.request.environment}, gpu.uuid)
+        try:
+            while (item := await self._ready.get()) is not None:
+                await self._measure(bench, gpu, *item)
+        finally:
+            await bench.close()
 
     async def _of_harness(self) -> tuple[str, ...]:
         assert self._harness is not None
         return await asyncio.shield(self._harness)
 
-    async def _measure(self, command: tuple[str, ...], gpu: Gpu, case: Case, ranked: Ranked, library: str) -> Measured:
-        name, _ = candidate_spec(case, ranked)
-        return await measure(
-            (*command, *question(case, library, name)),
-            {**os.environ, **self._plan.request.environment},
-            gpu.uuid,
-            self._turn(gpu),
-            lambda: 0.0 if self._plan.exhaustive else self._best_us[case.problem],
-            timeout_s=self._plan.timeout_s,
-        )
+    async def _measure(self, bench: Bench, gpu: Gpu, case: Case, ranked: Ranked, library: str, compiled: bool) -> None:
+        if self._gpu_failures >= _MOST_GPU_FAILURES:
+            self._report(case, ranked, "not measured", note="the GPU does not answer", built=compiled)
+            return
+        try:
+            found = await bench.measure(
+                question(case, library, candidate_spec(case, ranked)[0]),
+                lambda: self._turn(gpu),
+                lambda: 0.0 if self._plan.exhaustive else self._best_us[case.problem],
+                timeout_s=self._plan.timeout_s,
+            )
+        except GpuFailed as error:
+            self._gpu_failures += 1
+            self._tally["failed"] += 1
+            self._report(case, ranked, "not measured", note=str(error), built=compiled)
+            return
+        self._gpu_failures = 0
+        self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
+        self._learn(case, ranked, found.time_us)
+        if found.outcome is Outcome.MEASURED:
+            best_us = self._best_us[case.problem]
+            self._best_us[case.problem] = min(best_us or found.time_us, found.time_us)
+        self._write(case, ranked, found)
+        note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
+        self._report(case, ranked, found.outcome.value, found, note=note, built=compiled)
 
     @asynccontextmanager
     async def _turn(self, gpu: Gpu) -> AsyncIterator[None]:

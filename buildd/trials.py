@@ -19,7 +19,7 @@ from buildd.candidate_builds import Builder
 from buildd.errors import in_words
 from buildd.gpus import LEASES, Gpu, find_gpus, lease, visible
 from buildd.harness import harness, question
-from buildd.measuring import GpuFailed, measure
+from buildd.measuring import Bench, GpuFailed
 from codegen.gemm_pick import for_capability
 from codegen.gemm_survey import Case, Survey
 from protocol import messages as m
@@ -159,11 +159,14 @@ class Trials:
     async def _run(self, command: tuple[str, ...], gpu: Gpu, case: Case, library: str) -> m.Measured:
         environ = {**os.environ, **self._request.environment}
         arguments = question(case, library, case.target)
+        bench = Bench(command, environ, gpu.uuid)
         problem, (rows, columns, depth) = "x".join(map(str, case.sizes)), case.sizes
         try:
-            found = await measure((*command, *arguments), environ, gpu.uuid, lease(gpu, self._leases), lambda: 0.0)
+            found = await bench.measure(arguments, lambda: lease(gpu, self._leases), lambda: 0.0)
         except GpuFailed as error:
             raise RuntimeError(f"{gpu.name} does not answer: {error}") from error
+        finally:
+            await bench.close()
         before_us = self._times_us.get((case.target, problem), 0.0)
         if found.time_us:
             self._times_us[case.target, problem] = found.time_us

@@ -50,7 +50,7 @@ def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) 
     epilogue = "bias_relu" if given["BIAS"] else "none"
     arguments = [str(library), "gemm", "24", "40", "32", dtype, dtype, layout, epilogue, tolerance]
     done = subprocess.run([program, *arguments], input=best_us, capture_output=True, text=True, timeout=60)
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if line]
     assert lines[0] == "ready"
     found: dict[str, Any] = json.loads(lines[1]) if lines[1:] else {"outcome": f"signal {-done.returncode}"}
     return found["outcome"], found
@@ -83,3 +83,25 @@ def test_what_is_wrong_is_said(program: Path, tmp_path: Path) -> None:
     assert '"wrong"' in done.stdout
     done = subprocess.run([program, *arguments], input="", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "ready\n"), "nobody waits for it"
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_one_after_another_until_one_does_not_work(program: Path, tmp_path: Path) -> None:
+    right, wrong = tmp_path / "with a space\tand a tab", tmp_path / "wrong"
+    for folder, fault in ((right, 0), (wrong, 4)):
+        folder.mkdir()
+        measured(program, folder, FAULT=fault)
+
+    def question(folder: Path, n: int) -> str:
+        words = (folder / "libgemm.so", "gemm", 24, n, 32, "fp16", "fp16", "rcr", "none", "2e-3")
+        return "".join(f"{word}\0" for word in words)
+
+    asked = f"{question(right, 40)}0\n{question(right, 8)}0.0001\n{question(wrong, 40)}0\n{question(right, 40)}0\n"
+    done = subprocess.run([program], input=asked, capture_output=True, text=True, timeout=60)
+    said = [line for line in done.stdout.splitlines() if line]
+    outcomes = [line if line == "ready" else json.loads(line)["outcome"] for line in said]
+    assert outcomes == ["ready", "measured", "ready", "hopeless", "ready", "wrong"]
+    assert done.returncode == 1
+    done = subprocess.run([program], input=question(right, 40)[:-9], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), "half a question is none"

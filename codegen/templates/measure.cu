@@ -1,8 +1,10 @@
-// Measures one GEMM: checks its numbers, times it, and says one line of JSON. As a program of its own:
+// Measures GEMMs: checks a GEMM's numbers, times it, and says one line of JSON. As a program of its own:
 //
 //   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE
+//   measure        these words for one GEMM after another from standard input, each word with a zero byte behind it
 //
 // It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
+// It ends with the first GEMM that does not work; after one that does the GPU holds nothing of it but the context.
 // A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
 // Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
@@ -71,11 +73,22 @@ double load(const std::string& type, const char* there) {
     return *reinterpret_cast<const float*>(there);
 }
 
+// Of the GPU; it ends with its scope.
+struct Memory {
+    void* device = nullptr;
+
+    Memory() = default;
+    Memory(const Memory&) = delete;
+    ~Memory() { cudaFree(device); }
+
+    void allocate(size_t bytes, const char* what) { needed(cudaMalloc(&device, std::max<size_t>(bytes, 16)), what); }
+};
+
 // Numbers that repeat with a period: element e is pool[(e + shift) % kPeriod].
 struct Operand {
     std::vector<double> pool;
     std::vector<char> all;
-    void* device = nullptr;
+    Memory memory;
 
     Operand(const std::string& type, size_t count, unsigned seed) : all(count * bytes_of(type)) {
         uint64_t state = seed;
@@ -93,8 +106,8 @@ struct Operand {
     }
 
     void upload() {
-        needed(cudaMalloc(&device, std::max<size_t>(all.size(), 16)), "no memory for the operands");
-        needed(cudaMemcpy(device, all.data(), all.size(), cudaMemcpyHostToDevice), "copying the operands");
+        memory.allocate(all.size(), "no memory for the operands");
+        needed(cudaMemcpy(memory.device, all.data(), all.size(), cudaMemcpyHostToDevice), "copying the operands");
     }
 
     double at(size_t element) const { return pool[element % kPeriod]; }
@@ -137,9 +150,9 @@ struct Candidate {
     Workspace workspace_bytes;
 };
 
-// Never returns. `turn` is called when the GPU is needed, and returns the best time so far, or 0.
+// The line to say of a GEMM that works. `turn` is called when the GPU is needed, and returns the best time so far, or 0.
 template <typename Turn>
-[[noreturn]] void measure(const Problem& problem, const Candidate& found, Turn turn) {
+std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     const auto& [m, n, k, type, output, layout, epilogue, tolerance] = problem;
     int devices = 0;
     needed(cudaGetDeviceCount(&devices), "no GPU");  // the driver starts, which takes a while
@@ -152,21 +165,20 @@ template <typename Turn>
     int cache_bytes = 0;
     needed(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, 0), "asking the GPU");
     const size_t flush_bytes = std::max<size_t>(2 * static_cast<size_t>(cache_bytes), 64 << 20);
-    void* flush = nullptr;
-    needed(cudaMalloc(&flush, flush_bytes), "no memory to flush the cache");
+    Memory flush, d, workspace;
+    flush.allocate(flush_bytes, "no memory to flush the cache");
     a.upload(), b.upload(), c.upload();
-    void* d = nullptr;
     const size_t d_bytes = total * bytes_of(output);
-    needed(cudaMalloc(&d, d_bytes), "no memory for the result");
-    needed(cudaMemset(d, 0xff, d_bytes), "clearing the result");
+    d.allocate(d_bytes, "no memory for the result");
+    needed(cudaMemset(d.device, 0xff, d_bytes), "clearing the result");
 
     const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
     const size_t workspace_bytes = found.workspace_bytes(m, n, k);
-    void* workspace = nullptr;
-    needed(cudaMalloc(&workspace, std::max<size_t>(workspace_bytes, 16)), "no memory for the workspace");
+    workspace.allocate(workspace_bytes, "no memory for the workspace");
     const cudaStream_t stream = nullptr;  // the candidate may have a CUDA runtime of its own
     const auto once = [&, m = m, n = n, k = k] {
-        return found.run(a.device, b.device, bias ? c.device : d, d, m, n, k, alpha, 0.0f, workspace, stream);
+        void* const third = bias ? c.memory.device : d.device;
+        return found.run(a.memory.device, b.memory.device, third, d.device, m, n, k, alpha, 0.0f, workspace.device, stream);
     };
 
     if (const int status = once(); status != 0) {
@@ -176,7 +188,7 @@ template <typename Turn>
     }
     worked(cudaStreamSynchronize(stream), "the first run");
     std::vector<char> result(d_bytes);
-    worked(cudaMemcpy(result.data(), d, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
+    worked(cudaMemcpy(result.data(), d.device, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
     // No number is also what nobody has written.
     size_t odd = total;
     if (output == "fp16") {
@@ -218,7 +230,7 @@ template <typename Turn>
     const auto timed = [&](int runs, double enough_ms) {
         double spent_ms = 0.0;
         for (int i = 0; i < runs && (i < kLeast || spent_ms < enough_ms); ++i) {
-            worked(cudaMemsetAsync(flush, i, flush_bytes, stream), "flushing the cache");
+            worked(cudaMemsetAsync(flush.device, i, flush_bytes, stream), "flushing the cache");
             worked(cudaEventRecord(begin, stream), "timing");
             once();
             worked(cudaEventRecord(end, stream), "timing");
@@ -239,33 +251,67 @@ template <typename Turn>
         timed(kMost, kEnoughMs);
     }
     const double median = quantile(times, 0.5);
-    std::printf(
+    cudaEventDestroy(begin), cudaEventDestroy(end);
+    char line[256];
+    std::snprintf(
+        line, sizeof line,
         "{\"outcome\": \"%s\", \"time_us\": %.3f, \"spread\": %.4f, \"error\": %.3e, \"samples\": %zu, "
-        "\"workspace_bytes\": %zu}\n",
+        "\"workspace_bytes\": %zu}",
         outcome, median, (quantile(times, 0.75) - quantile(times, 0.25)) / median, worst, times.size(), workspace_bytes);
-    std::fflush(stdout);
-    std::_Exit(0);  // what the candidate registered to run at exit could still hang
+    return line;
 }
 
-}  // namespace
+[[noreturn]] void end() {
+    std::fflush(stdout);
+    std::_Exit(0);  // what a candidate registered to run at exit could still hang
+}
 
 #ifndef MEASURE_WITHOUT_MAIN
-int main(int count, char** arguments) {
-    if (count != 11) say("gpu", "measure was called with the wrong arguments");
-    const int m = std::atoi(arguments[3]), n = std::atoi(arguments[4]), k = std::atoi(arguments[5]);
-    const std::string symbol = arguments[2];
-    const double tolerance = std::atof(arguments[10]);
-    void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+constexpr size_t kWords = 10;  // of a question
+
+// What the words say is measured; a line before its own, which a candidate may have left unfinished.
+void answer(const std::vector<std::string>& words) {
+    const std::string& symbol = words[1];
+    void* library = dlopen(words[0].c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) say("crashed", dlerror());
     const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
     const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
     if (run == nullptr || bytes == nullptr) say("crashed", "the library has no " + symbol + "_run");
-    measure({m, n, k, arguments[6], arguments[7], arguments[8], arguments[9], tolerance}, {run, bytes}, [] {
+    const int m = std::atoi(words[2].c_str()), n = std::atoi(words[3].c_str()), k = std::atoi(words[4].c_str());
+    const double tolerance = std::atof(words[9].c_str());
+    const std::string line = measure({m, n, k, words[5], words[6], words[7], words[8], tolerance}, {run, bytes}, [] {
         std::puts("ready");
         std::fflush(stdout);
-        double best_us = 0.0;
-        if (std::scanf("%lf", &best_us) != 1) std::_Exit(2);  // nobody waits for it any more
+        char* best = nullptr;
+        size_t room = 0;
+        if (getline(&best, &room, stdin) < 0) std::_Exit(2);  // nobody waits for it any more
+        const double best_us = std::atof(best);
+        std::free(best);
         return best_us;
     });
+    std::printf("\n%s\n", line.c_str());
+    std::fflush(stdout);
 }
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    std::vector<std::string> words(arguments + 1, arguments + count);
+    if (words.size() == kWords) {
+        answer(words);
+        end();
+    }
+    if (!words.empty()) say("gpu", "measure was called with the wrong arguments");
+    char* word = nullptr;
+    size_t room = 0;
+    while (getdelim(&word, &room, '\0', stdin) > 0) {
+        words.emplace_back(word);
+        if (words.size() < kWords) continue;
+        answer(words);
+        words.clear();
+    }
+    end();
+}
+#else
+}  // namespace
 #endif
