@@ -55,6 +55,9 @@ def _target(plan: Plan, link: Action, compiles: list[Action], made: dict[str, Ac
     for action, source in zip(compiles, sources, strict=True):
         options = " ".join(_quoted(option) for option in _options(plan, action))
         lines.append(f"set_property(SOURCE {_path(source)} PROPERTY COMPILE_OPTIONS {options})")
+        if not source.endswith(".cu"):
+            # The options are nvcc's.
+            lines.append(f"set_property(SOURCE {_path(source)} PROPERTY LANGUAGE CUDA)")
     lines.append(f'set_target_properties({_quoted(name)} PROPERTIES PREFIX "" SUFFIX "" OUTPUT_NAME {_quoted(file)})')
     libraries = [argument for argument in link.argv if isinstance(argument, str) and argument.startswith("-l")]
     others = [made[path].name.partition("/")[0] for path in link.inputs if path in made and made[path].kind != "nvcc"]

@@ -116,7 +116,7 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
     symbol = symbol_of(target.name)
     sizes = " x ".join(str(getattr(target, name) or name) for name in ("m", "n", "k"))
     title = f"{target.name}: GEMM {sizes}, {target.dtype}, {target.layout}, epilogue {target.epilogue}"
-    dispatch = template("gemm_dispatch.cu.j2").render(
+    dispatch = template("gemm_dispatch.cpp.j2").render(
         title=title,
         formula=formula(target),
         symbol=symbol,
@@ -127,7 +127,8 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
         kernels=newest_first(kernels),
     )
     return (
-        GeneratedFile(path=f"{build}/{target.name}/gen/{symbol}.cu", content=dispatch.encode()),
+        # Host code alone: the host compiler is done with it before nvcc would have begun.
+        GeneratedFile(path=f"{build}/{target.name}/gen/{symbol}.cpp", content=dispatch.encode()),
         *(kernel_file(kernel, build) for kernel in kernels),
     )
 

@@ -20,7 +20,7 @@ arch = ["sm_80"]
 
 [target.tool]
 kind = "cuda"
-sources = ["src/main.cu"]
+sources = ["src/main.cu", "src/host.cpp"]
 output = "executable"
 libraries = ["dl"]
 arch = ["sm_80"]
@@ -33,7 +33,8 @@ def write(folder: Path) -> None:
         "buildd.toml": PROJECT,
         "include/x.h": "int answer();\n",
         "src/a b.cu": '#include "x.h"\n__global__ void k() {}\nint answer() { return sizeof(WORDS); }\n',
-        "src/main.cu": '#include "../include/x.h"\nint main() { return answer(); }\n',
+        "src/main.cu": '#include "../include/x.h"\nint more();\nint main() { return answer() + more(); }\n',
+        "src/host.cpp": "#include <cuda_runtime.h>\nint more() { return cudaSuccess; }\n",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -49,7 +50,8 @@ def test_the_variable_writes_a_project(tmp_path: Path, toolkit: Path) -> None:
     (file,) = plan.files
     text = file.content.decode()
     assert 'add_library("ops" SHARED "${ROOT}/src/a b.cu")' in text
-    assert 'add_executable("tool" "${ROOT}/src/main.cu")' in text
+    assert 'add_executable("tool" "${ROOT}/src/main.cu" "${ROOT}/src/host.cpp")' in text
+    assert 'set_property(SOURCE "${ROOT}/src/host.cpp" PROPERTY LANGUAGE CUDA)' in text
     assert '"-I${ROOT}/include"' in text and '"-DWORDS=\\"x y\\""' in text and "arch=compute_80" in text
     assert 'target_link_libraries("tool" PRIVATE "ops" "-ldl")' in text
 
