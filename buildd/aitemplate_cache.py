@@ -107,8 +107,7 @@ def _targets(row: dict[str, Any]) -> Iterator[tuple[GemmTarget, str, Candidate]]
     device = _text(row, "device")
     if algo is None or operator is None or set(sizes) != set("MNK") or not device.isdecimal():
         return
-    if row.get("split_k") not in (None, 0, 1):
-        return  # ours do not split
+    split = row.get("split_k")
     words = operator[2].strip("_")
     for theirs, ours in _WORDS.items():
         words = words.replace(theirs, ours)
@@ -124,6 +123,8 @@ def _targets(row: dict[str, Any]) -> Iterator[tuple[GemmTarget, str, Candidate]]
         dtype=_TYPES[algo[3] or algo[1] or "f16"],
         accumulator="fp16" if algo[2] == "h" else "",
         epilogue=words or "none",
+        # It chooses for targets that split as often: with us that is the project's to say.
+        split_k=split if isinstance(split, int) and split > 1 else 1,
     )
     candidate = Candidate(tile=tile, warps=_WARPS.get(tile[:2], (2, 2, 1)), stages=int(algo[7]))
     yield target, f"sm_{device}", candidate

@@ -10,7 +10,7 @@ Format, version 1; numbers are little-endian:
     reserved  u16       0
     packed    u64       bytes of the packed manifest
     plain     u64       bytes of the manifest unpacked, at most 256 MiB
-    manifest  packed    one zstd frame of MessagePack: [results, lists, blobs]
+    manifest  packed    one zstd frame of MessagePack: [results, lists, blobs, profiles]
     blobs               in the manifest's order: u8 encoding (0 raw, 1 one zstd frame), u64 stored bytes, the bytes
     check     32 bytes  BLAKE3 of everything before it
 
@@ -20,6 +20,7 @@ Format, version 1; numbers are little-endian:
               sorted by key
     lists     [[[name, digest]...]...] of files; a result names its lists by their number
     blobs     [[digest, size]...] sorted by digest
+    profiles  maps, as `buildd.profiles.Profile` has them, sorted; none in a file of an earlier buildd
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
 something about one machine only, and after an import they are unknown; `present` marks what is no folder but a file
@@ -34,7 +35,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,6 +46,7 @@ from blake3 import blake3
 from buildd.blobs import BadBlob
 from buildd.errors import StoreError
 from buildd.packing import Encoding, unpacked, write_error
+from buildd.profiles import Profile
 from buildd.results import LINK, PRESENT, UNKNOWN, InputSet, Result, StoredOutput
 from buildd.store import Store
 from buildd.values import raw_digest
@@ -74,6 +76,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     blobs: int
     blob_bytes: int
     """Of the blobs' contents."""
+    profiles: int = 0
 
 
 class _Set(msgspec.Struct, frozen=True, array_like=True):
@@ -98,19 +101,21 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
     results: list[_Entry]
     lists: list[list[tuple[bytes, bytes]]]
     blobs: list[tuple[bytes, int]]
+    profiles: list[Profile] = []
 
 
 _decoder = msgspec.msgpack.Decoder(_Manifest)
 
 
-def export(store: Store, keys: Iterable[Digest] | None, file: Path) -> Contents:
-    """Write the results under `keys` (all when None) and what they need to `file`, by rename.
+def export(store: Store, keys: Iterable[Digest] | None, file: Path, profiles: Iterable[Profile] = ()) -> Contents:
+    """Write the results under `keys` (all when None), what they need, and profiles to `file`, by rename.
 
     Raises `StoreError` where a result or one of its blobs is not there, `StoreFull`.
     """
     wanted = sorted({_raw(key) for key in keys} if keys is not None else _all_keys(store))
     with store.lease([Digest(raw.hex()) for raw in wanted]):
-        manifest = _gather(store, wanted, everything=keys is None)
+        rows = sorted(profiles, key=msgspec.json.encode)
+        manifest = msgspec.structs.replace(_gather(store, wanted, everything=keys is None), profiles=rows)
         plain = msgspec.msgpack.encode(manifest)
         packed = _pack(plain)
         temporary = file.parent / f".buildd-{os.getpid()}-{os.urandom(6).hex()}.tmp"
@@ -132,8 +137,11 @@ def export(store: Store, keys: Iterable[Digest] | None, file: Path) -> Contents:
     return _contents(manifest)
 
 
-def import_(store: Store, file: Path) -> Contents:
+def import_(store: Store, file: Path, keep: Callable[[list[Profile]], None] | None = None) -> Contents:
     """Verify a bundle and take everything in it into the store.
+
+    Args:
+        keep: is given its profiles, where it has some.
 
     Raises `BundleError` where a byte of it is not as it should be (then the store is unchanged), `StoreFull`,
     `StoreError`.
@@ -161,6 +169,8 @@ def import_(store: Store, file: Path) -> Contents:
             result = _result(entry, now_ns)
             for one in entry.sets:
                 store.publish(Digest(one.first.hex()), _input_set(entry, one, manifest), result)
+    if manifest.profiles and keep is not None:
+        keep(manifest.profiles)
     return _contents(manifest)
 
 
@@ -353,6 +363,8 @@ def _check(manifest: _Manifest, file: Path) -> None:
             paths += [part for pair in one.roots for part in pair]
             if not (_is_digest(one.first) and 0 <= one.files < len(manifest.lists) and all(map(_is_text, paths))):
                 raise _bad(file, "an input set is not sound")
+    if not all(profile.is_possible for profile in manifest.profiles):
+        raise _bad(file, "a profile has impossible numbers")
 
 
 def _blob(source: BinaryIO, digest: bytes, size: int, file: Path) -> Iterator[bytes]:
@@ -445,6 +457,7 @@ def _contents(manifest: _Manifest) -> Contents:
         results=len(manifest.results),
         blobs=len(manifest.blobs),
         blob_bytes=sum(size for _, size in manifest.blobs),
+        profiles=len(manifest.profiles),
     )
 
 

@@ -45,9 +45,17 @@ class ProfileCache:
     def epoch(self) -> int:
         return self._own.epoch() if self._own is not None else 0
 
-    def save(self, profiles: Iterable[Profile], *, epoch: int | None = None) -> bool:
+    def everything(self) -> list[Profile]:
+        """All that is known; of a row that is in two places the one that is written to."""
+        found: dict[tuple[Setting, str, str], Profile] = {}
+        for profiles in (*self._others, *((self._own,) if self._own is not None else ())):
+            for row in profiles.everything():
+                found[row.setting, row.problem, row.candidate] = row
+        return list(found.values())
+
+    def save(self, profiles: Iterable[Profile], *, epoch: int | None = None, older: bool = True) -> bool:
         """As `Profiles.save`; False also where nothing may be written."""
-        return self._own is not None and self._own.save(profiles, epoch=epoch)
+        return self._own is not None and self._own.save(profiles, epoch=epoch, older=older)
 
     def flush(self, build: str = "") -> bool:
         """As `Profiles.flush`. What may not be written stays."""

@@ -25,6 +25,7 @@ from codegen.best import FILE, Best, Published, Setting
 
 MOST_ROWS = 200_000
 MOST_FLUSHES = 200
+_MOST_FIGURE = 1 << 62
 _EPOCH = "profiles_epoch"
 _COLUMNS = (
     *("gpu", "driver", "toolkit", "library", "flags", "problem", "candidate", "capability", "outcome"),
@@ -35,8 +36,9 @@ _INSERT = (
     " ON CONFLICT (gpu, driver, toolkit, library, flags, problem, candidate) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[7:])
     # What a short look said never replaces a whole measurement.
-    + " WHERE excluded.outcome = 'measured' OR profiles.outcome <> 'measured'"
+    + " WHERE (excluded.outcome = 'measured' OR profiles.outcome <> 'measured')"
 )
+_LATER = "AND excluded.measured_ns > profiles.measured_ns"
 
 
 class Outcome(Enum):
@@ -83,6 +85,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing speaks against it but, perhaps, its time."""
         return self.outcome in (Outcome.MEASURED, Outcome.HOPELESS, Outcome.IMPORTED)
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether its numbers are some that a row can have."""
+        figures = (self.time_us, self.spread, self.error, self.workspace_bytes, self.samples, self.measured_ns)
+        timed = self.time_us > 0 or self.outcome is not Outcome.MEASURED
+        return timed and all(0 <= figure < _MOST_FIGURE for figure in figures)
+
 
 class Profiles:
     """The rows of one index.
@@ -101,11 +110,12 @@ class Profiles:
         rows = self.database.rows("SELECT value FROM meta WHERE name = ?", (_EPOCH,))
         return as_int(rows[0][0]) if rows else 0
 
-    def save(self, profiles: Iterable[Profile], *, epoch: int | None = None) -> bool:
+    def save(self, profiles: Iterable[Profile], *, epoch: int | None = None, older: bool = True) -> bool:
         """Write rows, each in place of the one that it is measured again; False where they were dropped.
 
         Args:
             epoch: what `epoch` said when measuring began: rows from before a flush are not written.
+            older: also in place of one that was measured later.
 
         Raises: StoreFull, StoreError.
         """
@@ -114,7 +124,7 @@ class Profiles:
         def work(connection: sqlite3.Connection) -> bool:
             if epoch is not None and epoch != _epoch(connection):
                 return False
-            connection.executemany(_INSERT, rows)
+            connection.executemany(_INSERT if older else f"{_INSERT} {_LATER}", rows)
             connection.execute(
                 "DELETE FROM profiles WHERE rowid IN"
                 " (SELECT rowid FROM profiles ORDER BY measured_ns DESC LIMIT -1 OFFSET ?)",

@@ -16,8 +16,10 @@ from blake3 import blake3
 
 from buildd import bundle, collect
 from buildd.errors import StoreError
+from buildd.profiles import Outcome, Profile, Profiles
 from buildd.results import PRESENT, UNKNOWN
 from buildd.store import Result, Store, StoredOutput
+from codegen.best import Setting
 from tests.crash_store_writer import content_of, is_served, key_of, publish
 
 Manifest = list[list[Any]]
@@ -61,6 +63,30 @@ def test_the_same_content_gives_the_same_bytes(store: Store, other: Store, tmp_p
     bundle.export(store, None, tmp_path / "one")
     bundle.export(other, [key_of("result", seed) for seed in range(12)], tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_profiles_come_along_and_never_replace_a_later_one(store: Store, other: Store, tmp_path: Path) -> None:
+    here, there = Profiles(store.database, tmp_path / "here"), Profiles(other.database, tmp_path / "there")
+    setting = Setting(gpu="NVIDIA H200", driver="580.1", toolkit="13.0.88", library="4.2.0", flags="")
+
+    def row(candidate: str, time_us: float, measured_ns: int) -> Profile:
+        numbers: dict[str, Any] = {"time_us": time_us, "measured_ns": measured_ns, "checked": True}
+        return Profile(setting=setting, problem="p", candidate=candidate, outcome=Outcome.MEASURED, **numbers)
+
+    here.save([row("a", 5.0, 10), row("b", 6.0, 10), row("c", 7.0, 10)])
+    there.save([row("b", 4.0, 11), row("c", 8.0, 9)])
+    exported = bundle.export(store, [], tmp_path / "b", here.everything())
+    assert bundle.import_(other, tmp_path / "b", lambda rows: _kept(there, rows)) == exported
+    assert exported.profiles == 3
+    assert {one.candidate: one.time_us for one in there.everything()} == {"a": 5.0, "b": 4.0, "c": 7.0}
+    assert "NVIDIA H200" in (tmp_path / "there/best.json").read_text()
+    bundle.export(store, [], tmp_path / "bad", [row("d", float("nan"), 1)])
+    with pytest.raises(bundle.BundleError, match="impossible numbers"):
+        bundle.import_(other, tmp_path / "bad", lambda rows: _kept(there, rows))
+
+
+def _kept(profiles: Profiles, rows: list[Profile]) -> None:
+    assert profiles.save(rows, older=False)
 
 
 def test_only_what_was_asked_for_is_exported(store: Store, other: Store, tmp_path: Path) -> None:

@@ -471,7 +471,7 @@ def test_a_build_takes_the_best_that_is_known_also_after_it_changed(estate: Esta
     assert "for sm_80" not in build("3 compiled")
     database = _aitemplate(tmp_path / "cuda.db")
     status, said = estate.buildd("cache", "import", "--aitemplate", str(database))
-    assert status == 0 and "3 profiles imported, 1 of kernels" in said, said
+    assert status == 0 and "3 profiles imported, 2 of kernels" in said, said
     build("256x128x32_w4x2x1_s3 for sm_80, the best on an imported profile", "3 compiled")
     build("3 hits")
     assert "the best on" not in build("FLUSH_PROFILE_CACHE=1", FLUSH_PROFILE_CACHE="1")
@@ -482,6 +482,15 @@ def test_a_build_takes_the_best_that_is_known_also_after_it_changed(estate: Esta
     assert status == 0 and "the profiles are emptied" in said, said
     del estate.environ["FLUSH_PROFILE_CACHE"]
     assert "the best on" not in build("0 compiled")
+
+
+def test_a_choice_of_aitemplate_that_splits_k_is_one_for_targets_that_do(tmp_path: Path) -> None:
+    whole, split, other = aitemplate_cache.read(_aitemplate(tmp_path / "cuda.db"))
+    target = GemmTarget(name="g", m=512, n=512, k=512)
+    assert whole.problem == problem_of(target, "sm_80")
+    assert split.problem == problem_of(msgspec.structs.replace(target, split_k=2), "sm_80") != whole.problem
+    assert whole.candidate == split.candidate == "256x128x32_w4x2x1_s3"
+    assert other.problem.startswith("aitemplate ")
 
 
 def test_what_is_no_database_of_aitemplate_is_said(tmp_path: Path) -> None:
@@ -521,7 +530,7 @@ def test_variables_in_a_plan(tmp_path: Path) -> None:
 
 
 def _aitemplate(place: Path) -> Path:
-    """A database as AITemplate makes it: a choice for our problem, one that ours cannot be, one of a convolution."""
+    """A database as AITemplate makes it: a choice for our problem, one for a target that splits, one of a conv."""
     import sqlite3
 
     with sqlite3.connect(place) as made:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from buildd.commands.common import parser, print_note, print_problem
 
 if TYPE_CHECKING:
+    from buildd.profiles import Profile
     from buildd.store import Store
     from protocol.messages import Digest
 
@@ -204,11 +205,15 @@ def _flush(store: Store, options: Namespace) -> int:
 
 def _export(store: Store, options: Namespace) -> int:
     from buildd import bundle
+    from buildd.profile_cache import open_profiles
 
     keys = None if options.all else _keys_of(options, store)
-    found = bundle.export(store, keys, options.file)
+    # A plan takes the kernels that are known to be best: without the profiles another machine would make other plans.
+    with open_profiles(os.environ, store, options.directory or os.getcwd()) as cache:
+        found = bundle.export(store, keys, options.file, cache.everything())
     size = _bytes(options.file.stat().st_size)
-    return _say(options, found, [f"{options.file}: {found.results} results, {found.blobs} blobs, {size}"])
+    profiles = f", {found.profiles} profiles" if found.profiles else ""
+    return _say(options, found, [f"{options.file}: {found.results} results, {found.blobs} blobs{profiles}, {size}"])
 
 
 def _keys_of(options: Namespace, store: Store) -> list[Digest]:
@@ -227,21 +232,27 @@ def _import(store: Store, options: Namespace) -> int:
         return _import_profiles(store, options)
     from buildd import bundle
 
-    found = bundle.import_(store, options.file)
-    return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported"])
+    found = bundle.import_(store, options.file, lambda profiles: _keep_profiles(store, profiles))
+    profiles = f", {found.profiles} profiles" if found.profiles else ""
+    return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported{profiles}"])
+
+
+def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:
+    from buildd.errors import StoreError
+    from buildd.profile_cache import open_profiles
+
+    with open_profiles(os.environ, store, os.getcwd()) as cache:
+        for notice in cache.notices:
+            print_note(notice)
+        if not cache.save(profiles, older=older):
+            raise StoreError("the store may not be written", file=str(store.folder))
 
 
 def _import_profiles(store: Store, options: Namespace) -> int:
     from buildd import aitemplate_cache
-    from buildd.errors import StoreError
-    from buildd.profile_cache import open_profiles
 
     profiles = aitemplate_cache.read(options.file)
-    with open_profiles(os.environ, store, os.getcwd()) as cache:
-        for notice in cache.notices:
-            print_note(notice)
-        if not cache.save(profiles):
-            raise StoreError("the store may not be written", file=str(store.folder))
+    _keep_profiles(store, profiles, older=True)
     found = aitemplate_cache.figures(profiles)
     return _say(
         options, found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"]
