@@ -67,7 +67,7 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     if not context.variables.is_on("AIT_ENABLE_STANDALONE"):
         return part
     if not is_plain(target):
-        notice = f"{target.name}: AIT_ENABLE_STANDALONE has no program for its batches, split_k, epilogue or type"
+        notice = f"{target.name}: AIT_ENABLE_STANDALONE has no program for its batches, epilogue or type"
         return msgspec.structs.replace(part, notices=(*part.notices, notice))
     test = _standalone(target, context.build)
     recipe, _ = nvcc_recipe(context, target, options, roots=roots, units=[Unit(test.path, archs[:1]), *units])

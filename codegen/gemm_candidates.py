@@ -124,7 +124,8 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Triple
     cluster_rows, cluster_columns, _ = kernel.cluster
     tiles_m = math.ceil(math.ceil(m / rows) / cluster_rows) * cluster_rows
     tiles_n = math.ceil(math.ceil(n / columns) / cluster_columns) * cluster_columns
-    tiles = tiles_m * tiles_n
+    tiles = tiles_m * tiles_n * target.split_k
+    k_each = math.ceil(k / target.split_k)
     size = _BYTES[target.dtype]
     stages = kernel.stages or max(2, (machine.shared_bytes - rows * columns * 2) // ((rows + columns) * depth * size))
     at_once = max(1, min(machine.shared_bytes // (stages * (rows + columns) * depth * size), 3))
@@ -140,11 +141,13 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Triple
     # The last round is seldom full; with several tiles at once its tail is shorter.
     full = tiles / machine.processors
     effective = max(1.0, rounds - (rounds - full) * 0.3 * (at_once > 1))
-    flops_tile = 2.0 * rows * columns * (math.ceil(k / depth) * depth)
+    flops_tile = 2.0 * rows * columns * (math.ceil(k_each / depth) * depth)
     compute_us = effective * flops_tile / rate * 1e6
     # One processor alone cannot take all of the memory's rate: few tiles wait for it.
     busy = min(1.0, tiles * at_once / machine.processors)
-    loaded = (tiles_n * m * k + tiles_m * n * k) * size * 0.25 + (m * k + n * k) * size * 0.75 + m * n * 2
+    loaded = (
+        (tiles_n * m * k + tiles_m * n * k) * size * 0.25 + (m * k + n * k) * size * 0.75 + m * n * 2 * target.split_k
+    )
     memory_us = loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
     return machine.start_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)
 

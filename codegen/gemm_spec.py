@@ -215,11 +215,13 @@ def output_type(target: GemmTarget) -> str:
 
 def tolerance(target: GemmTarget) -> float:
     """Largest error that rounding explains, relative to results near 1."""
+    # Kernels of CUTLASS 2.x add the parts of a split k in the output's type: each is rounded.
+    rounded = max(1.0, target.split_k / 2)
     if target.accumulator == "fp16":
-        return 5e-2
+        return 5e-2 * rounded
     if target.dtype == "fp32":
-        return 1e-4
-    return {"fp16": 2e-3, "bf16": 1.6e-2, "fp32": 2e-3, "int32": 0.0}[output_type(target)]
+        return 1e-4 * rounded
+    return {"fp16": 2e-3, "bf16": 1.6e-2, "fp32": 2e-3, "int32": 0.0}[output_type(target)] * rounded
 
 
 def _by(sizes: Triple) -> str:
@@ -256,7 +258,7 @@ def also_takes(target: GemmTarget) -> tuple[bool, bool]:
 def is_plain(target: GemmTarget) -> bool:
     """Whether its entry point takes A, B, C and D of one problem, as what measures GEMMs calls it."""
     _, _, combine = _SPELLED.get(target.epilogue.removeprefix("none"), ("", "", ""))
-    return not (target.batched or target.split_k > 1 or combine or target.dtype.startswith("fp8"))
+    return not (target.batched or combine or target.dtype.startswith("fp8"))
 
 
 def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:

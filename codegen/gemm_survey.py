@@ -27,7 +27,7 @@ from protocol.messages import Request
 
 PREFIX = "try_"
 """Of the names of targets that are candidates."""
-_KEYS = ("dtype", "output_dtype", "accumulator", "layout", "epilogue", "flags", "define", "map_paths")
+_KEYS = ("dtype", "output_dtype", "accumulator", "layout", "epilogue", "split_k", "flags", "define", "map_paths")
 
 
 class Case(Frozen, frozen=True):
@@ -111,8 +111,8 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
         if not is_plain(target):
             raise RequestError(
                 "not-profilable",
-                f'target "{target.name}" cannot be measured: only one problem without split_k and without a second'
-                " operand of the epilogue is, of types other than fp8",
+                f'target "{target.name}" cannot be measured: only one problem without a second operand of the epilogue'
+                " is, of types other than fp8",
                 file=target.where,
                 next_step="name other targets, and give this one its `tile` yourself",
             )

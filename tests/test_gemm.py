@@ -13,7 +13,7 @@ from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 
 from buildd import compdb
 from codegen.gemm import generated
-from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_plain, kernel_for
+from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_plain, kernel_for, tolerance
 from codegen.gemm_survey import survey
 from codegen.plan import RequestError
 from codegen.target import GemmTarget
@@ -192,7 +192,8 @@ def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
 
 def test_only_what_the_measuring_program_calls_is_measured() -> None:
     assert is_plain(spec(epilogue="bias_tanh", layout="ccr"))
-    for keys in ({"batched": True}, {"split_k": 2}, {"epilogue": "multiply"}, {"dtype": "fp8_e4m3"}):
+    assert is_plain(spec(split_k=2)) and tolerance(spec(split_k=8)) > tolerance(spec(split_k=2)) == tolerance(spec())
+    for keys in ({"batched": True}, {"epilogue": "multiply"}, {"dtype": "fp8_e4m3"}):
         assert not is_plain(spec(**keys))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from codegen.gemm_candidates import Ranked
+from codegen.gemm_candidates import Ranked, estimate_us
 from codegen.gemm_choice import Candidate, problem_of
 from codegen.gemm_pick import cannot_win, for_capability, likely, runs_on, shared
 from codegen.gemm_spec import kernel_for
-from codegen.gemm_survey import Case
+from codegen.gemm_survey import Case, candidate_spec
 from codegen.target import GemmTarget
 
 SMALL, MIDDLE, LARGE = (64, 64, 32), (128, 64, 32), (128, 128, 32)
@@ -42,6 +42,20 @@ def test_what_one_problem_compiles_is_measured_for_others_that_it_might_suit() -
     assert shared([first], 2) == [()]
     odd = case_of("odd", {LARGE: 10.0, SMALL: 11.0}, n=60)
     assert shared([first, odd], 1) == [(), ()], "another alignment is another kernel"
+
+
+def test_a_split_k_is_the_problems_own() -> None:
+    few, deep = (64, 64, 16384), {"m": 64, "n": 64, "k": 16384}
+    whole, split = (case_of("g", {SMALL: 10.0}, **deep, split_k=parts) for parts in (1, 8))
+    (one,), (other,) = whole.ranked, split.ranked
+    name, table = candidate_spec(split, other)
+    assert table["split_k"] == 8 and name != candidate_spec(whole, one)[0]
+    assert (whole.problem, whole.tolerance) != (split.problem, split.tolerance)
+    kernels = [kernel_for(other.candidate.of(case.spec), "sm_80") for case in (whole, split)]
+    slow, fast = (
+        estimate_us(kernel, case.spec, "sm_80", few) for kernel, case in zip(kernels, (whole, split), strict=True)
+    )
+    assert fast < slow / 2, "eight processors have something to do"
 
 
 def test_a_candidate_cannot_win_where_the_most_flattering_measurement_says_so() -> None:

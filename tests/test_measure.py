@@ -40,14 +40,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) -> tuple[str, dict[str, Any]]:
-    given = {"TYPE": "_Float16", "A_ROW": 1, "B_ROW": 0, "BIAS": 0, "FAULT": 0, **macros}
+    given = {"TYPE": "_Float16", "A_ROW": 1, "B_ROW": 0, "BIAS": 0, "TANH": 0, "FAULT": 0, **macros}
     library = folder / "libgemm.so"
     flags = [f"-D{name}={value}" for name, value in given.items()]
     command = ["gcc", "-O2", "-msse2", "-shared", "-fPIC", *flags, "-o", library, FAKES / "fake-gemm.c", "-lm"]
     subprocess.run(command, check=True)
     dtype, tolerance = {"_Float16": ("fp16", "2e-3"), "float": ("fp32", "1e-4")}[str(given["TYPE"])]
     layout = f"{'r' if given['A_ROW'] else 'c'}{'r' if given['B_ROW'] else 'c'}r"
-    epilogue = "bias_relu" if given["BIAS"] else "none"
+    epilogue = {(0, 0): "none", (1, 0): "bias_relu", (1, 1): "bias_tanh"}[given["BIAS"], given["TANH"]]
     arguments = [str(library), "gemm", "24", "40", "32", dtype, dtype, layout, epilogue, tolerance]
     done = subprocess.run([program, *arguments], input=best_us, capture_output=True, text=True, timeout=60)
     lines = [line for line in done.stdout.splitlines() if line]
@@ -59,7 +59,15 @@ def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) 
 @pytest.mark.cuda
 @pytest.mark.slow
 def test_what_is_right_is_timed_in_every_layout(program: Path, tmp_path: Path) -> None:
-    for macros in ({}, {"B_ROW": 1}, {"A_ROW": 0}, {"BIAS": 1}, {"TYPE": "float"}, {"TYPE": "float", "BIAS": 1}):
+    for macros in (
+        {},
+        {"B_ROW": 1},
+        {"A_ROW": 0},
+        {"BIAS": 1},
+        {"TYPE": "float"},
+        {"TYPE": "float", "BIAS": 1},
+        {"BIAS": 1, "TANH": 1},
+    ):
         outcome, found = measured(program, tmp_path, **macros)
         assert outcome == "measured", (macros, found)
         assert found["time_us"] > 0 and found["samples"] >= 20 and found["error"] < 2e-3

@@ -131,6 +131,7 @@ double activated(const std::string& epilogue, double x) {
     if (epilogue.find("gelu") != std::string::npos) return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
     if (epilogue.find("silu") != std::string::npos) return x / (1.0 + std::exp(-x));
     if (epilogue.find("sigmoid") != std::string::npos) return 1.0 / (1.0 + std::exp(-x));
+    if (epilogue.find("tanh") != std::string::npos) return std::tanh(x);
     return x;
 }
 

@@ -1,4 +1,4 @@
-// A GEMM on the host with the interface of generated ones: -DTYPE, -DA_ROW, -DB_ROW, -DBIAS, -DFAULT (see below).
+// A GEMM on the host with the interface of generated ones: -DTYPE, -DA_ROW, -DB_ROW, -DBIAS, -DTANH, -DFAULT (see below).
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ int gemm_run(const void *a, const void *b, const void *c, void *d, int m, int n,
       if (FAULT == 3 && i == m - 1 && j == n - 1) continue;  // forgets an element
       if (FAULT == 4 && j == 0) sum += 1;                    // a column is wrong
       const float value = alpha * sum + (BIAS ? (float)bias[j] : 0.0f);
-      out[(size_t)i * n + j] = (TYPE)(BIAS ? fmaxf(value, 0.0f) : value);
+      out[(size_t)i * n + j] = (TYPE)(TANH ? tanhf(value) : BIAS ? fmaxf(value, 0.0f) : value);
     }
   return 0;
 }
