@@ -17,10 +17,10 @@ SMALL, MIDDLE, LARGE = (64, 64, 32), (128, 64, 32), (128, 128, 32)
 def case_of(name: str, estimates: dict[tuple[int, int, int], float], **sizes: int) -> Case:
     target = GemmTarget(name=name, **{"m": 64, "n": 64, "k": 64, **sizes})
     ranked = []
-    for tile, estimate_us in sorted(estimates.items(), key=lambda item: item[1]):
+    for tile, promised_us in sorted(estimates.items(), key=lambda item: item[1]):
         candidate = Candidate(tile=tile, warps=(2, 2, 1), stages=3)
         kernel = kernel_for(candidate.of(target), "sm_80").name
-        ranked.append(Ranked(candidate=candidate, kernel=kernel, estimate_us=estimate_us))
+        ranked.append(Ranked(candidate=candidate, kernel=kernel, estimate_us=promised_us))
     return Case(name, "sm_80", problem_of(target, "sm_80"), (target.m, target.n, target.k), target, tuple(ranked))
 
 
