@@ -10,13 +10,11 @@ import contextlib
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,10 @@ from buildd.launch import Exit
 from buildd.lookup import Found, Lookup, Missing
 from buildd.notebook import Notebook
 from buildd.outspoken import is_outspoken
+from buildd.placing import copy_file, replace_file, usable
 from buildd.products import Failure, Product, Ran
 from buildd.shadow import Memory
+from buildd.stamps import Mark
 from buildd.steps import LookUp, NodeSpec
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
@@ -89,6 +89,14 @@ class Building:
     lookup: Lookup = field(init=False)
     said_something: bool = False
     """A tool wrote something that a hit has to say again, or a result could not be stored."""
+    outspoken: set[int] = field(default_factory=set)
+    """The actions of which that is so."""
+    carried: frozenset[int] = frozenset()
+    """Actions that stand as whoever asked has seen them last: they are hits, and nothing is told of them."""
+    mark: Mark | None = None
+    """From before anything was looked at; only where somebody watches."""
+    costs_s: dict[int, float] = field(default_factory=dict)
+    """What each action's job took when it ran, as far as it is known here."""
     started: set[int] = field(default_factory=set)
     """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
     scratch: str = ""
@@ -145,11 +153,8 @@ class Building:
 
     def graph(self) -> tuple[NodeSpec, ...]:
         """The plan as the state machine takes it: an action stands on those that make its inputs."""
-        maker = {output.path: i for i, action in enumerate(self.plan.actions) for output in action.outputs}
-        return tuple(
-            NodeSpec(tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)), self.resources[i].wall_s)
-            for i, action in enumerate(self.plan.actions)
-        )
+        makers = self.plan.makers()
+        return tuple(NodeSpec(depends, self.resources[i].wall_s) for i, depends in enumerate(makers))
 
     def tool(self, action: Action) -> Tool:
         return self.tools[action.tool]
@@ -250,7 +255,7 @@ class Building:
             return True  # a result is only found while its blobs are in the index
         destination = Path(self.project, path)
         fact = self.files.fact(str(destination))
-        if fact is not None and fact.digest == digest and _usable(destination, executable):
+        if fact is not None and fact.digest == digest and usable(destination, executable):
             return True
         destination.parent.mkdir(parents=True, exist_ok=True)
         return self.store.restore(digest, destination, executable=executable)
@@ -260,7 +265,7 @@ class Building:
         if self.writes_outputs:
             destination = Path(self.project, path)
             fact = self.files.fact(str(destination))
-            if fact is None or fact.digest != product.digest or not _usable(destination, product.executable):
+            if fact is None or fact.digest != product.digest or not usable(destination, product.executable):
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(made, destination, executable=product.executable)
         else:
@@ -296,9 +301,15 @@ class Building:
         """Take what a job has made, under this request's own names: two targets may ask for the same bytes."""
         action, exit = self.plan.actions[index], ran.exit
         said = exit.stdout or (without_report(exit.stderr) if action.reports else exit.stderr)
-        self.said_something = self.said_something or bool(ran.note or said)
+        self.costs_s[index] = exit.timing.wall_s
+        self._note_said(index, bool(ran.note or said))
         for output, made in zip(action.outputs, ran.made, strict=True):
             self.place_made(output.path, made.file, made.product)
+
+    def _note_said(self, index: int, said: bool) -> None:
+        if said:
+            self.said_something = True
+            self.outspoken.add(index)
 
     def published(self, result: Result) -> None:
         """A job of this request is stored."""
@@ -347,6 +358,7 @@ class Building:
         action = self.plan.actions[index]
         self.counts.hits += 1
         self.counts.saved_s += result.timing.wall_s
+        self.costs_s[index] = result.timing.wall_s
         stdout, stderr = (self.store.get(d) or b"" if d else b"" for d in (result.stdout, result.stderr))
         self.log.append(
             m.CacheHit(
@@ -360,7 +372,7 @@ class Building:
         if action.reports:
             stderr = without_report(stderr)
         # Warnings are part of a result.
-        self.said_something = self.said_something or bool(stdout or stderr)
+        self._note_said(index, bool(stdout or stderr))
         for stream, text in (("stdout", stdout), ("stderr", stderr)):
             for line in text.decode(errors="replace").splitlines():
                 self.log.append(m.LogLine(job_id=HIT, stream=stream, text=line))
@@ -432,64 +444,3 @@ class Building:
                 **fields,
             )
         )
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file aside and rename it into place."""
-    handle, aside = tempfile.mkstemp(prefix=".buildd-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(aside, 0o644 & ~_umask())
-        os.replace(aside, path)
-    except OSError as error:
-        _unlink(aside)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except BaseException:
-        _unlink(aside)
-        raise
-
-
-def copy_file(source: Path, destination: Path, *, executable: bool) -> None:
-    """Copy a file aside and rename it into place; a link there is replaced, not followed."""
-    handle, aside = tempfile.mkstemp(prefix=".buildd-", dir=destination.parent)
-    os.close(handle)
-    try:
-        shutil.copyfile(source, aside)
-        os.chmod(aside, (0o777 if executable else 0o666) & ~_umask())
-        os.replace(aside, destination)
-    except OSError as error:
-        _unlink(aside)
-        raise OSError(error.errno, error.strerror, str(destination)) from error
-    except BaseException:
-        _unlink(aside)
-        raise
-
-
-def _usable(path: Path, executable: bool) -> bool:
-    """Whether a file with the right content may stay: not a link, and it can be run if it should."""
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return False
-    return stat.S_ISREG(mode) and bool(mode & stat.S_IXUSR) == executable
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
-
-
-@cache
-def _umask() -> int:
-    # Reading it means setting it, for the whole process; /proc tells without.
-    try:
-        with open("/proc/self/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Umask:"):
-                    return int(line.split()[1], 8)
-    except (OSError, ValueError):
-        pass
-    return 0o022

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from buildd.building import replace_file
 from buildd.command import plain_arguments
+from buildd.placing import replace_file
 from codegen import clangd
 from codegen.plan import Action, Plan, Tool
 

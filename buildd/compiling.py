@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from buildd import precompiled
-from buildd.building import HIT, Building, copy_file
+from buildd.building import HIT, Building
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
+from buildd.placing import copy_file
 from buildd.products import Failure, Product, Ran
 from buildd.store import Result, Store
 from codegen import moved

@@ -112,6 +112,19 @@ class Execution:
         """What it was carried out in."""
         return ()
 
+    def finished(self, exit: Exit) -> m.Finished:
+        """What is told of it once it has ended well."""
+        made = tuple(m.Output(path=e.path, digest=e.product.digest, size_bytes=e.product.size_bytes) for e in self.made)
+        return m.Finished(
+            job_id=self.number,
+            action=self.action.name,
+            timing=exit.timing,
+            outputs=made,
+            note=self.note,
+            steps=self.steps,
+            kernels=self.kernels,
+        )
+
     def time_line(self) -> str:
         """What AIT_TIME_COMPILATION asks for: the line of GNU time, from our own measurement."""
         return "" if self.exit is None or self._job is None else time_line_of(self._job.launch, self.exit)

@@ -13,7 +13,7 @@ import os
 import stat as stat_module
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
@@ -320,6 +320,10 @@ class Snapshot:
         if stamp is not None:
             self._facts[path] = (Fact(digest, Traits.NONE, stamp), self.files.now_ns())
 
+    def make(self, path: str, digest: Digest) -> None:
+        """As `produced`, of a file whose stamp is taken over."""
+        self._produced[path] = digest
+
     def is_produced(self, path: str) -> bool:
         return path in self._produced
 
@@ -342,6 +346,14 @@ class Snapshot:
     def has_seen(self, path: str) -> bool:
         """Whether `fact` has been asked for a file: it then says what was there at that time, not what is there now."""
         return path in self._facts
+
+    def seen(self, path: str) -> tuple[Fact | None, int] | None:
+        """What `fact` has said of a file and when it looked; None where it was not asked."""
+        return self._facts.get(path)
+
+    def take_over(self, seen: Mapping[str, tuple[Fact | None, int]]) -> None:
+        """Take what another snapshot has seen of files that are known to be as they were."""
+        self._facts.update(seen)
 
     def fact(self, path: str) -> Fact | None:
         try:

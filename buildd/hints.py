@@ -21,6 +21,7 @@ from pathlib import Path
 from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
 
 from buildd.location import NETWORK_FILE_SYSTEMS, file_system_of
+from buildd.stamps import Mark
 
 LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
 BARRIER_S = 1.0
@@ -28,6 +29,8 @@ BARRIER_S = 1.0
 LIMIT_SHARE = 0.5
 """Of the user's watches: the others are the editor's."""
 _UNKNOWN_LIMIT = 8192
+MOST_REMEMBERED = 100_000
+"""Paths of which the last hint is remembered."""
 _MASK = Mask(
     InotifyConstants.IN_MODIFY
     | InotifyConstants.IN_CLOSE_WRITE
@@ -86,6 +89,11 @@ class Hints:
         self._told = False
         self.count = 0
         """Of hints so far: where it has not moved between two barriers, nothing was touched."""
+        self._turns = 0
+        self._touched: dict[str, int] = {}
+        """Path -> number of its last hint, in that order."""
+        self._forgotten = 0
+        """Number of the last hint whose path is not remembered."""
         self.last_s = 0.0
         """When the last one came, on the monotonic clock."""
         self._cookies = ""
@@ -113,6 +121,25 @@ class Hints:
         with self._lock:
             polled = tuple(path for path in new if not self._add(path))
         return polled
+
+    def mark(self) -> Mark:
+        """Now."""
+        return Mark(self.count, self._turns)
+
+    def touched_since(self, mark: Mark) -> list[str] | None:
+        """Every path that was touched since; None where others may have been. After a `barrier`, if it shall be true
+        of what happened before the call."""
+        with self._lock:
+            if self._turns != mark.turns or self._forgotten > mark.count:
+                return None
+            late = itertools.takewhile(lambda path: self._touched[path] > mark.count, reversed(self._touched))
+            return list(late)
+
+    def note(self, paths: Iterable[str]) -> None:
+        """Paths that were found to be touched in another way."""
+        with self._lock:
+            for path in paths:
+                self._remember(path)
 
     def covers(self, folder: str) -> bool:
         """Whether what happens in a folder gives hints."""
@@ -170,7 +197,7 @@ class Hints:
                 awaited.set()
             return
         with self._lock:
-            self.count += 1
+            self._remember(path)
             self.last_s = time.monotonic()
             self._paths.add(path)
             told, self._told = self._told, True
@@ -180,10 +207,11 @@ class Hints:
     def missed(self) -> None:
         """The kernel's queue was full."""
         with self._lock:
+            self.count += 1
+            self._forgotten = self.count
             if self._missed:
                 return  # every folder says so
             self._missed = True
-            self.count += 1
             told, self._told = self._told, True
         _log.warning("inotify's queue overflowed: every watched file is looked at")
         if not told:
@@ -194,8 +222,17 @@ class Hints:
         with self._lock:
             if self._folders.get(folder.path) is folder:
                 del self._folders[folder.path]
+                self._turns += 1
 
     # ----------------------------------------------------------------
+
+    def _remember(self, path: str) -> None:
+        self.count += 1
+        self._touched.pop(path, None)
+        if len(self._touched) >= MOST_REMEMBERED:
+            self._touched.clear()
+            self._forgotten = self.count - 1
+        self._touched[path] = self.count
 
     def _add(self, path: str) -> bool:
         if len(self._folders) >= self._most:
@@ -215,6 +252,7 @@ class Hints:
             _log.warning("%s cannot be watched and is polled: %s", path, error.strerror)
             return False
         self._folders[path] = folder
+        self._turns += 1
         return True
 
     def _is_remote(self, path: str) -> bool:

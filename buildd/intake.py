@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from buildd import history, notes, prove, published, sweep, uptodate
 from buildd.building import Building
+from buildd.carried import Carry, take_over
 from buildd.compiles import Compiles
 from buildd.compiling import Figures, decoded, encoded
 from buildd.errors import BuilddError, in_words
@@ -32,11 +33,13 @@ from buildd.shadow import Memory
 from buildd.store import Store
 from buildd.watches import Watches
 from buildd.watching import Watch
-from codegen.plan import Plan, Recompile, RequestError
+from codegen.plan import Plan, Recompile, RequestError, Resources
 from protocol import messages as m
 
 _BUILDS = m.Digest(blake3(b"builds").hexdigest())
 """Name of the record with what builds came to."""
+_NOTHING = Resources(cpus=0, memory_bytes=0, wall_s=0.0)
+"""What an action needs that nobody runs."""
 _log = logging.getLogger(__name__)
 
 
@@ -116,12 +119,15 @@ class Intake:
             asked = (request.environment, opened.store, request.project, request.build_id)
             for line in await self._in_pool(flush_asked, *asked):
                 log.append(m.Notice(text=line))
+        await self.watches.learned(request)
         building = Building(request, log, opened.store, opened.files, opened.notebook, opened.surveys)
         building.settled_s = self.watches.settled_s(request, building.begun_s)
-        if uptodate.may_use(request):
+        building.mark = self.watches.mark(request)
+        if uptodate.may_use(request) and self.watches.may_be_brief(request):
             record = await self.watches.still_true(opened.store, opened.files, request)
             if record is not None:
                 uptodate.tell(record, building)
+                self.watches.stood(request)
                 await self._in_pool(building.keep_log)
                 return None
         try:
@@ -131,7 +137,7 @@ class Intake:
                 return None
             if plan.recompile is Recompile.AGAIN and request.mode is not m.Mode.PROVE:
                 building.run_again()
-            await self._adopt(building, plan)
+            await self._adopt(building, plan, await self.watches.carry(opened.store, opened.files, request, plan))
             building.urgent = building.nodes_of(self.watches.fresh(request))
         except (RequestError, BuilddError, OSError) as error:
             _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
@@ -196,11 +202,16 @@ class Intake:
             _refuse(log, m.Outcome.DAEMON_ERROR, error)
             return None
 
-    async def _adopt(self, building: Building, plan: Plan) -> None:
+    async def _adopt(self, building: Building, plan: Plan, carry: Carry | None = None) -> None:
         def work() -> None:
             building.files.read_ahead(file.path for tool in plan.tools for file in tool.files)
-            identities = [(building.lookup.name_key(a), a.kind, a.resources) for a in plan.actions]
-            building.adopt(plan, [e.resources for e in history.estimates(building.store, identities)])
+            if carry is not None:
+                take_over(building, carry)
+            asked = [a for i, a in enumerate(plan.actions) if i not in building.carried]
+            identities = [(building.lookup.name_key(a), a.kind, a.resources) for a in asked]
+            found = iter(history.estimates(building.store, identities))
+            resources = [_NOTHING if i in building.carried else next(found).resources for i in range(len(plan.actions))]
+            building.adopt(plan, resources)
             building.write_generated()
 
         await self._in_pool(work)

@@ -88,6 +88,20 @@ def recoded(before: Iterable[Kernel], now: Iterable[Kernel]) -> list[Kernel]:
     return [kernel for one, kernel in found if one is not None and one.code and kernel.code not in ("", one.code)]
 
 
+def standing(
+    before: dict[str, tuple[Kernel, ...]], told: dict[str, tuple[Kernel, ...]], planned: int
+) -> dict[str, tuple[Kernel, ...]]:
+    """The kernels of each action after a build.
+
+    Args:
+        told: of the actions that it told of. One that it said nothing of has what it had: it was not asked for, or
+            stands as it did.
+        planned: how many actions its plan has; 0 where there is none. Where all of them were told of, the others are
+            there no more.
+    """
+    return told if planned and len(told) == planned else {**before, **told}
+
+
 def completed(reported: Iterable[Kernel], read: Iterable[Kernel]) -> tuple[Kernel, ...]:
     """What the assembler said of kernels, with what stands in the file that it made.
 

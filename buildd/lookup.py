@@ -7,7 +7,7 @@ that request's snapshot, so an answer is true for a moment at or after the reque
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -98,6 +98,16 @@ class Lookup:
         """The discovered inputs of an action; None where they are not known here: it was neither found nor filed, but
         another request's run of it was joined."""
         return self._discovered.get(action.name, () if action.discovery is Discovery.NONE else None)
+
+    def take_over(self, discovered: Mapping[str, tuple[str, ...]], folders: Mapping[str, int]) -> None:
+        """Take what another request has found of actions that stand as they did.
+
+        Args:
+            discovered: the discovered inputs of those, by name.
+            folders: as `folders`.
+        """
+        self._discovered.update(discovered)
+        self.folders.update(folders)
 
     def precompiled_of(self, action: Action) -> precompiled.Candidates:
         """What the action could have taken in place of a header."""

@@ -25,7 +25,7 @@ from buildd.commands.saves import Saves
 from buildd.diagnostics import diagnose
 from buildd.disassembly import Form, disassembled
 from buildd.errors import BuilddError, in_words
-from buildd.kernels import moved
+from buildd.kernels import moved, standing
 from buildd.ui.rounds import demangled
 from protocol import messages as m
 
@@ -67,15 +67,19 @@ class Findings:
     _jobs: dict[m.JobId, str] = field(default_factory=dict)
     _new: dict[str, tuple[m.Kernel, ...]] = field(default_factory=dict)
     _hit: str = ""
-    _told: set[str] = field(default_factory=set)
-    """Targets of which the build under way has told a file."""
+    _told: dict[str, str] = field(default_factory=dict)
+    """The same of what the build under way has told."""
+    _planned: int = 0
+    """Actions of its plan, where it has one."""
 
     def begin(self) -> None:
-        self._lines, self._jobs, self._new, self._hit, self._told = {}, {}, {}, "", set()
+        self._lines, self._jobs, self._new, self._hit, self._told, self._planned = {}, {}, {}, "", {}, 0
 
     def take(self, body: m.EventBody) -> bool:
         """Take in what happened; whether that was the end."""
         match body:
+            case m.Planned(actions=actions):
+                self._planned = actions
             case m.Started(job_id=job, action=action):
                 self._jobs[job] = action
             case m.CacheHit(action=action, kernels=kernels):
@@ -94,9 +98,8 @@ class Findings:
             case m.Failed(action=action, diagnostics=found):
                 self.diagnostics = {**self.diagnostics, action: found}
             case m.Artifact(target=target, path=path):
-                if target not in self._told:  # the later ones are what else it has, such as a test
-                    self._told.add(target)
-                    self.files = {**self.files, target: os.path.join(self.project, path)}
+                # The later ones are what else it has, such as a test.
+                self._told.setdefault(target, os.path.join(self.project, path))
             case m.Done(outcome=outcome):
                 if outcome is m.Outcome.BUILT:
                     self._learn()
@@ -107,13 +110,22 @@ class Findings:
 
     def _learn(self) -> None:
         old = {(k.name, k.arch): k for kernels in self.kernels.values() for k in kernels}
-        self.kernels = {**self.kernels, **self._new}
+        self.kernels = standing(self.kernels, self._new, self._planned)
+        self.files = self._told
+        # What it said nothing of went well; of a plan all of which it told of, the others are there no more.
+        is_whole = self.kernels is self._new
+        self.diagnostics = {
+            action: found
+            for action, found in self.diagnostics.items()
+            if action in self._new or not (is_whole or any(each.severity is m.Severity.ERROR for each in found))
+        }
         now = {(k.name, k.arch): k for kernels in self.kernels.values() for k in kernels}
         moves = {(one.name, one.arch): one for one, other in moved(old.values(), now.values()) if one and other}
         if moves or not self.before:
             self.before = moves
-        missing = [name for name, _ in now if name not in self.names]
-        self.names = {**self.names, **dict(zip(missing, demangled(missing), strict=True))}
+        known = {name: self.names[name] for name, _ in now if name in self.names}
+        missing = [name for name, _ in now if name not in known]
+        self.names = {**known, **dict(zip(missing, demangled(missing), strict=True))}
 
     def by_file(self) -> dict[str, list[m.Diagnostic]]:
         """Findings by absolute path; those without a file are at the project file."""

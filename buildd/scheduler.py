@@ -180,6 +180,7 @@ class Scheduler:
                 self.intake.watches.end(request.request_id)
             return
         self.buildings[request.request_id] = building
+        self.counters["hits"] += len(building.carried)
         self._feed(
             Submitted(
                 request.request_id,
@@ -188,6 +189,7 @@ class Scheduler:
                 request.jobs or job_cap(Settings(request_env=request.environment, strict=False)) or 0,
                 request.keep_going,
                 replaces=arrival.replaces,
+                done=building.carried,
             )
         )
         self._tick_on()
@@ -329,21 +331,7 @@ class Scheduler:
                 execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=execution.time_line())
             )
         if ending is Ending.SUCCESS and exit is not None and not execution.building.inner:
-            self._tell(
-                execution.number,
-                m.Finished(
-                    job_id=execution.number,
-                    action=execution.action.name,
-                    timing=exit.timing,
-                    outputs=tuple(
-                        m.Output(path=made.path, digest=made.product.digest, size_bytes=made.product.size_bytes)
-                        for made in execution.made
-                    ),
-                    note=execution.note,
-                    steps=execution.steps,
-                    kernels=execution.kernels,
-                ),
-            )
+            self._tell(execution.number, execution.finished(exit))
         self._feed(Ended(execution.number, ending))
         if not self._delivering.get(execution.number):
             await self._put_away(execution)
@@ -417,9 +405,10 @@ class Scheduler:
         except Exception:  # the edge: what is written here only saves time, and the build is done
             _log.exception("what is known of %s was not kept", complete.request)
         failures = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
-        building.tell_done(complete.outcome, message=failures if complete.outcome is m.Outcome.FAILED else "")
-        await self._in_pool(building.keep_log)
-        await self.intake.watches.learn(building, complete.outcome)
+        with self.intake.watches.ending(complete.request):
+            building.tell_done(complete.outcome, message=failures if complete.outcome is m.Outcome.FAILED else "")
+            await self._in_pool(building.keep_log)
+            await self.intake.watches.learn(building, complete.outcome)
 
     # ---------------------------------------------------------------- admission, samples, progress
 

@@ -60,6 +60,16 @@ class Stamps:
         return sweeper.all_equal(self.paths, self.stamps, worth_files=sweep.WORTH_FILES_LOADED)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment, as hints of what is touched tell it."""
+
+    count: int
+    """Of hints before it."""
+    turns: int
+    """Of the set of folders: where that has moved, hints may be missing."""
+
+
 def listed_names(folder: str, names: frozenset[str]) -> frozenset[tuple[str, bool]]:
     """Which of some names are in a folder, with whether each is a folder itself. Raises OSError."""
     with os.scandir(folder) as entries:

@@ -134,21 +134,33 @@ class State:
     # -- events
 
     def _submitted(self, event: Submitted, out: list[Instruction]) -> None:
-        nodes = [Node(event.request, i, spec, pending=len(spec.depends)) for i, spec in enumerate(event.nodes)]
+        done = event.done
+        nodes = [
+            Node(
+                event.request,
+                index,
+                spec,
+                NodeState.DONE if index in done else NodeState.WAITING,
+                pending=sum(d not in done for d in spec.depends) if done else len(spec.depends),
+            )
+            for index, spec in enumerate(event.nodes)
+        ]
         for node in nodes:
             for dependency in node.spec.depends:
                 nodes[dependency].dependents.append(node.index)
         for node in last_first(nodes):
             node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
-        asked = Asked(event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes))
+        asked = Asked(
+            event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes) - len(done)
+        )
         self.requests[event.request] = asked
         self._replace(asked, event.replaces, out)
         if event.owner is not None:
             self._take_in(asked, self.jobs[event.owner])
-        if not nodes:
+        if not asked.open:
             self._complete(asked, out)
         for node in sorted(nodes, key=lambda n: -n.remaining_s):
-            if node.pending == 0:
+            if node.pending == 0 and node.state is NodeState.WAITING:
                 self._look(node, out, fresh=False)
 
     def _replace(self, asked: Asked, names: tuple[RequestId, ...], out: list[Instruction]) -> None:

@@ -49,6 +49,8 @@ class Submitted:
     replaces: tuple[RequestId, ...] = ()
     """Requests that start nothing more, and are cancelled once all of this one's nodes that can be looked up have been:
     so a job that both want goes on."""
+    done: frozenset[int] = frozenset()
+    """Nodes that stand as they did, with all that they depend on: nobody looks them up."""
 
 
 @dataclass(frozen=True, slots=True)

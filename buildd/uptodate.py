@@ -131,10 +131,10 @@ def keep(building: Building) -> None:
             return
         _add(snapshot.absolute(path), fact.stamp, fact.digest, now_ns, paths, stamps, young)
     for path, product in building.products.items():
-        stamp = stamp_of(snapshot.absolute(path))
-        if stamp is None or stamp.size != product.size_bytes:
+        known = snapshot.seen(path)  # as it was put there, not as it may have become
+        if known is None or known[0] is None or known[0].stamp.size != product.size_bytes:
             return
-        _add(snapshot.absolute(path), stamp, product.digest, now_ns, paths, stamps, young)
+        _add(snapshot.absolute(path), known[0].stamp, product.digest, now_ns, paths, stamps, young)
     folders = dict(lookup.folders)
     moved: dict[str, bool] = {}
     for path in (*building.plan.read, *searched(building.request)):

@@ -9,16 +9,20 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from buildd import sweep, uptodate
 from buildd.building import Building
+from buildd.carried import Base, Carry, carry, is_whole, taken
 from buildd.files import Files, Snapshot
 from buildd.hints import Hints
+from buildd.stamps import Mark
 from buildd.store import Store
 from buildd.watching import Watch
+from codegen.plan import Plan
 from protocol import messages as m
 
 BURST_S = 0.003
@@ -61,6 +65,10 @@ class Watches:
         self._watches: dict[m.RequestId, Watch] = {}
         self._names: dict[m.RequestId, m.Digest] = {}
         self._verified: dict[m.Digest, _Verified] = {}
+        self._bases: dict[m.Digest, Base] = {}
+        """The last good build of what is watched."""
+        self._ending: dict[m.RequestId, asyncio.Event] = {}
+        """Builds whose end is being told."""
         self._arming = 0
         """Moves before and after the set of watched folders is changed: what is verified meanwhile does not count."""
         self._looking = asyncio.Lock()
@@ -97,7 +105,10 @@ class Watches:
         """Watch no longer for a request, and say nothing of it."""
         watch = self._watches.pop(request_id, None)
         if watch is not None:
-            self._verified.pop(self._names.pop(request_id), None)
+            name = self._names.pop(request_id)
+            self._verified.pop(name, None)
+            if name not in self._names.values():
+                self._bases.pop(name, None)
             if not self._watches and self._sweeping is not None:
                 self._sweeping.cancel()
         return watch
@@ -114,12 +125,17 @@ class Watches:
         for request_id, watch in list(self._watches.items()):
             if self._names.get(request_id) == name:
                 async with self._looking:
-                    before = set(watch.contents), watch.folders
+                    before = watch.contents.keys(), watch.folders
                     await self._in_pool(watch.learn, building, outcome)
                     await self._rearm()
-                    watch.tell(await self._in_pool(watch.changed_anywhere))
-                    if before != (set(watch.contents), watch.folders):
+                    if before != (watch.contents.keys(), watch.folders):
+                        # What counts only now may have changed before somebody looked for that.
+                        self._tell(watch, await self._in_pool(watch.changed_anywhere))
                         watch.tell_watching()
+        if name in self._names.values() and outcome is m.Outcome.BUILT and building.request.mode is m.Mode.BUILD:
+            base = await self._in_pool(self._base_of, building, self._bases.get(name))
+            if base is not None:
+                self._bases[name] = base
 
     def has(self, request: m.Request) -> bool:
         """Whether somebody watches just these targets."""
@@ -155,6 +171,67 @@ class Watches:
             if arming == self._arming:
                 self._verified[name] = found
         return record
+
+    # ---------------------------------------------------------------- from one build to the next
+
+    def mark(self, request: m.Request) -> Mark | None:
+        """Now, where somebody watches a request's targets."""
+        return self._hints.mark() if self.has(request) else None
+
+    @contextmanager
+    def ending(self, request_id: m.RequestId) -> Iterator[None]:
+        """The last event of a build is told, and then it is learned from."""
+        over = self._ending[request_id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._ending[request_id]
+            over.set()
+
+    async def learned(self, request: m.Request) -> None:
+        """Wait until it has been learned from the build that the client knows: it may come at once."""
+        over = self._ending.get(request.known) if request.known else None
+        if over is not None:
+            await over.wait()
+
+    def may_be_brief(self, request: m.Request) -> bool:
+        """Whether a request that has nothing to do may be answered with just that."""
+        return request.known is None or self._base(request) is not None
+
+    def stood(self, request: m.Request) -> None:
+        """A request had nothing to do: whoever knew all before it does so still."""
+        base = self._base(request)
+        if base is not None:
+            self._bases[uptodate.name_of(request)] = replace(base, request_id=request.request_id)
+
+    def _base(self, request: m.Request) -> Base | None:
+        """The last good build, if the client knows all of it."""
+        base = self._bases.get(uptodate.name_of(request)) if request.known else None
+        return base if base is not None and base.request_id == request.known else None
+
+    async def carry(self, store: Store, files: Files, request: m.Request, plan: Plan) -> Carry | None:
+        """Which actions stand as the client has seen them last."""
+        base = self._base(request)
+        if base is None or base.plan is not plan or not uptodate.may_use(request):
+            return None
+
+        def work() -> Carry | None:
+            if not self._hints.barrier(store.scratch_folder()):
+                return None
+            touched = self._hints.touched_since(base.mark)
+            return None if touched is None else carry(base, touched, files, sweep.sweep_of(store.folder))
+
+        found: Carry | None = await self._in_pool(work)
+        return found
+
+    def _base_of(self, building: Building, before: Base | None) -> Base | None:
+        touched = None if before is None else self._hints.touched_since(before.mark)
+        still = before.users.keys() - touched if before is not None and touched is not None else set()
+        base = taken(building, self._hints.covers, still)
+        if base is None or not self._hints.barrier(building.store.scratch_folder()):
+            return None
+        touched = self._hints.touched_since(base.mark)
+        return base if touched is not None and is_whole(base, touched) else None
 
     def _untouched(self, verified: _Verified, store: Store, files: Files) -> bool:
         if not self._hints.barrier(store.scratch_folder()) or self._hints.count != verified.hints:
@@ -235,7 +312,11 @@ class Watches:
                     await self._in_pool(watch.settle)
                     await self._rearm()
                     found |= await self._in_pool(watch.changed_anywhere)
-                watch.tell(found)
+                self._tell(watch, found)
+
+    def _tell(self, watch: Watch, found: Iterable[str]) -> None:
+        self._hints.note(found)  # some of it gave no event
+        watch.tell(found)
 
     async def _rearm(self) -> None:
         """Have the folders watched that count now."""
@@ -258,6 +339,6 @@ class Watches:
                 began_s = time.monotonic()
                 async with self._looking:
                     if not await self._in_pool(watch.unmoved):
-                        watch.tell(await self._in_pool(watch.changed_anywhere))
+                        self._tell(watch, await self._in_pool(watch.changed_anywhere))
                 took_s += time.monotonic() - began_s
             pause_s = max(SWEEP_S, took_s / SWEEP_SHARE)

@@ -51,7 +51,9 @@ class Watch:
     """When a change was told last, on the monotonic clock."""
     fresh: set[str] = field(default_factory=set)
     """What was told since the last build began."""
-    _stamps: tuple[list[bytes], bytes] = ([], b"")
+    _stamps: tuple[list[bytes], bytearray] = field(default_factory=lambda: ([], bytearray()))
+    _places: dict[str, int] = field(default_factory=dict)
+    """Of each file its place in these."""
 
     def __post_init__(self) -> None:
         self.project = os.path.realpath(self.request.project)
@@ -146,8 +148,9 @@ class Watch:
         folders = {folder for folder in self._listings if self._counts(f"{folder}/")}
         # What a build makes is no change, but a request that nothing was touched for need not look at it.
         folders.update(os.path.dirname(path) for path in self._outputs)
+        resolved: dict[str, str] = {}
         for path in self.contents:
-            real = os.path.realpath(path)
+            real = _real_path(path, resolved)
             if real != path:
                 self._real.setdefault(real, []).append(path)
                 folders.add(os.path.dirname(real))
@@ -162,7 +165,14 @@ class Watch:
     def _restamp(self) -> None:
         there = [(path, stamp) for path in self.contents if (stamp := self.files.stamp(path)) is not None]
         packed = sweep.packed([number for _, stamp in there for number in stamp])
-        self._stamps = [os.fsencode(path) for path, _ in there], packed
+        self._stamps = [os.fsencode(path) for path, _ in there], bytearray(packed)
+        self._places = {path: place for place, (path, _) in enumerate(there)}
+
+    def _restamp_one(self, path: str) -> None:
+        stamp, place = self.files.stamp(path), self._places.get(path)
+        if stamp is not None and place is not None:
+            size = sweep.FIELDS * 8
+            self._stamps[1][size * place : size * (place + 1)] = sweep.packed(stamp)
 
     # ---------------------------------------------------------------- is it still so?
 
@@ -176,7 +186,10 @@ class Watch:
                 # A folder that came or went: whatever is below it is to be looked at.
                 moved = True
                 names = [name for name in self.contents if name.startswith(f"{path}/")]
-            found.update(dict.fromkeys(name for name in names if self._differs(name)))
+            for name in names:
+                self._restamp_one(name)  # before its content: what is written in between is found by the next sweep
+                if self._differs(name):
+                    found[name] = None
             if not names and self._is_news(path):
                 found[path] = None
         return found, moved
@@ -188,7 +201,8 @@ class Watch:
 
     def unmoved(self) -> bool:
         """Whether every file has its stamp still: a fast look, for changes that gave no event."""
-        return sweep.sweep_of(self.store.folder).all_equal(*self._stamps)
+        paths, stamps = self._stamps
+        return sweep.sweep_of(self.store.folder).all_equal(paths, bytes(stamps))
 
     def tell(self, found: Iterable[str]) -> None:
         names = [os.path.relpath(p, self.project) if p.startswith(f"{self.project}/") else p for p in found]
@@ -223,6 +237,20 @@ class Watch:
         if digest is None:
             return before not in ("", None)
         return digest != before and (self._failed or before in ("", None))
+
+
+def _real_path(path: str, resolved: dict[str, str]) -> str:
+    """As os.path.realpath, for many files of few folders.
+
+    Args:
+        resolved: folders so far.
+    """
+    folder, name = os.path.split(path)
+    if os.path.islink(path):
+        return os.path.realpath(path)
+    if folder not in resolved:
+        resolved[folder] = os.path.realpath(folder)
+    return os.path.join(resolved[folder], name)
 
 
 def _existing(folder: str) -> str:

@@ -214,6 +214,11 @@ class Plan(Frozen, frozen=True):
     folders, toolchain files."""
     recompile: Recompile = Recompile.BY_CONTENT
 
+    def makers(self) -> list[tuple[int, ...]]:
+        """Of each action those that make its inputs, as indices."""
+        maker = {output.path: index for index, action in enumerate(self.actions) for output in action.outputs}
+        return [tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)) for action in self.actions]
+
 
 class Probe(Frozen, frozen=True):
     """A question to a tool. Its answer is remembered as long as `files` have the same bytes."""

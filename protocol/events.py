@@ -241,6 +241,20 @@ class Changed(Body, frozen=True, tag="changed"):
     """Number of further paths that are not named."""
 
 
+class Compared(Body, frozen=True, tag="compared"):
+    """How the kernels of a good build stand beside those of the last one. No daemon sends it: `buildd watch --json`
+    writes it after each good build that has kernels."""
+
+    kernels: int
+    """In all, a kernel of several architectures as often."""
+    recoded: int = 0
+    """Other machine code than before."""
+    moved: int = 0
+    """Other needs than before: registers, memory, spills."""
+    came: int = 0
+    went: int = 0
+
+
 class Measured(Body, frozen=True, tag="measured"):
     """A target's kernel ran on a GPU. No daemon sends it: `buildd watch --profile --json` writes it after a build."""
 
@@ -307,6 +321,7 @@ EventBody = (
     | Notice
     | Watching
     | Changed
+    | Compared
     | Measured
     | Lagged
     | Done

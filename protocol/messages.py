@@ -18,6 +18,7 @@ from protocol.events import Body as Body
 from protocol.events import BuildId as BuildId
 from protocol.events import CacheHit as CacheHit
 from protocol.events import Changed as Changed
+from protocol.events import Compared as Compared
 from protocol.events import Diagnostic as Diagnostic
 from protocol.events import Digest as Digest
 from protocol.events import Done as Done
@@ -149,6 +150,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaces: RequestId = RequestId("")
     """A request that is cancelled once it is known which of its jobs are this one's as well: those go on. Until then it
     starts nothing more."""
+    known: RequestId | None = None
+    """An earlier request for the same that ended with `built`, of which the client has every event: of actions that
+    stand as they did then nothing is told, they count as hits; empty where it wants to be told of every action. None
+    where it does not mind: then nothing is told of a tree in which nothing has changed."""
 
 
 class Submit(Message, frozen=True, tag="submit"):

@@ -52,4 +52,4 @@ def test_the_last_build_is_explained(
     estate.build("--no-daemon")
     _, *lines = last()
     assert any("failed: nvcc ended with status" in line for line in lines)
-    assert lines[-1] == "1 action had no turn: the build ended before"
+    assert lines[-1].startswith("1 other action had no turn: the build ended before")

@@ -226,3 +226,30 @@ def test_findings_of_an_action_are_replaced_by_its_next_end() -> None:
     findings.begin()
     findings.take(m.CacheHit(job_id=m.JobId(0), action="a", reason=""))
     assert findings.by_file() == {}
+
+
+def test_findings_of_what_is_there_no_more_go() -> None:
+    def kernel(name: str) -> m.Kernel:
+        return m.Kernel(name=name, arch="sm_80", registers=10)
+
+    def build(findings: Findings, *bodies: m.EventBody, actions: int) -> None:
+        findings.begin()
+        for body in (m.Planned(targets=("t",), actions=actions), *bodies, m.Done(outcome=m.Outcome.BUILT)):
+            findings.take(body)
+
+    def hit(action: str) -> m.CacheHit:
+        return m.CacheHit(job_id=m.JobId(0), action=action, reason="", kernels=(kernel(action),))
+
+    findings, job = Findings("/p"), m.JobId(1)
+    so = m.Artifact(target="t", name="t.so", path="t.so", digest=m.Digest(""), size_bytes=1)
+    build(findings, hit("t/a"), hit("t/b"), so, actions=2)
+    findings.begin()
+    error = m.Diagnostic(file="b.cu", line=1, severity=m.Severity.ERROR, message="broken")
+    said = m.Failed(job_id=job, action="t/b", kind=m.FailureKind.COMPILE_ERROR, message="", diagnostics=(error,))
+    findings.take(said)
+    findings.take(m.Done(outcome=m.Outcome.FAILED))
+    assert list(findings.by_file()) == ["/p/b.cu"] and findings.of_function("t/b")
+    build(findings, so, actions=2)
+    assert findings.by_file() == {} and findings.of_function("t/a"), "it stands as it did, and is not told of"
+    build(findings, hit("t/a"), actions=1)
+    assert not findings.of_function("t/b") and not findings.holders("t/a") and list(findings.names) == ["t/a"]

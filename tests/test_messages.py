@@ -72,7 +72,7 @@ def test_every_field_is_in_its_section(kind: Any) -> None:
 def test_tables_of_the_spec_have_the_right_defaults(kind: Any) -> None:
     """Rows "| `field` | type | default | ..." of the kind's section, where it has such a table."""
     known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    shown = {"required": msgspec.NODEFAULT, '""': "", "[]": (), "{}": {}, "false": False, "0": 0}
+    shown = {"required": msgspec.NODEFAULT, '""': "", "[]": (), "{}": {}, "false": False, "0": 0, "nil": None}
     for names, default in re.findall(r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|", section_of(kind), flags=re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
             if name not in known or kind is messages.Namespaces:

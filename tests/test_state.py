@@ -80,6 +80,14 @@ def test_an_empty_request_is_built() -> None:
     assert Machine()(Submitted(A, ())) == [Complete(A, Outcome.BUILT)]
 
 
+def test_what_stands_as_it_did_is_not_looked_up() -> None:
+    machine = Machine()
+    assert machine(Submitted(A, nodes((), (), (0, 1)), done=frozenset({0}))) == [LookUp(A, 1, False)]
+    assert machine(Hit(A, 1)) == [LookUp(A, 2, False)]
+    assert machine(Hit(A, 2)) == [Complete(A, Outcome.BUILT)]
+    assert machine(Submitted(B, nodes((), (0,)), done=frozenset({0, 1}))) == [Complete(B, Outcome.BUILT)]
+
+
 def test_equal_flights_of_two_requests_are_one_job() -> None:
     machine = Machine()
     machine(Submitted(A, nodes(())))

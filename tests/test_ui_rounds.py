@@ -21,6 +21,7 @@ class Screen:
     def __init__(self, *, partial: bool = False) -> None:
         self.stream = io.StringIO()
         self.notified: list[tuple[str, str]] = []
+        self.compared: list[m.Compared] = []
         writer = Writer(self.stream)
         self.rounds = Rounds(
             writer,
@@ -28,6 +29,7 @@ class Screen:
             clear=False,
             partial=partial,
             notify=lambda *words: self.notified.append(words),
+            compared=self.compared.append,
         )
         self._number = 0
 
@@ -78,6 +80,14 @@ def test_how_many_kernels_are_other_code_than_before() -> None:
     assert "1 of 2 kernels changed in code, none needs" in screen.round(*compiled(one, other), changed="a.cu")
     other = m.Kernel(name="b", arch="sm_80", registers=11, code="newer")
     assert "1 of 2 kernels changed in code, 1 moved" in screen.round(*compiled(one, other), changed="a.cu")
+    screen.round(*compiled(other), changed="a.cu")
+    assert screen.compared == [
+        m.Compared(kernels=2),
+        m.Compared(kernels=2),
+        m.Compared(kernels=2, recoded=1),
+        m.Compared(kernels=2, recoded=1, moved=1),
+        m.Compared(kernels=1, went=1),
+    ]
 
 
 def test_of_amds_kernels_there_are_scalar_registers() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import mmap
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from floor import DEADLINE_S, Floor, Shop, fake_plan
+from floor import DEADLINE_S, Floor, Shop, Story, fake_plan
 
 from buildd import hints, watches
 from buildd.eventlog import RequestLog
@@ -398,5 +399,192 @@ def test_hints_name_what_was_touched(tmp_path: Path) -> None:
         paths, missed = watched.take()
         assert paths == {f"{tmp_path}/a"} and not missed
         assert watched.watch([str(tmp_path / "none")]) == (str(tmp_path / "none"),)
+    finally:
+        watched.close()
+
+
+def test_of_what_no_save_touched_nothing_is_looked_up_or_told(floor: Floor) -> None:
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            first = await settled(shop, floor)
+            floor.write("src/b.cu", "saved\n")
+            request = floor.request(known=first.request_id)
+            story = await built(shop, request)
+            assert story.done.misses == 2 and story.done.hits == 1
+            assert story.ran() == ["b.cu.o", "all.so"] and not story.of(m.CacheHit)
+            assert floor.library == await clean(floor)
+            floor.write("include/x.h", "and a header\n")
+            second = floor.request(known=request.request_id)
+            story = await shop.build(second)
+            assert story.ran() == ["a.cu.o", "all.so"] and story.done.hits == 1 and not story.of(m.CacheHit)
+            assert floor.library == await clean(floor)
+            floor.write("include/x.h", "for somebody else\n")
+            assert [hit.action for hit in (await shop.build(floor.request())).of(m.CacheHit)] == ["b.cu.o"]
+
+    asyncio.run(go())
+
+
+def test_whatever_is_touched_the_next_build_is_right(floor: Floor) -> None:
+    """Saves that are followed by a build which begins with what stands."""
+    include = floor.project / "include"
+
+    def editor() -> None:
+        for name in ("4913", "b.cu~"):
+            floor.write(f"src/{name}", "b\n").unlink()
+        floor.write("src/.b.cu.new", "as an editor\n").rename(floor.project / "src/b.cu")
+
+    def link() -> None:
+        (include / "x.h").unlink()
+        (include / "x.h").symlink_to("one.h")
+
+    def turn() -> None:
+        (include / "turned").symlink_to("two.h")
+        (include / "turned").rename(include / "x.h")
+
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: floor.write("include/x.h", "header\n"),
+        lambda: floor.write("first/x.h", "comes first\n"),
+        (floor.project / "first/x.h").unlink,
+        (floor.project / "build/a.cu.o").unlink,
+        lambda: floor.write("build/a.cu.o", "damaged\n"),
+        lambda: floor.write("build/all.so", "damaged\n"),
+        editor,
+        link,
+        turn,
+        lambda: floor.write("include/two.h", "behind the link\n"),
+        lambda: os.utime(floor.project / "src/a.cu"),
+        lambda: floor.write("src/c.cu", "c\n"),
+        (floor.project / "src/c.cu").unlink,
+    )
+
+    async def go() -> None:
+        for name in ("one", "two"):
+            floor.write(f"include/{name}.h", f"{name}\n")
+        async with watching(floor) as (shop, _):
+            known, carried = (await settled(shop, floor)).request_id, 0
+            for number, change in enumerate(changes):
+                change()
+                request = floor.request(known=known)
+                story = await built(shop, request)
+                assert story.done.outcome is m.Outcome.BUILT, number
+                carried += story.done.hits - len(story.of(m.CacheHit))
+                found, known = floor.library, request.request_id
+                objects = [path.read_bytes() for path in sorted((floor.project / "build").glob("[ab].cu.o"))]
+                await built(shop, floor.request(recache=True))
+                assert found == floor.library, number
+                assert objects == [p.read_bytes() for p in sorted((floor.project / "build").glob("[ab].cu.o"))], number
+            assert carried >= 5, "it is of no use"
+
+    asyncio.run(go())
+
+
+def test_what_is_saved_while_others_are_built_is_no_part_of_what_stands(floor: Floor) -> None:
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            known = (await settled(shop, floor)).request_id
+            floor.write("src/b.cu", "//! touch started\n//! wait-for go\n")
+            request = floor.request(known=known)
+            log = shop.submit(request)
+            await asyncio.wait_for(asyncio.to_thread(wait_for, floor.project / "started"), DEADLINE_S)
+            floor.write("include/x.h", "meanwhile\n")
+            floor.write("go", "")
+            story = await shop.finish(log)
+            assert not story.of(m.CacheHit), "a is not told of"
+            assert "a.cu.o" in (await shop.build(floor.request(known=request.request_id))).ran()
+            assert floor.library == await clean(floor)
+
+    asyncio.run(go())
+
+
+def test_a_file_that_gives_no_event_is_looked_up_once_it_is_found(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "SWEEP_S", 0.05)
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            known = (await settled(shop, floor)).request_id
+            with open(floor.project / "include/x.h", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+                mapped[0:1] = b"c"
+                mapped.flush()
+            await watcher.changes({"include/x.h"})
+            assert "a.cu.o" in (await shop.build(floor.request(known=known))).ran()
+
+    asyncio.run(go())
+
+
+def test_who_knows_another_build_is_told_of_everything(floor: Floor) -> None:
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            for folder in ("src", "include", "first", "."):
+                os.utime(floor.project / folder, (1_700_000_000, 1_700_000_000))
+            first = (await settled(shop, floor)).request_id
+            known, brief = first, 0
+            deadline = asyncio.get_running_loop().time() + DEADLINE_S
+            while brief < 2:  # files grow old enough for their stamps to be trusted
+                assert asyncio.get_running_loop().time() < deadline
+                request = floor.request(known=known)
+                story = await built(shop, request)
+                assert story.done.hits == 3 and not story.of(m.CacheHit), "it knows as much as before"
+                known, brief = request.request_id, brief + (story.done.message == "nothing to do")
+            for known in ("", first):
+                story = await built(shop, floor.request(known=known))
+                assert {hit.action for hit in story.of(m.CacheHit)} == {"a.cu.o", "b.cu.o", "all.so"}
+
+    asyncio.run(go())
+
+
+async def settled(shop: Shop, floor: Floor) -> m.Request:
+    """The first build after which the next one can begin with what stands."""
+    bases = shop.scheduler.intake.watches._bases
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
+    for number in itertools.count():
+        floor.write("src/b.cu", f"{number}\n")
+        request = floor.request()
+        await built(shop, request)
+        if any(base.request_id == request.request_id and len(base.able) == 3 for base in bases.values()):
+            return request
+        assert asyncio.get_running_loop().time() < deadline
+    raise AssertionError
+
+
+async def built(shop: Shop, request: m.Request) -> Story:
+    """A build, and what the watch has learned of it."""
+    story = await shop.build(request)
+    while not shop.scheduler.idle:
+        await asyncio.sleep(0)
+    return story
+
+
+async def clean(floor: Floor) -> bytes:
+    """What a build from nothing makes."""
+    folder = floor.folder / "clean"
+    shutil.rmtree(folder, ignore_errors=True)
+    other = Floor(folder)
+    shutil.copytree(floor.project, other.project, dirs_exist_ok=True, ignore=shutil.ignore_patterns("build"))
+    async with Shop(other) as shop:
+        assert (await shop.build(other.request())).done.outcome is m.Outcome.BUILT
+    return other.library
+
+
+def test_what_was_touched_since_a_moment(tmp_path: Path) -> None:
+    watched = Hints(lambda: None, most=10)
+    try:
+        assert watched.watch([str(tmp_path)]) == ()
+        assert watched.barrier(tmp_path)
+        mark = watched.mark()
+        (tmp_path / "a").write_text("a")
+        assert watched.barrier(tmp_path)
+        later = watched.mark()
+        (tmp_path / "b").write_text("b")
+        watched.note(["/c"])
+        assert watched.barrier(tmp_path)
+        assert set(watched.touched_since(later) or ()) == {f"{tmp_path}/b", "/c"}
+        assert set(watched.touched_since(mark) or ()) == {f"{tmp_path}/a", f"{tmp_path}/b", "/c"}
+        watched.missed()
+        assert watched.touched_since(later) is None and watched.touched_since(watched.mark()) == []
+        last = watched.mark()
+        watched.watch([])
+        assert watched.touched_since(last) is None, "what happens there gives no hint any more"
     finally:
         watched.close()

@@ -59,8 +59,8 @@ def export_ninja(request: Request, name: Path) -> int:
     Args:
         name: relative to the project's folder, in which ninja is to be called.
     """
-    from buildd.building import replace_file
     from buildd.here import found_here
+    from buildd.placing import replace_file
 
     plan, found = found_here(request)
     project = Path(os.path.realpath(request.project))

@@ -97,7 +97,10 @@ def tell_last(project: str, target: str = "", only: str = "", *, json: bool = Fa
     elif not found and (target or only):
         lines.append(Line(f"no action of that build that ran or was looked up names {clean(target or only)}"))
     elif (left := planned - len(found)) > 0 and not (target or only):
-        lines.append(Line(f"{count(left, 'action')} had no turn: the build ended before"))
+        why_not = "nothing that they are built of had changed since the build before"
+        if build.outcome is not Outcome.BUILT:
+            why_not = "the build ended before, or nothing that they are built of had changed"
+        lines.append(Line(f"{count(left, 'other action')} had no turn: {why_not}"))
     print_lines(lines)
     return OK
 

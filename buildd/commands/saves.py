@@ -93,6 +93,10 @@ class Saves:
         self._every = every
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._watch = self._current = _NOBODY
+        self._known = _NOBODY
+        """The last good build, where the listener was told all of it."""
+        self._has_all = True
+        """No event of the build under way was lost."""
         self._running: set[m.RequestId] = set()
         self._left: set[m.RequestId] = set()
         """Builds in a daemon that watches no more: it finishes them, while another has its place."""
@@ -163,11 +167,18 @@ class Saves:
                 self._spare = self._conversation()
         if news.request_id == self._current:
             if event is not None:
-                self._listener.event(event)
+                self._heard(event)
             elif news.problem is not None:
                 self._listener.note(f"{news.problem.message}; the next change builds again")
         if self._is_due and not self._left & self._running:
             self._begin_round(None)
+
+    def _heard(self, event: m.Event) -> None:
+        self._listener.event(event)
+        if isinstance(event.body, m.Lagged):
+            self._has_all = False
+        elif isinstance(event.body, m.Done) and event.body.outcome is m.Outcome.BUILT:
+            self._known = self._current if self._has_all else _NOBODY
 
     def _watched(self, news: News) -> None:
         match news.event.body if news.event is not None else None:
@@ -226,7 +237,7 @@ class Saves:
                 for request_id in elsewhere:
                     self._cancel_aside(request_id)
             return
-        self._is_due = False
+        self._is_due, self._has_all = False, True
         name = new_name()
         before, self._current = self._current, name
         request = msgspec.structs.replace(
@@ -234,6 +245,7 @@ class Saves:
             request_id=name,
             build_id=m.BuildId(name),
             replaces=before if before in self._running else _NOBODY,
+            known=self._known,
         )
         self._running.add(name)
         self._follow(request)

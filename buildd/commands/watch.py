@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,14 +14,14 @@ from buildd.cli import OK, USAGE, Interrupted
 from buildd.commands.common import parser, print_problem
 from buildd.commands.perform import stopping_signals
 from buildd.commands.request import add_request_arguments, request_from, store_of
-from buildd.commands.saves import Saves
+from buildd.commands.saves import Saves, new_name
 from buildd.ui.narrator import Narrator, Telling
 from buildd.ui.notifier import Notifier
 from buildd.ui.plain import PlainView
 from buildd.ui.rounds import Rounds
 from buildd.ui.screen import has_colour, is_terminal, view_for
 from buildd.ui.view import JsonView, View, Writer
-from protocol.messages import BuildId, Event, Mode, Request, RequestId
+from protocol.messages import BuildId, Compared, Event, Mode, Request, RequestId
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -70,6 +72,12 @@ def run(arguments: list[str]) -> int:
             return PlainView(words, Narrator(telling))
         return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=environ)
 
+    every = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
+    name, numbers = new_name(), itertools.count(1)
+
+    def compared(body: Compared) -> None:
+        every(Event(request_id=name, sequence=next(numbers), time_ns=time.time_ns(), body=body))
+
     notifier = Notifier(environ) if options.notify else None
     rounds = Rounds(
         words,
@@ -77,10 +85,10 @@ def run(arguments: list[str]) -> int:
         clear=is_terminal(words.stream, environ) and not options.json,
         partial=options.ninja is not None or options.make is not None,
         notify=notifier.notify if notifier is not None else None,
+        compared=compared,
     )
     if notifier is not None and notifier.problem:
         rounds.note(notifier.problem)
-    every = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
     try:
         with stopping_signals(), _saves(options, environ, rounds, every) as saves:
             saves.run()

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from buildd.kernels import moved, recoded
+from buildd.kernels import moved, recoded, standing
 from buildd.ui import text
 from buildd.ui.text import Line, Style, clean
 from buildd.ui.view import View, Writer
@@ -49,6 +49,7 @@ class Rounds:
         clear: begin every round on an empty screen.
         partial: a build tells only of what it ran; without, of every action of its plan unless the tree was untouched.
         notify: is told, title and text, what somebody who does not look should know: it fails, it is mended.
+        compared: is told of each good build how its kernels moved.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Rounds:
         clear: bool,
         partial: bool = False,
         notify: Callable[[str, str], None] | None = None,
+        compared: Callable[[m.Compared], None] = lambda body: None,
     ) -> None:
         self._partial = partial
+        self._compared = compared
         self._notify = notify or (lambda title, text: None)
         self._notified = False
         """Of a failure that is not mended."""
@@ -156,10 +159,7 @@ class Rounds:
         self._waiting = []
 
     def _now(self) -> dict[str, tuple[m.Kernel, ...]]:
-        # An action that said nothing has what it had: a build that stopped early has not asked for all of them, and of
-        # an untouched tree none is asked. Where all of the plan's have said something, the others are there no more.
-        is_whole = not self._partial and self._planned and len(self._new) == self._planned
-        return self._new if is_whole else {**self._kernels, **self._new}
+        return standing(self._kernels, self._new, 0 if self._partial else self._planned)
 
     def _has_moved(self) -> bool:
         """A kernel is another one though nothing ran: an edit was taken back."""
@@ -170,7 +170,7 @@ class Rounds:
         first = not self._kernels
         now_of = self._now()
         before, now = _all(self._kernels), _all(now_of)
-        changes, others = moved(before, now), len(recoded(before, now))
+        changes, others = moved(before, now), recoded(before, now)
         shown = self._view is not None
         self.drop()
         self._failed = done.outcome is not m.Outcome.BUILT
@@ -182,8 +182,10 @@ class Rounds:
             self._notify("the build is mended", self._why)
         if done.outcome is m.Outcome.BUILT:
             self._kernels = now_of
+            if now:
+                self._compared(_comparison(now, changes, others, first))
             if shown:
-                self._writer.lines(self._table(changes, others, first))
+                self._writer.lines(self._table(changes, len(others), first))
         if shown:
             learned = f"learned time {text.duration(self._expected_s)}; " if self._expected_s >= 0.005 else ""
             self._writer.lines([Line(f"{learned}{self._watching}", Style.FAINT)])
@@ -281,6 +283,19 @@ def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:
 
 def _all(kernels: dict[str, tuple[m.Kernel, ...]]) -> list[m.Kernel]:
     return [kernel for several in kernels.values() for kernel in several]
+
+
+def _comparison(
+    now: list[m.Kernel],
+    changes: list[tuple[m.Kernel | None, m.Kernel | None]],
+    recoded: list[m.Kernel],
+    first: bool,
+) -> m.Compared:
+    if first:
+        return m.Compared(kernels=len(now))
+    came = sum(before is None for before, _ in changes)
+    went = sum(after is None for _, after in changes)
+    return m.Compared(kernels=len(now), recoded=len(recoded), moved=len(changes) - came - went, came=came, went=went)
 
 
 def _problem(failed: m.Failed) -> str:

@@ -1,0 +1,272 @@
+"""What the last good build of watched targets came to, action by action: what a save left as it was is not looked up.
+
+Knows files, folders and plans. Which paths were touched, and that no others were, `watches` knows; content decides.
+In doubt there is nothing to carry over, and everything is looked up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildd import sweep
+from buildd.building import Building
+from buildd.files import Fact, Files, Snapshot
+from buildd.placing import usable
+from buildd.products import Product
+from buildd.stamps import Mark
+from codegen.plan import Action, Plan, Recompile
+from protocol.messages import Digest, RequestId
+
+Seen = tuple[Fact | None, int]
+"""What was seen of a file, and when; see `Snapshot`."""
+_Names = frozenset[tuple[str, bool, bool, bool]]
+"""Names in a folder: whether each is a file, a folder, a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A good build of watched targets, of which everything was seen."""
+
+    request_id: RequestId
+    """Whoever has all events of this request knows of every action what came of it."""
+    plan: Plan
+    project: str
+    mark: Mark
+    """From before anything was looked at."""
+    able: frozenset[int]
+    """The actions of which all is known that they stand on, and which said nothing."""
+    seen: dict[str, Seen]
+    """Of every file that those read, as the plan spells it."""
+    products: dict[str, Product]
+    discovered: dict[str, tuple[str, ...]]
+    """By an action's name."""
+    costs_s: dict[int, float]
+    folders: dict[str, int]
+    """Stamps of the folders whose names mattered, as spelled."""
+    users: dict[str, frozenset[int]]
+    """The reverse index: a watched file, absolute -> the actions that read or make it."""
+    dependents: tuple[tuple[int, ...], ...]
+    """Of each action those that read what it makes."""
+    names: dict[str, _Names]
+    """Watched folders in which a new name may matter, absolute."""
+    elsewhere: tuple[list[bytes], bytes, tuple[tuple[str, int], ...]]
+    """What is not watched: files with their stamps, and folders with theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What a request need not look at."""
+
+    base: Base
+    actions: frozenset[int]
+    again: dict[str, Seen | None]
+    """Of files that were touched: with the same content what is seen of them now; None where it is another one."""
+    folders: dict[str, int]
+    """As of the base, but for those that have other stamps with the same names."""
+
+
+def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[str] = frozenset()) -> Base | None:
+    """What a good build leaves for the next ones. In a worker thread, after everything was written down.
+
+    Args:
+        covers: whether what happens in a folder gives hints.
+        watched_still: files, absolute, of which that is known already.
+    """
+    plan, lookup, snapshot = building.plan, building.lookup, building.snapshot
+    if building.request.recache or building.mark is None or plan.recompile is not Recompile.BY_CONTENT:
+        return None
+    is_watched = _watched(snapshot.project, covers)
+    outside: dict[str, Fact] = {}
+    unknown: set[str] = set()
+    watched: set[str] = set()
+    seen: dict[str, Seen] = {}
+
+    def sort(path: str) -> None:
+        known = snapshot.seen(path)
+        if known is None or known[0] is None:
+            unknown.add(path)
+            return
+        seen[path] = known
+        absolute = snapshot.absolute(path)
+        if absolute in watched_still or is_watched(absolute):
+            watched.add(path)
+        else:
+            outside[path] = known[0]
+
+    able: set[int] = set()
+    users: dict[str, set[int]] = {}
+    for index, action in enumerate(plan.actions):
+        used = _used(building, index, action)
+        if used is None:
+            continue
+        paths = (*action.inputs, *used)
+        made = tuple(output.path for output in action.outputs)
+        for path in (*paths, *made):
+            if path not in seen and path not in unknown and (path not in building.products or path in made):
+                sort(path)
+        if unknown.isdisjoint(paths) and unknown.isdisjoint(made):
+            able.add(index)
+            for path in watched.intersection((*paths, *made)):
+                users.setdefault(snapshot.absolute(path), set()).add(index)
+    for file in (file for tool in plan.tools for file in tool.files):
+        if snapshot.has_seen(file.path):
+            sort(file.path)
+            if file.path in watched:
+                return None  # a compiler that is being written: whoever does that builds everything anyway
+    if any(file.path in unknown for tool in plan.tools for file in tool.files):
+        return None
+    names: dict[str, _Names] = {}
+    elsewhere: list[tuple[str, int]] = []
+    for folder, stamp in lookup.folders.items():
+        absolute = _absolute(snapshot.project, folder)
+        if is_watched(f"{absolute}/."):
+            names[absolute] = _names_in(absolute)
+        elif stamp == -1:
+            return None
+        else:
+            elsewhere.append((snapshot.absolute(folder), stamp))
+    return Base(
+        request_id=building.request.request_id,
+        plan=plan,
+        project=snapshot.project,
+        mark=building.mark,
+        able=frozenset(able),
+        seen=seen,
+        products=dict(building.products),
+        discovered={action.name: lookup.used_by(action) or () for index, action in _those(plan, able)},
+        costs_s=dict(building.costs_s),
+        folders=dict(lookup.folders),
+        users={path: frozenset(several) for path, several in users.items()},
+        dependents=_dependents(plan),
+        names=names,
+        elsewhere=(
+            [os.fsencode(snapshot.absolute(path)) for path in outside],
+            b"".join(sweep.packed(fact.stamp) for fact in outside.values()),
+            tuple(elsewhere),
+        ),
+    )
+
+
+def _used(building: Building, index: int, action: Action) -> tuple[str, ...] | None:
+    """What an action has read; None where that, or what came of it, is not all that the next build needs to know."""
+    if action.uncacheable or action.transient or index in building.outspoken:
+        return None
+    if any(output.path not in building.products for output in action.outputs):
+        return None
+    found = building.lookup.precompiled_of(action)
+    return None if found.present or found.headers else building.lookup.used_by(action)
+
+
+def is_whole(base: Base, touched: Iterable[str]) -> bool:
+    """Whether none of these, touched while it was built, is a name that came or went where names matter."""
+    return all(path in base.users or os.path.dirname(path) not in base.names for path in touched)
+
+
+def carry(base: Base, touched: Iterable[str], files: Files, sweeper: sweep.Sweep) -> Carry | None:
+    """What stands as it did though these were touched. In a worker thread.
+
+    Args:
+        touched: every path of watched folders that was, since the base's mark; absolute.
+    """
+    paths, stamps, elsewhere = base.elsewhere
+    snapshot = Snapshot(files, "/")
+    if not sweeper.all_equal(paths, stamps, worth_files=sweep.WORTH_FILES_LOADED):
+        return None
+    if any(snapshot.folder_stamp(folder) != stamp for folder, stamp in elsewhere):
+        return None
+    dirty: set[int] = set()
+    again: dict[str, Seen | None] = {}
+    listed: set[str] = set()
+    for path in touched:
+        if os.path.islink(path) or os.path.isdir(path):
+            return None
+        users = base.users.get(path)
+        if users is None:
+            listed.add(os.path.dirname(path))
+            continue
+        spelled = path.removeprefix(f"{base.project}/")
+        looked_ns = files.now_ns()
+        fact = files.fact(path)
+        made = base.products.get(spelled)
+        before = base.seen[spelled][0]
+        digest = made.digest if made is not None else before.digest if before is not None else Digest("")
+        if fact is None or fact.digest != digest or (made is not None and not usable(Path(path), made.executable)):
+            dirty |= users
+            again[spelled] = None
+        else:
+            again[spelled] = fact, looked_ns
+    folders = dict(base.folders)
+    for folder in listed & base.names.keys():
+        stamp = snapshot.folder_stamp(folder)  # before its names: it may change again
+        if _names_in(folder) != base.names[folder]:
+            return None
+        folders.update({spelled: stamp for spelled in base.folders if _absolute(base.project, spelled) == folder})
+    waiting = [*dirty, *(index for index in range(len(base.plan.actions)) if index not in base.able)]
+    others = set(waiting)
+    while waiting:
+        for index in base.dependents[waiting.pop()]:
+            if index not in others:
+                others.add(index)
+                waiting.append(index)
+    return Carry(base, base.able - others, again, folders)
+
+
+def take_over(building: Building, carry: Carry) -> None:
+    """Have a request, whose plan is the base's, begin with what stands as it did."""
+    base, snapshot = carry.base, building.snapshot
+    seen = {path: known for path, known in base.seen.items() if path not in base.products and path not in carry.again}
+    seen |= {path: known for path, known in carry.again.items() if known is not None and path not in base.products}
+    for index in carry.actions:
+        for output in base.plan.actions[index].outputs:
+            product = building.products[output.path] = base.products[output.path]
+            seen[output.path] = carry.again.get(output.path) or base.seen[output.path]
+            snapshot.make(output.path, product.digest)
+    snapshot.take_over(seen)
+    names = (base.plan.actions[index].name for index in carry.actions)
+    building.lookup.take_over({name: base.discovered[name] for name in names}, carry.folders)
+    building.carried = carry.actions
+    building.costs_s = {index: cost_s for index, cost_s in base.costs_s.items() if index in carry.actions}
+    counts = building.counts
+    counts.done = counts.hits = len(carry.actions)
+    counts.saved_s = sum(building.costs_s.values())
+
+
+def _watched(project: str, covers: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Whether what happens to a file (absolute) gives a hint: never outside of the project, where what is done to the
+    folders above it gives none, and not of what a link leads to."""
+    known: dict[str, bool] = {}
+
+    def is_watched(path: str) -> bool:
+        folder = os.path.dirname(path)
+        if folder not in known:
+            known[folder] = f"{folder}/".startswith(f"{project}/") and covers(folder)
+        return known[folder] and not os.path.islink(path)
+
+    return is_watched
+
+
+def _those(plan: Plan, indices: set[int]) -> Iterable[tuple[int, Action]]:
+    return ((index, action) for index, action in enumerate(plan.actions) if index in indices)
+
+
+def _dependents(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in plan.actions]
+    for index, node in enumerate(plan.makers()):
+        for maker in node:
+            found[maker].append(index)
+    return tuple(map(tuple, found))
+
+
+def _absolute(project: str, folder: str) -> str:
+    return os.path.normpath(os.path.join(project, folder))
+
+
+def _names_in(folder: str) -> _Names:
+    try:
+        with os.scandir(folder) as entries:
+            return frozenset((e.name, e.is_file(), e.is_dir(), e.is_symlink()) for e in entries)
+    except OSError:
+        return frozenset()
