@@ -73,6 +73,18 @@ def kernels_of(content: bytes) -> tuple[Kernel, ...]:
     return tuple(found.values())
 
 
+def amd_code_objects(content: bytes) -> list[tuple[bytes, tuple[Kernel, ...]]]:
+    """AMD's code objects in a file, each with its kernels."""
+    found = []
+    try:
+        for elf, arch in _device_elfs(content):
+            if elf.machine == _EM_AMDGPU:
+                found.append((elf.content, tuple(_amd(elf, arch))))
+    except (struct.error, ValueError, IndexError, KeyError, zstandard.ZstdError, msgspec.MsgspecError):
+        return []
+    return found
+
+
 # ---------------------------------------------------------------- files in files
 
 

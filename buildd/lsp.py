@@ -30,7 +30,7 @@ from buildd.ui.rounds import demangled
 from protocol import messages as m
 
 REBUILD = "buildd.rebuild"
-SHOW = {Form.SASS: "buildd.showSass", Form.PTX: "buildd.showPtx"}
+SHOW = {Form.SASS: "buildd.showSass", Form.PTX: "buildd.showPtx", Form.ISA: "buildd.showIsa"}
 """Their argument is a kernel's name, as the source has it."""
 MOST_ROWS = 12
 """Kernels of a hover; templates have hundreds."""
@@ -142,10 +142,10 @@ class Findings:
         kernels = [kernel for several in self.kernels.values() for kernel in several]
         return [kernel for kernel in kernels if base_name(self.names.get(kernel.name, kernel.name)) == name]
 
-    def holders(self, name: str) -> dict[str, list[str]]:
-        """The files in which NVIDIA's kernels of a function are -> their mangled names."""
+    def holders(self, name: str, form: Form) -> dict[str, list[str]]:
+        """The files in which kernels of a function are that can be shown so -> their mangled names."""
         found: dict[str, list[str]] = {}
-        wanted = {kernel.name for kernel in self.of_function(name) if kernel.arch.startswith("sm_")}
+        wanted = {kernel.name for kernel in self.of_function(name) if form.suits(kernel)}
         for action, kernels in self.kernels.items():
             file = self.files.get(action.partition("/")[0])
             names = dict.fromkeys(kernel.name for kernel in kernels if kernel.name in wanted)
@@ -294,9 +294,8 @@ class Server(LanguageServer):
             if title:
                 place = types.Range(types.Position(line, 0), types.Position(line, 0))
                 found.append(types.CodeLens(place, types.Command(title, REBUILD)))
-                if self.findings.holders(name):
-                    show = (types.Command(form.name, command, arguments=[name]) for form, command in SHOW.items())
-                    found += [types.CodeLens(place, command) for command in show]
+                forms = (form for form in Form if self.findings.holders(name, form))
+                found += [types.CodeLens(place, types.Command(f.name, SHOW[f], arguments=[name])) for f in forms]
         return found
 
     async def show(self, form: Form, name: str) -> str | None:
@@ -304,9 +303,10 @@ class Server(LanguageServer):
 
         Returns: the file's URI; None where there is none, and then the user was told why.
         """
-        holders = self.findings.holders(name)
+        holders = self.findings.holders(name, form)
         if not holders:
-            self.window_show_message(_message(f"no built kernel of NVIDIA's is called {name!r}"))
+            whose = "AMD's" if form is Form.ISA else "NVIDIA's"
+            self.window_show_message(_message(f"no built kernel of {whose} is called {name!r}"))
             return None
         try:
             texts = [
@@ -386,6 +386,10 @@ def serve(request: m.Request, environ: Mapping[str, str]) -> None:
     @server.command(SHOW[Form.PTX])
     async def show_ptx(name: str) -> str | None:
         return await server.show(Form.PTX, name)
+
+    @server.command(SHOW[Form.ISA])
+    async def show_isa(name: str) -> str | None:
+        return await server.show(Form.ISA, name)
 
     try:
         server.start_io()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,23 @@ def test_why_there_is_none(toolkit: Toolkit) -> None:
     toolkit.program.write_text("neither a program nor a script")
     with pytest.raises(BuilddError, match="cuobjdump"):
         toolkit.shows(Form.PTX, "_Z5saxpyfPf")
+
+
+@pytest.mark.hip
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
+@pytest.mark.skipif(not shutil.which("llvm-objdump"), reason="no llvm-objdump (Debian: apt install llvm)")
+def test_amds_machine_code_of_every_architecture(tmp_path: Path) -> None:
+    (tmp_path / "k.hip").write_text(
+        "#include <hip/hip_runtime.h>\n"
+        'extern "C" __global__ void one(float *p) { p[threadIdx.x] *= 2.0f; }\n'
+        'extern "C" __global__ void two(float *p) { p[threadIdx.x] += 1.0f; }\n'
+    )
+    environ = {"HIP_PLATFORM": "amd", "PATH": "/usr/bin:/bin"}
+    command = ("hipcc", "--offload-arch=gfx90a", "--offload-arch=gfx1030", "-c", "k.hip", "-o", "k.o")
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True)
+    text = disassembled(Form.ISA, str(tmp_path / "k.o"), ("one",), environ)
+    assert "gfx90a:" in text and "gfx1030:" in text and text.count("s_endpgm") == 2
+    assert "<one>:" in text and "<two>:" not in text
+    with pytest.raises(BuilddError, match=r"no machine code of this kernel is in k\.o"):
+        disassembled(Form.ISA, str(tmp_path / "k.o"), ("three",), environ)

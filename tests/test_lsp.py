@@ -20,6 +20,7 @@ from lsprotocol import types
 from pygls import uris
 from pygls.lsp.client import LanguageClient
 
+from buildd.disassembly import Form
 from buildd.lsp import Findings, base_name, kernel_lines, needs
 from protocol import messages as m
 from tests.toolkit import host_compiler, make_toolkit
@@ -252,4 +253,6 @@ def test_findings_of_what_is_there_no_more_go() -> None:
     build(findings, so, actions=2)
     assert findings.by_file() == {} and findings.of_function("t/a"), "it stands as it did, and is not told of"
     build(findings, hit("t/a"), actions=1)
-    assert not findings.of_function("t/b") and not findings.holders("t/a") and list(findings.names) == ["t/a"]
+    assert (
+        not findings.of_function("t/b") and not findings.holders("t/a", Form.SASS) and list(findings.names) == ["t/a"]
+    )
