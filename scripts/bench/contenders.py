@@ -19,6 +19,7 @@ from corpora import Corpus
 
 from tests.foreign import Foreign
 from tests.household import Household
+from tests.watcher import Session
 
 _HINT = "pip install buildd[bench]"
 _DEADLINE_S = 30.0
@@ -223,6 +224,39 @@ class Targets(Daemon):
     def objects(self) -> list[Path]:
         found = {path.name: path for path in (self.corpus.folder / "build").rglob("*.o")}
         return [found[f"{os.path.basename(unit.source)}.o"] for unit in self.corpus.units]
+
+
+class Watched(Targets):
+    """`buildd watch`: the save itself has it built. Of what is no save it knows nothing."""
+
+    name = "buildd watch"
+
+    def __init__(self, folder: Path, corpus: Corpus, width: int) -> None:
+        self._session: Session | None = None
+        super().__init__(folder, corpus, width)
+
+    def build(self) -> Cost:
+        """From when the save was made to the end of the build."""
+        before_s, started_s = self.others_cpu(), time.perf_counter()
+        if self._session is None:
+            self._session = Session(self.user, "-C", str(self.corpus.folder), f"-j{self.width}")
+        done = self._session.round()
+        if done["outcome"] != "built":
+            raise SystemExit(f"buildd watch: {done['message']}\n{self._session.text}")
+        return Cost(time.perf_counter() - started_s, self.others_cpu() - before_s)
+
+    def forget(self) -> None:
+        self._leave()
+        super().forget()
+
+    def end(self) -> list[str]:
+        self._leave()
+        return super().end()
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session.end()
+            self._session = None
 
 
 ALL: tuple[type[Contender], ...] = (Plain, Ccache, Sccache, StandIns, Targets)

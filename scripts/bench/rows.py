@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from common import Cost, Report, cpus, run, walls
-from contenders import MADE, Contender
+from common import Cost, Report, cpus, run, temporary_folder, walls
+from contenders import MADE, Contender, Targets
 from corpora import Corpus
 
 from tests.objects import Names, described, differences
 
-OURS = ("buildd run", "buildd build")
+OURS = ("buildd run", "buildd build", "buildd watch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def _cold(contender: Contender) -> None:
     contender.configure()
 
 
+_PEERS = ("ccache", "sccache")
 _HALF = (Goal(0.5, "ccache"), Goal(0.25, "ccache", who="buildd build"))
 ROWS: tuple[Row, ...] = (
     Row("cold", "empty cache", _cold, (Goal(1.02), Goal(1.03, cpu=True))),
@@ -83,7 +84,7 @@ ROWS: tuple[Row, ...] = (
         "comment",
         "a comment line more in a shared header",
         _edited(Corpus.comment),
-        (Goal(0.30), Goal(0.30, "ccache"), Goal(0.30, "sccache")),
+        (Goal(0.30), *(Goal(0.30, peer, who=who) for who in ("buildd run", "buildd watch") for peer in _PEERS)),
         as_cold=True,
     ),
     Row("host", "host code in a shared header", _edited(Corpus.host), (Goal(0.70),), as_cold=True),
@@ -114,6 +115,40 @@ class Judge(Contender):
     def cuobjdump(self) -> Path | str:
         found = self.corpus.compiler.with_name("cuobjdump")
         return found if found.exists() else ""
+
+
+def compete(
+    report: Report,
+    corpus: Callable[[Path], Corpus],
+    kinds: Sequence[type[Contender]],
+    *,
+    width: int,
+    rows: Sequence[str],
+    rounds: int,
+) -> None:
+    """All rows of a corpus, each contender with its own copy of it.
+
+    Args:
+        corpus: makes one in a folder.
+        kinds: the contenders.
+        width: of ninja.
+    """
+    with temporary_folder() as folder:
+        contenders: list[Contender] = []
+        try:
+            for number, kind in enumerate((Judge, *kinds)):
+                place = folder / str(number)
+                place.mkdir()
+                made = corpus(place / "project")
+                if made.targets or not issubclass(kind, Targets):
+                    contenders.append(kind(place, made, width))
+            judge, *competing = contenders
+            assert isinstance(judge, Judge)
+            measure(report, judge.corpus.name, competing, judge, rows, rounds)
+        finally:
+            for contender in contenders:
+                if left := contender.end():
+                    report.fail(f"{contender.name} left behind: {left}")
 
 
 def measure(
