@@ -13,7 +13,7 @@ from pathlib import Path
 
 from buildd import sweep
 from buildd.building import Building
-from buildd.files import Fact, Files, Snapshot
+from buildd.files import Fact, Files, Snapshot, trustworthy
 from buildd.placing import usable
 from buildd.products import Product
 from buildd.stamps import Mark
@@ -93,8 +93,10 @@ def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[
         absolute = snapshot.absolute(path)
         if absolute in watched_still or is_watched(absolute):
             watched.add(path)
-        else:
+        elif trustworthy(known[0].stamp, known[1]):
             outside[path] = known[0]
+        else:
+            unknown.add(path)  # another write may not show in its stamp
 
     able: set[int] = set()
     users: dict[str, set[int]] = {}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from buildd.cli import COMMANDS, HIDDEN, main
+from buildd.diagnostics import diagnose
 from codegen.gemm_spec import kernel_for
 from codegen.project import _HIDDEN, _TABLES, load_project
 from codegen.target import KINDS, GemmTarget, TritonTarget
@@ -175,3 +178,29 @@ def test_scripts_that_the_documents_name_are_there_and_run() -> None:
             assert (ROOT / name).exists(), f"{path.name}: {name}"
     for name in ("quickstart", "setup", "test", "lint"):
         assert (ROOT / "scripts" / name).stat().st_mode & 0o111, name
+
+
+def test_vscodes_problem_matchers_find_what_a_watch_says() -> None:
+    (task,) = json.loads((ROOT / "examples" / "vscode" / "tasks.json").read_text())["tasks"]
+    nvcc, gcc = task["problemMatcher"]
+    recorded = (ROOT / "docs" / "recordings" / "watch.txt").read_text()
+
+    def found(matcher: dict[str, Any], text: str) -> list[tuple[str, ...]]:
+        pattern = matcher["pattern"]
+        names = [name for name in ("file", "line", "column", "severity", "message") if name in pattern]
+        matches = (re.search(pattern["regexp"], line) for line in text.splitlines())
+        return [tuple(match[pattern[name]] for name in names) for match in matches if match is not None]
+
+    assert found(nvcc, recorded) == [("src/saxpy.cu", "2", "error", 'identifier "blockDimm" is undefined')]
+    assert found(gcc, recorded) == []
+    data = ROOT / "tests" / "data" / "diagnostics"
+    for matcher, name in ((nvcc, "nvcc-errors"), (nvcc, "nvcc-warnings"), (gcc, "gcc-template"), (gcc, "hipcc-errors")):
+        told = [(f.file, str(f.line)) for f in diagnose((data / f"{name}.txt").read_text()) if f.line]
+        assert told and {one[:2] for one in found(matcher, (data / f"{name}.txt").read_text())} == set(told), name
+    background = nvcc["background"]
+    rounds = recorded.split("---- ")[1:]
+    for number, text in enumerate(rounds):
+        begins = [line for line in text.splitlines() if re.search(background["beginsPattern"], line)]
+        ends = [line for line in text.splitlines() if re.search(background["endsPattern"], line)]
+        assert ends == [text.rstrip().splitlines()[-1]] and len(begins) == (number > 0)
+    assert not re.search(background["endsPattern"], "watching 1 file in 2 folders, building")

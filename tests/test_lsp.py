@@ -119,6 +119,9 @@ def test_findings_of_a_file_that_is_not_open_come_and_go(tmp_path_factory: pytes
             assert finding.severity is types.DiagnosticSeverity.Error
             estate.write("src/b.cu", "mended\n")
             await editor.until(lambda: not editor.found[broken])
+            before = editor.builds
+            await editor.client.workspace_execute_command_async(types.ExecuteCommandParams("buildd.rebuild"))
+            await editor.until(lambda: editor.builds > before)
 
     try:
         asyncio.run(go())

@@ -255,6 +255,26 @@ def test_beyond_the_share_of_the_limit_folders_are_polled(floor: Floor, monkeypa
     asyncio.run(go())
 
 
+def test_a_network_file_system_is_polled_and_said(floor: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "SWEEP_S", 0.05)
+    monkeypatch.setattr(hints, "file_system_of", lambda path: "nfs4")
+
+    async def go() -> None:
+        async with Shop(floor) as shop:
+            watcher = Watcher(shop)
+            said = await watcher.next(m.Watching)
+            assert isinstance(said, m.Watching) and str(floor.project / "src") in said.polled
+            known = floor.request().request_id
+            for text in ("one\n", "two\n"):
+                floor.write("src/b.cu", text)
+                await watcher.changes({"src/b.cu"})
+                request = floor.request(known=known)
+                assert "b.cu.o" in (await built(shop, request)).ran()
+                known = request.request_id
+
+    asyncio.run(go())
+
+
 def test_many_files_at_once_are_few_changes(floor: Floor) -> None:
     """As a checkout does."""
     names = [f"src/{number}.cu" for number in range(300)]

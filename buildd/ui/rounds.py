@@ -137,7 +137,7 @@ class Rounds:
         if body.polled:
             self._watching += f", {len(body.polled)} of them polled ({clean(body.polled[0])})"
         if not self._number:
-            self._writer.lines([Line(self._watching, Style.FAINT)])
+            self._writer.lines([Line(f"{self._watching}, building", Style.FAINT)])
 
     def measured(self, body: m.Measured) -> None:
         """A kernel of the last build ran on a GPU."""
