@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -131,7 +132,7 @@ class Intake:
                 await self._in_pool(building.keep_log)
                 return None
         try:
-            plan = await self._plan(opened, request)
+            plan = await self._plan_or_last(opened, building)
             if plan.recompile is Recompile.NEVER and request.mode is m.Mode.BUILD:
                 await self._in_pool(published.serve, building, plan)
                 return None
@@ -183,6 +184,24 @@ class Intake:
         except (RequestError, BuilddError, OSError):
             plan = None  # the build says what is wrong; meanwhile the project file is watched
         await self._in_pool(watch.begin, plan)
+
+    async def _plan_or_last(self, opened: OpenStore, building: Building) -> Plan:
+        """The plan; under watch that of the last good project file, while the one that stands there has a mistake and
+        there is something else to be built. Raises as `plan`."""
+        request = building.request
+        try:
+            return await self._plan(opened, request)
+        except RequestError as error:
+            plan = self.watches.last_plan(request) if error.code == "bad-project" else None
+            if plan is None or not os.path.isfile(os.path.join(request.project, request.file)):
+                raise
+            carry = await self.watches.carry(opened.store, opened.files, request, plan)
+            if carry is not None and len(carry.actions) == len(plan.actions):
+                raise  # nothing was saved but the mistake
+            words = f"{error.file or request.file}: {error.message}; built as the last good one says"
+            building.log.append(m.Notice(text=words, severity=m.Severity.WARNING))
+            building.said_something = True  # no record: without a watch the mistake is one
+            return plan
 
     async def _plan(self, opened: OpenStore, request: m.Request) -> Plan:
         if request.mode is not m.Mode.WATCH and not self.watches.has(request):

@@ -208,6 +208,7 @@ class Server(LanguageServer):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shown: set[str] = set()
         self._environ = environ
+        self._noticed = ""
         self._folder = ""
         """Of the files that are shown; made when there is one."""
 
@@ -240,6 +241,12 @@ class Server(LanguageServer):
         self.findings.begin()
 
     def event(self, event: m.Event) -> None:
+        match event.body:
+            case m.Notice(severity=m.Severity.WARNING, text=text) if text != self._noticed:
+                self._noticed = text  # each build may have it again
+                self.note(text)
+            case _:
+                pass
         if self.findings.take(event.body) and self._loop is not None:
             assert isinstance(event.body, m.Done)
             if event.body.outcome in (m.Outcome.REFUSED, m.Outcome.DAEMON_ERROR):

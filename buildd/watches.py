@@ -209,6 +209,11 @@ class Watches:
         base = self._bases.get(uptodate.name_of(request)) if request.known else None
         return base if base is not None and base.request_id == request.known else None
 
+    def last_plan(self, request: m.Request) -> Plan | None:
+        """Of the last good build, for whoever watches."""
+        base = self._bases.get(uptodate.name_of(request)) if request.known is not None else None
+        return None if base is None else base.plan
+
     async def carry(self, store: Store, files: Files, request: m.Request, plan: Plan) -> Carry | None:
         """Which actions stand as the client has seen them last."""
         base = self._base(request)

@@ -72,6 +72,29 @@ def test_a_broken_project_file_is_said_and_mended(estate: Estate) -> None:
         session.end()
 
 
+def test_while_the_project_file_is_broken_the_last_good_one_counts(estate: Estate) -> None:
+    session = watch(estate)
+    try:
+        session.round()
+        for text in ("one\n", "two\n"):  # outputs have their folders: from here on all is known of a good build
+            estate.write("src/a.cu", text)
+            assert session.round()["outcome"] == "built"
+        good = (estate.project / "buildd.toml").read_text()
+        estate.write("buildd.toml", f"{good}[target.demo\n")
+        assert session.round()["outcome"] == "refused"
+        estate.write("src/a.cu", "three\n")
+        notice = session.until(lambda body: body["type"] == "notice")["text"]
+        assert "not valid TOML" in notice and notice.endswith("; built as the last good one says")
+        assert session.round()["misses"] == 2
+        made = estate.library.read_bytes()
+        assert estate.build().status == 2, "who does not watch is told of the mistake"
+        estate.write("buildd.toml", f"# mended\n{good}")
+        assert session.round()["outcome"] == "built"
+        assert made == estate.library.read_bytes() == estate.clean()
+    finally:
+        session.end()
+
+
 def test_a_daemon_that_ends_is_replaced_and_nothing_is_missed(estate: Estate) -> None:
     session = watch(estate)
     try:
