@@ -17,7 +17,7 @@ from buildd.files import Fact, Files, Snapshot, trustworthy
 from buildd.placing import usable
 from buildd.products import Product
 from buildd.stamps import Mark
-from codegen.plan import Action, Plan, Recompile
+from codegen.plan import Action, Kept, Plan, Recompile
 from protocol.messages import Digest, RequestId
 
 Seen = tuple[Fact | None, int]
@@ -154,7 +154,7 @@ def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[
 
 def _used(building: Building, index: int, action: Action) -> tuple[str, ...] | None:
     """What an action has read; None where that, or what came of it, is not all that the next build needs to know."""
-    if action.uncacheable or index in building.outspoken:
+    if action.uncacheable or action.kept is not Kept.FILES or index in building.outspoken:
         return None
     if any(output.path not in building.products for output in action.outputs):
         return None
