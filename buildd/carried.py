@@ -18,7 +18,7 @@ from buildd.placing import usable
 from buildd.products import Product
 from buildd.stamps import Mark
 from codegen.plan import Action, Kept, Plan, Recompile
-from protocol.messages import Digest, RequestId
+from protocol.messages import RequestId
 
 Seen = tuple[Fact | None, int]
 """What was seen of a file, and when; see `Snapshot`."""
@@ -48,6 +48,8 @@ class Base:
     """Stamps of the folders whose names mattered, as spelled."""
     users: dict[str, frozenset[int]]
     """The reverse index: a watched file, absolute -> the actions that read or make it."""
+    spellings: dict[str, tuple[str, ...]]
+    """Of each of those how the plan spells it."""
     dependents: tuple[tuple[int, ...], ...]
     """Of each action those that read what it makes."""
     names: dict[str, _Names]
@@ -89,17 +91,20 @@ def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[
         if known is None or known[0] is None:
             unknown.add(path)
             return
-        seen[path] = known
         absolute = snapshot.absolute(path)
         if absolute in watched_still or is_watched(absolute):
             watched.add(path)
+            spellings[absolute] = (*spellings.get(absolute, ()), path)
         elif trustworthy(known[0].stamp, known[1]):
             outside[path] = known[0]
         else:
             unknown.add(path)  # another write may not show in its stamp
+            return
+        seen[path] = known
 
     able: set[int] = set()
     users: dict[str, set[int]] = {}
+    spellings: dict[str, tuple[str, ...]] = {}
     for index, action in enumerate(plan.actions):
         used = _used(building, index, action)
         if used is None:
@@ -136,12 +141,14 @@ def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[
         project=snapshot.project,
         mark=building.mark,
         able=frozenset(able),
-        seen=seen,
+        # Of a watched file that only others read no hint would be taken.
+        seen={path: known for path, known in seen.items() if path not in watched or snapshot.absolute(path) in users},
         products=dict(building.products),
         discovered={action.name: lookup.used_by(action) or () for index, action in _those(plan, able)},
         costs_s=dict(building.costs_s),
         folders=dict(lookup.folders),
         users={path: frozenset(several) for path, several in users.items()},
+        spellings=spellings,
         dependents=_dependents(plan),
         names=names,
         elsewhere=(
@@ -189,17 +196,17 @@ def carry(base: Base, touched: Iterable[str], files: Files, sweeper: sweep.Sweep
         if users is None:
             listed.add(os.path.dirname(path))
             continue
-        spelled = path.removeprefix(f"{base.project}/")
         looked_ns = files.now_ns()
         fact = files.fact(path)
-        made = base.products.get(spelled)
-        before = base.seen[spelled][0]
-        digest = made.digest if made is not None else before.digest if before is not None else Digest("")
-        if fact is None or fact.digest != digest or (made is not None and not usable(Path(path), made.executable)):
-            dirty |= users
-            again[spelled] = None
-        else:
-            again[spelled] = fact, looked_ns
+        for spelled in base.spellings[path]:
+            made = base.products.get(spelled)
+            before = base.seen[spelled][0]
+            stands = fact is not None and before is not None and fact.digest == before.digest
+            if stands and (made is None or usable(Path(path), made.executable)):
+                again[spelled] = fact, looked_ns
+            else:
+                dirty |= users
+                again[spelled] = None
     folders = dict(base.folders)
     for folder in listed & base.names.keys():
         stamp = snapshot.folder_stamp(folder)  # before its names: it may change again
@@ -238,13 +245,15 @@ def take_over(building: Building, carry: Carry) -> None:
 
 def _watched(project: str, covers: Callable[[str], bool]) -> Callable[[str], bool]:
     """Whether what happens to a file (absolute) gives a hint: never outside of the project, where what is done to the
-    folders above it gives none, and not of what a link leads to."""
+    folders above it gives none, and not where a link leads to it: the hint would have another name."""
     known: dict[str, bool] = {}
 
     def is_watched(path: str) -> bool:
         folder = os.path.dirname(path)
         if folder not in known:
-            known[folder] = f"{folder}/".startswith(f"{project}/") and covers(folder)
+            known[folder] = (
+                f"{folder}/".startswith(f"{project}/") and covers(folder) and os.path.realpath(folder) == folder
+            )
         return known[folder] and not os.path.islink(path)
 
     return is_watched

@@ -498,6 +498,58 @@ def test_whatever_is_touched_the_next_build_is_right(floor: Floor) -> None:
     asyncio.run(go())
 
 
+def test_a_file_behind_a_linked_folder_is_looked_up(floor: Floor) -> None:
+    """Its hint may have the name that the link leads to, or none."""
+    shutil.rmtree(floor.project / "include")
+    for name in ("one", "two"):
+        (floor.project / name).mkdir()
+        floor.write(f"{name}/x.h", f"{name}\n")
+    (floor.project / "include").symlink_to("one")
+
+    def turn() -> None:
+        (floor.project / "turned").symlink_to("two")
+        (floor.project / "turned").rename(floor.project / "include")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            known = (await settled(shop, floor)).request_id
+            changes = (
+                lambda: floor.write("one/x.h", "behind\n"),
+                lambda: floor.write("include/x.h", "through\n"),
+                turn,
+            )
+            for change in changes:
+                change()
+                request = floor.request(known=known)
+                story = await built(shop, request)
+                assert "a.cu.o" in story.ran()
+                known = request.request_id
+
+    asyncio.run(go())
+
+
+def test_what_said_something_says_it_again_and_is_looked_up(floor: Floor) -> None:
+    floor.write("src/c.cu", '#include "x.h"\n//! warning careful\n')
+
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            known = (await settled(shop, floor)).request_id
+            saves = (
+                ("src/b.cu", "other\n", "b.cu.o"),
+                ("src/c.cu", '#include "x.h"\n//! warning be careful\n', "c.cu.o"),
+                ("include/x.h", "other\n", "c.cu.o"),
+            )
+            for path, text, ran in saves:
+                floor.write(path, text)
+                request = floor.request(known=known)
+                story = await built(shop, request)
+                assert ran in story.ran() and any("careful" in line.text for line in story.of(m.LogLine)), path
+                assert floor.library == await clean(floor)
+                known = request.request_id
+
+    asyncio.run(go())
+
+
 def test_what_is_saved_while_others_are_built_is_no_part_of_what_stands(floor: Floor) -> None:
     async def go() -> None:
         async with watching(floor) as (shop, _):
