@@ -50,6 +50,8 @@ class Base:
     """The reverse index: a watched file, absolute -> the actions that read or make it."""
     spellings: dict[str, tuple[str, ...]]
     """Of each of those how the plan spells it."""
+    others: frozenset[str]
+    """Further files that were there: what the plan was made of, and what the other actions read. Absolute."""
     dependents: tuple[tuple[int, ...], ...]
     """Of each action those that read what it makes."""
     names: dict[str, _Names]
@@ -149,6 +151,9 @@ def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[
         folders=dict(lookup.folders),
         users={path: frozenset(several) for path, several in users.items()},
         spellings=spellings,
+        others=frozenset(
+            snapshot.absolute(path) for path in (*plan.read, *(p for action in plan.actions for p in action.inputs))
+        ),
         dependents=_dependents(plan),
         names=names,
         elsewhere=(
@@ -171,7 +176,12 @@ def _used(building: Building, index: int, action: Action) -> tuple[str, ...] | N
 
 def is_whole(base: Base, touched: Iterable[str]) -> bool:
     """Whether none of these, touched while it was built, is a name that came or went where names matter."""
-    return all(path in base.users or os.path.dirname(path) not in base.names for path in touched)
+    return all(
+        path in base.users
+        or os.path.dirname(path) not in base.names
+        or (path in base.others and os.path.isfile(path) and not os.path.islink(path))
+        for path in touched
+    )
 
 
 def carry(base: Base, touched: Iterable[str], files: Files, sweeper: sweep.Sweep) -> Carry | None:
