@@ -1,5 +1,5 @@
 """What `buildd run` puts into each Python below it: Triton's cache goes through the store, torch's key names the CPU,
-kernels are recorded where that is asked for.
+kernels are recorded where that is asked for, and no build of an extension waits for one that was killed.
 
 Its folder is on PYTHONPATH, and the sitecustomize that would have been found without it runs as ever. Knows when torch
 and Triton read their configuration, and sets no variable that a process without this file would stumble over: where it
@@ -36,6 +36,12 @@ def _explain_inductor(codecache: "Any") -> None:
     """Have noted what the keys of graphs are made of."""
     if os.environ.get("BUILDD_DIR"):
         _beside("inductor_why").begin(codecache, _beside("triton_why"), os.environ["BUILDD_DIR"])
+
+
+def _free_extensions(file_baton: "Any") -> None:
+    """Have no build of an extension wait for one that was killed."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("torch_baton").begin(file_baton)
 
 
 def _beside(name: str) -> "Any":
@@ -88,6 +94,7 @@ _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.runtime.jit": _record_triton,
     "torch._inductor.codecache": _explain_inductor,
+    "torch.utils.file_baton": _free_extensions,
 }
 """What is done with a module as soon as it is there."""
 
