@@ -12,13 +12,18 @@ from collections.abc import Mapping
 
 HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks")
 TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
+_WRAPPER = "TORCH_NO_COMPILER_WRAPPER"
+"""Where this is not set, torch puts a ccache or sccache that is on PATH before our stand-ins."""
 _OURS = re.compile(r"\+?buildd-cpu-[0-9a-f]{16}-\w+$")
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that are different."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != HOOKS]
-    return {TAG: tag(environ), "PYTHONPATH": os.pathsep.join((HOOKS, *folders))}
+    found = {TAG: tag(environ), "PYTHONPATH": os.pathsep.join((HOOKS, *folders))}
+    if _WRAPPER not in environ:
+        found[_WRAPPER] = "1"
+    return found
 
 
 def tag(environ: Mapping[str, str]) -> str:

@@ -22,6 +22,7 @@ from codegen.target import (
     Conv2dTarget,
     CudaTarget,
     ElementwiseTarget,
+    ExtensionTarget,
     GemmTarget,
     HipTarget,
     ModelTarget,
@@ -171,6 +172,10 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.torch_model import plan_torch
 
             return plan_torch(context, target)
+        case ExtensionTarget():
+            from codegen.extension import plan_extension
+
+            return plan_extension(context, target)
     raise AssertionError(f"no generator for {type(target).__name__}")
 
 
@@ -182,7 +187,7 @@ def _check_archs(request: Request, targets: Iterable[Target]) -> None:
     """An architecture of the request that no target takes would be passed over in silence."""
     kinds = tuple(targets)
     for arch in request.arch:
-        users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget, Conv2dTarget)
+        users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget, Conv2dTarget, ExtensionTarget)
         both = (RowwiseTarget, ElementwiseTarget, ModelTarget, TritonTarget)
         if not any(isinstance(target, (*users, *both)) for target in kinds):
             raise RequestError(

@@ -257,6 +257,26 @@ class TorchTarget(Target, frozen=True, kw_only=True):
     output_name: str = ""
 
 
+class ExtensionTarget(Target, frozen=True, kw_only=True):
+    """kind = "extension": a module for torch, with the flags of torch.utils.cpp_extension. See `extension`."""
+
+    sources: tuple[str, ...]
+    """Files or globs, relative to the project: C++, and CUDA (.cu)."""
+    module: str = ""
+    """As Python imports it ("package._C"); by default the target's name."""
+    include: tuple[str, ...] = ()
+    define: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Of C++ sources, as extra_cflags."""
+    cuda_flags: tuple[str, ...] = ()
+    """Of CUDA sources, as extra_cuda_cflags."""
+    link_flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    py_limited_api: bool = False
+    """For every Python from the oldest one on that torch supports; without torch_python, as setuptools' argument."""
+    output_name: str = ""
+
+
 KINDS: dict[str, type[Target]] = {
     "cuda": CudaTarget,
     "hip": HipTarget,
@@ -267,4 +287,5 @@ KINDS: dict[str, type[Target]] = {
     "model": ModelTarget,
     "triton": TritonTarget,
     "torch": TorchTarget,
+    "extension": ExtensionTarget,
 }

@@ -72,7 +72,7 @@ def request(folder: Path, *, environment: dict[str, str] | None = None, **change
 def plan(wanted: Request, answer: Callable[[Probe], Answer]) -> Plan:
     """As the planner does it: asked until nothing is unknown."""
     knowledge = Knowledge()
-    for _ in range(8):
+    for _ in range(16):
         try:
             return make_plan(wanted, knowledge)
         except ProbesNeeded as needed:
