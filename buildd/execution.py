@@ -233,7 +233,7 @@ class Execution:
             quiet=self.building.inner,
             preload=self._preload(),
         )
-        if self.action.warm:
+        if self.action.warm and self.building.is_on("BUILDD_WARM_WORKERS"):
             return replace(launch, warm=self.building.lookup.tool_digest(tool))
         return launch
 

@@ -24,12 +24,20 @@ class Gate:
     Args:
         claims: what this and other daemons have promised.
         look: reads the host's memory.
+        short: called where memory makes a job wait or end: what only saves time is to give its own back.
     """
 
-    def __init__(self, budget: Budget, claims: Claims, look: Callable[[], HostMemory] = memory.read) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        claims: Claims,
+        look: Callable[[], HostMemory] = memory.read,
+        short: Callable[[], None] = lambda: None,
+    ) -> None:
         self._budget = budget
         self._claims = claims
         self._look = look
+        self._short = short
         self.look_after_s = LOOK_S
         """When `relieve` wants to be called again."""
 
@@ -43,7 +51,10 @@ class Gate:
             answer = self._budget.can_start(ask, host, running, self._claims.others(host.total_bytes))
             admitted = isinstance(answer, Admitted)
             self._claims.publish(outstanding_bytes(running) + (ask.memory_bytes if admitted else 0))
-        return "" if isinstance(answer, Admitted) else answer.reason
+        if isinstance(answer, Admitted):
+            return ""
+        self._short()
+        return answer.reason
 
     def relieve(self, running: Sequence[Running]) -> JobId | None:
         """Look at what runs, a few times a second: tells the other daemons how much of our promise is still open, and
@@ -52,7 +63,10 @@ class Gate:
         host = self._look()
         # No machine fills half of its memory between two looks.
         self.look_after_s = ROOMY_LOOK_S if host.available_bytes > host.total_bytes // 2 else LOOK_S
-        return self._budget.relieve(running, host, time.monotonic())
+        victim = self._budget.relieve(running, host, time.monotonic())
+        if victim is not None:
+            self._short()
+        return victim
 
     def rest(self) -> None:
         """Nothing is being built: hold nothing back. Without this the others stop believing us after a while."""

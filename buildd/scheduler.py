@@ -97,7 +97,7 @@ class Scheduler:
         self.runner = Runner()
         self.claims = Claims()
         self.cpus = cpus or len(os.sched_getaffinity(0))
-        self.gate = Gate(Budget(self.cpus, memory_cap_bytes), self.claims)
+        self.gate = Gate(Budget(self.cpus, memory_cap_bytes), self.claims, short=self.runner.spare)
         self.state = State(self._admit, cpus=self.cpus)
         self.buildings: dict[m.RequestId, Building] = {}
         self.executions: dict[m.JobId, Execution] = {}

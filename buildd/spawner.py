@@ -34,7 +34,7 @@ REQUEST = struct.Struct("=BIdIB")
 REPLY = struct.Struct("=BIiiqddq")
 """kind, job, pid, status or errno, ru_maxrss (bytes), user (s), system (s), wall (ns)."""
 
-LAUNCH, KILL, WARM = 1, 2, 3
+LAUNCH, KILL, WARM, SPARE = 1, 2, 3, 4
 """The last is a launch of what may be forked from a process that has its packages imported (`warm_workers`): before the
 argv stands what these are known by."""
 STARTED, FAILED, EXITED, GONE = 1, 2, 3, 4
@@ -217,6 +217,8 @@ class Spawner:
                 self._send(FAILED, number, 0, errno.EMFILE)
             elif kind in (LAUNCH, WARM):
                 self._launch(number, umask, descriptors, bool(with_input), warm=kind == WARM)
+            elif kind == SPARE:
+                self.hosts.spare()
             elif kind == KILL and number in self.jobs:
                 self._terminate(self.jobs[number], grace_s)
         finally:

@@ -28,6 +28,8 @@ MOST = 2
 AGAIN_S = 60.0
 """After this long another one is tried in place of one that could not be used."""
 FORK_S = 2.0
+IDLE_S = 300.0
+"""One that nobody asks for so long ends by itself."""
 
 Key = tuple[bytes, bytes, bytes, tuple[tuple[bytes, bytes], ...]]
 """What it was made of, interpreter, script, environment: jobs with another one get another process."""
@@ -126,7 +128,7 @@ class Hosts:
         try:
             pid = os.posix_spawn(
                 interpreter,
-                [interpreter, os.fsencode(HOST), str(theirs.fileno()).encode(), script],
+                [interpreter, os.fsencode(HOST), b"%d" % theirs.fileno(), script, b"%f" % IDLE_S],
                 dict(variables),
                 file_actions=[(os.POSIX_SPAWN_DUP2, self._null, number) for number in range(3)],
                 setsid=True,
@@ -145,6 +147,12 @@ class Hosts:
     def reaped(self, pid: int) -> None:
         """One has ended; its channel tells the rest."""
         self.pids.discard(pid)
+
+    def spare(self) -> None:
+        """Memory is short: let all end, and make none for a while. Their jobs go on."""
+        for key in list(self._hosts):
+            self._drop(key)
+            self._failed[key] = time.monotonic()
 
     def close(self) -> None:
         """Let all end."""

@@ -14,6 +14,7 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which the model must not import.
     del sys.path[0]
 
+import functools
 import importlib.util
 import inspect
 import json
@@ -45,10 +46,8 @@ def export(spec: dict[str, Any], archive: str, depfile: str) -> None:
     """
     source = spec["source"]
     before = frozenset(sys.modules)
-    for category in (FutureWarning, DeprecationWarning):
-        warnings.filterwarnings("ignore", category=category)
     try:
-        import torch
+        torch = warm_up()
     except ImportError as error:
         raise Refused(f"torch cannot be imported by {sys.executable}: {error}", source) from error
     torch.manual_seed(0)
@@ -62,6 +61,17 @@ def export(spec: dict[str, Any], archive: str, depfile: str) -> None:
     torch.export.save(program, archive)
     with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
         stream.writelines(path + "\n" for path in _modules(before))
+
+
+@functools.cache
+def warm_up() -> Any:
+    """Import torch, so that processes which are forked from this one need not."""
+    for category in (FutureWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", category=category)
+    import torch
+    import torch.export
+
+    return torch
 
 
 def _load(source: str) -> types.ModuleType:

@@ -4,7 +4,7 @@ Knows nothing of buildd: standard library only, and the worker script that it is
 What a job finds is what a fresh process would: the same environment, but for its TMPDIR, and packages that are on disk
 as they were when they were imported. Where that cannot be told, or where forking is not safe, this process ends.
 
-    python worker_host.py CHANNEL SCRIPT
+    python worker_host.py CHANNEL SCRIPT IDLE_S
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from collections.abc import Iterable
 JOB = struct.Struct("=IB")
 FORKED = struct.Struct("=i")
 PR_SET_PDEATHSIG = 1
-IDLE_S = 300.0
 FINE_NS, COARSE_NS = 20_000_000, 2_000_000_000
 """A file that was changed so shortly before its import may have changed again without a trace: the clock of its file
 system has steps."""
@@ -88,8 +87,8 @@ def may_fork() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def serve(channel: socket.socket, script: str) -> None:
-    """Fork for each job that is asked for, until nobody is there to ask."""
+def serve(channel: socket.socket, script: str, idle_s: float) -> None:
+    """Fork for each job that is asked for, until nobody is there to ask, or nobody has asked for `idle_s`."""
     began_ns = time.time_ns()
     listed = listings(sys.path)
     worker = load(script)
@@ -98,7 +97,7 @@ def serve(channel: socket.socket, script: str) -> None:
         return
     gc.collect()
     gc.freeze()
-    channel.settimeout(IDLE_S)
+    channel.settimeout(idle_s)
     channel.send(b"ready")
     while True:
         try:
@@ -188,7 +187,7 @@ def main() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    serve(channel, sys.argv[2])
+    serve(channel, sys.argv[2], float(sys.argv[3]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if __name__ == "__main__":
     del sys.path[0]
 
 import ast
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -24,6 +25,7 @@ import json
 import linecache
 import os
 import re
+import subprocess
 import traceback
 import types
 import warnings
@@ -267,7 +269,18 @@ def warm_up() -> tuple[str, _Reads]:
     # It says in every process that a default will change; nobody who compiles ahead can act on it.
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     _import_triton()
+    if __name__ != "__main__":
+        _ask_ptxas()
     return folder, reads
+
+
+def _ask_ptxas() -> None:
+    """Triton asks each ptxas for its version once a process: those that are forked from this one need not."""
+    with contextlib.suppress(ImportError, AttributeError, TypeError, OSError, RuntimeError, subprocess.SubprocessError):
+        from triton.backends.nvidia.compiler import get_ptxas_version
+
+        for arch in (80, 100):
+            get_ptxas_version(arch)
 
 
 def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:

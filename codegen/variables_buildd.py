@@ -29,6 +29,8 @@ VARIABLES = rows(
       "cudafe++ runs with a library that spares it pages it never looks at; 0: as it is", acts=True),
     V("BUILDD_CLI_SERVER", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
       "commands run in a process of the daemon's that has everything imported; 0: each by itself", acts=True),
+    V("BUILDD_WARM_WORKERS", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
+      "jobs of kinds triton and torch fork a process that has the package imported; 0: each is a fresh one", acts=True),
     V("BUILDD_BUILD_ID", Kind.STRING, "", (LOG,), "", "the build that a stand-in's request belongs to", acts=True),
     V("BUILDD_JOBSERVER", Kind.STRING, "", (SCHED,), "",
       "set by `buildd run -j`: where stand-ins of make and ninja find the jobs that all share", acts=True),

@@ -309,3 +309,13 @@ def test_a_refusal_promises_nothing(ours: Claims, theirs: Claims) -> None:
     assert theirs.others(16 * GIB).bytes == GIB
     gate.rest()
     assert theirs.others(16 * GIB).bytes == 0
+
+
+def test_where_memory_makes_a_job_wait_others_are_told_to_spare_it(ours: Claims) -> None:
+    told: list[str] = []
+    gate = Gate(Budget(4), ours, lambda: HOST, short=lambda: told.append("short"))
+    running = [Running(JobId(1), cpus=1, memory_bytes=GIB, resident_bytes=GIB)]
+    assert gate.refusal(Ask(1, GIB), running) == "" and gate.refusal(Ask(4, GIB), running).startswith("cpu")
+    assert not told
+    assert gate.refusal(Ask(1, HOST.total_bytes), running).startswith("memory")
+    assert told == ["short"]

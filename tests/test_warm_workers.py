@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +19,7 @@ import pytest
 from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
 from buildd.spawner import children_of, stat_of
+from buildd.warm_workers import HOST, READY
 
 DEADLINE_S = 60.0
 WORKER = """
@@ -262,5 +265,45 @@ def test_it_ends_with_the_process_that_keeps_it(place: Place) -> None:
             await asyncio.sleep(0.01)
         again, ended = await place.run()
         assert ended.ok and again["fresh"]
+
+    story(place, told)
+
+
+def test_one_that_nobody_asks_for_ends_by_itself(place: Place) -> None:
+    said, deadline_s = b"", time.monotonic() + DEADLINE_S
+    # Files that were written a moment before are not trusted to be what was imported: it ends at once then.
+    while said != READY:
+        assert time.monotonic() < deadline_s
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                host = subprocess.Popen(
+                    [sys.executable, HOST, str(theirs.fileno()), str(place.worker), "0.05"],
+                    env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(place.folder)},
+                    pass_fds=(theirs.fileno(),),
+                )
+            ours.settimeout(DEADLINE_S)
+            said = ours.recv(64)
+            assert ours.recv(64) == b"", "our end is open, it has gone by itself"
+            assert host.wait(DEADLINE_S) == 0
+
+
+def test_where_memory_is_short_it_ends_and_its_job_goes_on(place: Place) -> None:
+    async def told() -> None:
+        former = await place.until(fresh=False)
+        keeper = place.runner.processes()[0]
+        heard = asyncio.Event()
+        job: Job = await place.runner.launch(place.launch("waits"), lambda stream, line: heard.set())
+        await asyncio.wait_for(heard.wait(), DEADLINE_S)
+        place.runner.spare()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while former["by"] in children_of(keeper):
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+        assert stat_of(job.pid) is not None
+        job.kill(KillReason.CANCELLED)
+        assert (await job.wait()).cancelled
+        # None is made for a while: a process that imports the packages would be short of memory again.
+        assert (await place.run())[0]["fresh"] and not children_of(keeper)
 
     story(place, told)
