@@ -1,18 +1,21 @@
 """Bundles: one verified file that holds results, the input sets that lead to them, and every blob they need.
 
-Knows no key and no path of this machine. The same content gives the same bytes on every machine. Nothing in a bundle is
-believed before it was checked: the import reads it twice, first only to verify.
+Knows no path of this machine. The same content gives the same bytes on every machine, but for the signature. Nothing in
+a bundle is believed before it was checked: that it is whole and whose it is, then what it says. It is read twice, first
+only to verify.
 
-Format, version 1; numbers are little-endian:
+Format, version 2; numbers are little-endian:
 
     magic     8 bytes   "buildd\\0B"
-    version   u16       1
+    version   u16       2
     reserved  u16       0
     packed    u64       bytes of the packed manifest
     plain     u64       bytes of the manifest unpacked, at most 256 MiB
     manifest  packed    one zstd frame of MessagePack: [results, lists, blobs, profiles]
     blobs               in the manifest's order: u8 encoding (0 raw, 1 one zstd frame), u64 stored bytes, the bytes
     check     32 bytes  BLAKE3 of everything before it
+    key       32 bytes  public key (Ed25519) of whoever made it
+    signature 64 bytes  of "buildd bundle" NUL check
 
     results   [[key, action, [[name, digest, size, executable]...], stdout | nil, stderr | nil,
               [wall_s, user_s, system_s, peak_rss_bytes],
@@ -20,7 +23,7 @@ Format, version 1; numbers are little-endian:
               sorted by key
     lists     [[[name, digest]...]...] of files; a result names its lists by their number
     blobs     [[digest, size]...] sorted by digest
-    profiles  maps, as `buildd.profiles.Profile` has them, sorted; none in a file of an earlier buildd
+    profiles  maps, as `buildd.profiles.Profile` has them, sorted
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
 something about one machine only, and after an import they are unknown; `present` marks what is no folder but a file
@@ -35,7 +38,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,22 +47,26 @@ import zstandard
 from blake3 import blake3
 
 from buildd.blobs import BadBlob
+from buildd.bundle_manifest import Entry, Manifest, Set, problem_of
 from buildd.errors import StoreError
 from buildd.packing import Encoding, unpacked, write_error
 from buildd.profiles import Profile
 from buildd.results import LINK, PRESENT, UNKNOWN, InputSet, Result, StoredOutput
+from buildd.signing import KEY_BYTES, SIGNATURE_BYTES, Signer, is_signed
 from buildd.store import Store
 from buildd.values import raw_digest
-from protocol.messages import Digest, Kernel, Timing
+from protocol.described import described
+from protocol.messages import Digest, Timing
 
 MAX_MANIFEST_BYTES = 256 << 20
-MAX_NAME_BYTES = 4096
 _HEAD = struct.Struct("<8sHHQQ")
 _BLOB = struct.Struct("<BQ")
 _MAGIC = b"buildd\0B"
-_VERSION = 1
+_VERSION = 2
 _CHUNK_BYTES = 1 << 20
 _CHECK_BYTES = 32
+_END_BYTES = _CHECK_BYTES + KEY_BYTES + SIGNATURE_BYTES
+_SIGNED = b"buildd bundle\0"
 _IN_MEMORY_BYTES = 8 << 20
 
 
@@ -67,6 +74,12 @@ class BundleError(StoreError):
     """A file is no sound bundle; nothing was imported."""
 
     code = "bad-bundle"
+
+
+class UntrustedBundle(BundleError):
+    """It is not signed by anybody who is trusted; nothing was imported."""
+
+    code = "untrusted-bundle"
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,36 +92,10 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     profiles: int = 0
 
 
-class _Set(msgspec.Struct, frozen=True, array_like=True):
-    first: bytes
-    files: int
-    folders: list[tuple[bytes, bool]]
-    roots: list[tuple[bytes, bytes]]
-
-
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    key: bytes
-    action: bytes
-    outputs: list[tuple[bytes, bytes, int, bool]]
-    stdout: bytes | None
-    stderr: bytes | None
-    timing: tuple[float, float, float, int]
-    sets: list[_Set]
-    kernels: list[Kernel] = []
-
-
-class _Manifest(msgspec.Struct, frozen=True, array_like=True):
-    results: list[_Entry]
-    lists: list[list[tuple[bytes, bytes]]]
-    blobs: list[tuple[bytes, int]]
-    profiles: list[Profile] = []
-
-
-_decoder = msgspec.msgpack.Decoder(_Manifest)
-
-
-def export(store: Store, keys: Iterable[Digest] | None, file: Path, profiles: Iterable[Profile] = ()) -> Contents:
-    """Write the results under `keys` (all when None), what they need, and profiles to `file`, by rename.
+def export(
+    store: Store, keys: Iterable[Digest] | None, file: Path, signer: Signer, profiles: Iterable[Profile] = ()
+) -> Contents:
+    """Write the results under `keys` (all when None), what they need, and profiles to `file`, by rename, signed.
 
     Raises `StoreError` where a result or one of its blobs is not there, `StoreFull`.
     """
@@ -126,7 +113,8 @@ def export(store: Store, keys: Iterable[Digest] | None, file: Path, profiles: It
                 writer.write(packed)
                 for raw, _ in manifest.blobs:
                     _write_blob(store, raw, writer, file)
-                target.write(writer.hasher.digest())
+                check = writer.hasher.digest()
+                target.write(check + signer.public + signer.sign(_SIGNED + check))
             os.replace(temporary, file)
         except OSError as error:
             temporary.unlink(missing_ok=True)
@@ -137,14 +125,17 @@ def export(store: Store, keys: Iterable[Digest] | None, file: Path, profiles: It
     return _contents(manifest)
 
 
-def import_(store: Store, file: Path, keep: Callable[[list[Profile]], None] | None = None) -> Contents:
+def import_(
+    store: Store, file: Path, trusted: Container[bytes], keep: Callable[[list[Profile]], None] | None = None
+) -> Contents:
     """Verify a bundle and take everything in it into the store.
 
     Args:
+        trusted: public keys of those whose bundles are taken in.
         keep: is given its profiles, where it has some.
 
-    Raises `BundleError` where a byte of it is not as it should be (then the store is unchanged), `StoreFull`,
-    `StoreError`.
+    Raises `UntrustedBundle`, `BundleError` where a byte of it is not as it should be (then the store is unchanged),
+    `StoreFull`, `StoreError`.
     """
     try:
         source = open(file, "rb")  # noqa: SIM115
@@ -153,7 +144,7 @@ def import_(store: Store, file: Path, keep: Callable[[list[Profile]], None] | No
     with source:
         if store.read_only:
             raise StoreError("the store may not be written", file=str(store.folder))
-        manifest = _verified(source, file)
+        manifest = _verified(source, file, trusted)
         # Checked to the last byte; from here on only a full disk or a file changed under us can stop it, and what was
         # put by then is unreferenced: results become visible after all their blobs.
         source.seek(0)
@@ -191,9 +182,9 @@ def _all_keys(store: Store) -> set[bytes]:
     return {row[0] for row in store.database.rows("SELECT key FROM results") if isinstance(row[0], bytes)}
 
 
-def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
+def _gather(store: Store, keys: list[bytes], *, everything: bool) -> Manifest:
     """The manifest of these results. With `everything`, results that lost a blob are left out instead of refused."""
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     lists: dict[tuple[tuple[bytes, bytes], ...], int] = {}
     sizes: dict[bytes, int] = {}
     for key in keys:
@@ -209,7 +200,7 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
             files = tuple((_bytes(name), _raw(digest)) for name, digest in known.files)
             number = lists.setdefault(files, len(lists))
             folders = [(_bytes(path), stamp == PRESENT) for path, stamp in known.folders]
-            sets.append(_Set(first, number, folders, [(_bytes(name), _bytes(path)) for name, path in known.roots]))
+            sets.append(Set(first, number, folders, [(_bytes(name), _bytes(path)) for name, path in known.roots]))
         if not sets:
             continue  # nothing leads to it: nobody could find it
         for digest in result.digests():
@@ -217,7 +208,7 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
             sizes[_raw(digest)] = 0 if size is None else size
         timing = result.timing
         entries.append(
-            _Entry(
+            Entry(
                 key,
                 _bytes(result.action),
                 [(_bytes(out.name), _raw(out.digest), out.size_bytes, out.executable) for out in result.outputs],
@@ -228,7 +219,7 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> _Manifest:
                 list(result.kernels),
             )
         )
-    return _Manifest(entries, [list(files) for files in lists], sorted(sizes.items()))
+    return Manifest(entries, [list(files) for files in lists], sorted(sizes.items()))
 
 
 def _sets_of(store: Store, key: bytes) -> Iterator[tuple[bytes, InputSet]]:
@@ -275,40 +266,51 @@ def _pack(plain: bytes) -> bytes:
 # ---------------------------------------------------------------- reading
 
 
-def _verified(source: BinaryIO, file: Path) -> _Manifest:
+def _verified(source: BinaryIO, file: Path, trusted: Container[bytes]) -> Manifest:
     """Read a whole bundle, believing nothing; its manifest."""
     size = os.fstat(source.fileno()).st_size
-    if size < _HEAD.size + _CHECK_BYTES:
+    if size < _HEAD.size + _END_BYTES:
         raise _bad(file, "it is too short")
-    if source.read(len(_MAGIC)) != _MAGIC:
+    magic, version, *_ = _HEAD.unpack(source.read(_HEAD.size))
+    if magic != _MAGIC:
         raise _bad(file, "it does not begin like one")
+    if version != _VERSION:
+        raise _bad(file, f"it has version {version}, this buildd reads {_VERSION}")
     source.seek(0)
-    hasher, left = blake3(), size - _CHECK_BYTES
+    hasher, left = blake3(), size - _END_BYTES
     while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
         hasher.update(chunk)
         left -= len(chunk)
-    if left or source.read(_CHECK_BYTES) != hasher.digest():
+    check, key = source.read(_CHECK_BYTES), source.read(KEY_BYTES)
+    if left or check != hasher.digest():
         raise _bad(file, "its checksum is wrong (cut short, or damaged on the way)")
+    if not is_signed(_SIGNED + check, key, source.read(SIGNATURE_BYTES)):
+        raise _bad(file, "its signature is not that of its content")
+    if key not in trusted:
+        raise UntrustedBundle(
+            f"it is signed by {key.hex()}, whom nobody trusts here; nothing was imported",
+            file=str(file),
+            next_step=f"if you know whose key that is: buildd cache trust {key.hex()} NAME",
+        )
     source.seek(0)
     manifest = _read_manifest(source, file)
-    _check(manifest, file)
+    if why := problem_of(manifest):
+        raise _bad(file, why)
     for digest, blob_bytes in manifest.blobs:
         for _ in _blob(source, digest, blob_bytes, file):
             pass
-    if source.tell() != size - _CHECK_BYTES:
+    if source.tell() != size - _END_BYTES:
         raise _bad(file, "there is something behind its last blob")
     return manifest
 
 
-def _read_manifest(source: BinaryIO, file: Path) -> _Manifest:
+def _read_manifest(source: BinaryIO, file: Path) -> Manifest:
     head = source.read(_HEAD.size)
     if len(head) != _HEAD.size:
         raise _bad(file, "it is too short")
-    magic, version, reserved, packed_bytes, plain_bytes = _HEAD.unpack(head)
-    if magic != _MAGIC or reserved != 0:
+    _, _, reserved, packed_bytes, plain_bytes = _HEAD.unpack(head)
+    if reserved != 0:
         raise _bad(file, "it does not begin like one")
-    if version != _VERSION:
-        raise _bad(file, f"it has version {version}, this buildd reads {_VERSION}")
     left = os.fstat(source.fileno()).st_size - source.tell()
     if packed_bytes > left or plain_bytes > MAX_MANIFEST_BYTES:
         raise _bad(file, "its manifest is larger than allowed")
@@ -316,7 +318,7 @@ def _read_manifest(source: BinaryIO, file: Path) -> _Manifest:
         plain = _bounded(source.read(packed_bytes), plain_bytes)
         if len(plain) != plain_bytes:
             raise _bad(file, "its manifest has another size than it says")
-        return _decoder.decode(plain)
+        return msgspec.msgpack.decode(plain, type=described(Manifest))
     except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError) as error:
         raise _bad(file, f"its manifest cannot be read: {error}") from error
 
@@ -332,41 +334,6 @@ def _bounded(packed: bytes, limit_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _check(manifest: _Manifest, file: Path) -> None:
-    """Everything in a manifest that a type does not say."""
-    digests = [digest for digest, _ in manifest.blobs]
-    if digests != sorted(set(digests)) or not all(_is_digest(d) and size >= 0 for d, size in manifest.blobs):
-        raise _bad(file, "its list of blobs is not in order")
-    sizes = dict(manifest.blobs)
-    keys = [entry.key for entry in manifest.results]
-    if keys != sorted(set(keys)) or not all(map(_is_digest, keys)):
-        raise _bad(file, "its list of results is not in order")
-    for names in manifest.lists:
-        if not all(_is_text(name) and _is_digest(digest) for name, digest in names):
-            raise _bad(file, "a list of files holds what is no name or no digest")
-    for entry in manifest.results:
-        if not _is_text(entry.action) or not all(_is_name(name) for name, *_ in entry.outputs):
-            raise _bad(file, "a result has an impossible name")
-        if len({name for name, *_ in entry.outputs}) != len(entry.outputs):
-            raise _bad(file, "a result has two outputs of one name")
-        for _, digest, size, _ in entry.outputs:
-            if sizes.get(digest) != size:
-                raise _bad(file, "an output is not among the blobs, or has another size")
-        if not {entry.stdout, entry.stderr} - {None} <= sizes.keys():
-            raise _bad(file, "a log is not among the blobs")
-        if not entry.sets:
-            raise _bad(file, "nothing leads to a result")
-        if not all(0 <= figure < 1 << 62 for figure in entry.timing):
-            raise _bad(file, "a result has an impossible time")
-        for one in entry.sets:
-            paths = [part for path, _ in one.folders for part in path.split(b"\0", 1)]
-            paths += [part for pair in one.roots for part in pair]
-            if not (_is_digest(one.first) and 0 <= one.files < len(manifest.lists) and all(map(_is_text, paths))):
-                raise _bad(file, "an input set is not sound")
-    if not all(profile.is_possible for profile in manifest.profiles):
-        raise _bad(file, "a profile has impossible numbers")
-
-
 def _blob(source: BinaryIO, digest: bytes, size: int, file: Path) -> Iterator[bytes]:
     """The next blob's content in pieces; `BundleError` at the latest after the last one."""
     head = source.read(_BLOB.size)
@@ -375,7 +342,7 @@ def _blob(source: BinaryIO, digest: bytes, size: int, file: Path) -> Iterator[by
     encoding, stored = _BLOB.unpack(head)
     start = source.tell()
     end = start + stored
-    if encoding not in tuple(Encoding) or end > os.fstat(source.fileno()).st_size - _CHECK_BYTES:
+    if encoding not in tuple(Encoding) or end > os.fstat(source.fileno()).st_size - _END_BYTES:
         raise _bad(file, "a blob reaches beyond its end")
     hasher, count = blake3(), 0
     try:
@@ -418,7 +385,7 @@ def _put_large(store: Store, source: BinaryIO, digest: bytes, size: int, file: P
         place.unlink(missing_ok=True)
 
 
-def _result(entry: _Entry, created_ns: int) -> Result:
+def _result(entry: Entry, created_ns: int) -> Result:
     wall_s, user_s, system_s, peak = entry.timing
     return Result(
         key=Digest(entry.key.hex()),
@@ -443,7 +410,7 @@ def _stamp(path: bytes, present: bool) -> int:
     return PRESENT if present else UNKNOWN
 
 
-def _input_set(entry: _Entry, one: _Set, manifest: _Manifest) -> InputSet:
+def _input_set(entry: Entry, one: Set, manifest: Manifest) -> InputSet:
     return InputSet(
         files=tuple((_str(name), Digest(digest.hex())) for name, digest in manifest.lists[one.files]),
         folders=tuple((_str(path), _stamp(path, present)) for path, present in one.folders),
@@ -452,26 +419,13 @@ def _input_set(entry: _Entry, one: _Set, manifest: _Manifest) -> InputSet:
     )
 
 
-def _contents(manifest: _Manifest) -> Contents:
+def _contents(manifest: Manifest) -> Contents:
     return Contents(
         results=len(manifest.results),
         blobs=len(manifest.blobs),
         blob_bytes=sum(size for _, size in manifest.blobs),
         profiles=len(manifest.profiles),
     )
-
-
-def _is_digest(value: bytes) -> bool:
-    return len(value) == 32
-
-
-def _is_text(value: bytes) -> bool:
-    return 0 < len(value) <= MAX_NAME_BYTES and b"\0" not in value
-
-
-def _is_name(value: bytes) -> bool:
-    """Of an output: no path of it may leave a folder, whoever joins it to one."""
-    return _is_text(value) and not value.startswith(b"/") and b".." not in value.split(b"/")
 
 
 def _bytes(text: str) -> bytes:

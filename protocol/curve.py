@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def key_folder(environ: Mapping[str, str]) -> Path:
     """Where keys live: they outlast a reboot, so not in the runtime folder."""
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
-        base = os.path.join(os.path.expanduser("~"), ".config")
+        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
     return Path(base) / "buildd"
 
 
@@ -72,28 +72,10 @@ def new_key_pair() -> KeyPair:
 
 def load_or_create(path: Path) -> KeyPair:
     """The pair in `path`, made there with mode 0600 on first use. Raises EndpointError if others can read it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        return _load(path)
-    except FileNotFoundError:
-        pair = new_key_pair()
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(pair))
-    try:
-        # link, not rename: two daemons that make a pair at once must end with the same one.
-        os.link(scratch, path)
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(scratch)
-    return _load(path)
-
-
-def _load(path: Path) -> KeyPair:
-    try:
-        pair = msgspec.json.decode(_read_private(path, stat.S_IRWXG | stat.S_IRWXO), type=described(KeyPair))
+        pair = msgspec.json.decode(
+            private_file(path, lambda: msgspec.json.encode(new_key_pair())), type=described(KeyPair)
+        )
     except msgspec.DecodeError as error:
         raise EndpointError(f"{path} is no key file: {error}", code="bad-key", next_step=f"remove {path}") from error
     if len(pair.public) != KEY_CHARACTERS or len(pair.secret) != KEY_CHARACTERS:
@@ -101,7 +83,32 @@ def _load(path: Path) -> KeyPair:
     return pair
 
 
-def _read_private(path: Path, forbidden_bits: int) -> bytes:
+def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
+    """What is in a file of the user's own, made there with mode 0600 on first use.
+
+    Raises: EndpointError if others can read it, OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        return read_private(path, stat.S_IRWXG | stat.S_IRWXO)
+    except FileNotFoundError:
+        content = make()
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+    try:
+        # link, not rename: two processes that make one at once must end with the same one.
+        os.link(scratch, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(scratch)
+    return read_private(path, stat.S_IRWXG | stat.S_IRWXO)
+
+
+def read_private(path: Path, forbidden_bits: int) -> bytes:
+    """A file of the user's own. Raises EndpointError where it has one of these bits of its mode, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -148,7 +155,7 @@ class AllowList:
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._stamp:
                 self._clients = parse_allow_list(
-                    _read_private(self.path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace")
+                    read_private(self.path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace")
                 )
                 self._stamp = stamp
         except (OSError, EndpointError):

@@ -18,11 +18,16 @@ from buildd import bundle, collect
 from buildd.errors import StoreError
 from buildd.profiles import Outcome, Profile, Profiles
 from buildd.results import PRESENT, UNKNOWN
+from buildd.signing import signer_of
 from buildd.store import Result, Store, StoredOutput
 from codegen.best import Setting
 from tests.crash_store_writer import content_of, is_served, key_of, publish
 
 Manifest = list[list[Any]]
+
+
+SIGNER = signer_of(b"s" * 32)
+TRUSTED = {SIGNER.public}
 
 
 @pytest.fixture
@@ -47,8 +52,8 @@ def counts(store: Store) -> list[tuple[Any, ...]]:
 
 
 def test_everything_arrives_in_another_store(store: Store, other: Store, tmp_path: Path) -> None:
-    exported = bundle.export(store, None, tmp_path / "b")
-    assert bundle.import_(other, tmp_path / "b") == exported
+    exported = bundle.export(store, None, tmp_path / "b", SIGNER)
+    assert bundle.import_(other, tmp_path / "b", TRUSTED) == exported
     assert (exported.results, exported.blobs) == (12, 24)
     assert all(is_served(other, seed) for seed in range(12))
     before, after = store.result(key_of("result", 7)), other.result(key_of("result", 7))
@@ -60,8 +65,8 @@ def test_everything_arrives_in_another_store(store: Store, other: Store, tmp_pat
 def test_the_same_content_gives_the_same_bytes(store: Store, other: Store, tmp_path: Path) -> None:
     for seed in random.Random(1).sample(range(12), 12):
         publish(other, seed)
-    bundle.export(store, None, tmp_path / "one")
-    bundle.export(other, [key_of("result", seed) for seed in range(12)], tmp_path / "two")
+    bundle.export(store, None, tmp_path / "one", SIGNER)
+    bundle.export(other, [key_of("result", seed) for seed in range(12)], tmp_path / "two", SIGNER)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -75,14 +80,14 @@ def test_profiles_come_along_and_never_replace_a_later_one(store: Store, other: 
 
     here.save([row("a", 5.0, 10), row("b", 6.0, 10), row("c", 7.0, 10)])
     there.save([row("b", 4.0, 11), row("c", 8.0, 9)])
-    exported = bundle.export(store, [], tmp_path / "b", here.everything())
-    assert bundle.import_(other, tmp_path / "b", lambda rows: _kept(there, rows)) == exported
+    exported = bundle.export(store, [], tmp_path / "b", SIGNER, here.everything())
+    assert bundle.import_(other, tmp_path / "b", TRUSTED, lambda rows: _kept(there, rows)) == exported
     assert exported.profiles == 3
     assert {one.candidate: one.time_us for one in there.everything()} == {"a": 5.0, "b": 4.0, "c": 7.0}
     assert "NVIDIA H200" in (tmp_path / "there/best.json").read_text()
-    bundle.export(store, [], tmp_path / "bad", [row("d", float("nan"), 1)])
+    bundle.export(store, [], tmp_path / "bad", SIGNER, [row("d", float("nan"), 1)])
     with pytest.raises(bundle.BundleError, match="impossible numbers"):
-        bundle.import_(other, tmp_path / "bad", lambda rows: _kept(there, rows))
+        bundle.import_(other, tmp_path / "bad", TRUSTED, lambda rows: _kept(there, rows))
 
 
 def _kept(profiles: Profiles, rows: list[Profile]) -> None:
@@ -90,16 +95,16 @@ def _kept(profiles: Profiles, rows: list[Profile]) -> None:
 
 
 def test_only_what_was_asked_for_is_exported(store: Store, other: Store, tmp_path: Path) -> None:
-    assert bundle.export(store, [key_of("result", 3)], tmp_path / "b").results == 1
-    bundle.import_(other, tmp_path / "b")
+    assert bundle.export(store, [key_of("result", 3)], tmp_path / "b", SIGNER).results == 1
+    bundle.import_(other, tmp_path / "b", TRUSTED)
     assert [seed for seed in range(12) if is_served(other, seed)] == [3]
 
 
 def test_folder_stamps_do_not_travel(store: Store, other: Store, tmp_path: Path) -> None:
     (known,) = store.input_sets(key_of("first", 3))
     store.update_folders(key_of("first", 3), replace(known, folders=(("/usr/include", 42), ("src/unused.h", PRESENT))))
-    bundle.export(store, [key_of("result", 3)], tmp_path / "b")
-    bundle.import_(other, tmp_path / "b")
+    bundle.export(store, [key_of("result", 3)], tmp_path / "b", SIGNER)
+    bundle.import_(other, tmp_path / "b", TRUSTED)
     (arrived,) = other.input_sets(key_of("first", 3))
     assert arrived.folders == (("/usr/include", UNKNOWN), ("src/unused.h", PRESENT))
     assert arrived.files == known.files
@@ -111,8 +116,8 @@ def test_large_blobs_and_odd_names(store: Store, other: Store, tmp_path: Path) -
     digest = store.put_bytes(content)
     result = Result(key=known.key, action="caf\udce9", outputs=(StoredOutput("\udcff.so", digest, len(content), True),))
     store.publish(key_of("first", 3), replace(known, files=(("../\udce9.h", key_of("h", 1)),)), result)
-    bundle.export(store, [known.key], tmp_path / "b")
-    bundle.import_(other, tmp_path / "b")
+    bundle.export(store, [known.key], tmp_path / "b", SIGNER)
+    bundle.import_(other, tmp_path / "b", TRUSTED)
     found = other.result(known.key)
     assert found is not None and found.outputs == result.outputs and found.action == result.action
     assert other.get(digest) == content
@@ -122,20 +127,20 @@ def test_large_blobs_and_odd_names(store: Store, other: Store, tmp_path: Path) -
 def test_a_missing_result_and_a_damaged_blob_stop_an_export(store: Store, tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"an older export")
     with pytest.raises(StoreError, match="no result"):
-        bundle.export(store, [key_of("result", 99)], tmp_path / "b")
+        bundle.export(store, [key_of("result", 99)], tmp_path / "b", SIGNER)
     result = store.result(key_of("result", 7))
     assert result is not None
     store.blobs.path_of(result.outputs[0].digest).write_bytes(b"damaged")
     with pytest.raises(StoreError, match="damaged"):
-        bundle.export(store, [key_of("result", 7)], tmp_path / "b")
+        bundle.export(store, [key_of("result", 7)], tmp_path / "b", SIGNER)
     assert (tmp_path / "b").read_bytes() == b"an older export"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "store"]
-    assert bundle.export(store, None, tmp_path / "b").results == 11, "everything means everything that is sound"
+    assert bundle.export(store, None, tmp_path / "b", SIGNER).results == 11, "everything means everything that is sound"
 
 
 def test_a_bundle_that_is_cut_or_flipped_anywhere_is_refused(store: Store, other: Store, tmp_path: Path) -> None:
     file = tmp_path / "b"
-    bundle.export(store, [key_of("result", seed) for seed in (1, 2, 5)], file)
+    bundle.export(store, [key_of("result", seed) for seed in (1, 2, 5)], file, SIGNER)
     sound, chance = file.read_bytes(), random.Random(2)
     damaged = [sound[:cut] for cut in (0, 5, 20, 60, len(sound) // 2, len(sound) - 1)]
     damaged += [sound + b"x", b"", b"\0" * 4096]
@@ -146,20 +151,23 @@ def test_a_bundle_that_is_cut_or_flipped_anywhere_is_refused(store: Store, other
     for data in damaged:
         file.write_bytes(data)
         with pytest.raises(bundle.BundleError) as caught:
-            bundle.import_(other, file)
+            bundle.import_(other, file, TRUSTED)
         assert caught.value.file == str(file)
     assert counts(other) == [(0,)] * 5
     file.write_bytes(sound)
-    assert bundle.import_(other, file).results == 3
+    assert bundle.import_(other, file, TRUSTED).results == 3
 
 
-def forged(manifest: Manifest, blobs: bytes, *, plain_bytes: int | None = None, packed: bytes | None = None) -> bytes:
-    """A bundle with a right checksum: what a hostile sender can make."""
+def forged(
+    manifest: Manifest, blobs: bytes, *, plain_bytes: int | None = None, packed: bytes | None = None, version: int = 2
+) -> bytes:
+    """A bundle with a right checksum, and signed: what somebody can make who is trusted and should not be."""
     plain = msgspec.msgpack.encode(manifest)
     packed = zstandard.ZstdCompressor().compress(plain) if packed is None else packed
     size = len(plain) if plain_bytes is None else plain_bytes
-    body = struct.pack("<8sHHQQ", b"buildd\0B", 1, 0, len(packed), size) + packed + blobs
-    return body + blake3(body).digest()
+    body = struct.pack("<8sHHQQ", b"buildd\0B", version, 0, len(packed), size) + packed + blobs
+    check = blake3(body).digest()
+    return body + check + SIGNER.public + SIGNER.sign(b"buildd bundle\0" + check)
 
 
 CONTENT = b"object"
@@ -206,6 +214,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a blob that is a bomb": lambda: forged(manifest(), struct.pack("<BQ", 1, len(BOMB)) + BOMB),
     "a manifest that is a bomb": lambda: forged(manifest(), RAW, plain_bytes=1000, packed=BOMB),
     "a manifest too large": lambda: forged(manifest(), RAW, plain_bytes=1 << 40),
+    "a version of before": lambda: forged(manifest(), RAW, version=1),
     "a manifest that is deep": lambda: forged(
         manifest(), RAW, plain_bytes=1 << 20, packed=zstandard.ZstdCompressor().compress(b"\x91" * (1 << 20))
     ),
@@ -214,22 +223,51 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 def test_a_bundle_made_by_hand_after_the_documented_format_is_read(other: Store, tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(forged(manifest(), RAW))
-    assert bundle.import_(other, tmp_path / "b") == bundle.Contents(results=1, blobs=1, blob_bytes=6)
+    assert bundle.import_(other, tmp_path / "b", TRUSTED) == bundle.Contents(results=1, blobs=1, blob_bytes=6)
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_bundle_is_refused_and_changes_nothing(other: Store, tmp_path: Path, case: str) -> None:
     (tmp_path / "b").write_bytes(HOSTILE[case]())
     with pytest.raises(bundle.BundleError) as caught:
-        bundle.import_(other, tmp_path / "b")
+        bundle.import_(other, tmp_path / "b", TRUSTED)
     assert "nothing was imported" in caught.value.message
     assert counts(other) == [(0,)] * 5
     assert collect.verify(other).is_sound
 
 
+def test_only_who_is_trusted_is_believed(store: Store, other: Store, tmp_path: Path) -> None:
+    file, stranger = tmp_path / "b", signer_of(b"t" * 32)
+    bundle.export(store, None, file, stranger)
+    with pytest.raises(bundle.UntrustedBundle, match=stranger.public.hex()) as caught:
+        bundle.import_(other, file, TRUSTED)
+    assert "nothing was imported" in caught.value.message
+    assert caught.value.next_step.endswith(f"buildd cache trust {stranger.public.hex()} NAME")
+    # Under the name of somebody who is: the signature is not theirs.
+    content = file.read_bytes()
+    file.write_bytes(content[:-96] + SIGNER.public + content[-64:])
+    with pytest.raises(bundle.BundleError, match="its signature"):
+        bundle.import_(other, file, TRUSTED)
+    bundle.export(store, [key_of("result", 1)], tmp_path / "signed", SIGNER)
+    # A signature of theirs that belongs to another bundle.
+    file.write_bytes(content[:-96] + (tmp_path / "signed").read_bytes()[-96:])
+    with pytest.raises(bundle.BundleError, match="its signature"):
+        bundle.import_(other, file, TRUSTED)
+    assert counts(other) == [(0,)] * 5
+    file.write_bytes(content)
+    assert bundle.import_(other, file, {stranger.public}).results == 12
+
+
+def test_the_content_is_the_same_whoever_signs(store: Store, tmp_path: Path) -> None:
+    for number, name in enumerate(("one", "two")):
+        bundle.export(store, None, tmp_path / name, signer_of(bytes([number]) * 32))
+    one, two = ((tmp_path / name).read_bytes() for name in ("one", "two"))
+    assert one != two and one[:-96] == two[:-96]
+
+
 def test_a_bundle_that_is_not_there(other: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
-        bundle.import_(other, tmp_path / "none")
+        bundle.import_(other, tmp_path / "none", TRUSTED)
     assert caught.value.file == str(tmp_path / "none")
 
 

@@ -69,6 +69,30 @@ def test_export_and_import(environ: dict[str, str], tmp_path: Path, capsys: pyte
         assert is_served(store, 7)
 
 
+def test_a_bundle_of_somebody_else_comes_in_once_their_key_is_trusted(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = str(tmp_path / "bundle"), {**environ, "XDG_CONFIG_HOME": str(tmp_path / "other")}
+    arguments = ["--store", str(tmp_path / "two")]
+    assert cache.run(["export", file, "--all"], environ=environ) == 0
+    assert cache.run(["key"], environ=environ) == 0
+    key = capsys.readouterr().out.split()[-1]
+    assert cache.run([*arguments, "import", file], environ=other) == 3
+    said = capsys.readouterr().err
+    assert f"signed by {key}" in said and f"buildd cache trust {key} NAME" in said
+    with Store.open(tmp_path / "two") as store:
+        assert not is_served(store, 7)
+    assert cache.run(["trust", key, "the CI"], environ=other) == 0
+    assert f"{key} the CI\n" in capsys.readouterr().out
+    assert cache.run([*arguments, "import", file], environ=other) == 0
+    with Store.open(tmp_path / "two") as store:
+        assert is_served(store, 7)
+    assert cache.run(["trust", key, "--remove"], environ=other) == 0
+    assert cache.run([*arguments, "import", file], environ=other) == 3
+    assert cache.run(["trust", "abc"], environ=other) == 3
+    assert '"abc" is no public key' in capsys.readouterr().err
+
+
 def test_wrong_usage_is_2_and_a_bad_store_3(
     environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,7 +42,7 @@ def checkout(folder: Path) -> Path:
 def buildd(*arguments: str, store: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "buildd", *arguments],
-        env={**os.environ, "BUILDD_DIR": str(store), "BUILDD_DISABLE": "1"},
+        env={**os.environ, "BUILDD_DIR": str(store), "BUILDD_DISABLE": "1", "XDG_CONFIG_HOME": str(store.parent)},
         capture_output=True,
         text=True,
     )

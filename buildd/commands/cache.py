@@ -1,4 +1,4 @@
-"""`buildd cache`: figures of the store, collection, verification, flushing, bundles.
+"""`buildd cache`: figures of the store, collection, verification, flushing, bundles and who is trusted with them.
 
 Works on the store itself, with or without a daemon: the store takes several writers. Knows no target: which results
 some targets need is told by who calls `run`.
@@ -36,6 +36,7 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
     """
     environ = os.environ if environ is None else environ
     options = _parser().parse_args(arguments)
+    options.environ = environ
     if options.action == "export" and bool(options.targets) == options.all:
         print_problem("export needs targets or --all, and not both", command="buildd cache export FILE --all")
         return _USAGE
@@ -45,6 +46,8 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
     from codegen.plan import RequestError
 
     try:
+        if options.action in _KEYS:
+            return _KEYS[options.action](options)
         limit_bytes = bound_of(environ)
         place = location.locate(environ, option=options.store)
         if place.notice:
@@ -111,7 +114,33 @@ def _parser() -> Any:
     imports = add("import", "take in a file that `export` wrote, or AITemplate's profiles")
     imports.add_argument("file", type=Path)
     imports.add_argument("--aitemplate", action="store_true", help="the file is AITemplate's cuda.db")
+    add("key", "this user's public key: what they export is signed with it")
+    trusted = add("trust", "take in what another key has signed; without a key: which ones are trusted")
+    trusted.add_argument("key", nargs="?", default="", help="as `buildd cache key` tells it there")
+    trusted.add_argument("name", nargs="?", default="", help="whose it is, for people")
+    trusted.add_argument("--remove", action="store_true", help="trust it no more; what was imported stays")
     return command
+
+
+def _key(options: Namespace) -> int:
+    from buildd import signing
+
+    public = signing.own(options.environ).public.hex()
+    return _say(options, {"key": public}, [public])
+
+
+def _trust(options: Namespace) -> int:
+    from buildd import signing
+
+    if options.key:
+        key = signing.public_of(options.key)
+        signing.trust(options.environ, key, options.name, remove=options.remove)
+    keys = {key.hex(): name for key, name in signing.trusted(options.environ).items()}
+    return _say(options, keys, [f"{key} {name}".strip() for key, name in keys.items()])
+
+
+_KEYS: dict[str, Callable[[Namespace], int]] = {"key": _key, "trust": _trust}
+"""What needs no store."""
 
 
 def _stats(store: Store, options: Namespace) -> int:
@@ -204,13 +233,13 @@ def _flush(store: Store, options: Namespace) -> int:
 
 
 def _export(store: Store, options: Namespace) -> int:
-    from buildd import bundle
+    from buildd import bundle, signing
     from buildd.profile_cache import open_profiles
 
     keys = None if options.all else _keys_of(options, store)
     # A plan takes the kernels that are known to be best: without the profiles another machine would make other plans.
     with open_profiles(os.environ, store, options.directory or os.getcwd()) as cache:
-        found = bundle.export(store, keys, options.file, cache.everything())
+        found = bundle.export(store, keys, options.file, signing.own(options.environ), cache.everything())
     size = _bytes(options.file.stat().st_size)
     profiles = f", {found.profiles} profiles" if found.profiles else ""
     return _say(options, found, [f"{options.file}: {found.results} results, {found.blobs} blobs{profiles}, {size}"])
@@ -230,9 +259,10 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
 def _import(store: Store, options: Namespace) -> int:
     if options.aitemplate:
         return _import_profiles(store, options)
-    from buildd import bundle
+    from buildd import bundle, signing
 
-    found = bundle.import_(store, options.file, lambda profiles: _keep_profiles(store, profiles))
+    trusted = signing.trusted(options.environ)
+    found = bundle.import_(store, options.file, trusted, lambda profiles: _keep_profiles(store, profiles))
     profiles = f", {found.profiles} profiles" if found.profiles else ""
     return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported{profiles}"])
 

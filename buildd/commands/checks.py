@@ -222,6 +222,21 @@ def _run(probe: Probe) -> Answer:
     return Answer(status=done.returncode, stdout=stdout, stderr=stderr)
 
 
+def keys(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whose bundles `buildd cache import` takes in."""
+    from buildd import signing
+
+    file = signing.key_file(environ)
+    try:
+        others = signing.listed(environ)
+        own = signing.own(environ).public.hex() if file.exists() else "none yet, the first export makes one"
+    except BuilddError as error:
+        yield Finding(Level.FAIL, "keys", f"{error.file}: {error.message}", error.next_step)
+        return
+    names = [name or key.hex() for key, name in others.items()]
+    yield Finding(Level.OK, "keys", f"signs with: {own}; trusts besides itself: {', '.join(names) or 'nobody'}")
+
+
 def memory() -> Iterator[Finding]:
     from buildd.memory import read
 

@@ -53,6 +53,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("runtime folder", lambda: checks.runtime_folder(environ)),
         ("daemon", lambda: checks.daemon(environ)),
         ("store", lambda: checks.store(environ)),
+        ("keys", lambda: checks.keys(environ)),
         ("toolchains", lambda: checks.toolchains(environ)),
         ("memory", checks.memory),
         ("variables", lambda: checks.variables(environ)),
