@@ -11,8 +11,8 @@ Format, version 2; numbers are little-endian:
     reserved  u16       0
     packed    u64       bytes of the packed manifest
     plain     u64       bytes of the manifest unpacked, at most 256 MiB
-    manifest  packed    one zstd frame of MessagePack: [results, lists, blobs, profiles]
-    blobs               in the manifest's order: u8 encoding (0 raw, 1 one zstd frame), u64 stored bytes, the bytes
+    manifest  packed    one zstd frame of MessagePack: [results, lists, blobs, profiles, kernels]
+    blobs and kernels   in the manifest's order: u8 encoding (0 raw, 1 one zstd frame), u64 stored bytes, the bytes
     check     32 bytes  BLAKE3 of everything before it
     key       32 bytes  public key (Ed25519) of whoever made it
     signature 64 bytes  of "buildd bundle" NUL check
@@ -24,6 +24,7 @@ Format, version 2; numbers are little-endian:
     lists     [[[name, digest]...]...] of files; a result names its lists by their number
     blobs     [[digest, size]...] sorted by digest
     profiles  maps, as `buildd.profiles.Profile` has them, sorted
+    kernels   [[name, digest, size]...] of Triton's, as files that are kept beside the store, sorted by name
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
 something about one machine only, and after an import they are unknown; `present` marks what is no folder but a file
@@ -46,6 +47,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
+from buildd import kept_kernels
 from buildd.blobs import BadBlob
 from buildd.bundle_manifest import Entry, Manifest, Set, problem_of
 from buildd.errors import StoreError
@@ -90,6 +92,8 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     blob_bytes: int
     """Of the blobs' contents."""
     profiles: int = 0
+    kernels: int = 0
+    """Of Triton's."""
 
 
 def export(
@@ -113,6 +117,8 @@ def export(
                 writer.write(packed)
                 for raw, _ in manifest.blobs:
                     _write_blob(store, raw, writer, file)
+                for name, digest, _ in manifest.kernels:
+                    _write_kernel(store, name.decode(), digest, writer)
                 check = writer.hasher.digest()
                 target.write(check + signer.public + signer.sign(_SIGNED + check))
             os.replace(temporary, file)
@@ -149,12 +155,7 @@ def import_(
         # put by then is unreferenced: results become visible after all their blobs.
         source.seek(0)
         _read_manifest(source, file)
-        for digest, size in manifest.blobs:
-            content = b"".join(_blob(source, digest, size, file)) if size <= _IN_MEMORY_BYTES else None
-            if content is not None:
-                store.put_bytes(content)
-            else:
-                _put_large(store, source, digest, size, file)
+        _put_blobs(store, source, manifest, file)
         now_ns = time.time_ns()
         for entry in manifest.results:
             result = _result(entry, now_ns)
@@ -163,6 +164,19 @@ def import_(
     if manifest.profiles and keep is not None:
         keep(manifest.profiles)
     return _contents(manifest)
+
+
+def _put_blobs(store: Store, source: BinaryIO, manifest: Manifest, file: Path) -> None:
+    for digest, size in manifest.blobs:
+        if size <= _IN_MEMORY_BYTES:
+            store.put_bytes(b"".join(_blob(source, digest, size, file)))
+        else:
+            _put_large(store, source, digest, size, file)
+    for name, digest, size in manifest.kernels:
+        try:
+            kept_kernels.take_in(store.folder, name.decode(), b"".join(_blob(source, digest, size, file)))
+        except OSError as error:
+            raise write_error(error, store.folder) from error
 
 
 # ---------------------------------------------------------------- writing
@@ -219,7 +233,10 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> Manifest:
                 list(result.kernels),
             )
         )
-    return Manifest(entries, [list(files) for files in lists], sorted(sizes.items()))
+    kernels = []
+    for name, content in kept_kernels.sound(store.folder) if everything else ():
+        kernels.append((name.encode(), blake3(content).digest(), len(content)))
+    return Manifest(entries, [list(files) for files in lists], sorted(sizes.items()), kernels=kernels)
 
 
 def _sets_of(store: Store, key: bytes) -> Iterator[tuple[bytes, InputSet]]:
@@ -259,6 +276,17 @@ def _write_blob(store: Store, raw: bytes, writer: _HashingWriter, file: Path) ->
             ) from error
 
 
+def _write_kernel(store: Store, name: str, digest: bytes, writer: _HashingWriter) -> None:
+    try:
+        content = kept_kernels.read(store.folder, name)
+    except FileNotFoundError:
+        content = b""
+    if blake3(content).digest() != digest:
+        raise StoreError("a kernel was removed while it was exported", file=str(store.folder), next_step="export again")
+    packed = _pack(content)
+    writer.write(_BLOB.pack(Encoding.ZSTD, len(packed)) + packed)
+
+
 def _pack(plain: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(plain)
 
@@ -296,7 +324,7 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes]) -> Manife
     manifest = _read_manifest(source, file)
     if why := problem_of(manifest):
         raise _bad(file, why)
-    for digest, blob_bytes in manifest.blobs:
+    for digest, blob_bytes in (*manifest.blobs, *((digest, size) for _, digest, size in manifest.kernels)):
         for _ in _blob(source, digest, blob_bytes, file):
             pass
     if source.tell() != size - _END_BYTES:
@@ -425,6 +453,7 @@ def _contents(manifest: Manifest) -> Contents:
         blobs=len(manifest.blobs),
         blob_bytes=sum(size for _, size in manifest.blobs),
         profiles=len(manifest.profiles),
+        kernels=len(manifest.kernels),
     )
 
 

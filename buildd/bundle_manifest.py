@@ -1,9 +1,11 @@
-"""What a bundle says of its content: results, input sets that lead to them, blobs, profiles; and whether that can be so.
+"""What a bundle says of its content: results, input sets that lead to them, blobs, profiles; and if that can be so.
 
 Knows no file and no store. Digests are 32 bytes, names and paths are bytes; what each field means stands in `bundle`.
 """
 
 from __future__ import annotations
+
+import re
 
 import msgspec
 
@@ -11,6 +13,8 @@ from buildd.profiles import Profile
 from protocol.messages import Kernel
 
 MAX_NAME_BYTES = 4096
+MAX_KERNEL_BYTES = 256 << 20
+KERNEL_NAME = re.compile(rb"[0-9a-f]{32}")
 
 
 class Set(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +46,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     lists: list[list[tuple[bytes, bytes]]]
     blobs: list[tuple[bytes, int]]
     profiles: list[Profile] = []
+    kernels: list[tuple[bytes, bytes, int]] = []
+    """Triton's: name of the file, digest, size."""
 
 
 def problem_of(manifest: Manifest) -> str:
@@ -75,6 +81,11 @@ def problem_of(manifest: Manifest) -> str:
             paths += [part for pair in one.roots for part in pair]
             if not (_is_digest(one.first) and 0 <= one.files < len(manifest.lists) and all(map(_is_text, paths))):
                 return "an input set is not sound"
+    kernels = [name for name, _, _ in manifest.kernels]
+    if kernels != sorted(set(kernels)) or not all(map(KERNEL_NAME.fullmatch, kernels)):
+        return "its list of kernels is not in order"
+    if not all(_is_digest(digest) and 0 <= size <= MAX_KERNEL_BYTES for _, digest, size in manifest.kernels):
+        return "a kernel is not sound"
     return "" if all(profile.is_possible for profile in manifest.profiles) else "a profile has impossible numbers"
 
 

@@ -7,6 +7,7 @@ entry is one file, replaced by rename, and a digest covers all of it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from buildd.hooks import triton_why
-from buildd.hooks.triton_cache import FOLDER, Entry
+from buildd.hooks.triton_cache import FOLDER, Entry, Shelf
 
 SHARE = 10
 """They may hold this part of the store's bound, beside the store."""
@@ -59,6 +60,42 @@ def clear(store: Path) -> int:
     for entry, _ in _statuses(store, triton_why.FOLDER):
         _remove(entry.path)
     return sum(_remove(entry.path) for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name))
+
+
+def sound(store: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each kernel that is whole, by name."""
+    for name in sorted(entry.name for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name)):
+        with contextlib.suppress(OSError, ValueError):
+            content = (store / FOLDER / name).read_bytes()
+            Entry.decode(content)
+            yield name, content
+
+
+def read(store: Path, name: str) -> bytes:
+    """One kernel's content. Raises OSError."""
+    return (store / FOLDER / name).read_bytes()
+
+
+def take_in(store: Path, name: str, content: bytes) -> bool:
+    """Have a kernel found from now on, whole or not at all; False for what is none. Raises OSError.
+
+    Under a name that is not its own it is never taken for another one: who finds it compares keys.
+    """
+    try:
+        Entry.decode(content)
+    except ValueError:
+        return False
+    folder = store / FOLDER
+    if not Shelf(os.fspath(store)).open():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(folder))
+    aside = folder / f".{os.getpid()}-import"
+    try:
+        aside.write_bytes(content)
+        aside.chmod(0o600)
+        os.replace(aside, folder / name)
+    finally:
+        aside.unlink(missing_ok=True)
+    return True
 
 
 def verify(store: Path) -> tuple[int, int]:

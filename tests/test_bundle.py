@@ -14,8 +14,9 @@ import pytest
 import zstandard
 from blake3 import blake3
 
-from buildd import bundle, collect
+from buildd import bundle, collect, kept_kernels
 from buildd.errors import StoreError
+from buildd.hooks.triton_cache import Entry, Shelf, name_of
 from buildd.profiles import Outcome, Profile, Profiles
 from buildd.results import PRESENT, UNKNOWN
 from buildd.signing import signer_of
@@ -214,6 +215,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a blob that is a bomb": lambda: forged(manifest(), struct.pack("<BQ", 1, len(BOMB)) + BOMB),
     "a manifest that is a bomb": lambda: forged(manifest(), RAW, plain_bytes=1000, packed=BOMB),
     "a manifest too large": lambda: forged(manifest(), RAW, plain_bytes=1 << 40),
+    "a kernel that leaves its folder": lambda: edited(lambda m: m.append([[b"../kernel", DIGEST, len(CONTENT)]])),
+    "a kernel that is not there": lambda: edited(lambda m: m.append([[b"a" * 32, DIGEST, len(CONTENT)]])),
     "a version of before": lambda: forged(manifest(), RAW, version=1),
     "a manifest that is deep": lambda: forged(
         manifest(), RAW, plain_bytes=1 << 20, packed=zstandard.ZstdCompressor().compress(b"\x91" * (1 << 20))
@@ -263,6 +266,25 @@ def test_the_content_is_the_same_whoever_signs(store: Store, tmp_path: Path) -> 
         bundle.export(store, None, tmp_path / name, signer_of(bytes([number]) * 32))
     one, two = ((tmp_path / name).read_bytes() for name in ("one", "two"))
     assert one != two and one[:-96] == two[:-96]
+
+
+def test_tritons_kernels_travel_with_everything(store: Store, other: Store, tmp_path: Path) -> None:
+    shelf, arrived = Shelf(str(store.folder)), Shelf(str(other.folder))
+    assert shelf.open()
+    for number in range(3):
+        shelf.put(Entry(f"KEY{number}", "add.json", {"add.json": b"{}", "add.cubin": bytes([number]) * 5000}))
+    damaged = store.folder / "triton" / name_of("KEY1", "add.json")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert bundle.export(store, [key_of("result", 3)], tmp_path / "b", SIGNER).kernels == 0
+    exported = bundle.export(store, None, tmp_path / "b", SIGNER)
+    assert (exported.results, exported.kernels) == (12, 2), "what is damaged stays behind"
+    assert bundle.import_(other, tmp_path / "b", TRUSTED) == exported
+    for number, there in enumerate((True, False, True)):
+        found = arrived.take(f"KEY{number}", "add.json")
+        assert (found is not None) is there
+        assert found is None or found.files["add.cubin"] == bytes([number]) * 5000
+    assert kept_kernels.verify(other.folder) == (2, 0)
+    assert {path.stat().st_mode & 0o777 for path in (other.folder / "triton").iterdir()} == {0o600}
 
 
 def test_a_bundle_that_is_not_there(other: Store, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from buildd.commands.common import parser, print_note, print_problem
 
 if TYPE_CHECKING:
+    from buildd import bundle
     from buildd.profiles import Profile
     from buildd.store import Store
     from protocol.messages import Digest
@@ -107,7 +108,7 @@ def _parser() -> Any:
     export = add("export", "write what targets need into one file")
     export.add_argument("file", type=Path)
     export.add_argument("targets", nargs="*", metavar="TARGET")
-    export.add_argument("--all", action="store_true", help="every result")
+    export.add_argument("--all", action="store_true", help="every result, and Triton's kernels")
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
@@ -241,8 +242,16 @@ def _export(store: Store, options: Namespace) -> int:
     with open_profiles(os.environ, store, options.directory or os.getcwd()) as cache:
         found = bundle.export(store, keys, options.file, signing.own(options.environ), cache.everything())
     size = _bytes(options.file.stat().st_size)
-    profiles = f", {found.profiles} profiles" if found.profiles else ""
-    return _say(options, found, [f"{options.file}: {found.results} results, {found.blobs} blobs{profiles}, {size}"])
+    return _say(options, found, [f"{options.file}: {_held(found)}, {size}"])
+
+
+def _held(found: bundle.Contents) -> str:
+    said = [f"{found.results} results", f"{found.blobs} blobs"]
+    if found.profiles:
+        said.append(f"{found.profiles} profiles")
+    if found.kernels:
+        said.append(f"{found.kernels} kernels of Triton's")
+    return ", ".join(said)
 
 
 def _keys_of(options: Namespace, store: Store) -> list[Digest]:
@@ -263,8 +272,7 @@ def _import(store: Store, options: Namespace) -> int:
 
     trusted = signing.trusted(options.environ)
     found = bundle.import_(store, options.file, trusted, lambda profiles: _keep_profiles(store, profiles))
-    profiles = f", {found.profiles} profiles" if found.profiles else ""
-    return _say(options, found, [f"{found.results} results and {found.blobs} blobs imported{profiles}"])
+    return _say(options, found, [f"{_held(found)} imported"])
 
 
 def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:
