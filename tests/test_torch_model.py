@@ -23,6 +23,7 @@ from codegen.torch_model import WORKER
 from protocol.messages import BuildId, Request, RequestId, spec_from
 from tests.household import Household
 from tests.test_triton_kernel import plan, really
+from tests.watcher import Session
 
 IDENTITY = {
     "torch": "9.9 git abc cuda None hip None",
@@ -366,10 +367,44 @@ def test_a_model_is_compiled_once_and_computes_what_its_archive_does(user: House
     assert "0 hits, 1 compiled" in second.build()
     second.compare()
     assert (second.folder / "build/mlp/mlp.pt2").read_bytes() != package
+    whatever_is_known_of_it_serves_all_commands(user, first, second)
     # An option.
     (second.folder / "buildd.toml").write_text(PROJECT + "options = { epilogue_fusion = false }\n")
     assert "0 hits, 1 compiled" in second.build()
     second.compare()
+
+
+def whatever_is_known_of_it_serves_all_commands(user: Household, first: Checkout, second: Checkout) -> None:
+    """Watched, explained, warmed and carried to another store: nothing of it compiles again."""
+    archive, package = "mlp.pt2", "build/mlp/mlp.pt2"
+    watch = Session(user, "-C", str(first.folder))
+    try:
+        assert watch.round()["outcome"] == "built"
+        # Another archive, which is renamed into place as torch.export.save of a careful script does it.
+        shutil.copy(second.folder / archive, first.folder / "aside")
+        os.replace(first.folder / "aside", first.folder / archive)
+        assert watch.changed() == [archive]
+        done, ran = watch.until_done()
+        assert (done["outcome"], ran) == ("built", set())
+    finally:
+        watch.end()
+    assert (first.folder / package).read_bytes() == (second.folder / package).read_bytes()
+    status, said = user.buildd("explain", "-C", str(first.folder))
+    assert status == 0 and "hit mlp/mlp.pt2: same inputs" in said and "0 would run" in said, said
+    status, said = user.buildd("warm", "--prove", "-C", str(first.folder))
+    assert status == 0 and "nothing would run" in said, said
+    bundle, store = str(user.folder / "bundle"), user.environ["BUILDD_DIR"]
+    status, said = user.buildd("cache", "export", bundle, "mlp", "-C", str(first.folder))
+    assert status == 0, said
+    user.environ["BUILDD_DIR"] = str(user.folder / "elsewhere")
+    try:
+        assert user.buildd("warm", "--prove", "-C", str(first.folder))[0] == 1
+        status, said = user.buildd("cache", "import", bundle)
+        assert status == 0, said
+        status, said = user.buildd("warm", "--prove", "-C", str(first.folder))
+        assert status == 0, said
+    finally:
+        user.environ["BUILDD_DIR"] = store
 
 
 @pytest.mark.torch
