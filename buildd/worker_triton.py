@@ -274,12 +274,15 @@ def warm_up() -> tuple[str, _Reads]:
     return folder, reads
 
 
+_USUAL = (75, 80, 86, 89, 90, 100, 103, 120)
+
+
 def _ask_ptxas() -> None:
-    """Triton asks each ptxas for its version once a process: those that are forked from this one need not."""
+    """Triton asks for ptxas's version once a process and architecture: those that are forked from this one need not."""
     with contextlib.suppress(ImportError, AttributeError, TypeError, OSError, RuntimeError, subprocess.SubprocessError):
         from triton.backends.nvidia.compiler import get_ptxas_version
 
-        for arch in (80, 100):
+        for arch in _USUAL:
             get_ptxas_version(arch)
 
 

@@ -467,3 +467,22 @@ def test_a_process_that_has_triton_imported_compiles_the_same(
             await runner.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.triton
+@pytest.mark.usefixtures("triton")
+def test_a_process_that_is_forked_from_need_not_ask_ptxas() -> None:
+    code = (
+        "import importlib.util, sys\n"
+        "found = importlib.util.spec_from_file_location('buildd worker', sys.argv[1])\n"
+        "worker = importlib.util.module_from_spec(found)\n"
+        "found.loader.exec_module(worker)\n"
+        "worker.warm_up()\n"
+        "from triton.backends.nvidia.compiler import get_ptxas_version\n"
+        "before = get_ptxas_version.cache_info().misses\n"
+        "assert 'release' in get_ptxas_version(90)\n"
+        "print(before, get_ptxas_version.cache_info().misses - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(WORKER)], capture_output=True, text=True, check=True)
+    before, more = map(int, done.stdout.split())
+    assert before > 0 and more == 0
