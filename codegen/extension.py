@@ -20,7 +20,7 @@ from codegen.cuda import nvcc_recipe
 from codegen.environment import tool_environment
 from codegen.flags import inspect, refuse_own
 from codegen.plan import Argument, Discovery, Frozen, Place, Ref, RequestError, Resources, Tool
-from codegen.python_worker import FOLDER, Worker, interpreter_of
+from codegen.python_worker import FOLDER, worker_of
 from codegen.search import include_folders, library_folders
 from codegen.sources import expand
 from codegen.target import ExtensionTarget, OutputKind
@@ -32,7 +32,6 @@ RESOURCES = Resources(memory_bytes=1200 << 20, wall_s=15.0)
 """torch's headers take gcc as long as a CUTLASS kernel takes nvcc."""
 MODULE = "BUILDD_MODULE"
 CUDA = "/BUILDD_CUDA"
-_INSTALL = "install it there with `pip install torch` (or buildd[torch])"
 _DEVICE_LIBRARIES = ("-lc10_cuda", "-ltorch_cuda")
 
 
@@ -74,14 +73,8 @@ def plan_extension(context: Context, target: ExtensionTarget) -> Part:
     """
     sources, listed = expand(context.folder, target.sources, context.build, target.where)
     device = tuple(source for source in sources if source.endswith(".cu"))
-    worker = Worker(
-        script=WORKER,
-        package="torch",
-        title="torch",
-        next_step=_INSTALL,
-        interpreter=interpreter_of(context, _INSTALL),
-        environment=tool_environment(context.environment, Family.TORCH),
-    )
+    environment = tool_environment(context.environment, Family.TORCH)
+    worker = worker_of(context, WORKER.name, "torch", "torch", environment)
     identity = worker.identity(context, Identity)
     _check(target, identity)
     module = target.module or re.sub(r"\W", "_", target.name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -99,9 +100,27 @@ class Worker:
         return tuple(dict.fromkeys(path for path in files if os.path.isfile(path)))
 
 
-def interpreter_of(context: Context, next_step: str) -> str:
-    """The client's interpreter. Raises RequestError: "compiler-not-found"."""
+def worker_of(
+    context: Context, script: str, package: str, title: str, environment: Iterable[tuple[str, str]]
+) -> Worker:
+    """A worker that runs under the client's interpreter.
+
+    Args:
+        script: its name in `FOLDER`.
+        package, title, environment: as `Worker` has them.
+
+    Raises:
+        RequestError: "compiler-not-found", there is no such interpreter.
+    """
+    next_step = f"install it there with `pip install {package}` (or buildd[{package}])"
     interpreter = os.path.abspath(context.request.interpreter or sys.executable)
     if not os.access(interpreter, os.X_OK):
         raise RequestError("compiler-not-found", f"there is no Python at {interpreter}", next_step=next_step)
-    return interpreter
+    return Worker(
+        script=FOLDER / script,
+        package=package,
+        title=title,
+        next_step=next_step,
+        interpreter=interpreter,
+        environment=tuple(sorted(environment)),
+    )

@@ -31,14 +31,13 @@ from codegen.plan import (
     ToolFile,
 )
 from codegen.project import nearest
-from codegen.python_worker import FOLDER, Worker, interpreter_of
+from codegen.python_worker import FOLDER, Worker, worker_of
 from codegen.target import OptionValue, TorchTarget
 from codegen.torch_export import check_source, export_action
 
 WORKER = FOLDER / "worker_torch.py"
 ENDING = ".pt2"
 
-_INSTALL = "install it there with `pip install torch` (or buildd[torch])"
 _BASE_BYTES = 1200 << 20
 """torch and Inductor hold 0.42 GB, its compiles up to 0.7 GB each."""
 _WALL_S = 25.0
@@ -97,18 +96,11 @@ def plan_torch(context: Context, target: TorchTarget) -> Part:
     program = _compiler(context)
     passed = tool_environment(context.environment, Family.TORCH, folders=(os.path.dirname(program),))
     # numpy, which torch imports, would start threads at once, and then nothing may be forked.
-    environment = tuple(sorted({**dict(passed), "OPENBLAS_NUM_THREADS": "1"}.items()))
-    worker = Worker(
-        script=WORKER,
-        package="torch",
-        title="torch",
-        next_step=_INSTALL,
-        interpreter=interpreter_of(context, _INSTALL),
-        environment=environment,
-    )
+    environment = {**dict(passed), "OPENBLAS_NUM_THREADS": "1"}
+    worker = worker_of(context, WORKER.name, "torch", "torch", environment.items())
     identity = worker.identity(context, Identity)
     _check_options(target, identity)
-    compiler = closure.host_compiler(context.knowledge, (program,), environment, context.toolchains.path)
+    compiler = closure.host_compiler(context.knowledge, (program,), worker.environment, context.toolchains.path)
     if compiler.clang:
         raise RequestError(
             "compiler-not-found",

@@ -27,7 +27,7 @@ from codegen.plan import (
     Tool,
     ToolFile,
 )
-from codegen.python_worker import FOLDER, Worker, interpreter_of
+from codegen.python_worker import FOLDER, Worker, worker_of
 from codegen.target import TritonTarget
 
 WORKER = FOLDER / "worker_triton.py"
@@ -35,7 +35,6 @@ WORKER = FOLDER / "worker_triton.py"
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=1.5)
 _STAGES = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 _COMMON_STAGES = ("ttir", "ttgir", "llir")
-_INSTALL = "install it there with `pip install triton` (or buildd[triton])"
 
 
 class Goal(Frozen, frozen=True):
@@ -109,7 +108,8 @@ def plan_triton(context: Context, target: TritonTarget) -> Part:
     needs_arch(target, names, "sm_90")
     goals = tuple(dict.fromkeys(goal_of(name, target.where) for name in names))
     _check(context, target)
-    worker = _worker(context)
+    environment = tool_environment(context.environment, Family.TRITON)
+    worker = worker_of(context, WORKER.name, "triton", "Triton", environment)
     tool = _tool(context, goals, worker)
     actions = tuple(_action(context, target, goal, tool, worker) for goal in goals)
     return Part(
@@ -150,17 +150,6 @@ def _check(context: Context, target: TritonTarget) -> None:
         raise RequestError("bad-project", f'target "{target.name}": num_stages must be at least 1', file=target.where)
 
 
-def _worker(context: Context) -> Worker:
-    return Worker(
-        script=WORKER,
-        package="triton",
-        title="Triton",
-        next_step=_INSTALL,
-        interpreter=interpreter_of(context, _INSTALL),
-        environment=tool_environment(context.environment, Family.TRITON),
-    )
-
-
 def _tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> Tool:
     """The installed Triton as a closure."""
     identity = worker.identity(context, Identity)
@@ -171,7 +160,7 @@ def _tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> Tool:
             raise RequestError(
                 "bad-arch",
                 f"the Triton of {worker.interpreter} has no backend for {goal.name} (it has {has})",
-                next_step=_INSTALL,
+                next_step=worker.next_step,
             )
     return Tool(
         name="triton",
