@@ -27,7 +27,8 @@ def kept_up(user: Household) -> Iterator[None]:
     """The user's daemon lives, and is the same one all the while: a resting one without a client may start anew, to
     give memory back, and then it counts anew."""
     assert user.buildd("up")[0] == 0
-    with Client.connect(environ=user.environ):
+    with Client.connect(environ=user.environ) as client:
+        assert client.instance, "it shakes hands now, not when it is first used"
         yield
 
 

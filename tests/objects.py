@@ -79,7 +79,7 @@ def described(path: Path, cuobjdump: str = "", names: Names | None = None) -> di
     }
     symbols = next((list(_symbols(section, sections)) for section in sections if section.kind == _SYMTAB), [])
     for index, section in enumerate(sections):
-        key = f"section {section.name}"
+        key = f"section {names.same(section.name.encode()).decode()}"
         while key in found:
             key += "'"
         if section.kind == _RELA:
@@ -88,11 +88,11 @@ def described(path: Path, cuobjdump: str = "", names: Names | None = None) -> di
         elif section.kind not in (0, _SYMTAB, _STRTAB, _GROUP) and section.name not in _FATBINS:
             data = names.same(section.data)
             found[key] = repr(data) if index in varying else section.data.hex()
+    lines = (f"{symbol.name} {symbol.info} {symbol.where}" for symbol in symbols if symbol.info & 15 != _OF_SECTION)
     found["symbols"] = "\n".join(
-        sorted(f"{symbol.name} {symbol.info} {symbol.where}" for symbol in symbols if symbol.info & 15 != _OF_SECTION)
+        # For several architectures nvcc's temporary files are named after one of them.
+        sorted(re.sub(r"\.compute_\w+(?=\.cudafe1\.cpp )", "", names.same(line.encode()).decode()) for line in lines)
     )
-    # For several architectures nvcc's temporary files are named after one of them.
-    found["symbols"] = re.sub(r"\.compute_\w+(?=\.cudafe1\.cpp )", "", names.same(found["symbols"].encode()).decode())
     if cuobjdump and any(section.name in _FATBINS for section in sections):
         found |= _device(path, cuobjdump, names)
     return found

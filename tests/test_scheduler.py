@@ -218,7 +218,7 @@ def test_cancel_of_one_follower_leaves_the_job_to_the_other(floor: Floor) -> Non
 
 def test_the_cap_of_a_request(floor: Floor) -> None:
     for n in range(4):
-        floor.write(f"src/n{n}.cu", f"//! exclusive held\n//! sleep 0.05\n{n}\n")
+        floor.write(f"src/n{n}.cu", f"//! exclusive held\n//! sleep 0.3\n{n}\n")
     assert floor.build().done.outcome is m.Outcome.FAILED, "two at once: this test can tell"
     assert floor.build(jobs=1).done.outcome is m.Outcome.BUILT
 
@@ -364,7 +364,7 @@ def test_nothing_to_do_is_known_from_stamps_alone(floor: Floor) -> None:
 
 def test_num_builders_caps_a_request_and_a_time_line_is_told_for_every_job(floor: Floor) -> None:
     for n in range(3):
-        floor.write(f"src/n{n}.cu", f"//! exclusive held\n//! sleep 0.05\n{n}\n")
+        floor.write(f"src/n{n}.cu", f"//! exclusive held\n//! sleep 0.3\n{n}\n")
     environment = {"PATH": "/usr/bin:/bin", "NUM_BUILDERS": "1", "AIT_TIME_COMPILATION": "1"}
     story = floor.build(environment=environment)
     assert story.done.outcome is m.Outcome.BUILT
