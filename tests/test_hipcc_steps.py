@@ -173,6 +173,7 @@ def test_more_edits(tmp_path: Path) -> None:
 
 
 @pytest.mark.hip
+@pytest.mark.slow
 def test_what_is_said_is_what_hipcc_says_and_such_a_compile_runs_whole_from_then_on(tmp_path: Path) -> None:
     floor = project(tmp_path)
     # A macro that its message shows unfolded.
