@@ -86,6 +86,7 @@ def _serve(place: str, lifeline: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"buildd-cli", 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the daemon's: it ends this process
+    os.close(os.pidfd_open(os.getpid()))  # a kernel without them (before 5.3) is told now, not at the first command
     stamp = package_stamp()
     _warm_up()
     path = f"{place}/{SOCKET}"
@@ -118,9 +119,9 @@ def _serve(place: str, lifeline: int) -> None:
                 descriptor = os.pidfd_open(pid)
                 running[descriptor] = pid
                 waiting.register(descriptor, select.POLLIN)
-    # Another daemon's may stand there by now.
-    if os.stat(path).st_ino == made:
-        os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_ino == made:  # another daemon's may stand there by now
+            os.unlink(path)
 
 
 def _warm_up() -> None:

@@ -315,11 +315,12 @@ def serve() -> int:
         location = store_folder(os.environ)
         # Not the folder that the client happened to start us in: that one may be unmounted or removed.
         os.chdir("/")
-        commands = cli_server.begin(folder.place)  # here: it is a fork, and the loop has threads
+        commands = _begin_commands(folder)  # here: it is a fork, and the loop has threads
         try:
             restart = asyncio.run(_live(folder, lock, settings, location))
         finally:
-            commands.end()
+            if commands is not None:
+                commands.end()
     except RequestError as error:
         _log.error("%s (%s)", error.message, error.next_step)
         return 2
@@ -329,6 +330,15 @@ def serve() -> int:
     if restart:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "buildd", "serve"])
     return 0
+
+
+def _begin_commands(folder: Folder) -> cli_server.CliServer | None:
+    """The process that commands are handed to; None where there can be none, and each runs by itself."""
+    try:
+        return cli_server.begin(folder.place)
+    except OSError as error:
+        _log.warning("no process for commands: %s", error)
+        return None
 
 
 async def _live(folder: Folder, lock: DaemonLock, settings: Settings, store: Path) -> bool:

@@ -184,6 +184,16 @@ def test_who_is_not_the_same_runs_alone(estate: Estate, what: str, tmp_path: Pat
     assert submitters(estate)[-1:] in ([], [process.pid])
 
 
+def test_a_socket_that_was_removed_is_missed_by_nobody(estate: Estate) -> None:
+    (path,) = estate.run_folder.rglob(cli_client.SOCKET)
+    (log,) = estate.run_folder.rglob("daemon.log")
+    path.unlink()
+    process = estate.begin()
+    assert estate.finish(process).status == 0 and submitters(estate) == [process.pid]
+    assert estate.buildd("down")[0] == 0
+    assert "Traceback" not in log.read_text()
+
+
 def test_it_ends_with_the_daemon_and_leaves_no_socket(estate: Estate) -> None:
     (path,) = estate.run_folder.rglob(cli_client.SOCKET)
     assert estate.buildd("down")[0] == 0
