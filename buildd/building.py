@@ -122,7 +122,7 @@ class Building:
 
     @property
     def inner(self) -> bool:
-        """It carries out one job of other requests; see `stepwise`."""
+        """It carries out one job of other requests; see `inner`."""
         return False
 
     @property

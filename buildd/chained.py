@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from buildd.execution import Execution
+from buildd.inner import Inner
 from buildd.launch import KillReason, Launch
 from buildd.lookup import Found
 from buildd.runner import Runner
 from buildd.steps import Ending
-from buildd.stepwise import Inner, Stepwise
+from buildd.stepwise import Stepwise
 from protocol import messages as m
 
 

@@ -44,7 +44,9 @@ def data(text: bytes) -> bytes | None:
     parts = _parts(text)
     if parts is None or sys.byteorder != "little":
         return None
-    return array.array("Q", [int(number, 16) for number in _NUMBER.findall(parts[1])]).tobytes()
+    numbers = array.array("Q", bytes.fromhex(b"".join(_NUMBER.findall(parts[1])).decode()))
+    numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _parts(text: bytes) -> tuple[bytes, bytes, bytes] | None:

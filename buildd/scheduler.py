@@ -28,6 +28,7 @@ from buildd.errors import BuilddError, told
 from buildd.eventlog import RequestLog
 from buildd.execution import Execution
 from buildd.gate import Gate
+from buildd.inner import Inner
 from buildd.intake import Intake
 from buildd.launch import KillReason as RunnerKill
 from buildd.planner import Make
@@ -58,7 +59,7 @@ from buildd.steps import (
     Tick,
     Undeliverable,
 )
-from buildd.stepwise import Inner, Spread
+from buildd.stepwise import Spread
 from codegen.aitemplate_flags import job_cap
 from codegen.environment import Settings
 from protocol import messages as m

@@ -1,6 +1,6 @@
 """What stands in the `BARE` twin of a file that a step has made: equal twins, equal use as far as a later step can see.
 
-Knows what each kind of file has in it that may not matter. Which steps go by twins, and when not, is `stepwise`'s.
+Knows what each kind of file has in it that may not matter. Which steps go by twins, and when not, is `inner`'s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def of_text(kind: Kind, text: bytes, made_of: Digest | None, *, clang: bool = Fa
         clang: it will be compiled by clang.
     """
     match kind:
-        case Kind.FATBINARY:
+        case Kind.FATBINARY | Kind.FRAME:
             # Data to the host compiler; they can be exchanged in its object.
             frame = fatbin.frame(text)
             return _exactly(text) if frame is None else b"frame " + blake3(frame).hexdigest().encode()

@@ -1,7 +1,7 @@
 """A preprocessed text as compilers see it that cannot see its line numbers: its parts, and the file of each.
 
 Knows gcc's line markers, and which words let a text see where it stands. What a compiler's flags let it see is
-`nvcc_steps`' business, and what it says on its way `stepwise`'s: there line numbers stand in every line.
+`nvcc_steps`' business, and what it says on its way `inner`'s: there line numbers stand in every line.
 """
 
 from __future__ import annotations

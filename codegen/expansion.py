@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Resources, Steps
-from codegen.step_kinds import FOLDER, MAIN, OBJECT, SOURCE, STEM, UNIT, Kind
+from codegen.step_kinds import FOLDER, IMAGE, IMAGE_TEXT, MAIN, OBJECT, SOURCE, STEM, UNIT, Kind
 
 _ARCHITECTURE = re.compile(r"-D__CUDA_ARCH(_\w+)?(=.*)?")
 """Macros that differ with the list of architectures."""
@@ -24,6 +24,7 @@ _SHARES = {
     Kind.CICC: (0.3, 1.0),
     Kind.PTXAS: (0.05, 0.2),
     Kind.FATBINARY: (0.01, 0.0),
+    Kind.FRAME: (0.01, 0.0),
     Kind.DEVICE: (0.4, 1.0),
     Kind.DEVICE_LINK: (0.02, 0.3),
     Kind.BUNDLE: (0.02, 0.1),
@@ -95,7 +96,23 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
             )
         )
     module = GeneratedFile(path=put(f"{FOLDER}/{STEM}.module_id"), content=identity.encode())
-    return Plan(targets=(), actions=tuple(actions), files=(module,) if nvcc else ())
+    image = GeneratedFile(path=IMAGE, content=IMAGE_TEXT)
+    return Plan(targets=(), actions=tuple(actions), files=(module, image) if nvcc else ())
+
+
+def unframed(plan: Plan) -> Plan:
+    """Steps whose host compile takes in the fatbin itself, as the compiler has it done."""
+    frames = [output for action in plan.actions if action.kind == Kind.FRAME.value for output in action.outputs]
+    return msgspec.structs.replace(
+        plan,
+        actions=tuple(
+            msgspec.structs.replace(action, outputs=tuple(frames))
+            if frames and action.kind == Kind.FATBINARY.value
+            else action
+            for action in plan.actions
+            if action.kind != Kind.FRAME.value
+        ),
+    )
 
 
 def barely(action: Action) -> Action:

@@ -7,7 +7,8 @@ arguments mean; does not know how steps are run, nor where nvcc is.
 The shape, since CUDA 11.5: host preprocess, cudafe++; preprocess and cicc per virtual architecture, ptxas per real one;
 fatbinary; host compile, whose input includes the stub of the last cicc and that includes fatbinary's output. nvcc's
 device passes wait for cudafe++ only because it writes the file with the module's id. Here that is written beforehand,
-and nothing else stands between the two.
+and nothing else stands between the two. The host compile waits for no ptxas either: it takes in a fatbin of the same
+form (`FRAME`), and who carries the steps out puts the real one into the object.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from itertools import pairwise
 
 from codegen.closure import which
 from codegen.plan import BARE, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
-from codegen.step_kinds import FOLDER, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
+from codegen.step_kinds import FOLDER, IMAGE, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
 
 _LISTS = "#$ -- Filter Dependencies -- > "
 """nvcc itself writes the depfile, of what the preprocessors read."""
@@ -78,6 +79,8 @@ _TWINS = {
 _READERS = (Kind.CUDAFE, Kind.CICC, Kind.HOST)
 """The steps that are filed by twins."""
 _HEADERS_NAME = "headers.ii"
+_DEVICE_CODE = f"{FOLDER}/{STEM}.device.fatbin.c"
+_IMAGES = re.compile(r"--image3=kind=(elf|ptx),sm=\w+,file=")
 _HEADERS = b"""\
 #if __has_include("crt/host_runtime.h") && __has_include("fatbinary_section.h")
 #define __NV_CUBIN_HANDLE_STORAGE__ static
@@ -263,6 +266,14 @@ class _Writer:
         self._module = front.one(_Role.MODULE)
         self._lines = any(_sees_lines(step) for step in steps)
         self._stub, self._fatbin = front.one(_Role.INCLUDED), binary.one(_Role.MADE)
+        images = [word.prefix for word in binary.words if isinstance(word, _File) and word.role is _Role.INPUT]
+        self._framed = (
+            not self._lines
+            and bool(images)
+            and all(_IMAGES.fullmatch(image) for image in images)
+            and not any(str(word).startswith(("--device-c", "-link", "--link")) for word in binary.words)
+            and not any(str(word).startswith("-flto") for word in host.words)
+        )
         if host.one(_Role.INPUT) != front.one(_Role.MADE) or host.option("-o") != OBJECT:
             raise NotUnderstood("host compile of another file")
         written = [name for step in steps for name in step.files(_Role.MADE, _Role.STUB)]
@@ -280,7 +291,29 @@ class _Writer:
             made = self.action(step)
             if step.kind is Kind.HOST and not self._lines:
                 yield self._headers(step)
+            if step.kind is Kind.FATBINARY and self._framed:
+                yield self._frame(step)
             yield made
+
+    def _frame(self, binary: _Step) -> Action:
+        """What the host compile takes in instead of the fatbin."""
+        (image, *_) = (word.prefix for word in binary.words if isinstance(word, _File) and word.role is _Role.INPUT)
+        argv: list[Argument] = [self._program(str(binary.words[0]))]
+        argv += [self._symbolic(word) for word in binary.words[1:] if isinstance(word, str)]
+        argv.append(Ref(place=Place.INPUT, name=IMAGE, prefix=re.sub(r"=kind=\w+,sm=\w+,", "=kind=ptx,sm=80,", image)))
+        argv += [
+            self._file(word, False) for word in binary.words if isinstance(word, _File) and word.role is _Role.MADE
+        ]
+        path = self._path(self._fatbin)
+        return Action(
+            name=Kind.FRAME.value,
+            kind=Kind.FRAME.value,
+            tool="",
+            argv=tuple(argv),
+            environment=self._environment(),
+            inputs=(IMAGE,),
+            outputs=(Output(name=_Role.MADE.value, path=path), Output(name=BARE, path=f"{path}.{BARE}")),
+        )
 
     def _headers(self, host: _Step) -> Action:
         """What shows whether the list of architectures can reach the host code."""
@@ -345,7 +378,11 @@ class _Writer:
                     for path in inputs
                 ]
         elif step.kind in _TWINS and not self._lines:
-            outputs += [Output(name=BARE, path=f"{self._path(step.one(_TWINS[step.kind]))}.{BARE}")]
+            if step.kind is Kind.FATBINARY and self._framed:
+                outputs = [Output(name=_Role.MADE.value, path=_DEVICE_CODE)]
+                outputs += [Output(name=BARE, path=f"{_DEVICE_CODE}.{BARE}")]
+            else:
+                outputs += [Output(name=BARE, path=f"{self._path(step.one(_TWINS[step.kind]))}.{BARE}")]
         what = step.option("-arch") if step.kind in (Kind.CICC, Kind.PTXAS) else ""
         if step.kind is Kind.PREPROCESS:
             what = self._names[step.one(_Role.MADE)].removesuffix(".cpp1.ii").replace("cpp4.ii", "host")

@@ -17,7 +17,8 @@ import pytest
 from carry_out import plan_for, request_for
 
 from buildd.command import launch_of
-from codegen.expansion import expand
+from buildd.inner import Inner
+from codegen.expansion import expand, unframed
 from codegen.generate import make_plan
 from codegen.nvcc_steps import decompose
 from codegen.plan import Action, Kept, Output, Place, Plan, Ref, Steps
@@ -76,6 +77,7 @@ TWO = [
     "preprocess compute_90a",
     "cicc compute_90a",
     "ptxas sm_90a",
+    "fatbin frame",
     "fatbinary",
     "host headers",
     "host compile",
@@ -150,7 +152,7 @@ def test_a_later_and_an_older_version() -> None:
     older = older.replace(f"{ROOT}/bin/../include", f"{ROOT}/bin/../targets/x86_64-linux/include")
     steps = by_name(expand(read(older), compile_action()))
     assert steps["cicc compute_80"].argv[0] == Ref(place=Place.ROOT, name="cuda", suffix="/nvvm/bin/cicc")
-    assert len(steps) == 8
+    assert len(steps) == 9
 
 
 def test_what_nvcc_says_itself_comes_first() -> None:
@@ -161,8 +163,8 @@ def test_module_ids_are_unique_in_a_program_and_stable() -> None:
     steps = read(recorded("13.5-one-arch"))
 
     def identity(source: str, made: str, steps: Steps = steps) -> bytes:
-        (file,) = expand(steps, compile_action(source, made)).files
-        return file.content
+        module, _ = expand(steps, compile_action(source, made)).files
+        return module.content
 
     one = identity("src/a.cu", "build/t/obj/src/a.cu.o")
     assert re.fullmatch(rb"_[0-9a-f]{8}_4_a_cu_[0-9a-f]{8}", one)
@@ -312,12 +314,35 @@ def test_objects_are_the_same_to_the_byte_from_run_to_run_and_from_checkout_to_c
 
 
 @pytest.mark.cuda
+def test_the_host_compile_waits_for_no_ptxas_and_the_object_is_as_if_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = 'arch = ["sm_80"]\noutput = "object"\n'
+    plan = expand(read(recorded("13.0-two-archs")), compile_action())
+    host, device = plan.actions[-1], next(a for a in plan.actions if a.kind == Kind.FATBINARY.value)
+    assert not {output.path for output in device.outputs}.intersection(host.inputs)
+    together = unframed(plan)
+    assert {path for a in together.actions for o in a.outputs for path in [o.path]}.issuperset(host.inputs[1:])
+    made = []
+    for name in ("apart", "cannot be joined", "no frame"):
+        if name == "cannot be joined":
+            monkeypatch.setattr(Inner, "join", lambda self: False)
+        if name == "no frame":
+            monkeypatch.setattr("codegen.expansion.IMAGE_TEXT", b"")  # fatbinary refuses it
+        (tmp_path / name).mkdir()
+        build = Build(project(tmp_path / name, keys))
+        made.append(build.object.read_bytes())
+        assert build.counters["step_misses"] == 9 if name == "apart" else build.counters["step_misses"] > 9
+    assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.cuda
 def test_after_an_edit_only_what_it_changes_is_done_again(tmp_path: Path) -> None:
     floor = project(tmp_path, 'arch = ["sm_80"]\noutput = "object"\n')
     source = floor.project / "src/k.cu"
     first = Build(floor)
     before = first.object.read_bytes()
-    assert first.counters["step_misses"] == 8
+    assert first.counters["step_misses"] == 9
 
     def after(path: str, old: str, new: str) -> tuple[int, int]:
         file = floor.project / path
@@ -326,13 +351,13 @@ def test_after_an_edit_only_what_it_changes_is_done_again(tmp_path: Path) -> Non
         counters = Build(floor).counters
         return counters["step_hits"], counters["step_misses"]
 
-    assert after("src/k.cu", "a comment", "another comment") == (5, 3), "only the preprocessors and fatbinary"
+    assert after("src/k.cu", "a comment", "another comment") == (6, 3), "only the preprocessors and fatbinary"
     assert first.object.read_bytes() == before
     source.touch()
-    assert after("include/host.h", "4", "5") == (3, 5), "host only: those, cudafe++ and the host compile"
+    assert after("include/host.h", "4", "5") == (4, 5), "host only: those, cudafe++ and the host compile"
     assert first.object.read_bytes() != before
     changed = first.object.read_bytes()
-    assert after("buildd.toml", 'arch = ["sm_80"]', 'arch = ["sm_80", "sm_90"]') == (4, 7), (
+    assert after("buildd.toml", 'arch = ["sm_80"]', 'arch = ["sm_80", "sm_90"]') == (5, 7), (
         "cudafe++, cicc and ptxas of the first architecture are known, and its object, into which the fatbin is put"
     )
     # Back: the whole action is known, and no step is asked for.
@@ -340,7 +365,9 @@ def test_after_an_edit_only_what_it_changes_is_done_again(tmp_path: Path) -> Non
     assert first.object.read_bytes() == changed
     floor.write("buildd.toml", (floor.project / "buildd.toml").read_text() + 'flags = ["-Xptxas=-O1"]\n')
     counters = Build(floor).counters
-    assert (counters["step_hits"], counters["step_misses"]) == (4, 4), "the preprocessors, ptxas and fatbinary"
+    assert (counters["step_hits"], counters["step_misses"]) == (4, 5), (
+        "the preprocessors, ptxas, fatbinary and its frame"
+    )
 
 
 @pytest.mark.cuda
@@ -352,7 +379,7 @@ def test_an_embedded_file_is_read_again_each_time(tmp_path: Path) -> None:
         floor.write("include/data", content)
         build = Build(floor)
         assert content.encode() in build.object.read_bytes()
-        assert build.counters["step_hits"] <= 1, "the toolkit's headers"
+        assert build.counters["step_hits"] <= 2, "the toolkit's headers, and the frame"
 
 
 @pytest.mark.cuda
