@@ -184,6 +184,33 @@ def test_who_is_not_the_same_runs_alone(estate: Estate, what: str, tmp_path: Pat
     assert submitters(estate)[-1:] in ([], [process.pid])
 
 
+def waiting(estate: Estate) -> int:
+    """The process that was forked for the next command, 0 while there is none."""
+    daemon = estate.daemon()
+    assert daemon is not None
+    (server,) = (pid for pid in children(daemon.pid) if Path(f"/proc/{pid}/comm").read_text() == "buildd-cli\n")
+    return next(iter(children(server)), 0)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_next_command_is_waited_for_by_a_process_that_may_die(estate: Estate) -> None:
+    assert not waiting(estate)
+    assert estate.build().compiled == 3
+    until(lambda: waiting(estate), "nobody waits for the next command")
+    expected = waiting(estate)
+    estate.build()
+    assert submitters(estate)[-1] == expected
+    until(lambda: waiting(estate) not in (0, expected), "nobody waits for the next command")
+    killed = waiting(estate)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: state(killed) == "Z", "it lives")
+    estate.build()
+    assert submitters(estate)[-1] not in (killed, expected)
+
+
 def test_a_socket_that_was_removed_is_missed_by_nobody(estate: Estate) -> None:
     (path,) = estate.run_folder.rglob(cli_client.SOCKET)
     (log,) = estate.run_folder.rglob("daemon.log")
