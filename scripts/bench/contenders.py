@@ -168,7 +168,9 @@ class Daemon(Contender):
             self.user.buildd("down")
         shutil.rmtree(self.folder / f"store-{self.caches}", ignore_errors=True)
         self.caches += 1
-        self.user.environ = {**self.user.environ, "BUILDD_DIR": str(self.folder / f"store-{self.caches}")}
+        store = str(self.folder / f"store-{self.caches}")
+        # Its turn comes again after all others compiled everything.
+        self.user.environ = {**self.user.environ, "BUILDD_DIR": store, "BUILDD_IDLE_TIMEOUT_S": "86400"}
         status, said = self.user.buildd("up")
         if status != 0:
             raise SystemExit(f"no daemon: {said}")
