@@ -12,6 +12,8 @@ import struct
 import sys
 from dataclasses import dataclass
 
+from codegen.step_kinds import BUNDLE_TEXT
+
 _BEFORE = b'".section .nv_fatbin, \\"a\\"\\n"\n".align 8\\n"\n"fatbinData:\\n"\n'
 _AFTER = b'".text\\n");\n'
 _DATA = re.compile(rb'(?:"\.quad 0x[0-9a-f]{16}(?:, ?0x[0-9a-f]{16})*\\n"\n)+')
@@ -27,8 +29,6 @@ _ALLOC = 2
 _MOST_ALIGN = 1 << 16
 _PLACES = {b".nv_fatbin": 8, b".hip_fatbin": 4096}
 """The sections that hold one, and how they are aligned."""
-BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
-"""What clang's begins with."""
 
 
 def frame(text: bytes) -> bytes | None:
@@ -39,7 +39,7 @@ def frame(text: bytes) -> bytes | None:
 
 def data(text: bytes) -> bytes | None:
     """The data that `fatbinary` wrote, or clang's bundler: it ends in a zero in the object."""
-    if text.startswith(BUNDLE):
+    if text.startswith(BUNDLE_TEXT):
         return text + b"\0"
     parts = _parts(text)
     if parts is None or sys.byteorder != "little":

@@ -26,9 +26,9 @@ from buildd.lookup import Found, Missing
 from buildd.products import Failure, Product, Ran, recalled
 from buildd.store import Result
 from buildd.traits import Traits
-from codegen.expansion import barely
+from codegen.expansion import barely, frame_of, framed
 from codegen.plan import BARE, Action, Kept, Plan
-from codegen.step_kinds import USED, Kind
+from codegen.step_kinds import Kind
 from protocol import messages as m
 
 
@@ -103,7 +103,7 @@ class Inner(Building):
         self.resources = [e.resources for e in history.estimates(self.store, identities)]
         self._wanted = {path for action in plan.actions for path in action.inputs}
         self._wanted.update(output.path for output in plan.actions[-1].outputs if output.name != BARE)
-        self._wanted.update(self._apart())
+        self._wanted.add(framed(plan))
         for file in plan.files:
             Path(self._place_of(file.path)).write_bytes(file.content)
             product = Product(m.Digest(blake3(file.content).hexdigest()), len(file.content), False)
@@ -163,7 +163,7 @@ class Inner(Building):
                 silent
                 and not self.exact
                 and self.take(bare, answer.result)
-                and (action.kind != Kind.HOST.value or self._apart() or self._put_fatbin(action, answer.result))
+                and (action.kind != Kind.HOST.value or framed(self.plan) or self._put_fatbin(action, answer.result))
             ):
                 self._moved.update(output.path for output in action.outputs)
                 return answer
@@ -183,7 +183,7 @@ class Inner(Building):
         for output in action.outputs:
             if output.name == BARE:
                 if action.kind == Kind.HOST.value:
-                    content = self.products[_fatbin_of(action)].digest.encode()
+                    content = self.products[frame_of(action)].digest.encode()
                 else:
                     key = (
                         self.lookup.first_level(barely(action), self.tool(action))[0]
@@ -195,26 +195,19 @@ class Inner(Building):
                 made[BARE] = content
         return made
 
-    def _apart(self) -> tuple[str, ...]:
-        """The path of the fatbin where the host compile has not taken it in."""
-        framed = any(action.kind == Kind.FRAME.value for action in self.plan.actions)
-        return tuple(a.outputs[0].path for a in self.plan.actions if framed and a.kind == Kind.FATBINARY.value)
-
     def join(self) -> bool:
         """Put the fatbin into the object that was compiled beside it; False where that cannot be done."""
-        for text in self._apart():
-            host = self.plan.actions[-1]
-            if self.products[f"{text}.{BARE}"] != self.products[f"{_fatbin_of(host)}.{BARE}"]:
-                return False  # not of the frame's form
-            made = Path(self.where(host.outputs[0].path)).read_bytes()
-            if not self._exchange(host, made, text):
-                return False
-        return True
+        text, host = framed(self.plan), self.plan.actions[-1]
+        if not text:
+            return True
+        if self.products[f"{text}.{BARE}"].digest != self.products[f"{frame_of(host)}.{BARE}"].digest:
+            return False
+        return self._exchange(host, Path(self.where(host.outputs[0].path)).read_bytes(), text)
 
     def _put_fatbin(self, action: Action, result: Result) -> bool:
         """Put the fatbin of today into an object that was found; False where that cannot be done."""
         digests = {output.name: output.digest for output in result.outputs}
-        text = _fatbin_of(action)
+        text = frame_of(action)
         if self.store.get(digests[BARE]) == self.products[text].digest.encode():
             return True
         made = self.store.get(digests[action.outputs[0].name])
@@ -340,8 +333,3 @@ class Inner(Building):
             stdout=b"".join(text for stream, text in self.shown() if stream == "stdout"),
             stderr=b"".join(text for stream, text in self.shown() if stream == "stderr"),
         )
-
-
-def _fatbin_of(host: Action) -> str:
-    """Path of the fatbin that a host compile takes in; its twin of the object is named after it."""
-    return host.outputs[-1].path.removesuffix(USED)

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from buildd import fatbin
 from buildd.unlined import fingerprint
-from codegen.step_kinds import Kind
+from codegen.step_kinds import BUNDLE_TEXT, BUNDLE_TWIN, Kind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
@@ -39,7 +39,7 @@ def of_text(kind: Kind, text: bytes, made_of: Digest | None, *, clang: bool = Fa
             # Long, and full of line markers. But the same is always made of the same.
             return b"made " + made_of.encode()
         case Kind.BUNDLE:
-            return b"bundle" if text.startswith(fatbin.BUNDLE) else _exactly(text)
+            return BUNDLE_TWIN if text.startswith(BUNDLE_TEXT) else _exactly(text)
         case Kind.PREPROCESS if clang and _NAMES in text:
             return _exactly(text)
         case _:

@@ -13,7 +13,21 @@ import msgspec
 from blake3 import blake3
 
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Resources, Steps
-from codegen.step_kinds import FOLDER, IMAGE, IMAGE_TEXT, MAIN, OBJECT, SOURCE, STEM, UNIT, Kind
+from codegen.step_kinds import (
+    BUNDLE_FRAME,
+    BUNDLE_TEXT,
+    BUNDLE_TWIN,
+    FOLDER,
+    IMAGE,
+    IMAGE_TEXT,
+    MAIN,
+    OBJECT,
+    SOURCE,
+    STEM,
+    UNIT,
+    USED,
+    Kind,
+)
 
 _ARCHITECTURE = re.compile(r"-D__CUDA_ARCH(_\w+)?(=.*)?")
 """Macros that differ with the list of architectures."""
@@ -95,24 +109,39 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
                 timeout_s=action.timeout_s,
             )
         )
-    module = GeneratedFile(path=put(f"{FOLDER}/{STEM}.module_id"), content=identity.encode())
-    image = GeneratedFile(path=IMAGE, content=IMAGE_TEXT)
-    return Plan(targets=(), actions=tuple(actions), files=(module, image) if nvcc else ())
+    files = {put(BUNDLE_FRAME): BUNDLE_TEXT, put(f"{BUNDLE_FRAME}.{BARE}"): BUNDLE_TWIN}
+    if nvcc:
+        files = {put(f"{FOLDER}/{STEM}.module_id"): identity.encode(), IMAGE: IMAGE_TEXT}
+    made_before = tuple(GeneratedFile(path=path, content=content) for path, content in files.items())
+    return Plan(targets=(), actions=tuple(actions), files=made_before)
+
+
+def framed(plan: Plan) -> str:
+    """Path of the fatbin that the host compile does not take in, but another one in its place; empty where it does."""
+    host = plan.actions[-1]
+    made = [a.outputs[0].path for a in plan.actions if a.kind in (Kind.FATBINARY.value, Kind.BUNDLE.value)]
+    return next((path for path in made if path not in host.inputs), "")
+
+
+def frame_of(host: Action) -> str:
+    """Path of what a host compile takes in; its twin of the object is named after it."""
+    return host.outputs[-1].path.removesuffix(USED)
 
 
 def unframed(plan: Plan) -> Plan:
     """Steps whose host compile takes in the fatbin itself, as the compiler has it done."""
-    frames = [output for action in plan.actions if action.kind == Kind.FRAME.value for output in action.outputs]
-    return msgspec.structs.replace(
-        plan,
-        actions=tuple(
-            msgspec.structs.replace(action, outputs=tuple(frames))
-            if frames and action.kind == Kind.FATBINARY.value
-            else action
-            for action in plan.actions
-            if action.kind != Kind.FRAME.value
-        ),
-    )
+    fatbin, frame = framed(plan), frame_of(plan.actions[-1])
+    if not fatbin:
+        return plan
+    actions = []
+    for action in plan.actions:
+        if action.outputs[0].path == fatbin:
+            outputs = [msgspec.structs.replace(o, path=o.path.replace(fatbin, frame, 1)) for o in action.outputs]
+            actions.append(msgspec.structs.replace(action, outputs=tuple(outputs)))
+        elif action.kind != Kind.FRAME.value:
+            actions.append(action)
+    files = tuple(file for file in plan.files if file.path not in (frame, f"{frame}.{BARE}"))
+    return msgspec.structs.replace(plan, actions=tuple(actions), files=files)
 
 
 def barely(action: Action) -> Action:

@@ -1,7 +1,8 @@
 """`hipcc -###` -> the steps of one compile as actions.
 
 Pure, and strict as `nvcc_steps`. The shape, of clang since 11: for each architecture a device compile and a device
-link; a bundle of what these made; the host compile, which takes the bundle in as data. clang compiles the source itself
+link; a bundle of what these made; the host compile, which takes the bundle in as data (here another one, and whoever
+carries the steps out puts the real one into the object: so it waits for no device). clang compiles the source itself
 each time; here it is preprocessed first, so that a compile is found by what it sees. From a preprocessed text clang
 makes the same object, but says other things of it: it shows macros as what became of them. So its steps are `silent`.
 """
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from codegen.hipcc import clang_commands
 from codegen.plan import BARE, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
-from codegen.step_kinds import FOLDER, MAIN, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
+from codegen.step_kinds import BUNDLE_FRAME, FOLDER, MAIN, OBJECT, SOURCE, STEM, USED, Kind, NotUnderstood
 
 Words = tuple[str, ...]
 
@@ -118,7 +119,7 @@ class _Writer:
             (Output(name="made", path=data), Output(name=BARE, path=f"{data}.{BARE}")),
         )
         yield self._preprocess(self._host, "host")
-        yield self._compiled(self._host, "", f"{FOLDER}/{OBJECT}", Kind.HOST, data)
+        yield self._compiled(self._host, "", f"{FOLDER}/{OBJECT}", Kind.HOST, BUNDLE_FRAME)
 
     def _preprocess(self, front: Words, what: str) -> Action:
         path = _file(f"{what}.hipi")

@@ -222,6 +222,7 @@ def test_a_dry_run_of_the_known_shape_becomes_steps() -> None:
         "host compile",
     ]
     assert steps.silent
+    assert not {output.path for output in steps.actions[3].outputs}.intersection(steps.actions[-1].inputs)
     preprocess, compiled = steps.actions[:2]
     assert {"-D", "X=1", "-I", "inc", "-E"} <= set(preprocess.argv) and not {"-D", "-I"} & set(compiled.argv)
 
