@@ -130,6 +130,7 @@ class Daemon:
         return None if opened is None else await asyncio.to_thread(opened.store.get, digest)
 
     async def drain(self, now: bool) -> None:
+        self.restart = False  # whoever asks wants it to end
         self._make_room()
         if now:
             self.scheduler.cancel_all()
@@ -147,7 +148,8 @@ class Daemon:
         if self._lock is not None and self.server is not None:
             self.server.draining = True
             remove_endpoint(self._folder, self.server.instance)
-            self._lock.release()
+            if not self.restart:  # else it has the lock all the while, so that `buildd down` knows of it
+                self._lock.release()
             self._lock = None
 
     # ---------------------------------------------------------------- life
@@ -217,7 +219,7 @@ class Daemon:
                 self._touched_s = time.monotonic()
                 quiet_s = 0.0
             alone = not self.server.status().clients
-            if alone and self._rested and own_memory_bytes() > IDLE_CAP_BYTES:
+            if alone and self._rested and own_memory_bytes() > IDLE_CAP_BYTES and not self.server.draining:
                 # What a large build left is fragmented: only a new process gives it back.
                 _log.info("starting anew: %d MiB held while idle", own_memory_bytes() >> 20)
                 self.restart = True
@@ -292,8 +294,11 @@ def _tcp(settings: Settings) -> TcpOptions | None:
     )
 
 
-def serve() -> int:
+def serve(lock_descriptor: int = -1) -> int:
     """Be the daemon of this user and machine until drained or idle.
+
+    Args:
+        lock_descriptor: of the lock, where this process was the daemon already and started itself anew.
 
     Returns:
         0 after a good end, also when another daemon lives already; 2 for settings that cannot be read; 3 where the
@@ -307,7 +312,8 @@ def serve() -> int:
         settings = Settings(request_env=dict(os.environ), user_values=user_values(os.environ))
         logging.getLogger().setLevel(settings.text("BUILDD_LOG") or "INFO")
         folder = runtime_folder(os.environ)
-        lock = DaemonLock.acquire(folder)
+        lock = DaemonLock.handed_on(folder, lock_descriptor) if lock_descriptor >= 0 else None
+        lock = lock or DaemonLock.acquire(folder)
         if lock is None:
             _log.info("another daemon has the lock; nothing to do")
             return 0
@@ -328,7 +334,7 @@ def serve() -> int:
         _log.error("cannot serve: %s", error)
         return 3
     if restart:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "buildd", "serve"])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "buildd", "serve", "--lock", str(lock.hand_on())])
     return 0
 
 

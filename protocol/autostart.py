@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from protocol.client import Client, differs, find, mismatch
-from protocol.endpoint import Endpoint, Folder, runtime_folder
+from protocol.endpoint import DaemonLock, Endpoint, Folder, runtime_folder
 from protocol.errors import ConnectionLost, StartFailed, TimedOut
 from protocol.session import Route
 
@@ -130,7 +130,7 @@ def _await_answer(folder: Folder, pid: int, deadline: float) -> Endpoint | None:
                         f"the daemon ended with status {status} at its start{_tail(folder)}",
                         next_step=f"see {folder.log_file}",
                     )
-        elif time.monotonic() - ended_at > 1.0:
+        elif time.monotonic() - ended_at > 1.0 and not DaemonLock.is_held(folder):
             return None
         time.sleep(_POLL_S)
     return None

@@ -228,13 +228,43 @@ class DaemonLock:
                 return None
             # A cleaner of temporary files took the file away between open and flock: that lock guards nothing.
             os.close(lock)
-        # systemd-tmpfiles leaves a locked folder alone; without this it removes sockets in /tmp after ten days.
-        guard = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(folder, lock, _guard(folder))
+
+    @classmethod
+    def handed_on(cls, folder: Folder, descriptor: int) -> DaemonLock | None:
+        """The lock that this process had before it became another program (`hand_on`); None where that is none."""
+        import fcntl
+
         try:
-            fcntl.flock(guard, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if not _same_file(descriptor, folder.lock_file):
+                return None
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.set_inheritable(descriptor, False)
         except OSError:
-            pass
-        return cls(folder, lock, guard)
+            return None
+        return cls(folder, descriptor, _guard(folder))
+
+    @staticmethod
+    def is_held(folder: Folder) -> bool:
+        """Whether a daemon lives, or is on its way: it has the lock before it can be talked to."""
+        import fcntl
+
+        try:
+            probe = os.open(folder.lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(probe)
+        return False
+
+    def hand_on(self) -> int:
+        """Keep the lock over the exec that is next; its descriptor, for `handed_on`."""
+        os.set_inheritable(self._lock, True)
+        return self._lock
 
     def wipe(self) -> None:
         """Remove what dead daemons left: sockets that nobody listens on, half-written endpoint files."""
@@ -246,6 +276,18 @@ class DaemonLock:
     def release(self) -> None:
         for descriptor in (self._lock, self._guard):
             os.close(descriptor)
+
+
+def _guard(folder: Folder) -> int:
+    """systemd-tmpfiles leaves a locked folder alone; without this it removes sockets in /tmp after ten days."""
+    import fcntl
+
+    guard = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        pass
+    return guard
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from buildd import daemon as serving
+from buildd.commands import daemon_control
 from buildd.eventlog import RequestLog
 from buildd.handler import ClientInfo
 from protocol import endpoint as ep
@@ -149,6 +150,52 @@ def test_idle_for_long_enough_it_ends(daemon: Daemon) -> None:
     process = daemon.start(BUILDD_IDLE_TIMEOUT_S="1")
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0 and "idle for" in output
+
+
+ANEW = """
+import os, sys
+from buildd import daemon
+daemon.IDLE_CAP_BYTES, daemon.REST_AFTER_S, become = 1, 0.05, os.execv
+os.execv = lambda program, arguments: become(sys.argv[1], arguments)
+daemon.serve()
+"""
+"""A daemon that starts itself anew at once, by way of another program."""
+
+
+def test_down_ends_one_that_just_starts_itself_anew(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate, between = daemon.folder / "gate", daemon.folder / "python"
+    os.mkfifo(gate)
+    between.write_text(f'#!/bin/sh\nread line < {gate}\nexec {sys.executable} "$@"\n')
+    between.chmod(0o700)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", ANEW, str(between)],
+        env={**daemon.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    daemon.processes.append(process)
+    writer = os.open(gate, os.O_WRONLY)  # as soon as it is neither the old nor the new one
+    looks = []
+
+    def looked(seconds: float) -> None:
+        """`down` has found nobody to talk to, and does not leave."""
+        looks.append(seconds)
+        if len(looks) == 1:
+            os.write(writer, b"go\n")
+        os.sched_yield()
+
+    with monkeypatch.context() as patched:
+        for name, value in daemon.environ.items():
+            patched.setenv(name, value)
+        patched.setattr(daemon_control.time, "sleep", looked)
+        assert daemon_control.stop_daemon(now=True) == 0
+    os.close(writer)
+    assert capsys.readouterr().out == "the daemon has ended\n" and looks
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and "starting anew" in output, output
 
 
 def test_a_wrong_setting_is_named(daemon: Daemon) -> None:

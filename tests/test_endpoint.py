@@ -293,6 +293,25 @@ def test_a_released_lock_can_be_taken_again(folder: Folder) -> None:
     second.release()
 
 
+def test_a_process_that_becomes_another_program_keeps_the_lock(folder: Folder) -> None:
+    place = str(folder.path.parent)
+    after = (
+        "import sys\nfrom protocol.endpoint import *\nfolder = runtime_folder({'BUILDD_RUNTIME_DIR': sys.argv[1]})\n"
+    )
+    before = after + "lock = DaemonLock.acquire(folder)\nimport os\nos.execv(sys.executable, [sys.executable, '-c', "
+    before += "sys.argv[2], sys.argv[1], str(lock.hand_on())])"
+    after += "assert DaemonLock.acquire(folder) is None and DaemonLock.handed_on(folder, 0) is None\n"
+    after += "lock = DaemonLock.handed_on(folder, int(sys.argv[2]))\nprint(bool(lock), flush=True)\nsys.stdin.read()\n"
+    assert not DaemonLock.is_held(folder), "there is no such file yet"
+    with subprocess.Popen(
+        [sys.executable, "-c", before, place, after], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "True\n"
+        assert DaemonLock.is_held(folder)
+        process.kill()
+    assert not DaemonLock.is_held(folder)
+
+
 def test_the_lock_does_not_reach_children(folder: Folder) -> None:
     lock = DaemonLock.acquire(folder)
     assert lock is not None

@@ -11,9 +11,11 @@ import sys
 import time
 
 from buildd.cli import DAEMON, OK
-from buildd.commands.common import parser
+from buildd.commands.common import parser, print_problem
 from buildd.commands.connect import connect
-from protocol.errors import NoDaemon
+from protocol.client import find
+from protocol.endpoint import DaemonLock, Endpoint, is_alive, runtime_folder
+from protocol.errors import ConnectionLost, NoDaemon, TimedOut
 from protocol.messages import Status
 
 DOWN_NOW_WAIT_S = 30.0
@@ -36,32 +38,53 @@ def down(arguments: list[str]) -> int:
 
 
 def stop_daemon(*, now: bool) -> int:
-    """Stop the daemon and wait until it has ended; fine where none runs."""
-    from protocol.endpoint import is_alive
-    from protocol.errors import ConnectionLost
-
-    try:
-        with connect(os.environ, start=False) as client:
-            endpoint = client.route.endpoint
-            client.drain(now=now)
-            deadline = time.monotonic() + DOWN_NOW_WAIT_S
-            said = False
-            while endpoint is not None and is_alive(endpoint):
-                if time.monotonic() > deadline:
-                    if now:
-                        print(f"the daemon (pid {endpoint.pid}) has not ended yet", file=sys.stderr)
-                        return DAEMON
-                    if not said:
-                        print("waiting for running jobs; buildd down --now ends them", file=sys.stderr)
-                        said = True
-                time.sleep(_POLL_S)
-    except NoDaemon:
-        print("no daemon is running")
-        return OK
-    except ConnectionLost:
-        pass  # It ended before it could answer.
-    print("the daemon has ended")
+    """Stop the daemon and wait until it has ended; fine where none runs. One that is just starting is waited for."""
+    folder = runtime_folder(os.environ)
+    deadline = time.monotonic() + DOWN_NOW_WAIT_S
+    found = ""
+    while True:
+        try:
+            with connect(os.environ, start=False) as client:
+                endpoint = client.route.endpoint
+                assert endpoint is not None
+                found = endpoint.instance
+                client.drain(now=now)
+                if not _has_ended(endpoint, now=now):
+                    return DAEMON
+                break
+        except ConnectionLost:
+            pass  # It ended before it could answer.
+        except TimedOut:
+            # Where it has started itself anew meanwhile, its pid is the same.
+            living = find(folder)
+            if living is not None and living.instance == found:
+                raise
+        except NoDaemon:
+            if not DaemonLock.is_held(folder):
+                break
+            # One has the lock and cannot be talked to yet: it starts, perhaps anew, as it does to give memory back.
+            if time.monotonic() > deadline:
+                print_problem("a daemon is starting and does not answer", next_step=f"see {folder.log_file}")
+                return DAEMON
+            time.sleep(_POLL_S)
+    print("the daemon has ended" if found else "no daemon is running")
     return OK
+
+
+def _has_ended(endpoint: Endpoint, *, now: bool) -> bool:
+    """Waits for the end of a daemon that was asked to end; False where it does not come."""
+    deadline = time.monotonic() + DOWN_NOW_WAIT_S
+    said = False
+    while is_alive(endpoint):
+        if time.monotonic() > deadline:
+            if now:
+                print(f"the daemon (pid {endpoint.pid}) has not ended yet", file=sys.stderr)
+                return False
+            if not said:
+                print("waiting for running jobs; buildd down --now ends them", file=sys.stderr)
+                said = True
+        time.sleep(_POLL_S)
+    return True
 
 
 def status(arguments: list[str]) -> int:
@@ -109,7 +132,11 @@ def status_lines(answer: Status) -> list[str]:
 
 
 def serve(arguments: list[str]) -> int:
-    parser("serve", "Run the daemon in the foreground.").parse_args(arguments)
+    from argparse import SUPPRESS
+
+    command = parser("serve", "Run the daemon in the foreground.")
+    command.add_argument("--lock", type=int, default=-1, help=SUPPRESS)  # a daemon that starts itself anew has it
+    options = command.parse_args(arguments)
     from buildd.daemon import serve as serve_daemon
 
-    return serve_daemon()
+    return serve_daemon(options.lock)
