@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.estate import Estate, end_estate, make_estate
-from tests.household import Household
+from tests.household import LARDER, Household
 from tests.serving import short_folder
 from tests.toolkit import make_toolkit
 
@@ -63,6 +63,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in _TOOLS:
             if item.get_closest_marker(marker) and (reason := missing(marker)):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def larder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What one user of this process has compiled of our programs, the next one finds in the store."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(LARDER, str(tmp_path_factory.mktemp("larder")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,15 @@
 """A user of their own for tests, campaigns and benchmarks: home, store, runtime folder and daemon in one folder.
 
-Knows the command line and /proc, nothing of what is built. Whatever happens, `end` leaves no process behind.
+Knows the command line, the control socket and /proc, nothing of what is built. Whatever happens, `end` leaves no
+process behind.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +18,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildd.native import NATIVE
+from protocol.client import Client, find
+from protocol.endpoint import DaemonLock, open_pidfd, runtime_folder
+from protocol.errors import ProtocolError
+from protocol.session import Route
+
 ROOT = Path(__file__).resolve().parents[1]
+LARDER = "LARDER_OF_TESTS"
+"""Variable of the process that runs tests: a folder in which compiled programs of ours are kept, for the next user."""
+_END_S = 40.0
 _POLL_S = 0.005
 CLI_SERVER = "buildd-cli"
 """What the process that commands are handed to is called, and each command in it."""
@@ -53,6 +65,10 @@ class Household:
         self.run_folder, self.store = folder / "run", folder / "store"
         for sub in (self.run_folder, folder / "home"):
             sub.mkdir(mode=0o700, exist_ok=True)
+        if (larder := os.environ.get(LARDER)) and not self.store.exists():
+            # Each of them takes a second to compile, and its name says what it was compiled from, and with what.
+            self.store.mkdir(mode=0o700)
+            shutil.copytree(larder, self.store / NATIVE)
         self.environ = {
             "HOME": str(folder / "home"),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -135,12 +151,35 @@ class Household:
             time.sleep(_POLL_S)
         return found
 
+    def _down(self) -> None:
+        """What `buildd down --now` does; a process for that takes longer than most tests of a household."""
+        folder = runtime_folder(self.environ)
+        endpoint = find(folder)
+        death = open_pidfd(endpoint.pid, endpoint.start_ticks) if endpoint else None
+        if endpoint is not None and death is not None:
+            try:
+                with Client(Route.local(endpoint), timeout_s=_END_S) as client:
+                    client.drain(now=True)
+                select.select([death], [], [], _END_S)
+            finally:
+                os.close(death)
+        elif DaemonLock.is_held(folder):  # it is just starting
+            self.buildd("down", "--now", timeout_s=_END_S)
+
+    def _put_by(self) -> None:
+        larder, made = os.environ.get(LARDER), self.store / NATIVE
+        if larder and made.is_dir():
+            for program in made.iterdir():
+                if not program.name.startswith(".") and not (Path(larder) / program.name).exists():
+                    shutil.copy2(program, larder)
+
     def end(self) -> list[Process]:
         """Stop the daemon; kills what it leaves behind, and returns that."""
         try:
-            self.buildd("down", "--now", timeout_s=40)
-        except subprocess.TimeoutExpired:
+            self._down()
+        except (ProtocolError, subprocess.TimeoutExpired):
             pass
+        self._put_by()
         found = self.leftovers(within_s=5)
         for process in found:
             process.kill()
