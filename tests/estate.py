@@ -5,6 +5,7 @@ Knows how to make, change and build the project, and where Linux lets a test hav
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tests.household import Household, Process
+from tests.household import Household, Process, start_ticks
 
 DEADLINE_S = 60.0
 _POLL_S = 0.01
@@ -86,13 +87,16 @@ class Estate(Household):
 
     def compiler_of(self, source: str) -> Process | None:
         """The process that compiles a source now."""
-        for process in self.processes():
+        for name in filter(str.isdecimal, os.listdir("/proc")):
             try:
-                arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[:-1]
+                arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")[:-1]
+                # It is asked often: only of a compiler more is read.
+                if arguments and arguments[0].endswith(b"/nvcc") and arguments[-1] == source.encode():
+                    ticks = start_ticks(int(name))
+                    if ticks is not None and os.readlink(f"/proc/{name}/cwd").startswith(f"{self.folder}/"):
+                        return Process(int(name), ticks, source)
             except OSError:
                 continue
-            if arguments and arguments[0].endswith(b"/nvcc") and arguments[-1] == source.encode():
-                return process
         return None
 
     def until_compiling(self, source: str) -> Process:
@@ -126,6 +130,24 @@ class Estate(Household):
             timeout=timeout_s,
         )
         return Said(done.returncode, done.stdout)
+
+
+def guest_of(host: Estate) -> Estate:
+    """An estate with a folder and a store of its own that the host's daemon serves. That must be up: one that a guest
+    starts is the guest's."""
+    # Below the host's: a daemon that ends makes a store that was removed under it once more.
+    guest = Estate(Path(tempfile.mkdtemp(prefix="guest-", dir=host.folder)), Path(host.environ["CUDA_HOME"]))
+    guest.run_folder = host.run_folder
+    guest.environ["BUILDD_RUNTIME_DIR"] = str(host.run_folder)
+    return guest
+
+
+def end_guest(guest: Estate) -> None:
+    left = guest.leftovers(within_s=5)
+    for process in left:
+        process.kill()
+    shutil.rmtree(guest.folder, ignore_errors=True)
+    assert not left, left
 
 
 def make_estate(toolkit: Path, **environment: str) -> Estate:

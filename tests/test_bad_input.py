@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.estate import PROJECT, Estate, end_estate, make_estate, until
+from tests.estate import PROJECT, Estate, end_estate, end_guest, guest_of, make_estate, until
+from tests.foreign import kept_up
 from tests.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
@@ -23,6 +24,23 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
 @pytest.fixture(scope="module")
 def shared(toolkit: Path) -> Iterator[Estate]:
     """One estate for tests that only ask: their projects are folders of their own in it."""
+    estate = make_estate(toolkit)
+    with kept_up(estate):
+        yield estate
+    end_estate(estate)
+
+
+@pytest.fixture
+def estate(shared: Estate) -> Iterator[Estate]:
+    """With a project and a store of its own, and the daemon of all."""
+    guest = guest_of(shared)
+    yield guest
+    end_guest(guest)
+
+
+@pytest.fixture
+def alone(toolkit: Path) -> Iterator[Estate]:
+    """With a daemon of its own, which the test may end."""
     estate = make_estate(toolkit)
     yield estate
     end_estate(estate)
@@ -183,18 +201,19 @@ def test_a_client_that_ends_in_the_middle(estate: Estate, way: str, number: sign
     assert estate.library.read_bytes() == estate.clean()
 
 
-def test_a_daemon_killed_in_the_middle(estate: Estate) -> None:
-    estate.write("src/a.cu", "//! sleep 1\na\n")
-    build = estate.begin()
-    estate.until_compiling("src/a.cu")
-    daemon = estate.daemon()
+def test_a_daemon_killed_in_the_middle(alone: Estate) -> None:
+    alone.write("src/a.cu", "//! wait go\na\n")
+    build = alone.begin()
+    alone.until_compiling("src/a.cu")
+    daemon = alone.daemon()
     assert daemon is not None
     daemon.kill()
-    said = estate.finish(build)
+    alone.write("go", "")
+    said = alone.finish(build)
     assert said.status == 0, said.text
-    assert estate.library.read_bytes() == estate.clean()
-    assert estate.build().status == 0
-    assert not list((estate.store / "tmp").glob(f"{daemon.pid}-*")), "its private folders are cleaned away"
+    assert alone.library.read_bytes() == alone.clean()
+    assert alone.build().status == 0
+    assert not list((alone.store / "tmp").glob(f"{daemon.pid}-*")), "its private folders are cleaned away"
 
 
 def test_two_builds_in_one_folder_at_once(estate: Estate) -> None:
@@ -208,23 +227,25 @@ def test_two_builds_in_one_folder_at_once(estate: Estate) -> None:
 
 
 def test_a_source_edited_while_compiling(estate: Estate) -> None:
-    source = estate.write("src/a.cu", '#include "x.h"\n//! sleep 0.5\nold\n')
+    source = estate.write("src/a.cu", '#include "x.h"\n//! wait go\nold\n')
     build = estate.begin()
     estate.until_compiling("src/a.cu")
     source.write_text('#include "x.h"\nnew\n')
+    estate.write("go", "")
     said = estate.finish(build)
     assert said.status == 0, said.text
     assert estate.library.read_bytes() == estate.clean(), "the build is of what was there at its end"
-    estate.write("src/a.cu", '#include "x.h"\n//! sleep 0.5\nold\n')
+    estate.write("src/a.cu", '#include "x.h"\n//! wait go\nold\n')
     assert estate.build().status == 0
     assert estate.library.read_bytes() == estate.clean(), "and the old content was not filed under the new"
 
 
 def test_a_source_removed_while_compiling(estate: Estate) -> None:
-    source = estate.write("src/a.cu", "//! sleep 0.5\na\n")
+    source = estate.write("src/a.cu", "//! wait go\na\n")
     build = estate.begin()
     estate.until_compiling("src/a.cu")
     source.unlink()
+    estate.write("go", "")
     estate.finish(build)
     assert build.returncode in (0, 1)
     said = estate.build()
@@ -234,7 +255,8 @@ def test_a_source_removed_while_compiling(estate: Estate) -> None:
 @pytest.mark.parametrize("what", ["store", "build", "project", "scratch"])
 def test_folders_removed_while_compiling(estate: Estate, what: str) -> None:
     estate.build()
-    estate.write("src/b.cu", "//! sleep 0.5\nother\n")
+    go = estate.folder / "go"
+    estate.write("src/b.cu", f"//! wait {go}\nother\n")
     build = estate.begin()
     estate.until_compiling("src/b.cu")
     away = {
@@ -245,6 +267,7 @@ def test_folders_removed_while_compiling(estate: Estate, what: str) -> None:
     }[what]
     copy = shutil.copytree(estate.project, estate.folder / "copy")
     shutil.rmtree(away, ignore_errors=True)
+    go.touch()
     said = estate.finish(build)
     assert "Traceback" not in said.text and said.status in (0, 1), said.text
     if said.status == 1:
@@ -257,44 +280,44 @@ def test_folders_removed_while_compiling(estate: Estate, what: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["flip", "cut", "empty", "grow"])
-def test_a_damaged_store_never_shows(estate: Estate, change: str) -> None:
+def test_a_damaged_store_never_shows(alone: Estate, change: str) -> None:
     """Every file of the store, at several places each; test_store.py and the campaigns do this at random."""
-    estate.write("src/b.cu", "//! bytes 200000\nb\n")
-    assert estate.build().status == 0
-    library = estate.library.read_bytes()
-    estate.buildd("down")
-    for path in sorted(path for path in estate.store.rglob("*") if path.is_file()):
+    alone.write("src/b.cu", "//! bytes 200000\nb\n")
+    assert alone.build().status == 0
+    library = alone.library.read_bytes()
+    alone.buildd("down")
+    for path in sorted(path for path in alone.store.rglob("*") if path.is_file()):
         content = bytearray(path.read_bytes())
         for place in range(0, len(content), max(1, len(content) // 7)) if change == "flip" else ():
             content[place] ^= 0x55
         damaged = {"flip": content, "cut": content[: len(content) // 2], "empty": b"", "grow": content + b"x"}[change]
         path.chmod(0o600)
         path.write_bytes(damaged)
-    shutil.rmtree(estate.project / "build")
+    shutil.rmtree(alone.project / "build")
     for _ in range(2):
-        said = estate.build()
+        said = alone.build()
         assert said.status == 0 and "Traceback" not in said.text, said.text
-        assert estate.library.read_bytes() == library
+        assert alone.library.read_bytes() == library
     assert said.compiled == 0
 
 
-def test_a_clock_that_went_backwards(estate: Estate) -> None:
+def test_a_clock_that_went_backwards(alone: Estate) -> None:
     """Files and store from the future, edits that leave size and mtime as they were."""
     future_ns = 4_000_000_000_000_000_000
-    source = estate.project / "src" / "b.cu"
-    assert estate.build().status == 0
-    estate.buildd("down")
-    for path in (*estate.store.rglob("*"), *estate.project.rglob("*")):
+    source = alone.project / "src" / "b.cu"
+    assert alone.build().status == 0
+    alone.buildd("down")
+    for path in (*alone.store.rglob("*"), *alone.project.rglob("*")):
         os.utime(path, ns=(future_ns, future_ns))
-    assert estate.build().compiled == 0
+    assert alone.build().compiled == 0
     source.write_text("B\n")
     os.utime(source, ns=(future_ns, future_ns))
-    said = estate.build()
+    said = alone.build()
     assert said.status == 0 and said.compiled == 2, said.text
-    assert estate.library.read_bytes() == estate.clean()
+    assert alone.library.read_bytes() == alone.clean()
     os.utime(source, ns=(0, 0))
-    assert estate.build().compiled == 0
-    assert estate.buildd("cache", "verify")[0] == 0
+    assert alone.build().compiled == 0
+    assert alone.buildd("cache", "verify")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,15 @@ def test_the_object_and_the_depfile_are_nvccs(cuda: Foreign, flags: str, count: 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("listed", [(), ("-MMD", "-MF", "k.d")], ids=["plain", "with a depfile"])
-@pytest.mark.parametrize("source", ["k.cu", "k.cpp"], ids=["steps", "whole"])
+@pytest.mark.parametrize(
+    ("source", "listed"),
+    [
+        pytest.param("k.cu", (), id="steps", marks=pytest.mark.slow),
+        pytest.param("k.cu", ("-MMD", "-MF", "k.d"), id="steps with a depfile"),
+        pytest.param("k.cpp", (), id="whole"),
+        pytest.param("k.cpp", ("-MMD", "-MF", "k.d"), id="whole with a depfile", marks=pytest.mark.slow),
+    ],
+)
 def test_warnings_come_in_nvccs_order(cuda: Foreign, listed: tuple[str, ...], source: str) -> None:
     """With a depfile nvcc preprocesses everything before it compiles anything."""
     text = (cuda.folder / "src/k.cu").read_text()

@@ -383,7 +383,7 @@ def test_an_embedded_file_is_read_again_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("relocatable", ["true", "false"])
+@pytest.mark.parametrize("relocatable", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_one_text_twice_in_a_program(tmp_path: Path, relocatable: str) -> None:
     """Kernels and variables of the same names, hidden in each file; also from a library with a file of that name."""
     keys = f'arch = ["sm_80"]\nrdc = {relocatable}\ndeps = ["lib"]\n'
@@ -402,9 +402,13 @@ def test_one_text_twice_in_a_program(tmp_path: Path, relocatable: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "step"),
     [
-        ('#include "always.h"', '#include "missing.h"', "preprocess"),
+        # What nvcc says of the others is compared in test_decomposition.py.
+        pytest.param('#include "always.h"', '#include "missing.h"', "preprocess", marks=pytest.mark.slow),
         ("return FACTOR + HOST", "int unused; return undeclared", "cudafe++"),
-        ("#ifndef __CUDA_ARCH__", "#ifdef __CUDA_ARCH__\n__device__ int f() { return g; }\n#else", "cicc"),
+        pytest.param(
+            *("#ifndef __CUDA_ARCH__", "#ifdef __CUDA_ARCH__\n__device__ int f() { return g; }\n#else", "cicc"),
+            marks=pytest.mark.slow,
+        ),
         ("= offset;", '= offset; asm("nonsense;");', "ptxas"),
     ],
 )
@@ -435,7 +439,9 @@ def test_warnings_come_in_nvccs_order_once_and_again_with_a_hit(tmp_path: Path) 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("flag", ["-DHERE=$HOME", "-Xcompiler=-DX=~", "-t2"])
+@pytest.mark.parametrize(
+    "flag", ["-t2", *(pytest.param(flag, marks=pytest.mark.slow) for flag in ("-DHERE=$HOME", "-Xcompiler=-DX=~"))]
+)
 def test_what_is_not_understood_runs_whole(tmp_path: Path, flag: str) -> None:
     floor = project(tmp_path, f'arch = ["sm_80"]\noutput = "object"\nflags = ["{flag}"]\n')
     build = Build(floor)
