@@ -154,7 +154,7 @@ class Hints:
             scratch: a local folder in which files may be made.
         """
         with self._lock:
-            if not self._cookies:
+            if self._cookies not in self._folders:  # there is none yet, or it was removed, perhaps with its store
                 cookies = tempfile.mkdtemp(prefix="cookies-", dir=scratch)
                 if not self._add(cookies):
                     return False

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from estate import until
 from floor import DEADLINE_S, Floor, Shop, Story, fake_plan
 
 from buildd import hints, watches
@@ -419,6 +420,19 @@ def test_hints_name_what_was_touched(tmp_path: Path) -> None:
         paths, missed = watched.take()
         assert paths == {f"{tmp_path}/a"} and not missed
         assert watched.watch([str(tmp_path / "none")]) == (str(tmp_path / "none"),)
+    finally:
+        watched.close()
+
+
+def test_a_barrier_outlives_the_store_that_its_files_were_made_in(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir(), other.mkdir()
+    watched = Hints(lambda: None)
+    try:
+        assert watched.barrier(one)
+        shutil.rmtree(one)
+        until(lambda: watched.barrier(other), "no barrier any more")  # as soon as it is seen that the first is gone
+        assert not one.exists()
     finally:
         watched.close()
 
