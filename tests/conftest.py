@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.estate import Estate, end_estate, make_estate
+from tests.estate import Estate, end_estate, end_guest, guest_of, make_estate
+from tests.foreign import kept_up
 from tests.household import LARDER, Household
 from tests.serving import short_folder
 from tests.toolkit import make_toolkit
@@ -87,6 +88,23 @@ def estate(toolkit: Path) -> Iterator[Estate]:
     estate = make_estate(toolkit)
     yield estate
     end_estate(estate)
+
+
+@pytest.fixture(scope="module")
+def host(toolkit: Path) -> Iterator[Estate]:
+    """An estate for a whole file, whose daemon lives as long; it is what takes the longest to start."""
+    host = make_estate(toolkit)
+    with kept_up(host):
+        yield host
+    end_estate(host)
+
+
+@pytest.fixture
+def guest(host: Estate) -> Iterator[Estate]:
+    """An estate that has the host's daemon, for tests that do not end it; the rest is its own."""
+    guest = guest_of(host)
+    yield guest
+    end_guest(guest)
 
 
 @pytest.fixture
