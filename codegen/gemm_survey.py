@@ -22,6 +22,7 @@ from codegen.model_ops import GemmLaunch
 from codegen.model_spec import read_model
 from codegen.plain import is_hip
 from codegen.plan import Frozen, Knowledge, RequestError
+from codegen.project import load_project
 from codegen.target import GemmTarget, ModelTarget, OutputKind, Target
 from protocol.messages import Request
 
@@ -108,14 +109,7 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
             next_step='name targets of kind "gemm", or "model" with such operations',
         )
     for target in gemms:
-        if not is_plain(target):
-            raise RequestError(
-                "not-profilable",
-                f'target "{target.name}" cannot be measured: only one problem without a second operand of the epilogue'
-                " is, of types other than fp8",
-                file=target.where,
-                next_step="name other targets, and give this one its `tile` yourself",
-            )
+        _check_plain(target)
     _check(variables)
     compiler = context.toolchains.cuda()
     cases: list[Case] = []
@@ -144,6 +138,40 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
         again=forced,
         only_known=variables.is_on("AIT_FORCE_PROFILER_CACHE"),
     )
+
+
+def check_watched(request: Request) -> None:
+    """Refuse targets that a watch cannot measure. A mistake in the project file is its builds' to tell.
+
+    Raises: RequestError.
+    """
+    try:
+        project = load_project(request)
+    except RequestError:
+        return
+    for target in project.targets:
+        if target.name not in project.asked:
+            continue
+        if not isinstance(target, GemmTarget):
+            model = "; `buildd profile` measures a model's GEMMs" if isinstance(target, ModelTarget) else ""
+            raise RequestError(
+                "not-profilable",
+                f'target "{target.name}" cannot be measured: --profile of a watch is for kind "gemm"',
+                file=target.where,
+                next_step=f"name targets of that kind, or leave --profile out{model}",
+            )
+        _check_plain(target)
+
+
+def _check_plain(target: GemmTarget) -> None:
+    if not is_plain(target):
+        raise RequestError(
+            "not-profilable",
+            f'target "{target.name}" cannot be measured: only one problem without a second operand of the epilogue'
+            " is, of types other than fp8",
+            file=target.where,
+            next_step="name other targets, and give this one its `tile` yourself",
+        )
 
 
 def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:

@@ -12,7 +12,7 @@ import pytest
 
 from buildd.gpus import Gpu
 from buildd.trials import Trials
-from codegen.gemm_survey import Survey
+from codegen.gemm_survey import Survey, check_watched
 from codegen.plan import RequestError
 from protocol import messages as m
 from tests.carry_out import request_for
@@ -144,13 +144,40 @@ def test_without_a_gpu_it_is_said_once_and_nothing_is_asked(tmp_path: Path) -> N
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.parametrize(
+    ("table", "said", "leads"),
+    [
+        ('kind = "cuda"\nsources = ["a.cu"]', 'is for kind "gemm"', "or leave --profile out"),
+        ('kind = "model"\ninputs = {}\noutputs = []\nops = {}', "cannot be measured", "measures a model's GEMMs"),
+        ('kind = "gemm"\nbatched = true', "only one problem", "give this one its `tile`"),
+    ],
+)
+def test_what_a_watch_cannot_measure(table: str, said: str, leads: str, tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text(f"[target.t]\n{table}\n")
+    with pytest.raises(RequestError) as caught:
+        check_watched(request_for(tmp_path, "t"))
+    assert said in caught.value.message and leads in caught.value.next_step and caught.value.file == "buildd.toml:1"
+    # It is mended while the watch runs.
+    (tmp_path / "buildd.toml").write_text(f"[target.t\n{table}\n")
+    check_watched(request_for(tmp_path, "t"))
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_it_is_refused_before_the_watch_begins(guest: Estate) -> None:
+    status, words = guest.buildd("watch", "-C", str(guest.project), "--profile", "demo")
+    assert status == 2 and 'is for kind "gemm"' in words and "watching" not in words
+
+
+@pytest.mark.cuda
 @pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 def test_a_watch_without_a_gpu_says_so_once_and_goes_on(estate: Estate) -> None:
     with_smi(estate, "echo no driver; exit 9")
-    session = Session(estate, "-C", str(estate.project), "--profile", "demo")
+    estate.write("buildd.toml", PROJECT)
+    estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
+    session = Session(estate, "-C", str(estate.project), "--profile", "g")
     try:
         until(lambda: "nvidia-smi: no driver: nothing is measured" in session.text, "it is not said")
-        estate.write("src/a.cu", "another\n")
+        estate.write("buildd.toml", PROJECT.replace("k = 512", "k = 256"))
         session.changed()
         assert session.round()["outcome"] == "built"
     finally:

@@ -19,7 +19,7 @@ from buildd.commands.profile import problem_from, survey_of
 from buildd.commands.saves import Listener, Saves, new_name
 from buildd.store import Store
 from buildd.trials import Trials
-from codegen.gemm_survey import Survey
+from codegen.gemm_survey import Survey, check_watched
 from protocol import messages as m
 
 
@@ -54,6 +54,7 @@ class Measured:
         problems: Sequence[str],
     ) -> None:
         self._request = msgspec.structs.replace(request, targets=tuple(targets))
+        check_watched(self._request)
         self._listener = listener
         self._every = every
         self._problems = [problem_from(text) for text in problems]
