@@ -100,6 +100,8 @@ class Hints:
         self._awaited: dict[str, threading.Event] = {}
         self._numbers = itertools.count()
         self._said_full = False
+        self.unreadable: set[str] = set()
+        """Folders that were to be watched, and whose names this user may not read."""
         self._lock = threading.Lock()
 
     def watch(self, folders: Iterable[str]) -> tuple[str, ...]:
@@ -241,8 +243,12 @@ class Hints:
                 _log.warning("%d folders are watched, half of the user's limit: the others are polled", self._most)
             return False
         folder = Folder(path, self)
+        self.unreadable.discard(path)
         try:
-            if not os.access(path, os.R_OK) or self._is_remote(path):
+            if not os.access(path, os.R_OK):
+                self.unreadable.add(path)
+                return False
+            if self._is_remote(path):
                 return False
             if self._notifier is None:
                 self._notifier = InotifyFD()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from buildd import sweep, uptodate
@@ -54,6 +54,8 @@ class Watch:
     _stamps: tuple[list[bytes], bytearray] = field(default_factory=lambda: ([], bytearray()))
     _places: dict[str, int] = field(default_factory=dict)
     """Of each file its place in these."""
+    _said: set[str] = field(default_factory=set)
+    """Folders of which was told that they may not be read."""
 
     def __post_init__(self) -> None:
         self.project = os.path.realpath(self.request.project)
@@ -209,6 +211,13 @@ class Watch:
         if names:
             names.sort()
             self.log.append(m.Changed(paths=tuple(names[:MOST_NAMED]), more=max(0, len(names) - MOST_NAMED)))
+
+    def tell_unreadable(self, folders: Set[str]) -> None:
+        """Of folders that may not be read those that count, once each."""
+        for folder in sorted(self.folders & folders - self._said):
+            self._said.add(folder)
+            words = f"{folder} may not be read: its files are looked at every few seconds, and new ones are not noticed"
+            self.log.append(m.Notice(text=f"{words} (chmod u+r makes it watched)", severity=m.Severity.WARNING))
 
     def tell_watching(self) -> None:
         polled = tuple(folder for folder in self.polled if folder in self.folders)

@@ -7,6 +7,8 @@ import itertools
 import mmap
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -274,6 +276,51 @@ def test_a_network_file_system_is_polled_and_said(floor: Floor, monkeypatch: pyt
                 known = request.request_id
 
     asyncio.run(go())
+
+
+UNREADABLE = """
+import asyncio, sys
+from pathlib import Path
+from buildd import watches
+from protocol import messages as m
+from tests.floor import Floor
+from tests.test_watch import watching
+
+watches.SWEEP_S = 0.05
+floor = Floor(Path(sys.argv[1]))
+for name in ("src/a.cu", "src/b.cu", "first/known.h"):
+    floor.write(name, name)
+(floor.project / "first").chmod(0o300)
+
+async def go():
+    async with watching(floor) as (shop, watcher):
+        words = [body.text for body in watcher.told() if isinstance(body, m.Notice)]
+        (watch,) = shop.scheduler.intake.watches._watches.values()
+        assert watch.polled == (f"{floor.project}/first",), watch.polled
+        floor.write("src/b.cu", "other")
+        assert await watcher.change() == {"src/b.cu"}, "the rest is watched"
+        print(*words, sep="\\n")
+
+asyncio.run(go())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root, and no setpriv to be less")
+def test_a_folder_that_may_not_be_read_is_said_once_and_the_rest_is_watched(tmp_path: Path) -> None:
+    # Root may read everything but for want of its capabilities.
+    less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [*less, sys.executable, "-c", UNREADABLE, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root}/tests"},
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+    )
+    (tmp_path / "project/first").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    words = f"{tmp_path}/project/first may not be read: its files are looked at every few seconds, and new ones are not"
+    assert done.stdout.splitlines() == [f"{words} noticed (chmod u+r makes it watched)"]
 
 
 def test_many_files_at_once_are_few_changes(floor: Floor) -> None:

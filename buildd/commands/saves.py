@@ -190,6 +190,10 @@ class Saves:
                     self._begin_round(None)
             case m.Changed() as body:
                 self._begin_round(body)
+            case m.Lagged():
+                self._begin_round(None)  # a change may have been among what was lost
+            case m.Notice(text=text):
+                self._listener.note(text)
             case m.Done(outcome=m.Outcome.CANCELLED):
                 # The daemon takes nothing new any more; it may well be busy with builds of ours.
                 self._left = set(self._running)
