@@ -334,7 +334,7 @@ class Watches:
             self._verified.clear()
         for watch in self._watches.values():
             watch.polled = polled
-            watch.tell_unreadable(self._hints.unreadable)
+            watch.unreadable = frozenset(self._hints.unreadable)
 
     async def _sweep(self) -> None:
         pause_s = SWEEP_S

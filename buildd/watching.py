@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from buildd import sweep, uptodate
@@ -37,6 +37,8 @@ class Watch:
     folders: set[str] = field(default_factory=set)
     """Where those are, and where others would be found first."""
     polled: tuple[str, ...] = ()
+    unreadable: frozenset[str] = frozenset()
+    """Of all watches' folders those whose names this user may not read."""
     _listings: set[str] = field(default_factory=set)
     """Folders in which a new name may count."""
     _others: dict[str, m.Digest | None] = field(default_factory=dict)
@@ -212,16 +214,13 @@ class Watch:
             names.sort()
             self.log.append(m.Changed(paths=tuple(names[:MOST_NAMED]), more=max(0, len(names) - MOST_NAMED)))
 
-    def tell_unreadable(self, folders: Set[str]) -> None:
-        """Of folders that may not be read those that count, once each."""
-        for folder in sorted(self.folders & folders - self._said):
-            self._said.add(folder)
-            words = f"{folder} may not be read: its files are looked at every few seconds, and new ones are not noticed"
-            self.log.append(m.Notice(text=f"{words} (chmod u+r makes it watched)", severity=m.Severity.WARNING))
-
     def tell_watching(self) -> None:
         polled = tuple(folder for folder in self.polled if folder in self.folders)
         self.log.append(m.Watching(files=len(self.contents), folders=len(self.folders), polled=polled))
+        for folder in sorted(self.folders & self.unreadable - self._said):
+            self._said.add(folder)
+            words = f"{folder} may not be read: its files are looked at every few seconds, and new ones are not noticed"
+            self.log.append(m.Notice(text=f"{words} (chmod u+r makes it watched)", severity=m.Severity.WARNING))
 
     def _digest(self, path: str) -> m.Digest | None:
         fact = self.files.fact(path)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -472,11 +471,10 @@ def test_control_answers_while_the_loop_is_blocked(served: Serving) -> None:
         with served.client() as client:
             client.submit(a_request())
             wait_until(lambda: RequestId("r1") in served.handler.logs)
-            served.loop.call_soon_threadsafe(block.wait, 10.0)
-            started = time.monotonic()
+            # For longer than the client would wait.
+            served.loop.call_soon_threadsafe(block.wait, 4 * DEADLINE_S)
             status = client.status()
             assert client.cancel(RequestId("r1")) == "cancelling r1"
-            assert time.monotonic() - started < 1.0
             assert status.requests == 1 and status.counters["hits"] == 7 and status.state == "serving"
             assert served.handler.cancelled == []
             block.set()
