@@ -30,8 +30,8 @@ from buildd.identity import package_stamp
 
 _IMPORTED = (
     *("argparse", "difflib", "buildd.commands.build", "buildd.commands.daemon_control", "buildd.commands.explain"),
-    *("buildd.commands.log", "buildd.commands.perform", "buildd.commands.warm", "buildd.frameworks", "buildd.location"),
-    *("buildd.ui.live", "protocol.autostart", "protocol.client"),
+    *("buildd.commands.log", "buildd.commands.measured_first", "buildd.commands.perform", "buildd.commands.warm"),
+    *("buildd.frameworks", "buildd.location", "buildd.ui.live", "protocol.autostart", "protocol.client"),
 )
 """What commands import when they need it."""
 _PR_SET_NAME = 15

@@ -13,10 +13,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 LEASES = "/dev/shm/buildd-gpus"
+_MEMORY = "gpus.json"
 _QUERY = "index,uuid,name,driver_version,compute_cap"
 _ASK_S = 20.0
 _POLL_S = 0.02
@@ -51,6 +53,42 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
         return (), f"nvidia-smi: {(done.stdout + done.stderr).strip()[:200]}"
     found = tuple(gpu for line in done.stdout.splitlines() if (gpu := _gpu(line)) is not None)
     return found, "" if found else "nvidia-smi lists no GPU"
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    machine: str
+    gpus: tuple[Gpu, ...]
+
+
+def remember(store: Path, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
+    """Note what `find_gpus` has found, for `recall`. Nobody may rely on it: where it cannot be written, it is not."""
+    place = store / "profiles" / _MEMORY
+    aside = place.with_name(f".{_MEMORY}-{os.getpid()}")
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside.write_bytes(msgspec.json.encode(_Seen(_machine(environ), tuple(gpus))))
+        aside.replace(place)
+
+
+def recall(store: Path, environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    """The GPUs that were found here last, without asking; None where this may be another machine or driver."""
+    try:
+        seen = msgspec.json.decode((store / "profiles" / _MEMORY).read_bytes(), type=_Seen)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return seen.gpus if seen.machine == _machine(environ) else None
+
+
+def _machine(environ: Mapping[str, str]) -> str:
+    """What is another one after a restart, with another driver, or in a container that is given other GPUs."""
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath)) or ""
+    words: list[object] = [program]
+    with contextlib.suppress(OSError):
+        status = os.stat(program)
+        words += [status.st_ino, status.st_size, status.st_mtime_ns]
+        words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        words += sorted(name for name in os.listdir("/dev") if name.startswith("nvidia"))
+    return " ".join(map(str, words))
 
 
 def visible(gpus: Sequence[Gpu], devices: Sequence[str] | None) -> tuple[Gpu, ...]:

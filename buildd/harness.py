@@ -37,6 +37,7 @@ def side_request(request: m.Request, name: str, table: dict[str, Any]) -> m.Requ
         arch=(),
         environment={key: value for key, value in request.environment.items() if key not in _DROPPED},
         on_disconnect=m.OnDisconnect.CANCEL,
+        measures=(),
     )
 
 

@@ -34,6 +34,7 @@ from buildd.shadow import Memory
 from buildd.store import Store
 from buildd.watches import Watches
 from buildd.watching import Watch
+from codegen.capability import NOT_MEASURED, to_measure
 from codegen.plan import Plan, Recompile, RequestError, Resources
 from protocol import messages as m
 
@@ -126,7 +127,7 @@ class Intake:
         building.mark = self.watches.mark(request)
         if uptodate.may_use(request) and self.watches.may_be_brief(request):
             record = await self.watches.still_true(opened.store, opened.files, request)
-            if record is not None:
+            if record is not None and not to_measure(record.unmeasured, request.measures):
                 uptodate.tell(record, building)
                 self.watches.stood(request)
                 await self._in_pool(building.keep_log)
@@ -136,6 +137,7 @@ class Intake:
             if plan.recompile is Recompile.NEVER and request.mode is m.Mode.BUILD:
                 await self._in_pool(published.serve, building, plan)
                 return None
+            _check_measured(plan, request)
             if plan.recompile is Recompile.AGAIN and request.mode is not m.Mode.PROVE:
                 building.run_again()
             await self._adopt(building, plan, await self.watches.carry(opened.store, opened.files, request, plan))
@@ -281,6 +283,16 @@ class Intake:
             opened.store.tally.flush()
             if not opened.store.read_only:
                 sweep.sweep_of(opened.store.folder).rest()
+
+
+def _check_measured(plan: Plan, request: m.Request) -> None:
+    """Raises RequestError where the client can measure what is to be measured before it is built."""
+    if request.mode is m.Mode.BUILD and (targets := to_measure(plan.unmeasured, request.measures)):
+        raise RequestError(
+            NOT_MEASURED,
+            f"{', '.join(targets)}: to be measured before it is built (key `profile`)",
+            next_step="run buildd profile, then ask again without `measures`",
+        )
 
 
 def _refuse(log: RequestLog, outcome: m.Outcome, error: BaseException) -> None:

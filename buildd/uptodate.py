@@ -18,7 +18,7 @@ from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustwor
 from buildd.identity import package_digest
 from buildd.store import Store
 from codegen.environment import TOOL_PATH, user_file
-from codegen.plan import Recompile
+from codegen.plan import Recompile, Unmeasured
 from protocol import messages as m
 
 
@@ -38,6 +38,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     saved_s: float
     notices: tuple[str, ...]
     artifacts: list[m.Artifact]
+    unmeasured: tuple[Unmeasured, ...] = ()
+    """Of the plan: whoever can measure that is not answered from here."""
 
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -161,6 +163,7 @@ def keep(building: Building) -> None:
         building.counts.saved_s,
         building.plan.notices,
         building.artifacts(),
+        building.plan.unmeasured,
     )
     building.store.save_record(name_of(building.request), msgspec.msgpack.encode(record))
     if not building.store.read_only:

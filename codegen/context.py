@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact, Steps, Tool
+from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact, Steps, Tool, Unmeasured
 from protocol.messages import Request
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Part(Frozen, frozen=True):
     artifacts: tuple[NamedArtifact, ...] = ()
     notices: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
+    unmeasured: tuple[Unmeasured, ...] = ()
     link: tuple[str, ...] = ()
     """Outputs that a target which depends on this one links, in order, with those that they need themselves."""
     device_link: bool = False
@@ -46,6 +47,7 @@ class Part(Frozen, frozen=True):
             artifacts=(*self.artifacts, *other.artifacts),
             notices=tuple(dict.fromkeys((*self.notices, *other.notices))),
             read=tuple(dict.fromkeys((*self.read, *other.read))),
+            unmeasured=tuple(dict.fromkeys((*self.unmeasured, *other.unmeasured))),
         )
 
 

@@ -1,6 +1,6 @@
 """Generator of kind "gemm": a CUTLASS kernel for each architecture, and one entry point that picks among them.
 
-Knows no rules of CUTLASS (`gemm_spec`), not which kernel is best (`gemm_choice`), and no flags of nvcc beyond those
+Knows no rules of CUTLASS (`gemm_spec`), not which kernel is best (`gemm_decision`), and no flags of nvcc beyond those
 that its headers need (`cuda` has them). A kernel's text and place say nothing of its target, so that all targets with
 this kernel share one result.
 """
@@ -18,7 +18,7 @@ from codegen import nvcc
 from codegen.compiled import asked_archs, generated_options, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
-from codegen.gemm_choice import chosen
+from codegen.gemm_decision import chosen, unmeasured
 from codegen.gemm_spec import GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Resources
 from codegen.rendering import TEMPLATES, template
@@ -64,6 +64,8 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         notices=(*notices, *(choice.notice for choice in choices if choice.notice)),
         read=tuple(dict.fromkeys(path for choice in choices for path in choice.read)),
     )
+    by_arch = {arch: (choice,) for arch, choice in zip(archs, choices, strict=True)}
+    part = msgspec.structs.replace(part, unmeasured=unmeasured(target.name, archs, by_arch))
     if not context.variables.is_on("AIT_ENABLE_STANDALONE"):
         return part
     if not is_plain(target):

@@ -1,7 +1,6 @@
-"""Which kernel a GEMM target gets: the one that the project names, the best that was measured, or the usual one.
+"""What can be chosen of a GEMM's kernel, and the names under which measurements of it are kept.
 
-Knows candidates by name and the files of best kernels; nothing of how they came about. Whatever is chosen computes the
-same, and is in the generated text: no key depends on anything else.
+Knows candidates, problems and settings by name; not which kernel is taken (`gemm_decision`), nor how they came about.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import shlex
 
 import msgspec
 
-from codegen import best
 from codegen.aitemplate_flags import aitemplate_flags
 from codegen.context import Context
 from codegen.environment import Settings
 from codegen.gemm_spec import ARCH_3X, Triple, kernel_for
-from codegen.plan import Frozen, RequestError
+from codegen.plan import Frozen
 from codegen.target import GemmTarget
 
 _TRIPLE = r"(\d+)x(\d+)x(\d+)"
@@ -53,14 +51,6 @@ class Candidate(Frozen, frozen=True):
         )
 
 
-class Choice(Frozen, frozen=True):
-    """A target as it is to be generated for one architecture."""
-
-    target: GemmTarget
-    read: tuple[str, ...] = ()
-    notice: str = ""
-
-
 def candidate_from(name: str) -> Candidate | None:
     """The candidate of a name; None where it is none."""
     match = _NAME.fullmatch(name)
@@ -84,7 +74,7 @@ def problem_of(target: GemmTarget, arch: str) -> str:
         f"gemm {arch} {target.dtype} {target.output_dtype or target.dtype} {kernel.element_accumulator}",
         f"{target.layout} {target.epilogue} align{kernel.align},{kernel.align_d} m{target.m} n{target.n} k{target.k}",
     )
-    more = (("batched",) if target.batched else ()) + ((f"split{target.split_k}",) if target.split_k > 1 else ())
+    more = (("batched",) if target.batched else ()) + (f"split{target.split_k}",) if target.split_k > 1 else ()
     return " ".join((*words, *more))
 
 
@@ -123,54 +113,6 @@ def smallest(target: GemmTarget, arch: str) -> Candidate:
         return Candidate(tile=(64, 64, deep), cluster=(1, 1, 1), schedule="pingpong")
     deep = {"tf32": 16, "fp32": 8, "int8": 64}.get(target.dtype, 32)
     return Candidate(tile=(64, 64, deep), warps=(2, 2, 1) if target.dtype != "fp32" else (2, 1, 1), stages=3)
-
-
-def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
-    """The kernel of a target for an architecture.
-
-    Raises:
-        RequestError: "bad-gemm"; "not-profiled" where AIT_FORCE_PROFILER_CACHE asks for a profile and there is none.
-    """
-    variables = context.variables
-    if not is_open(target):
-        return Choice(target=target)
-    if runs_in_ci(variables):
-        small = smallest(target, arch)
-        return Choice(
-            target=small.of(target), notice=f"{target.name}: CI_FLAG=CIRCLECI: the smallest kernel for {arch}"
-        )
-    request = context.request
-    places = best.folders(request.environment, request.store, request.project)
-    found = best.choose(
-        best.published(places),
-        problem_of(target, arch),
-        toolkit=context.toolchains.cuda().version,
-        library=library_version(context.toolchains.cutlass()),
-        flags=flags_of(context, target),
-        capability=f"{int(re.sub(r'[^0-9]', '', arch)) / 10:.1f}",
-    )
-    read = tuple(f"{place}/{best.FILE}" for place in places)
-    candidate = candidate_from(found.candidate) if found is not None else None
-    if found is not None and candidate is not None:
-        better = candidate.of(target)
-        try:
-            kernel_for(better, arch)
-        except RequestError:
-            pass  # of a buildd with other rules
-        else:
-            where = found.setting.gpu or "an imported profile"
-            took = f", {found.time_us:.1f} us" if found.time_us else ""
-            notice = f"{target.name}: {found.candidate} for {arch}, the best on {where}{took}"
-            return Choice(target=better, read=read, notice=notice)
-    if variables.is_on("AIT_FORCE_PROFILER_CACHE"):
-        raise RequestError(
-            "not-profiled",
-            f'target "{target.name}": nothing was measured for {problem_of(target, arch)}, and'
-            " AIT_FORCE_PROFILER_CACHE=1 forbids to go on without",
-            file=target.where,
-            next_step=f"run `buildd profile {target.name}` on a machine with such a GPU, or unset the variable",
-        )
-    return Choice(target=target, read=read)
 
 
 def _by(sizes: Triple) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from codegen.capability import height, runs_on
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_survey import Case, candidate_spec
 
@@ -30,10 +31,9 @@ def for_capability(cases: Iterable[Case], capability: str) -> dict[str, Case]:
     """
     found: dict[str, Case] = {}
     for case in cases:
-        if runs_on(case.arch, capability):
-            known = found.get(case.target)
-            if known is None or _height(known.arch) < _height(case.arch):
-                found[case.target] = case
+        known = found.get(case.target)
+        if runs_on(case.arch, capability) and (known is None or height(known.arch) < height(case.arch)):
+            found[case.target] = case
     return found
 
 
@@ -80,18 +80,3 @@ def cannot_win(estimate_us: float, measured: Iterable[tuple[float, float]]) -> b
         return False
     flattering = min(time / estimate for estimate, time in known)
     return estimate_us * flattering > _GAIN * min(time for _, time in known)
-
-
-def runs_on(arch: str, capability: str) -> bool:
-    """Whether code of an architecture runs on a GPU without being compiled once more by its driver."""
-    major, _, minor = capability.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
-        return False
-    number = "".join(letter for letter in arch if letter.isdecimal())
-    if arch.endswith("a"):
-        return number == major + minor
-    return number[:-1] == major and int(number[-1]) <= int(minor)
-
-
-def _height(arch: str) -> tuple[int, bool]:
-    return int("".join(letter for letter in arch if letter.isdecimal())), arch.endswith("a")

@@ -11,10 +11,12 @@ import msgspec
 
 from codegen import nvcc
 from codegen.aitemplate_flags import visible_devices
+from codegen.capability import best_arch
 from codegen.compiled import asked_archs, needs_arch
 from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
 from codegen.gemm_choice import flags_of, is_open, library_version, problem_of, runs_in_ci
+from codegen.gemm_decision import chosen, declared_sizes
 from codegen.gemm_spec import Triple, is_plain, kernel_for, output_type, tolerance
 from codegen.generate import Context, context_for
 from codegen.model import gemm_target
@@ -78,13 +80,22 @@ class Survey(Frozen, frozen=True):
     """AIT_FORCE_PROFILER_CACHE."""
 
 
-def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = (), *, ranks: bool = True) -> Survey:
+def survey(
+    request: Request,
+    knowledge: Knowledge,
+    problems: Sequence[Triple] = (),
+    *,
+    ranks: bool = True,
+    first_on: str = "",
+) -> Survey:
     """What a request's targets need.
 
     Args:
         problems: sizes for targets that leave some open; of these the first that fits a target's fixed ones counts. A
             model's GEMMs have the largest of its sizes where none does.
         ranks: what could be tried is asked for; without, the targets are as the project has them.
+        first_on: compute capability; then only what is to be measured on such a GPU before it is built, which
+            targets say themselves (key `profile`), also those in `deps`.
 
     Raises:
         ProbesNeeded; RequestError: a target is no GEMM, names its kernel itself, or leaves a size open.
@@ -95,19 +106,20 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
     largest: dict[str, Triple] = {}
     others: list[Target] = []
     for wanted in project.targets:
-        if wanted.name not in project.asked:
+        if not (getattr(wanted, "profile", False) if first_on else wanted.name in project.asked):
             continue
         of_model = _of_model(context, wanted) if isinstance(wanted, ModelTarget) and ranks else {}
         largest |= {gemm.name: sizes for gemm, sizes in of_model.items()}
         gemms += [wanted] if isinstance(wanted, GemmTarget) else of_model
         others += [] if isinstance(wanted, GemmTarget) or of_model else [wanted]
-    if others and (request.targets or not gemms):
+    if others and not first_on and (request.targets or not gemms):
         raise RequestError(
             "not-profilable",
             f'target "{others[0].name}" has no GEMM that can be measured',
             file=others[0].where,
             next_step='name targets of kind "gemm", or "model" with such operations',
         )
+    gemms = [gemm for gemm in gemms if gemm.profile] if first_on else gemms
     for target in gemms:
         _check_plain(target)
     _check(variables)
@@ -117,7 +129,11 @@ def survey(request: Request, knowledge: Knowledge, problems: Sequence[Triple] = 
         archs = asked_archs(context, target, amd=False)
         needs_arch(target, archs, "sm_80")
         sizes = _sizes(target, (*problems, largest[target.name]) if target.name in largest else problems)
-        for arch in nvcc.normalised(archs, target.where):
+        archs = nvcc.normalised(archs, target.where)
+        if first_on:
+            arch = best_arch(archs, first_on)
+            archs = (arch,) if arch and chosen(context, target, arch).wanted else ()
+        for arch in archs:
             kernel_for(target, arch)
             spec = _blank(target) if ranks else target
             ranked = candidates(context, spec, arch, sizes) if ranks else ()
@@ -204,7 +220,7 @@ def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Triple]
     found: dict[GemmTarget, tuple[GemmTarget, Triple]] = {}
     for op in model.ops:
         if isinstance(op.launch, GemmLaunch) and is_plain(op.launch.target) and is_open(op.launch.target):
-            gemm = gemm_target(target, op.launch)
+            gemm = gemm_target(target, op.launch, model.sizes)
             m, n, k = (model.sizes.most(dims) for dims in op.launch.sizes)
             found.setdefault(msgspec.structs.replace(gemm, name="", where=""), (gemm, (m, n, k)))
     return dict(found.values())
@@ -228,7 +244,7 @@ def _sizes(target: GemmTarget, problems: Sequence[Triple]) -> Triple:
     fixed = (target.m, target.n, target.k)
     if all(fixed):
         return fixed
-    for sizes in problems:
+    for sizes in (*problems, declared_sizes(target)) if target.profile else problems:
         if all(mine in (0, given) for mine, given in zip(fixed, sizes, strict=True)):
             return sizes
     opened = ", ".join(name for name, size in zip("mnk", fixed, strict=True) if not size)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from codegen.aitemplate_flags import recompiles
+from codegen.capability import guessing_notice
 from codegen.context import Context, Part
 from codegen.environment import Settings as Variables
 from codegen.environment import user_values
@@ -67,6 +68,7 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
     files = _gathered([part.files for part in parts.values()])
     if variables.is_on("AIT_ENABLE_CUDA_SOURCE_NAVIGATION_FIX"):
         files = tuple(part for file in files for part in _navigable(file))
+    unmeasured = _gathered([part.unmeasured for part in parts.values()])
     plan = Plan(
         targets=asked,
         actions=_gathered([part.actions for part in parts.values()]),
@@ -76,11 +78,17 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         artifacts=_gathered([parts[name].artifacts for name in asked]),
         notices=tuple(
             dict.fromkeys(
-                (*toolchains.notices, *(line for part in parts.values() for line in part.notices), *variables.notices)
+                (
+                    *toolchains.notices,
+                    *(line for part in parts.values() for line in part.notices),
+                    *guessing_notice(unmeasured),
+                    *variables.notices,
+                )
             )
         ),
         read=tuple(dict.fromkeys(read)),
         recompile=recompiles(variables),
+        unmeasured=unmeasured,
     )
     return _with_cmake_project(plan, context) if variables.is_on("AIT_USE_CMAKE_COMPILATION") else plan
 

@@ -15,8 +15,9 @@ from codegen.compiled import asked_archs, generated_options, needs_output, plan_
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.gemm import RESOURCES_3X, kernel_file, symbol_of
-from codegen.gemm_choice import Choice, chosen
-from codegen.gemm_spec import GemmKernel, kernel_for
+from codegen.gemm_choice import is_open
+from codegen.gemm_decision import Choice, chosen, unmeasured
+from codegen.gemm_spec import GemmKernel, is_plain, kernel_for
 from codegen.hip import hip_recipe
 from codegen.model_ops import GemmLaunch, PlainLaunch
 from codegen.model_spec import Model, read_model
@@ -25,6 +26,7 @@ from codegen.plain import is_hip
 from codegen.plain import kernel_file as plain_kernel_file
 from codegen.plan import GeneratedFile, RequestError
 from codegen.target import GemmTarget, ModelTarget, OutputKind
+from codegen.tensors import Sizes
 
 OUTPUTS = (OutputKind.SHARED, OutputKind.STATIC)
 
@@ -65,11 +67,13 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
     driver = GeneratedFile(path=f"{folder}/{symbol}.{ending}", content=texts.driver())
     objects = _objects(context, target, sources, driver, hip=hip)
     every = [choice for found in choices.values() for choice in found]
+    by_arch = {arch: [found[index] for found in choices.values()] for index, arch in enumerate(archs)}
     objects = msgspec.structs.replace(
         objects,
         files=(header, *objects.files),
         notices=tuple(dict.fromkeys((*objects.notices, *(one.notice for one in every if one.notice)))),
         read=tuple(dict.fromkeys(path for choice in every for path in choice.read)),
+        unmeasured=unmeasured(target.name, archs, by_arch),
     )
     library = _linked(context, target, objects.link, hip=hip)
     part = msgspec.structs.replace(objects.beside(library), link=library.link, device_link=library.device_link)
@@ -100,11 +104,15 @@ def _streams(context: Context) -> Streams:
     return Streams(extra, most)
 
 
-def gemm_target(target: ModelTarget, launch: GemmLaunch) -> GemmTarget:
-    """A GEMM of a model as a target of its own."""
-    return msgspec.structs.replace(
+def gemm_target(target: ModelTarget, launch: GemmLaunch, sizes: Sizes) -> GemmTarget:
+    """A GEMM of a model as a target of its own; where the model is to be measured, with its largest sizes."""
+    gemm = msgspec.structs.replace(
         launch.target, arch=target.arch, flags=target.flags, define=target.define, map_paths=target.map_paths
     )
+    if not (target.profile and is_plain(gemm) and is_open(gemm)):
+        return gemm
+    m, n, k = (sizes.most(dims) for dims in launch.sizes)
+    return msgspec.structs.replace(gemm, profile=(m, n, k))
 
 
 def _choices(
@@ -116,7 +124,7 @@ def _choices(
     for op in model.ops:
         if not isinstance(op.launch, GemmLaunch):
             continue
-        gemm = gemm_target(target, op.launch)
+        gemm = gemm_target(target, op.launch, model.sizes)
         same = msgspec.structs.replace(gemm, name="", where="")
         for arch in archs:
             if (same, arch) not in known:

@@ -199,6 +199,18 @@ class Recompile(Enum):
     NEVER = "never"
 
 
+class Unmeasured(Frozen, frozen=True):
+    """A target whose kernels are to be measured before it is built (key `profile`), as far as they are not."""
+
+    target: str
+    archs: tuple[str, ...]
+    """All that it is compiled for."""
+    wanted: tuple[str, ...]
+    """Those whose kernel is still to be measured, where there is such a GPU."""
+    guessed: tuple[str, ...]
+    """Those whose kernel is the likeliest: no measured one is known."""
+
+
 class Plan(Frozen, frozen=True):
     """The actions and generated files for a request. An action depends on those whose outputs its inputs name."""
 
@@ -213,6 +225,7 @@ class Plan(Frozen, frozen=True):
     """Every file and folder (absolute) whose change means that the plan must be made again: buildd.toml, globbed
     folders, toolchain files."""
     recompile: Recompile = Recompile.BY_CONTENT
+    unmeasured: tuple[Unmeasured, ...] = ()
 
     def makers(self) -> list[tuple[int, ...]]:
         """Of each action those that make its inputs, as indices."""

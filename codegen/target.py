@@ -107,6 +107,8 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     """sm_90a only: "cooperative" or "pingpong"; by default what suits the tile."""
     alignment: int = 0
     """Elements at which A and B are aligned; 0 means 16 bytes, or what fixed m, n, k allow."""
+    profile: bool | tuple[int, int, int] = False
+    """Measured before it is built, where that has not happened: true, or typical m, n, k where some are open."""
 
 
 class Conv2dTarget(GeneratedTarget, frozen=True, kw_only=True):
@@ -195,6 +197,8 @@ class ModelTarget(GeneratedTarget, frozen=True, kw_only=True):
     """Name of a size that is known at run time only -> smallest and largest."""
     places: dict[str, str] = {}
     """Operation -> where a person finds it; no key of the table."""
+    profile: bool = False
+    """Its GEMMs are measured before it is built, where that has not happened."""
 
 
 class TritonTarget(Target, frozen=True, kw_only=True):

@@ -154,6 +154,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An earlier request for the same that ended with `built`, of which the client has every event: of actions that
     stand as they did then nothing is told, they count as hits; empty where it wants to be told of every action. None
     where it does not mind: then nothing is told of a tree in which nothing has changed."""
+    measures: tuple[str, ...] = ()
+    """BUILD: compute capabilities, "9.0", of the GPUs on which the client can measure kernels; "" where it has not
+    asked. What its targets want measured there first is refused, with "not-measured"."""
 
 
 class Submit(Message, frozen=True, tag="submit"):

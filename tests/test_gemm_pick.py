@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from codegen.capability import runs_on
 from codegen.gemm_candidates import Ranked, estimate_us
 from codegen.gemm_choice import Candidate, problem_of
-from codegen.gemm_pick import cannot_win, for_capability, likely, runs_on, shared
+from codegen.gemm_pick import cannot_win, for_capability, likely, shared
 from codegen.gemm_spec import kernel_for
 from codegen.gemm_survey import Case, candidate_spec
 from codegen.target import GemmTarget

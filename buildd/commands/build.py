@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from buildd.cli import FAILED, OK, USAGE
@@ -40,19 +40,38 @@ def perform(options: Namespace, mode: Mode) -> int:
     environ = dict(os.environ)
     request = request_from(options, tuple(options.targets), mode, environ)
     telling = Telling(reasons=getattr(options, "explain", False), mode=mode, build=request.build_id)
-    views: list[View] = []
-    if trace := getattr(options, "trace", ""):
-        from buildd.ui.trace import TraceView
+    trace = getattr(options, "trace", "")
+    watched: list[Watched] = []
 
-        try:
-            views.append(TraceView(trace))
-        except OSError as error:
-            print_problem(f"no trace can be written: {error.strerror}", file=trace, next_step="name another file")
-            return USAGE
-    views.append(view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=environ))
-    watched = Watched(views)
-    status = status_of(carry_out(request, watched, no_daemon=options.no_daemon, environ=environ))
-    return FAILED if mode is Mode.PROVE and status == OK and watched.would_run else status
+    def views() -> View:
+        several: list[View] = []
+        if trace:
+            from buildd.ui.trace import TraceView
+
+            several.append(TraceView(trace))
+        several.append(view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=environ))
+        watched.append(Watched(several))
+        return watched[-1]
+
+    try:
+        view = views()
+    except OSError as error:
+        print_problem(f"no trace can be written: {error.strerror}", file=trace, next_step="name another file")
+        return USAGE
+    if mode is Mode.BUILD and may_measure(environ):
+        from buildd.commands.measured_first import carry_out_measured  # on machines with a GPU
+
+        done = carry_out_measured(request, view, views, options, environ)
+    else:
+        done = carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
+    status = status_of(done)
+    return FAILED if mode is Mode.PROVE and status == OK and watched[-1].would_run else status
+
+
+def may_measure(environ: Mapping[str, str]) -> bool:
+    """Whether there might be a GPU here: its driver's program is on PATH."""
+    folders = environ.get("PATH", os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(folder or ".", "nvidia-smi"), os.X_OK) for folder in folders)
 
 
 class Watched(Several):

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from protocol.messages import Mode
 
 if TYPE_CHECKING:
     from buildd.candidate_builds import Builder
+    from buildd.gpus import Gpu
     from buildd.profile_told import Chosen, Summary, Told
     from buildd.profiling import Plan
     from buildd.store import Store
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> int:
 
 
 async def _profile(options: Namespace, request: Request, problems: list[Triple], environ: Mapping[str, str]) -> int:
-    from buildd.gpus import find_gpus, visible
+    from buildd.gpus import find_gpus
     from buildd.profile_cache import flush_asked, open_profiles
     from buildd.profiling import Plan, Profiling
     from buildd.store import Store
@@ -75,12 +76,7 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
         for line in flush_asked(survey.environment, store, request.project, request.build_id):
             say(f"buildd: {line}")
         gpus, why = ((), "--no-gpu") if options.no_gpu else find_gpus(environ)
-        shown = visible(gpus, survey.devices)
-        if gpus and not shown:
-            why = "CUDA_VISIBLE_DEVICES shows none"
-        alike = tuple(gpu for gpu in shown if (gpu.name, gpu.driver) == (shown[0].name, shown[0].driver))
-        if len(alike) < len(shown):
-            say(f"buildd: measuring on {alike[0].name} only; show another model with CUDA_VISIBLE_DEVICES")
+        alike, why = shown_gpus(gpus, why, survey.devices, lambda line: say(f"buildd: {line}"))
         if not alike and not survey.continuous_integration and why != "--no-gpu":
             say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
         plan = Plan(request=request, survey=survey, gpus=alike, top=options.top, exhaustive=options.exhaustive)
@@ -90,7 +86,7 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
             for line in cache.notices:
                 say(f"buildd: {line}")
             _check_known(plan)
-            builder = _builder(options, request, environ)
+            builder = builder_for(options, request, environ)
             shower = _Shower(json=options.json, exhaustive=options.exhaustive)
             try:
                 summary = await Profiling(plan, builder, cache, shower.tell, lambda line: say(f"buildd: {line}")).run()
@@ -100,7 +96,29 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
         return FAILED if shower.missing else OK
 
 
-def _builder(options: Namespace, request: Request, environ: Mapping[str, str]) -> Builder:
+def shown_gpus(
+    gpus: tuple[Gpu, ...], why: str, devices: tuple[str, ...] | None, say: Callable[[str], None]
+) -> tuple[tuple[Gpu, ...], str]:
+    """Those of one model that a request may use, and why there is none.
+
+    Args:
+        why: as of `find_gpus`.
+        devices: as of `visible`.
+        say: is told that some are of another model.
+    """
+    from buildd.gpus import visible
+
+    shown = visible(gpus, devices)
+    if gpus and not shown:
+        why = "CUDA_VISIBLE_DEVICES shows none"
+    alike = tuple(gpu for gpu in shown if (gpu.name, gpu.driver) == (shown[0].name, shown[0].driver))
+    if len(alike) < len(shown):
+        say(f"measuring on {alike[0].name} only; show another model with CUDA_VISIBLE_DEVICES")
+    return alike, why
+
+
+def builder_for(options: Namespace, request: Request, environ: Mapping[str, str]) -> Builder:
+    """What builds candidates: the daemon, or this process where it has to."""
     from buildd.candidate_builds import Here, ThroughDaemon
     from protocol.errors import ProtocolError
 
@@ -112,7 +130,9 @@ def _builder(options: Namespace, request: Request, environ: Mapping[str, str]) -
     return Here(request.store)
 
 
-async def survey_of(request: Request, problems: list[Triple], store: Store, *, ranks: bool = True) -> Survey:
+async def survey_of(
+    request: Request, problems: list[Triple], store: Store, *, ranks: bool = True, first_on: str = ""
+) -> Survey:
     """What is to be measured. Arguments and errors: `codegen.gemm_survey.survey`."""
     from buildd.files import Files
     from buildd.planner import Planner
@@ -123,7 +143,8 @@ async def survey_of(request: Request, problems: list[Triple], store: Store, *, r
     try:
         planner = Planner(runner, store, Files(store))
         found, _ = await planner.learn(
-            f"{request.project} profile", lambda knowledge: survey(request, knowledge, problems, ranks=ranks)
+            f"{request.project} profile",
+            lambda knowledge: survey(request, knowledge, problems, ranks=ranks, first_on=first_on),
         )
         return found
     finally:
@@ -166,7 +187,7 @@ class _Shower:
             self._print_json("chosen" if isinstance(told, Chosen) else "tried", told)
             return
         if isinstance(told, Chosen):
-            print(f"{told.target}: {_chosen(told)}", flush=True)
+            print(f"{told.target}: {chosen_words(told)}", flush=True)
             return
         figures = f"{told.time_us:10.1f} us" if told.time_us else f"{told.outcome:>13}"
         mark = f"  {told.outcome}" if told.time_us and told.outcome != "measured" else ""
@@ -198,7 +219,8 @@ class _Shower:
         sys.stdout.flush()
 
 
-def _chosen(told: Chosen) -> str:
+def chosen_words(told: Chosen) -> str:
+    """What a problem came to, behind the target's name."""
     if not told.candidate:
         return f"no kernel for {told.problem} is known to work"
     if not told.time_us:

@@ -1,0 +1,128 @@
+"""Which kernel a GEMM target gets: the one that the project names, the best that was measured, or the usual one.
+
+Knows the files of best kernels and, where a target is to be measured (key `profile`), the ranking; nothing of GPUs.
+Whatever is chosen computes the same, and is in the generated text: no key depends on anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from codegen import best
+from codegen.context import Context
+from codegen.gemm_candidates import candidates
+from codegen.gemm_choice import (
+    candidate_from,
+    flags_of,
+    is_open,
+    library_version,
+    problem_of,
+    runs_in_ci,
+    smallest,
+)
+from codegen.gemm_spec import Triple, is_plain, kernel_for
+from codegen.plan import Frozen, RequestError, Unmeasured
+from codegen.target import GemmTarget
+
+
+class Choice(Frozen, frozen=True):
+    """A target as it is to be generated for one architecture."""
+
+    target: GemmTarget
+    read: tuple[str, ...] = ()
+    notice: str = ""
+    wanted: bool = False
+    """It is to be measured before it is built, where there is such a GPU."""
+    guessed: bool = False
+    """It is the likeliest, as no measured one is known."""
+
+
+def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
+    """The kernel of a target for an architecture.
+
+    Raises:
+        ProbesNeeded; RequestError: "bad-gemm"; "not-profiled" where AIT_FORCE_PROFILER_CACHE asks for a profile and
+            there is none.
+    """
+    variables = context.variables
+    sizes = declared_sizes(target) if target.profile else None
+    if not is_open(target):
+        return Choice(target=target)
+    if runs_in_ci(variables):
+        small = smallest(target, arch)
+        return Choice(
+            target=small.of(target), notice=f"{target.name}: CI_FLAG=CIRCLECI: the smallest kernel for {arch}"
+        )
+    request = context.request
+    places = best.folders(request.environment, request.store, request.project)
+    found = best.choose(
+        best.published(places),
+        problem_of(target, arch),
+        toolkit=context.toolchains.cuda().version,
+        library=library_version(context.toolchains.cutlass()),
+        flags=flags_of(context, target),
+        capability=f"{int(re.sub(r'[^0-9]', '', arch)) / 10:.1f}",
+    )
+    read = tuple(f"{place}/{best.FILE}" for place in places)
+    again = variables.is_on("FORCE_PROFILE") and sizes is not None
+    candidate = candidate_from(found.candidate) if found is not None else None
+    if found is not None and candidate is not None:
+        better = candidate.of(target)
+        try:
+            kernel_for(better, arch)
+        except RequestError:
+            pass  # of a buildd with other rules
+        else:
+            where = found.setting.gpu or "an imported profile"
+            took = f", {found.time_us:.1f} us" if found.time_us else ""
+            notice = f"{target.name}: {found.candidate} for {arch}, the best on {where}{took}"
+            return Choice(target=better, read=read, notice=notice, wanted=again)
+    if variables.is_on("AIT_FORCE_PROFILER_CACHE"):
+        raise RequestError(
+            "not-profiled",
+            f'target "{target.name}": nothing was measured for {problem_of(target, arch)}, and'
+            " AIT_FORCE_PROFILER_CACHE=1 forbids to go on without",
+            file=target.where,
+            next_step=f"run `buildd profile {target.name}` on a machine with such a GPU, or unset the variable",
+        )
+    if sizes is None:
+        return Choice(target=target, read=read)
+    wanted = again or not variables.is_on("DISABLE_PROFILER_CODEGEN")
+    ranked = candidates(context, target, arch, sizes)
+    guess = ranked[0].candidate.of(target) if ranked else target
+    return Choice(target=guess, read=read, wanted=wanted, guessed=True)
+
+
+def declared_sizes(target: GemmTarget) -> Triple:
+    """The problem that a target with the key `profile` is measured with. Raises RequestError: "bad-gemm"."""
+    given = target.profile if isinstance(target.profile, tuple) else (target.m, target.n, target.k)
+    fixed = (target.m, target.n, target.k)
+    if not is_open(target):
+        raise _wrong(target, "`profile` chooses its kernel, and it names one", "leave one of them out")
+    if not is_plain(target):
+        what = "only one problem without a second operand of the epilogue is, of types other than fp8"
+        raise _wrong(target, f"it cannot be measured: {what}", "leave `profile` out")
+    if min(given) <= 0:
+        example = [size or 4096 for size in given]
+        raise _wrong(target, "`profile` needs a size for each of m, n, k", f"for example profile = {example}")
+    if any(size not in (0, mine) for size, mine in zip(fixed, given, strict=True)):
+        raise _wrong(target, f"profile = {list(given)} is not what m, n, k say", "profile = true where all are fixed")
+    return given
+
+
+def unmeasured(name: str, archs: Sequence[str], choices: Mapping[str, Iterable[Choice]]) -> tuple[Unmeasured, ...]:
+    """What is to be said of a target whose kernels were chosen.
+
+    Args:
+        choices: for each of its architectures.
+    """
+    wanted = tuple(arch for arch in archs if any(choice.wanted for choice in choices[arch]))
+    guessed = tuple(arch for arch in archs if any(choice.guessed for choice in choices[arch]))
+    if not wanted and not guessed:
+        return ()
+    return (Unmeasured(target=name, archs=tuple(archs), wanted=wanted, guessed=guessed),)
+
+
+def _wrong(target: GemmTarget, message: str, next_step: str) -> RequestError:
+    return RequestError("bad-gemm", f'target "{target.name}": {message}', file=target.where, next_step=next_step)

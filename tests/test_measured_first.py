@@ -1,0 +1,154 @@
+"""Targets that are measured before they are built: what a plan says of them, what is refused, and the whole command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildd.commands.measured_first import capabilities_here
+from buildd.gpus import Gpu, recall, remember
+from codegen.capability import ANY, best_arch, guessing_notice, to_measure
+from codegen.gemm_decision import declared_sizes
+from codegen.plan import RequestError, Unmeasured
+from codegen.target import GemmTarget
+from tests.carry_out import request_for
+from tests.estate import Estate
+from tests.test_profiling import cutlass_in, smi
+
+H200 = Gpu(index=0, uuid="GPU-1", name="NVIDIA H200", driver="580.1", capability="9.0")
+BOTH = ("sm_80", "sm_90a")
+
+
+def test_only_what_can_be_measured_here_is_measured_first() -> None:
+    def missing(*wanted: str, archs: tuple[str, ...] = BOTH) -> list[Unmeasured]:
+        return [Unmeasured(target="g", archs=archs, wanted=wanted, guessed=wanted)]
+
+    assert to_measure(missing("sm_90a"), ("9.0",)) == ("g",)
+    assert to_measure(missing("sm_80"), ("9.0",)) == () == to_measure(missing("sm_80"), ())
+    assert to_measure(missing("sm_80"), (ANY,)) == ("g",) and to_measure(missing(), (ANY,)) == ()
+    older = missing("sm_80", archs=("sm_80", "sm_86"))
+    assert to_measure(older, ("8.6",)) == (), "there the entry point takes sm_86"
+    assert best_arch(("sm_80", "sm_86"), "8.9") == "sm_86" and best_arch(BOTH, "10.0") == ""
+    (line,) = guessing_notice([*missing("sm_80"), *missing("sm_90a") * 5])
+    assert line.startswith("g, g, g, g and 2 more: nothing was measured for sm_80, sm_90a")
+    assert guessing_notice([Unmeasured(target="g", archs=BOTH, wanted=BOTH, guessed=())]) == ()
+
+
+def test_the_problem_that_a_target_is_measured_with() -> None:
+    open_target = GemmTarget(name="g", n=64, k=32, profile=(16, 64, 32))
+    assert declared_sizes(open_target) == (16, 64, 32)
+    assert declared_sizes(GemmTarget(name="g", m=1, n=64, k=32, profile=True)) == (1, 64, 32)
+    wrong = {
+        "needs a size for each": GemmTarget(name="g", n=64, k=32, profile=True),
+        "needs a size for each of m": GemmTarget(name="g", profile=(4, -4, 4)),
+        "is not what m, n, k say": GemmTarget(name="g", n=64, profile=(4, 65, 4)),
+        "chooses its kernel": GemmTarget(name="g", m=1, n=64, k=32, profile=True, stages=3),
+        "cannot be measured": GemmTarget(name="g", m=1, n=64, k=32, profile=True, dtype="fp8_e4m3"),
+    }
+    for words, target in wrong.items():
+        with pytest.raises(RequestError, match=words) as caught:
+            declared_sizes(target)
+        assert caught.value.next_step
+
+
+def test_gpus_are_remembered_until_the_machine_may_be_another(tmp_path: Path) -> None:
+    environ = smi(tmp_path, "exit 1")
+    assert recall(tmp_path / "store", environ) is None
+    remember(tmp_path / "store", environ, (H200,))
+    assert recall(tmp_path / "store", environ) == (H200,)
+    request = request_for(tmp_path, store=str(tmp_path / "store"), environment={})
+    assert capabilities_here(request, environ) == ("9.0",)
+    for devices in ("", "-1", "7"):
+        hidden = request_for(tmp_path, store=str(tmp_path / "store"), environment={"CUDA_VISIBLE_DEVICES": devices})
+        assert capabilities_here(hidden, environ) == ()
+    os.utime(tmp_path / "nvidia-smi", ns=(1, 1))
+    assert recall(tmp_path / "store", environ) is None, "another driver"
+    assert capabilities_here(request, environ) == (ANY,)
+    (tmp_path / "store/profiles/gpus.json").write_text("{")
+    assert recall(tmp_path / "store", environ) is None
+
+
+PROJECT = """\
+[target.g]
+kind = "gemm"
+m = 512
+n = 512
+k = 512
+profile = true
+arch = ["sm_80"]
+
+[target.uses]
+kind = "cuda"
+sources = ["src/b.cu"]
+arch = ["sm_80"]
+deps = ["g"]
+"""
+MEASURE = f"""#!{sys.executable} -IS
+import sys
+words = b""
+while words.count(b"\\0") < 10:
+    byte = sys.stdin.buffer.read(1)
+    if not byte:
+        sys.exit(0)
+    words += byte
+print("ready", flush=True)
+sys.stdin.buffer.readline()
+time_us = 7 if b"_64x256x32_" in words else 9
+print('{{"outcome": "measured", "time_us": %d, "samples": 9}}' % time_us, flush=True)
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_build_measures_first_what_nobody_has_measured(estate: Estate) -> None:
+    estate.write("buildd.toml", PROJECT)
+    estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
+    tools, home = estate.folder / "tools", estate.folder / "cuda"
+    tools.mkdir()
+    # A toolkit whose program that measures is one.
+    measure = tools / "measure"
+    measure.write_text(MEASURE)
+    measure.chmod(0o755)
+    shutil.copytree(estate.environ["CUDA_HOME"], home)
+    (home / "bin/nvcc").rename(home / "bin/real-nvcc")
+    (home / "bin/nvcc").write_text(
+        f'#!/bin/sh\n{home}/bin/real-nvcc "$@" || exit\n'
+        f'while [ $# -gt 1 ]; do case "$1 $2" in "-o "*/measure) cp {measure} "$2";; esac; shift; done\n'
+    )
+    (home / "bin/nvcc").chmod(0o755)
+    estate.environ["CUDA_HOME"] = str(home)
+
+    def build(*targets: str, **environ: str) -> str:
+        before = dict(estate.environ)
+        estate.environ |= environ
+        said = estate.build(*targets)
+        estate.environ = before
+        assert said.status == 0, said.text
+        return said.text
+
+    guessed = "g: nothing was measured for sm_80, so the likeliest kernels are taken"
+    first = build("g")
+    assert first.count(guessed) == 1 and "3 compiled" in first
+    asked = estate.folder / "asked"
+    listed = f'echo "$*" >> {asked}\ncase "$*" in *query-gpu*) echo "0, GPU-1, NVIDIA A100, 580.1, 8.0";; esac'
+    estate.environ["PATH"] = f"{smi(tools, listed)['PATH']}:{estate.environ['PATH']}"
+    assert guessed in build("g", CUDA_VISIBLE_DEVICES="") and not asked.exists()
+    assert guessed in build("g", DISABLE_PROFILER_CODEGEN="1") and not asked.exists()
+    measured = build("uses")
+    assert "buildd: g: measured on NVIDIA A100 first" in measured and guessed not in measured, measured
+    assert "the best of 2 tried on NVIDIA A100" in measured and " for sm_80, the best on NVIDIA A100" in measured
+    questions = asked.read_text().count("query-gpu")
+    again = build("uses")
+    assert "measured on" not in again and "0 compiled" in again, again
+    assert "measured on" not in build("g") and asked.read_text().count("query-gpu") == questions, "nobody was asked"
+    forced = build("g", FORCE_PROFILE="1")
+    assert "measured on NVIDIA A100 first" in forced and "the best on NVIDIA A100" in forced and "hit" in forced
+    emptied = build("g", FLUSH_PROFILE_CACHE="1")
+    assert "the profiles are emptied" in emptied and "measured on NVIDIA A100 first" in emptied, emptied
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    broken = build("g", FLUSH_PROFILE_CACHE="1")
+    assert "nvidia-smi: no driver: nothing is measured" in broken and guessed in broken, broken
