@@ -68,7 +68,7 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     part = msgspec.structs.replace(part, unmeasured=unmeasured(target.name, archs, by_arch))
     if not context.variables.is_on("AIT_ENABLE_STANDALONE"):
         return part
-    if not is_plain(target):
+    if not is_plain(msgspec.structs.replace(target, grouped=False)):
         notice = f"{target.name}: AIT_ENABLE_STANDALONE has no program for its batches, epilogue or type"
         return msgspec.structs.replace(part, notices=(*part.notices, notice))
     test = _standalone(target, context.build)
@@ -104,6 +104,9 @@ def _standalone(target: GemmTarget, build: str) -> GeneratedFile:
             output=output_type(target),
             layout=target.layout,
             epilogue=target.epilogue,
+            grouped=target.grouped,
+            rows_apart=target.layout[0] == "r",
+            bias=target.epilogue.startswith("bias"),
             tolerance=tolerance(target),
         )
     return GeneratedFile(path=f"{build}/{target.name}-test/gen/{symbol}_test.cu", content=text.encode())
@@ -124,9 +127,9 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
         symbol=symbol,
         fixed=[(name, size) for name in ("m", "n", "k") if (size := getattr(target, name))],
         invalid_problem=_INVALID_PROBLEM,
-        both=kernels[0].both,
-        batch_parameter=", int batch" if target.batched else "",
+        grouped=target.grouped,
         kernels=newest_first(kernels),
+        **interface(kernels[0]),
     )
     return (
         # Host code alone: the host compiler is done with it before nvcc would have begun.
@@ -148,9 +151,27 @@ def newest_first(kernels: Iterable[GemmKernel]) -> list[dict[str, str]]:
 
 def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
     """The source of a kernel, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
-    source = template("gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2")
+    source = template(
+        "gemm_grouped.cu.j2" if kernel.grouped else "gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2"
+    )
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)} | {"both": kernel.both}
     return source.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
+
+
+def interface(kernel: GemmKernel) -> dict[str, str]:
+    """Parameters of a kernel's functions, up to alpha, and the words that pass them on."""
+    if kernel.grouped:
+        operands = ("const void* const* a", "const void* const* b", "const void* const* c", "void* const* d")
+        sizes: tuple[str, ...] = ("const int* sizes", "int groups")
+        space: tuple[str, ...] = ("int groups",)
+    else:
+        bias = ("const void* bias",) if kernel.both else ()
+        operands = ("const void* a", "const void* b", "const void* c", *bias, "void* d")
+        space = sizes = ("int m", "int n", "int k", *(("int batch",) if kernel.batched else ()))
+    words = {"operands": (*operands, *sizes), "space": space}
+    parameters = {f"{name}_parameters": ", ".join(given) for name, given in words.items()}
+    passed = {name: ", ".join(word.rpartition(" ")[2] for word in given) for name, given in words.items()}
+    return parameters | {f"{name}_arguments": text for name, text in passed.items()}
 
 
 def _capability(arch: str) -> int:

@@ -74,7 +74,8 @@ def problem_of(target: GemmTarget, arch: str) -> str:
         f"gemm {arch} {target.dtype} {target.output_dtype or target.dtype} {kernel.element_accumulator}",
         f"{target.layout} {target.epilogue} align{kernel.align},{kernel.align_d} m{target.m} n{target.n} k{target.k}",
     )
-    more = (("batched",) if target.batched else ()) + (f"split{target.split_k}",) if target.split_k > 1 else ()
+    more = tuple(word for word in ("batched", "grouped") if getattr(target, word))
+    more += (f"split{target.split_k}",) if target.split_k > 1 else ()
     return " ".join((*words, *more))
 
 

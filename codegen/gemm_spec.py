@@ -93,6 +93,7 @@ class GemmKernel:
     combine: str
     """What joins the result with C: "", "plus" or "multiplies"."""
     batched: bool
+    grouped: bool
     split_k: int
     fp8: bool
     tile: Triple
@@ -116,6 +117,7 @@ class GemmKernel:
             *((self.activation.lower(),) if self.activation else ()),
             *((self.combine,) if self.combine else ()),
             *(("batched",) if self.batched else ()),
+            *(("grouped",) if self.grouped else ()),
             *((f"k{self.split_k}",) if self.split_k > 1 else ()),
             *(_by(self.tile), *form, f"s{self.stages}", f"a{self.align}", f"d{self.align_d}"),
         )
@@ -165,6 +167,7 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         if getattr(target, name) < 0:
             raise _wrong(target, f"{name} is negative", "0 stands for: known at run time, or chosen by buildd")
     _check_split(target, combine)
+    _check_grouped(target, combine, arch)
     align, align_d = _alignments(target, typed, kind, output, layout, arch)
     tile = target.tile or (_default_tile_90(typed) if three else typed.tile_80)
     if min(tile) <= 0:
@@ -194,6 +197,7 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         activation=_ACTIVATIONS[activation],
         combine=_COMBINED[combine],
         batched=target.batched,
+        grouped=target.grouped,
         split_k=target.split_k,
         fp8=typed.only_90,
         tile=tile,
@@ -243,6 +247,8 @@ def formula(target: GemmTarget) -> str:
     inner = f"{activation}({inner})" if activation else inner
     sign = {"add": "+", "multiply": "*"}.get(combine)
     each = ", for each of `batch` problems, one behind the other" if target.batched else ""
+    if target.grouped:
+        each = ", for each of `groups` problems: the host's arrays of pointers and of m, n, k; not under graph capture"
     return f"d = {inner} {sign} (beta * C){each}" if sign else f"d = {inner}{each}"
 
 
@@ -258,7 +264,7 @@ def also_takes(target: GemmTarget) -> tuple[bool, bool]:
 def is_plain(target: GemmTarget) -> bool:
     """Whether its entry point takes A, B, C and D of one problem, as what measures GEMMs calls it."""
     _, _, combine = _SPELLED.get(target.epilogue.removeprefix("none"), ("", "", ""))
-    return not (target.batched or combine or target.dtype.startswith("fp8"))
+    return not (target.batched or target.grouped or combine or target.dtype.startswith("fp8"))
 
 
 def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:
@@ -312,6 +318,18 @@ def _check_split(target: GemmTarget, combine: str) -> None:
     if target.split_k > 1 and (target.batched or combine):
         what = "batched" if target.batched else f'the epilogue "{target.epilogue}"'
         raise _wrong(target, f"split_k and {what} do not go together", "leave one of them out")
+
+
+def _check_grouped(target: GemmTarget, combine: str, arch: str) -> None:
+    if not target.grouped:
+        return
+    if target.dtype not in ("fp16", "bf16"):
+        raise _wrong(target, f"{target.dtype} cannot be grouped", "possible: fp16, bf16")
+    if arch == ARCH_3X:
+        raise _wrong(target, f"there is no grouped GEMM for {arch}", 'use arch = ["sm_90"]', "bad-arch")
+    if target.batched or combine or target.split_k > 1:
+        what = "batched" if target.batched else "split_k" if not combine else f'the epilogue "{target.epilogue}"'
+        raise _wrong(target, f"grouped and {what} do not go together", "leave one of them out")
 
 
 def _warp_tile(target: GemmTarget, typed: _Type, tile: Triple, warps: Triple) -> Triple:

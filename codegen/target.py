@@ -93,6 +93,8 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     """none, or some of "bias", an activation, and "add" or "multiply", in this order: bias_gelu, silu_multiply."""
     batched: bool = False
     """Many problems of one size, one behind the other; how many is known at run time."""
+    grouped: bool = False
+    """Many problems of different sizes in one launch; their arrays and sizes are known at run time."""
     split_k: int = 1
     """Parts of k that are computed side by side and then added: for small m and n."""
     tile: tuple[int, int, int] | None = None

@@ -12,7 +12,8 @@ import pytest
 from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 
 from buildd import compdb
-from codegen.gemm import generated
+from codegen.gemm import generated, interface
+from codegen.gemm_choice import problem_of
 from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_plain, kernel_for, tolerance
 from codegen.gemm_survey import survey
 from codegen.plan import RequestError
@@ -99,6 +100,12 @@ def test_every_combination_of_half_precision_has_a_text(arch: str, layout: str, 
         ({"split_k": 2, "batched": True}, "sm_80", "leave one of them out"),
         ({"split_k": 2, "epilogue": "bias_multiply"}, "sm_90a", "leave one of them out"),
         ({"split_k": 2, "tile": [64, 128, 64]}, "sm_90a", "128 or 256"),
+        ({"grouped": True}, "sm_90a", 'arch = ["sm_90"]'),
+        ({"grouped": True, "dtype": "tf32"}, "sm_80", "fp16, bf16"),
+        ({"grouped": True, "batched": True}, "sm_80", "leave one of them out"),
+        ({"grouped": True, "split_k": 2}, "sm_80", "leave one of them out"),
+        ({"grouped": True, "epilogue": "add_"}, "sm_80", "bias_add"),
+        ({"grouped": True, "epilogue": "relu_add"}, "sm_80", "leave one of them out"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(keys: dict[str, Any], arch: str, allowed: str) -> None:
@@ -190,10 +197,24 @@ def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
     assert (kernel.name == kernel_for(spec(), arch).name) is not bool(keys)
 
 
+def test_a_grouped_kernel_has_sizes_of_each_problem() -> None:
+    target = spec(grouped=True, epilogue="bias", n=64, k=32)
+    entry, source = (file.content.decode() for file in generated(target, [kernel_for(target, "sm_80")], "gen"))
+    name = kernel_for(target, "sm_80").name
+    assert "_grouped_" in name and name != kernel_for(spec(epilogue="bias", n=64, k=32), "sm_80").name
+    assert f"{name}_run(a, b, c, d, sizes, groups, alpha, beta, workspace, stream)" in entry
+    assert "sizes[3 * i + 1] != 64" in entry and "sizes[3 * i + 2] != 32" in entry and "3 * i + 0]" not in entry
+    heads = [
+        line.partition("_run(")[2] for text in (entry, source) for line in text.splitlines() if "* const* a" in line
+    ]
+    assert len(heads) == 3 and len(set(heads)) == 1, "declared as it is defined"
+    assert problem_of(target, "sm_80").endswith(" grouped")
+
+
 def test_only_what_the_measuring_program_calls_is_measured() -> None:
     assert is_plain(spec(epilogue="bias_tanh", layout="ccr"))
     assert is_plain(spec(split_k=2)) and tolerance(spec(split_k=8)) > tolerance(spec(split_k=2)) == tolerance(spec())
-    for keys in ({"batched": True}, {"epilogue": "multiply"}, {"dtype": "fp8_e4m3"}):
+    for keys in ({"batched": True}, {"grouped": True}, {"epilogue": "multiply"}, {"dtype": "fp8_e4m3"}):
         assert not is_plain(spec(**keys))
 
 
@@ -244,6 +265,44 @@ def test_options_compile(tmp_path: Path, arch: str, option: str) -> None:
     carry_out_all(plan, tmp_path, tmp_path / "scratch")
     library = ctypes.CDLL(str(tmp_path / "build/g/libg.so"))
     assert library.g_run and library.g_workspace_bytes
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_grouped_gemm_compiles_with_its_standalone_test_and_checks_its_problems(tmp_path: Path) -> None:
+    keys = {"grouped": True, "epilogue": "bias_relu", "n": 64}
+    kernel = kernel_for(spec(**keys), "sm_80")
+    parameters, call = (interface(kernel)[f"operands_{name}"] for name in ("parameters", "arguments"))
+    # Of a library only the entry point can be called, and that wants a GPU.
+    (tmp_path / "shim.cu").write_text(
+        f'extern "C" int {kernel.name}_run({parameters}, float, float, void*, cudaStream_t);\n'
+        f'extern "C" size_t {kernel.name}_workspace_bytes(int);\n'
+        f'extern "C" int run({parameters}) {{ return {kernel.name}_run({call}, 1, 0, nullptr, nullptr); }}\n'
+        f'extern "C" size_t space(int groups) {{ return {kernel.name}_workspace_bytes(groups); }}\n'
+    )
+    specs = {
+        "g": {"kind": "gemm", "arch": ["sm_80"], "output": "static", **keys},
+        "shim": {"kind": "cuda", "arch": ["sm_80"], "sources": ["shim.cu"], "deps": ["g"]},
+    }
+    environment = {"PATH": "/usr/bin:/bin", "AIT_ENABLE_STANDALONE": "1"}
+    plan = plan_for(request_for(tmp_path, file="", specs=specs, environment=environment))
+    carry_out_all(plan, tmp_path, tmp_path / "scratch")
+    assert (tmp_path / "build/g-test/g-test").is_file()
+    library = ctypes.CDLL(str(tmp_path / "build/shim/libshim.so"))
+    assert [library.space(groups) for groups in (0, -1, 3)] == [0, 0, 3 * 76]
+
+    def status(*problems: tuple[int, int, int], third: int = 256, a: int = 256, groups: int | None = None) -> int:
+        arrays = [(ctypes.c_void_p * 4)(*[pointer] * 4) for pointer in (a, 256, third, 256)]
+        sizes = (ctypes.c_int * 12)(*(size for problem in problems for size in problem))
+        count = len(problems) if groups is None else groups
+        return int(library.run(*arrays, sizes, count))
+
+    misaligned, invalid, no_workspace = -1, -4, -6
+    assert status() == 0 == status((0, 64, 32), (8, 0, 8)), "nothing to do"
+    assert {status((8, 64, 0)), status((-1, 64, 8)), status(groups=-1), status((8, 64, 8), third=0)} == {invalid}
+    assert {status((8, 64, 12)), status((8, 60, 8)), status((8, 64, 8), a=264)} == {misaligned}
+    assert status((8, 64, 8), (0, 64, 8), (7, 64, 16)) == no_workspace
 
 
 @pytest.mark.cuda

@@ -12,7 +12,7 @@ import pytest
 from codegen.gemm import MEASURE
 from codegen.generate import make_plan
 from codegen.plan import Knowledge
-from tests.carry_out import answered, request_for
+from tests.carry_out import answered, plan_for, request_for
 
 FAKES = Path(__file__).parent / "fakes"
 
@@ -21,7 +21,12 @@ FAKES = Path(__file__).parent / "fakes"
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """measure.cu, compiled by nvcc and linked with a runtime that is none."""
     folder = tmp_path_factory.mktemp("measure")
-    (folder / "measure.cu").write_bytes(Path(MEASURE).read_bytes())
+    return on_the_host(folder, Path(MEASURE).read_bytes())
+
+
+def on_the_host(folder: Path, source: bytes, *more: Path) -> Path:
+    """A program of CUDA without kernels; more: objects or sources in C."""
+    (folder / "measure.cu").write_bytes(source)
     spec = {"kind": "cuda", "sources": ["measure.cu"], "arch": ["sm_80"], "flags": ["-std=c++17"], "output": "object"}
     request, knowledge = request_for(folder, file="", specs={"measure": spec}), Knowledge()
     plan = answered(lambda: make_plan(request, knowledge), knowledge)
@@ -34,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("__cudaRegisterFatBinary", "__cudaRegisterFatBinaryEnd", "__cudaUnregisterFatBinary")
     )
     (folder / "stubs.c").write_text(stubs)
-    objects = [str(folder / name) for name in ("measure.o", "cudart.o", "stubs.c")]
+    objects = [*(str(folder / name) for name in ("measure.o", "cudart.o", "stubs.c")), *map(str, more)]
     subprocess.run(["gcc", "-o", folder / "measure", *objects, "-lstdc++", "-ldl", "-lm", "-w"], check=True)
     return folder / "measure"
 
@@ -113,3 +118,37 @@ def test_one_after_another_until_one_does_not_work(program: Path, tmp_path: Path
     assert done.returncode == 1
     done = subprocess.run([program], input=question(right, 40)[:-9], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), "half a question is none"
+
+
+GROUPS = """\
+int gemm_run(const void *, const void *, const void *, void *, int, int, int, float, float, void *, void *);
+unsigned long g_workspace_bytes(int groups) { return 76ul * groups; }
+int g_run(const void *const *a, const void *const *b, const void *const *c, void *const *d, const int *sizes,
+          int groups, float alpha, float beta, void *workspace, void *stream) {
+  if (groups != 4 || sizes[0] != 3 || sizes[6] != 0) return -4;
+  for (int i = 0; i < groups; i++) {
+    const int *size = sizes + 3 * i;
+    int status = gemm_run(a[i], b[i], c[i], d[i], size[0], size[1], size[2], alpha, beta, workspace, stream);
+    if (status) return status;
+  }
+  return 0;
+}
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_the_standalone_test_of_a_grouped_gemm_makes_several_problems_of_one(tmp_path: Path) -> None:
+    spec = {"kind": "gemm", "arch": ["sm_80"], "grouped": True, "epilogue": "bias_relu", "m": 24, "n": 40, "k": 32}
+    environment = {"PATH": "/usr/bin:/bin", "AIT_ENABLE_STANDALONE": "1"}
+    plan = plan_for(request_for(tmp_path, file="", specs={"g": spec}, environment=environment))
+    (source,) = (file.content for file in plan.files if file.path.endswith("g_test.cu"))
+    (tmp_path / "groups.c").write_text(GROUPS)
+    flags = ["-DTYPE=_Float16", "-DA_ROW=1", "-DB_ROW=0", "-DBIAS=1", "-DTANH=0"]
+    for fault, outcome in ((0, "measured"), (4, "wrong")):
+        gemm = tmp_path / "gemm.o"
+        command = ["gcc", "-O2", "-msse2", "-c", *flags, f"-DFAULT={fault}", "-o", gemm, FAKES / "fake-gemm.c"]
+        subprocess.run(command, check=True)
+        program = on_the_host(tmp_path, source, gemm, tmp_path / "groups.c")
+        done = subprocess.run([program], capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["outcome"] == outcome, done

@@ -18,6 +18,13 @@ MISALIGNED = [[1, 8, 16]]
 BYTES = [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD]
 """Those of types of one byte."""
 BATCHES = [[1, 128, 128, 64], [5, 136, 264, 72], [70, 8, 16, 200]]
+GROUPS = [
+    [128, 128, 64],
+    [64, 128, 64, 0, 128, 64, 1, 128, 64, 300, 128, 64],
+    [3, 8, 8, 1000, 520, 1032, 5, 0, 16, 129, 264, 72],
+    [40, 64, 128] * 40,
+]
+"""m, n, k of one problem behind those of another; some are empty."""
 DEEP = [[16, 128, 8192], [72, 136, 4112], [128, 256, 64], [8, 16, 1024]]
 """Of few tiles; one has less k than parts."""
 IMAGES = [[1, 8, 8], [3, 17, 23], [0, 9, 9], [2, 7, 130]]
@@ -114,6 +121,9 @@ def _gemms_80() -> dict[str, dict[str, Any]]:
     found["gemm-batched"] = _case("gemm", BATCHES, "fp16", epilogue="bias_gelu", batched=True)
     found["gemm-batched-ccr"] = _case("gemm", BATCHES, "fp32", dtype="tf32", layout="ccr", batched=True)
     found["gemm-batched-multiply"] = _case("gemm", BATCHES, "fp16", epilogue="bias_sigmoid_multiply", batched=True)
+    found["gemm-grouped"] = _case("gemm", [*GROUPS, [8, 8, 8, 8, 8, 12]], "fp16", epilogue="bias_gelu", grouped=True)
+    found["gemm-grouped"]["refused"] = [[8, 8, 8, 8, 8, 12]]
+    found["gemm-grouped-rrr"] = _case("gemm", GROUPS, "bf16", dtype="bf16", layout="rrr", grouped=True)
     # Each part is rounded to the type of the result.
     found["gemm-split"] = _case("gemm", DEEP, "fp16", 2e-3, epilogue="bias_relu", split_k=3)
     found["gemm-split-fp32"] = _case("gemm", DEEP, "fp32", output_dtype="fp32", split_k=8)
