@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -285,10 +286,14 @@ def test_two_that_profile_at_once_take_turns_on_a_gpu(tmp_path: Path, store: Sto
 
 
 def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
+    """Each waits for another one that is measured at the same time: on one GPU alone neither would end."""
     second = msgspec.structs.replace(A100, index=1, uuid="GPU-b")
-    bench, case = Bench(tmp_path, store, "hang", "time 5", "time 4"), case_of(3)
-    summary = bench.profile(survey_of(case), (A100, second), timeout_s=0.4)
-    assert summary.measured == 2 and summary.failed == 1
+    place = tmp_path / "place"
+    os.mkfifo(place)
+    bench, case = Bench(tmp_path, store, f"meets {place} r 5", f"meets {place} w 4"), case_of(2)
+    summary = bench.profile(survey_of(case), (A100, second))
+    assert (summary.measured, summary.failed) == (2, 0) and set(bench.tried.values()) == {"measured"}
+    assert sorted(path.name for path in (tmp_path / "leases").iterdir()) == ["GPU-a", "GPU-b"]
 
 
 def test_a_gpu_that_goes_away_is_not_the_candidates_fault(tmp_path: Path, store: Store) -> None:
