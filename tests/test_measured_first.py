@@ -7,15 +7,20 @@ import shutil
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from buildd.commands.measured_first import capabilities_here
-from buildd.gpus import Gpu, recall, remember
+from buildd.devices import Gpu, recall, remember
+from codegen.best import Best, Published, Setting
 from codegen.capability import ANY, best_arch, guessing_notice, to_measure
+from codegen.gemm_choice import Candidate, problem_of
 from codegen.gemm_decision import declared_sizes
+from codegen.gemm_survey import survey
 from codegen.plan import RequestError, Unmeasured
 from codegen.target import GemmTarget
-from tests.carry_out import request_for
+from protocol.messages import Request
+from tests.carry_out import KNOWLEDGE, answered, plan_for, request_for
 from tests.estate import Estate
 from tests.test_profiling import cutlass_in, smi
 
@@ -47,7 +52,7 @@ def test_the_problem_that_a_target_is_measured_with() -> None:
         "needs a size for each of m": GemmTarget(name="g", profile=(4, -4, 4)),
         "is not what m, n, k say": GemmTarget(name="g", n=64, profile=(4, 65, 4)),
         "chooses its kernel": GemmTarget(name="g", m=1, n=64, k=32, profile=True, stages=3),
-        "cannot be measured": GemmTarget(name="g", m=1, n=64, k=32, profile=True, dtype="fp8_e4m3"),
+        "cannot be measured": GemmTarget(name="g", m=1, n=64, k=32, profile=True, batched=True),
     }
     for words, target in wrong.items():
         with pytest.raises(RequestError, match=words) as caught:
@@ -56,20 +61,82 @@ def test_the_problem_that_a_target_is_measured_with() -> None:
 
 
 def test_gpus_are_remembered_until_the_machine_may_be_another(tmp_path: Path) -> None:
-    environ = smi(tmp_path, "exit 1")
-    assert recall(tmp_path / "store", environ) is None
-    remember(tmp_path / "store", environ, (H200,))
-    assert recall(tmp_path / "store", environ) == (H200,)
-    request = request_for(tmp_path, store=str(tmp_path / "store"), environment={})
+    environ, store = smi(tmp_path, "exit 1"), str(tmp_path / "store")
+    assert recall(store, environ) is None
+    remember(store, environ, (H200,))
+    assert recall(store, environ) == (H200,)
+    request = request_for(tmp_path, store=store, environment={})
     assert capabilities_here(request, environ) == ("9.0",)
     for devices in ("", "-1", "7"):
-        hidden = request_for(tmp_path, store=str(tmp_path / "store"), environment={"CUDA_VISIBLE_DEVICES": devices})
+        hidden = request_for(tmp_path, store=store, environment={"CUDA_VISIBLE_DEVICES": devices})
         assert capabilities_here(hidden, environ) == ()
     os.utime(tmp_path / "nvidia-smi", ns=(1, 1))
-    assert recall(tmp_path / "store", environ) is None, "another driver"
+    assert recall(store, environ) is None, "another driver"
     assert capabilities_here(request, environ) == (ANY,)
     (tmp_path / "store/profiles/gpus.json").write_text("{")
-    assert recall(tmp_path / "store", environ) is None
+    assert recall(store, environ) is None
+
+
+HEAD = """\
+[target.g]
+kind = "gemm"
+m = 512
+n = 512
+k = 512
+profile = true
+arch = ["sm_80", "sm_86"]
+
+[target.head]
+kind = "model"
+arch = ["sm_80"]
+profile = true
+sizes = { batch = [1, 256] }
+inputs = { x = { shape = ["batch", 512] } }
+constants = { w = { shape = [1024, 512] }, v = { shape = [1000, 1024] } }
+outputs = ["y"]
+deps = ["g"]
+
+[target.head.ops.h]
+kind = "gemm"
+inputs = ["x", "w"]
+epilogue = "relu"
+
+[target.head.ops.y]
+kind = "gemm"
+inputs = ["h", "v"]
+tile = [64, 64, 32]
+"""
+
+
+@pytest.mark.cuda
+def test_what_a_plan_and_a_survey_say_of_a_target_and_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text(HEAD)
+    environ = {"PATH": "/usr/bin:/bin", "CACHE_DIR": "profiles"}
+
+    def asked(*names: str, **variables: str) -> Request:
+        return request_for(tmp_path, *names, environment={**environ, **variables}, interpreter=sys.executable)
+
+    def cases(capability: str, **variables: str) -> list[tuple[str, str, tuple[int, int, int]]]:
+        request = asked("head", **variables)
+        found = answered(lambda: survey(request, KNOWLEDGE, first_on=capability))
+        return [(case.target, case.arch, case.sizes) for case in found.cases]
+
+    plan = plan_for(asked("head"))
+    unknown = [(one.target, one.wanted, one.guessed) for one in plan.unmeasured]
+    assert unknown == [("g", ("sm_80", "sm_86"), ("sm_80", "sm_86")), ("head", ("sm_80",), ("sm_80",))]
+    assert sum("the likeliest kernels are taken" in notice for notice in plan.notices) == 1
+    assert cases("8.0") == [("g", "sm_80", (512, 512, 512)), ("head.ops.h", "sm_80", (256, 1024, 512))]
+    assert cases("9.0") == []
+    assert not any(one.wanted for one in plan_for(asked("head", DISABLE_PROFILER_CODEGEN="1")).unmeasured)
+    problem = problem_of(GemmTarget(name="g", m=512, n=512, k=512), "sm_86")
+    tile = Candidate(tile=(64, 64, 32), warps=(2, 2, 1), stages=3).name
+    imported = Best(
+        setting=Setting(gpu="", driver="", toolkit="", library="", flags=""), problem=problem, candidate=tile
+    )
+    (tmp_path / "profiles/buildd").mkdir(parents=True)
+    (tmp_path / "profiles/buildd/best.json").write_bytes(msgspec.json.encode(Published(best=(imported,))))
+    assert plan_for(asked("g")).unmeasured[0].wanted == ("sm_80",), "a row of somebody else counts"
+    assert cases("8.6") == [("head.ops.h", "sm_80", (256, 1024, 512))] != cases("8.6", FORCE_PROFILE="1")
 
 
 PROJECT = """\

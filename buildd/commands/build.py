@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from buildd.cli import FAILED, OK, USAGE
 from buildd.commands.common import parser, print_problem
 from buildd.commands.perform import carry_out, status_of
 from buildd.commands.request import add_request_arguments, request_from
+from buildd.devices import driver_program
 from buildd.ui.narrator import Telling
 from buildd.ui.screen import view_for
 from buildd.ui.view import Several, View
@@ -58,7 +59,7 @@ def perform(options: Namespace, mode: Mode) -> int:
     except OSError as error:
         print_problem(f"no trace can be written: {error.strerror}", file=trace, next_step="name another file")
         return USAGE
-    if mode is Mode.BUILD and may_measure(environ):
+    if mode is Mode.BUILD and driver_program(environ):
         from buildd.commands.measured_first import carry_out_measured  # on machines with a GPU
 
         done = carry_out_measured(request, view, views, options, environ)
@@ -66,12 +67,6 @@ def perform(options: Namespace, mode: Mode) -> int:
         done = carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
     status = status_of(done)
     return FAILED if mode is Mode.PROVE and status == OK and watched[-1].would_run else status
-
-
-def may_measure(environ: Mapping[str, str]) -> bool:
-    """Whether there might be a GPU here: its driver's program is on PATH."""
-    folders = environ.get("PATH", os.defpath).split(os.pathsep)
-    return any(os.access(os.path.join(folder or ".", "nvidia-smi"), os.X_OK) for folder in folders)
 
 
 class Watched(Several):

@@ -6,19 +6,17 @@ Whatever goes wrong with it costs the build only the faster kernel, and a line t
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from buildd.commands.common import print_note
 from buildd.commands.perform import carry_out, stopping_signals
+from buildd.devices import recall, remember, visible
 from buildd.errors import BuilddError
-from buildd.gpus import find_gpus, recall, remember, visible
 from buildd.ui.view import View
 from codegen.capability import ANY, NOT_MEASURED
 from codegen.plan import RequestError
@@ -49,6 +47,8 @@ def carry_out_measured(
     )
     if done.code != NOT_MEASURED:
         return done
+    import asyncio  # only now that there is something to do
+
     try:
         with stopping_signals():
             asyncio.run(_measure(request, options, environ))
@@ -64,7 +64,7 @@ def capabilities_here(request: Request, environ: Mapping[str, str]) -> tuple[str
     devices = _devices(request)
     if devices is not None and not devices:
         return ()
-    known = recall(Path(request.store), environ)
+    known = recall(request.store, environ)
     return (ANY,) if known is None else tuple(gpu.capability for gpu in visible(known, devices)[:1])
 
 
@@ -81,7 +81,10 @@ class _Asked:
 
 
 async def _measure(request: Request, options: Namespace, environ: Mapping[str, str]) -> None:
+    from pathlib import Path
+
     from buildd.commands.profile import builder_for, chosen_words, shown_gpus, survey_of
+    from buildd.gpus import find_gpus
     from buildd.profile_cache import open_profiles
     from buildd.profile_told import Chosen, Told, Tried
     from buildd.profiling import Plan, Profiling
@@ -99,13 +102,15 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
     gpus, why = find_gpus(environ)
     with Store.open(Path(request.store)) as store:
         if gpus:
-            remember(store.folder, environ, gpus)
+            remember(request.store, environ, gpus)
         alike, why = shown_gpus(gpus, why, _devices(request), say)
         if not alike:
             say(f"{why}: nothing is measured")
             return
         survey = await survey_of(request, [], store, first_on=alike[0].capability)
-        if not survey.cases:
+        # Also the project may say which.
+        alike = tuple(gpu for gpu in visible(gpus, survey.devices) if gpu in alike)
+        if not survey.cases or not alike:
             return
         names = ", ".join(dict.fromkeys(case.target for case in survey.cases))
         say(f"{names}: measured on {alike[0].name} first")
