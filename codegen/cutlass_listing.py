@@ -47,6 +47,7 @@ def main(folder: str) -> int:
 
     names = {generator.DataType.f16: "fp16", generator.DataType.bf16: "bf16", generator.DataType.tf32: "tf32"}
     names |= {generator.DataType.f32: "fp32", generator.DataType.s8: "int8", generator.DataType.s32: "int32"}
+    names |= {generator.DataType.e4m3: "fp8_e4m3", generator.DataType.e5m2: "fp8_e5m2"}
     found: dict[str, dict[str, list[Any]]] = {"sm_80": {}, "sm_90a": {}}
     old = ("GenerateSM80_TensorOp_16816", "GenerateSM80_TensorOp_1688", "GenerateSM80_TensorOp_16832_TN")
     for op in listed(generator, (*old, "GenerateSM80_Simt_f32")):
@@ -55,7 +56,7 @@ def main(folder: str) -> int:
         if None not in types and op.A.element == op.B.element:
             row = [*types, tile.threadblock_shape, tile.warp_count, tile.stages]
             found["sm_80"].setdefault(json.dumps(row), row)
-    new = ("16b_WGMMA", "tf32_WGMMA", "int8_WGMMA")
+    new = ("16b_WGMMA", "tf32_WGMMA", "int8_WGMMA", "fp8_WGMMA")
     for op in listed(generator, tuple(f"GenerateSM90_TensorOp_{name}_gemm" for name in new)):
         tile = op.tile_description
         types = (names.get(op.A.element), names.get(tile.math_instruction.element_accumulator))

@@ -101,7 +101,7 @@ def declared_sizes(target: GemmTarget) -> Triple:
     if not is_open(target):
         raise _wrong(target, "`profile` chooses its kernel, and it names one", "leave one of them out")
     if not is_plain(target):
-        what = "only one problem without a second operand of the epilogue is, of types other than fp8"
+        what = "only one problem without a second operand of the epilogue is"
         raise _wrong(target, f"it cannot be measured: {what}", "leave `profile` out")
     if min(given) <= 0:
         example = [size or 4096 for size in given]

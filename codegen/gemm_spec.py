@@ -264,7 +264,7 @@ def also_takes(target: GemmTarget) -> tuple[bool, bool]:
 def is_plain(target: GemmTarget) -> bool:
     """Whether its entry point takes A, B, C and D of one problem, as what measures GEMMs calls it."""
     _, _, combine = _SPELLED.get(target.epilogue.removeprefix("none"), ("", "", ""))
-    return not (target.batched or target.grouped or combine or target.dtype.startswith("fp8"))
+    return not (target.batched or target.grouped or combine)
 
 
 def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:

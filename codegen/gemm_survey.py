@@ -184,7 +184,7 @@ def _check_plain(target: GemmTarget) -> None:
         raise RequestError(
             "not-profilable",
             f'target "{target.name}" cannot be measured: only one problem without a second operand of the epilogue'
-            " is, of types other than fp8",
+            " is",
             file=target.where,
             next_step="name other targets, and give this one its `tile` yourself",
         )

@@ -50,10 +50,11 @@ def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) 
     flags = [f"-D{name}={value}" for name, value in given.items()]
     command = ["gcc", "-O2", "-msse2", "-shared", "-fPIC", *flags, "-o", library, FAKES / "fake-gemm.c", "-lm"]
     subprocess.run(command, check=True)
-    dtype, tolerance = {"_Float16": ("fp16", "2e-3"), "float": ("fp32", "1e-4")}[str(given["TYPE"])]
+    output, tolerance = {"_Float16": ("fp16", "2e-3"), "float": ("fp32", "1e-4")}[str(given["TYPE"])]
+    dtype = {2: "fp8_e5m2", 3: "fp8_e4m3"}.get(given.get("FP8", 0), output)
     layout = f"{'r' if given['A_ROW'] else 'c'}{'r' if given['B_ROW'] else 'c'}r"
     epilogue = {(0, 0): "none", (1, 0): "bias_relu", (1, 1): "bias_tanh"}[given["BIAS"], given["TANH"]]
-    arguments = [str(library), "gemm", "24", "40", "32", dtype, dtype, layout, epilogue, tolerance]
+    arguments = [str(library), "gemm", "24", "40", "32", dtype, output, layout, epilogue, tolerance]
     done = subprocess.run([program, *arguments], input=best_us, capture_output=True, text=True, timeout=60)
     lines = [line for line in done.stdout.splitlines() if line]
     assert lines[0] == "ready"
@@ -72,6 +73,8 @@ def test_what_is_right_is_timed_in_every_layout(program: Path, tmp_path: Path) -
         {"TYPE": "float"},
         {"TYPE": "float", "BIAS": 1},
         {"BIAS": 1, "TANH": 1},
+        {"FP8": 3, "BIAS": 1},
+        {"FP8": 2, "TYPE": "float"},
     ):
         outcome, found = measured(program, tmp_path, **macros)
         assert outcome == "measured", (macros, found)

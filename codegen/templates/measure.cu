@@ -12,6 +12,7 @@
 // exactly; alpha keeps results near 1, so that errors of all types are of that scale.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
@@ -50,7 +51,11 @@ void worked(cudaError_t status, const char* what) {
     if (status != cudaSuccess) say("crashed", std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-int bytes_of(const std::string& type) { return type == "int8" ? 1 : (type == "fp16" || type == "bf16") ? 2 : 4; }
+bool is_fp8(const std::string& type) { return type.rfind("fp8", 0) == 0; }
+
+int bytes_of(const std::string& type) {
+    return type == "int8" || is_fp8(type) ? 1 : (type == "fp16" || type == "bf16") ? 2 : 4;
+}
 
 void store(const std::string& type, double value, char* there) {
     if (type == "int8") {
@@ -59,6 +64,9 @@ void store(const std::string& type, double value, char* there) {
         *reinterpret_cast<__half*>(there) = __float2half(static_cast<float>(value));
     } else if (type == "bf16") {
         *reinterpret_cast<__nv_bfloat16*>(there) = __float2bfloat16(static_cast<float>(value));
+    } else if (is_fp8(type)) {
+        const auto kind = type == "fp8_e4m3" ? __NV_E4M3 : __NV_E5M2;
+        *reinterpret_cast<__nv_fp8_storage_t*>(there) = __nv_cvt_double_to_fp8(value, __NV_SATFINITE, kind);
     } else if (type == "int32") {
         *reinterpret_cast<int32_t*>(there) = static_cast<int32_t>(value);
     } else {
@@ -96,8 +104,9 @@ struct Operand {
         for (int i = 0; i < kPeriod; ++i) {
             state = state * 6364136223846793005ULL + 1442695040888963407ULL;
             const int draw = static_cast<int>((state >> 33) % 257) - 128;
-            // int32 is the bias of int8.
-            pool.push_back(type == "int8" || type == "int32" ? draw % 4 : draw / 128.0);
+            // int32 is the bias of int8. Of fp8 e5m2 has three bits.
+            const bool whole = type == "int8" || type == "int32";
+            pool.push_back(whole ? draw % 4 : is_fp8(type) ? draw % 8 / 8.0 : draw / 128.0);
             store(type, pool.back(), &period[static_cast<size_t>(i) * bytes_of(type)]);
         }
         for (size_t at = 0; at < all.size(); at += period.size()) {
