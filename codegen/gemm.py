@@ -19,7 +19,7 @@ from codegen.compiled import asked_archs, generated_options, needs_arch, needs_o
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.gemm_decision import chosen, unmeasured
-from codegen.gemm_spec import GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
+from codegen.gemm_spec import ARCH_100, GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Resources
 from codegen.rendering import TEMPLATES, template
 from codegen.target import GemmTarget, OutputKind
@@ -151,11 +151,17 @@ def newest_first(kernels: Iterable[GemmKernel]) -> list[dict[str, str]]:
 
 def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
     """The source of a kernel, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
-    source = template(
-        "gemm_grouped.cu.j2" if kernel.grouped else "gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2"
-    )
+    source = template(_template(kernel))
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)} | {"both": kernel.both}
     return source.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
+
+
+def _template(kernel: GemmKernel) -> str:
+    if kernel.grouped:
+        return "gemm_grouped.cu.j2"
+    if kernel.arch == ARCH_100:
+        return "gemm_sm100.cu.j2"
+    return "gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2"
 
 
 def interface(kernel: GemmKernel) -> dict[str, str]:

@@ -21,7 +21,7 @@ from codegen.gemm_choice import (
     runs_in_ci,
     smallest,
 )
-from codegen.gemm_spec import Triple, is_plain, kernel_for
+from codegen.gemm_spec import ARCH_100, Triple, is_plain, kernel_for
 from codegen.plan import Frozen, RequestError, Unmeasured
 from codegen.target import GemmTarget
 
@@ -47,6 +47,9 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
     """
     variables = context.variables
     sizes = declared_sizes(target) if target.profile else None
+    if arch == ARCH_100:
+        words = f"{target.name}: the kernel for {arch} is compiled only: nobody has run or measured one"
+        return Choice(target=target, notice=words)
     if not is_open(target):
         return Choice(target=target)
     if runs_in_ci(variables):

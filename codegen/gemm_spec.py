@@ -1,7 +1,7 @@
 """What a GEMM target means: its types, tiles and alignments, checked against what CUTLASS can do.
 
-Knows no template and no compiler. The rules are those of CUTLASS 4.2 (2.x kernels for sm_80 to sm_90, 3.x for sm_90a);
-each error says what would be allowed.
+Knows no template and no compiler. The rules are those of CUTLASS 4.2 (2.x kernels for sm_80 to sm_90, 3.x for sm_90a
+and sm_100a); each error says what would be allowed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ LAYOUTS = ("rcr", "rrr", "ccr")
 SCHEDULES = ("cooperative", "pingpong")
 ARCHS_2X = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
 ARCH_3X = "sm_90a"
+ARCH_100 = "sm_100a"
+"""Compile-only: one kernel a type, which nobody has run or measured."""
+_TYPES_100 = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
 _SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10}
 _SHARED_BYTES_90 = 227 << 10
 
@@ -110,6 +113,7 @@ class GemmKernel:
     def name(self) -> str:
         """What makes it another kernel, as a C identifier: equal kernels of two targets are one."""
         form = (f"c{_by(self.cluster)}", self.schedule) if self.three else (f"w{_by(self.warp)}",)
+        form = form[:1] if self.arch == ARCH_100 else form
         words = (
             *("gemm", self.arch.replace("_", ""), _short(self.element_a), _short(self.element_accumulator)),
             *(_short(self.element_d), f"{'r' if self.a_row else 'c'}{'r' if self.b_row else 'c'}r"),
@@ -139,10 +143,9 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     Raises:
         RequestError: "bad-gemm", types, layout, tile, alignment or architecture do not go together.
     """
-    if arch != ARCH_3X and arch not in ARCHS_2X:
-        raise _wrong(
-            target, f"there is no GEMM for {arch}", "architectures: " + ", ".join((*ARCHS_2X, ARCH_3X)), "bad-arch"
-        )
+    every = (*ARCHS_2X, ARCH_3X, ARCH_100)
+    if arch not in every:
+        raise _wrong(target, f"there is no GEMM for {arch}", "architectures: " + ", ".join(every), "bad-arch")
     kind = _choice(target, "dtype", target.dtype, tuple(_TYPES))
     typed = _TYPES[kind]
     layout = _choice(target, "layout", target.layout, LAYOUTS)
@@ -151,12 +154,13 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     _choice(target, f"output_dtype for {kind}", output, typed.outputs)
     accumulator = target.accumulator or typed.accumulators[0]
     _choice(target, f"accumulator for {kind}", accumulator, typed.accumulators)
-    three = arch == ARCH_3X
+    newest = arch == ARCH_100
+    three = newest or arch == ARCH_3X
     if typed.only_90 and not three:
         raise _wrong(target, f"{kind} has no kernel for {arch}", f'use arch = ["{ARCH_3X}"]')
     if three and typed.simt:
         raise _wrong(
-            target, "fp32 without tensor cores has no kernel for sm_90a", 'use dtype = "tf32", or arch = ["sm_90"]'
+            target, f"fp32 without tensor cores has no kernel for {arch}", 'use dtype = "tf32", or arch = ["sm_90"]'
         )
     if layout != "rcr" and (typed.size_bytes == 1 or (three and not typed.any_layout_90)):
         raise _wrong(target, f'{kind} on {arch} cannot have the layout "{layout}"', 'use layout = "rcr"')
@@ -175,14 +179,16 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     warps = target.warps or ((4, 2, 1) if typed.simt else (2, 2, 1))
     warp = (1, 1, 1)
     stages = target.stages
-    if three:
+    if newest:
+        _check_100(target, kind, combine)
+    elif three:
         _check_tile_90(target, typed, tile)
     else:
         warp = _warp_tile(target, typed, tile, warps)
         stages = stages or typed.stages_80
         _check_shared(target, typed, tile, stages, arch)
     cooperative = target.schedule == SCHEDULES[0] if target.schedule else tile[0] >= 128
-    if three and target.split_k > 1 and not cooperative:
+    if three and not newest and target.split_k > 1 and not cooperative:
         raise _wrong(target, "split_k on sm_90a is for the schedule cooperative", "a tile with m = 128 or 256")
     return GemmKernel(
         arch=arch,
@@ -202,7 +208,7 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         fp8=typed.only_90,
         tile=tile,
         warp=warp,
-        cluster=_cluster(target) if three else (1, 1, 1),
+        cluster=_cluster(target) if three and not newest else (1, 1, 1),
         instruction=typed.instruction,
         simt=typed.simt,
         cooperative=cooperative,
@@ -295,7 +301,8 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
                 )
             align //= 2
     # cp.async copies 4 bytes at least; TMA, and int8's tensor core operands, want whole 16.
-    least = full if kind == "int8" or arch == ARCH_3X else max(1, 4 // typed.size_bytes)
+    tma = arch in (ARCH_3X, ARCH_100)
+    least = full if kind == "int8" or tma else max(1, 4 // typed.size_bytes)
     if align < least:
         wanted = " and ".join(dict.fromkeys(contiguous.values()))
         raise _wrong(
@@ -307,8 +314,8 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
     align_d = full_d
     while target.n and target.n % align_d:
         align_d //= 2
-    if arch == ARCH_3X and align_d < full_d:
-        raise _wrong(target, f"n = {target.n} is too badly aligned for sm_90a", f"n must be a multiple of {full_d}")
+    if tma and align_d < full_d:
+        raise _wrong(target, f"n = {target.n} is too badly aligned for {arch}", f"n must be a multiple of {full_d}")
     return align, align_d
 
 
@@ -325,7 +332,7 @@ def _check_grouped(target: GemmTarget, combine: str, arch: str) -> None:
         return
     if target.dtype not in ("fp16", "bf16"):
         raise _wrong(target, f"{target.dtype} cannot be grouped", "possible: fp16, bf16")
-    if arch == ARCH_3X:
+    if arch in (ARCH_3X, ARCH_100):
         raise _wrong(target, f"there is no grouped GEMM for {arch}", 'use arch = ["sm_90"]', "bad-arch")
     if target.batched or combine or target.split_k > 1:
         what = "batched" if target.batched else "split_k" if not combine else f'the epilogue "{target.epilogue}"'
@@ -399,6 +406,17 @@ def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
             f"tile {list(tile)} with {target.stages or stages} stages needs {needed >> 10} KiB of shared memory",
             f"between 2 stages and {_SHARED_BYTES_90 >> 10} KiB: a smaller tile, or leave `stages` out",
         )
+
+
+def _check_100(target: GemmTarget, kind: str, combine: str) -> None:
+    if kind not in _TYPES_100:
+        raise _wrong(target, f"{kind} has no kernel for {ARCH_100}", "possible: " + ", ".join(_TYPES_100))
+    for name in ("tile", "warps", "cluster", "stages", "schedule", "batched"):
+        if getattr(target, name):
+            raise _wrong(target, f"{ARCH_100} has one kernel for each type, without `{name}`", f"leave `{name}` out")
+    if combine or target.split_k > 1:
+        what = f'the epilogue "{target.epilogue}"' if combine else "split_k"
+        raise _wrong(target, f"{ARCH_100} has no kernel with {what}", "leave it out, or give sm_100a its own target")
 
 
 def _cluster(target: GemmTarget) -> Triple:

@@ -17,7 +17,7 @@ from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
 from codegen.gemm_choice import flags_of, is_open, library_version, problem_of, runs_in_ci
 from codegen.gemm_decision import chosen, declared_sizes
-from codegen.gemm_spec import Triple, is_plain, kernel_for, output_type, tolerance
+from codegen.gemm_spec import ARCH_100, Triple, is_plain, kernel_for, output_type, tolerance
 from codegen.generate import Context, context_for
 from codegen.model import gemm_target
 from codegen.model_ops import GemmLaunch
@@ -78,6 +78,8 @@ class Survey(Frozen, frozen=True):
     """FORCE_PROFILE."""
     only_known: bool
     """AIT_FORCE_PROFILER_CACHE."""
+    notices: tuple[str, ...] = ()
+    """For people: what is left out."""
 
 
 def survey(
@@ -125,6 +127,7 @@ def survey(
     _check(variables)
     compiler = context.toolchains.cuda()
     cases: list[Case] = []
+    unknown: list[str] = []
     for target in gemms:
         archs = asked_archs(context, target, amd=False)
         needs_arch(target, archs, "sm_80")
@@ -135,9 +138,18 @@ def survey(
             archs = (arch,) if arch and chosen(context, target, arch).wanted else ()
         for arch in archs:
             kernel_for(target, arch)
+            if arch == ARCH_100:
+                unknown.append(target.name)
+                continue
             spec = _blank(target) if ranks else target
             ranked = candidates(context, spec, arch, sizes) if ranks else ()
             cases.append(Case(target.name, arch, problem_of(_blank(target), arch), sizes, spec, ranked))
+    if unknown and not cases:
+        raise RequestError(
+            "not-profilable",
+            f'target "{unknown[0]}": kernels for {ARCH_100} are compiled only, there is nothing to choose from',
+            next_step="name another architecture with --arch",
+        )
     forced = variables.is_on("FORCE_PROFILE")
     return Survey(
         cases=tuple(cases),
@@ -153,6 +165,7 @@ def survey(
         continuous_integration=runs_in_ci(variables),
         again=forced,
         only_known=variables.is_on("AIT_FORCE_PROFILER_CACHE"),
+        notices=tuple(f"{name}: kernels for {ARCH_100} are compiled only, and not profiled" for name in unknown),
     )
 
 

@@ -84,7 +84,7 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     layout: str = "rcr"
     """A, B, D: r row-major, c column-major."""
     dtype: str = "fp16"
-    """Type of A and B: fp16, bf16, tf32, fp32, int8; fp8_e4m3, fp8_e5m2 on sm_90a."""
+    """Type of A and B: fp16, bf16, tf32, fp32, int8; fp8_e4m3, fp8_e5m2 on sm_90a and sm_100a."""
     output_dtype: str = ""
     """Type of C and D; by default that of A and B (fp32 for tf32, int32 for int8, fp16 for fp8)."""
     accumulator: str = ""

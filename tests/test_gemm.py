@@ -100,6 +100,14 @@ def test_every_combination_of_half_precision_has_a_text(arch: str, layout: str, 
         ({"split_k": 2, "batched": True}, "sm_80", "leave one of them out"),
         ({"split_k": 2, "epilogue": "bias_multiply"}, "sm_90a", "leave one of them out"),
         ({"split_k": 2, "tile": [64, 128, 64]}, "sm_90a", "128 or 256"),
+        ({"dtype": "tf32"}, "sm_100a", "fp16, bf16, fp8_e4m3, fp8_e5m2"),
+        ({"dtype": "fp8_e4m3", "layout": "rrr"}, "sm_100a", "rcr"),
+        ({"tile": [128, 128, 64]}, "sm_100a", "leave `tile` out"),
+        ({"batched": True}, "sm_100a", "leave `batched` out"),
+        ({"grouped": True}, "sm_100a", 'arch = ["sm_90"]'),
+        ({"split_k": 2}, "sm_100a", "its own target"),
+        ({"epilogue": "bias_add"}, "sm_100a", "its own target"),
+        ({"n": 12}, "sm_100a", "multiple of 8"),
         ({"grouped": True}, "sm_90a", 'arch = ["sm_90"]'),
         ({"grouped": True, "dtype": "tf32"}, "sm_80", "fp16, bf16"),
         ({"grouped": True, "batched": True}, "sm_80", "leave one of them out"),
@@ -195,6 +203,17 @@ def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
     }
     assert len({line.partition("_run(")[2] for line in heads}) == 1, "declared as it is defined"
     assert (kernel.name == kernel_for(spec(), arch).name) is not bool(keys)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"])
+def test_sm_100a_has_a_kernel_and_an_entry_of_its_own(dtype: str) -> None:
+    target = spec(dtype=dtype, epilogue="bias_gelu")
+    both = [kernel_for(target, arch) for arch in ("sm_90a", "sm_100a")]
+    entry, _, source = (file.content.decode() for file in generated(target, both, "gen"))
+    assert f"found == 100) return {both[1].name}_run(" in entry and "found == 90)" in entry
+    assert "arch::Sm100" in source and "LinCombPerColBiasEltAct" in source
+    for layout in LAYOUTS if dtype in ("fp16", "bf16") else ():
+        assert kernel_for(spec(dtype=dtype, layout=layout), "sm_100a").name != both[1].name
 
 
 def test_a_grouped_kernel_has_sizes_of_each_problem() -> None:
@@ -307,8 +326,22 @@ def test_a_grouped_gemm_compiles_with_its_standalone_test_and_checks_its_problem
 
 
 @pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("dtype", "epilogue"), [("fp16", "bias_relu"), ("fp8_e4m3", "none")])
+def test_a_gemm_for_sm_100a_compiles(tmp_path: Path, dtype: str, epilogue: str) -> None:
+    keys = {"kind": "gemm", "arch": ["sm_100a"], "dtype": dtype, "epilogue": epilogue}
+    plan = plan_for(request_for(tmp_path, file="", specs={"g": keys}))
+    assert plan.notices == ("g: the kernel for sm_100a is compiled only: nobody has run or measured one",)
+    carry_out_all(plan, tmp_path, tmp_path / "scratch")
+    library = ctypes.CDLL(str(tmp_path / "build/g/libg.so"))
+    assert library.g_run and library.g_workspace_bytes
+    assert b"sm_100a" in (tmp_path / "build/g/libg.so").read_bytes()
+
+
+@pytest.mark.cuda
 def test_options_that_cannot_be_measured_are_not_profiled(tmp_path: Path) -> None:
-    for keys in ({"batched": True}, {"epilogue": "multiply"}):
+    for keys in ({"batched": True}, {"epilogue": "multiply"}, {"arch": ["sm_100a"]}):
         request = request_for(
             tmp_path, file="", specs={"g": {"kind": "gemm", "arch": ["sm_90a"], "m": 64, "n": 64, "k": 64, **keys}}
         )

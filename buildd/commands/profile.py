@@ -73,6 +73,8 @@ async def _profile(options: Namespace, request: Request, problems: list[Triple],
     with Store.open(Path(request.store)) as store:
         survey = await survey_of(request, problems, store)
         say = print_note
+        for line in survey.notices:
+            say(f"buildd: {line}")
         for line in flush_asked(survey.environment, store, request.project, request.build_id):
             say(f"buildd: {line}")
         gpus, why = ((), "--no-gpu") if options.no_gpu else find_gpus(environ)
