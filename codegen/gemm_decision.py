@@ -92,9 +92,18 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
     if sizes is None:
         return Choice(target=target, read=read)
     wanted = again or not variables.is_on("DISABLE_PROFILER_CODEGEN")
-    ranked = candidates(context, target, arch, sizes)
-    guess = ranked[0].candidate.of(target) if ranked else target
-    return Choice(target=guess, read=read, wanted=wanted, guessed=True)
+    return Choice(target=_likeliest(context, target, arch, sizes), read=read, wanted=wanted, guessed=True)
+
+
+def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Triple) -> GemmTarget:
+    """The first of the ranking; the usual one where CUTLASS is there without its lists: that can be built too."""
+    try:
+        ranked = candidates(context, target, arch, sizes)
+    except RequestError as error:
+        if error.code != "no-candidates":
+            raise
+        ranked = ()
+    return ranked[0].candidate.of(target) if ranked else target
 
 
 def declared_sizes(target: GemmTarget) -> Triple:

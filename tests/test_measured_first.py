@@ -127,6 +127,10 @@ def test_what_a_plan_and_a_survey_say_of_a_target_and_of_a_model(tmp_path: Path)
     assert sum("the likeliest kernels are taken" in notice for notice in plan.notices) == 1
     assert cases("8.0") == [("g", "sm_80", (512, 512, 512)), ("head.ops.h", "sm_80", (256, 1024, 512))]
     assert cases("9.0") == []
+    bare = cutlass_in(tmp_path / "bare")
+    (bare.parent / "generator.py").unlink()
+    without = plan_for(asked("g", CUTLASS_PATH=str(bare)))
+    assert without.unmeasured[0].guessed == ("sm_80", "sm_86"), "CUTLASS without its lists"
     assert not any(one.wanted for one in plan_for(asked("head", DISABLE_PROFILER_CODEGEN="1")).unmeasured)
     problem = problem_of(GemmTarget(name="g", m=512, n=512, k=512), "sm_86")
     tile = Candidate(tile=(64, 64, 32), warps=(2, 2, 1), stages=3).name
