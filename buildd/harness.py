@@ -74,8 +74,9 @@ def question(case: Case, library: str, name: str) -> tuple[str, ...]:
         library: has the kernel.
         name: of the target that it was built for.
     """
-    spec = case.spec
+    spec, (m, n, k) = case.spec, case.sizes
     return (
-        *(library, symbol_of(name), *map(str, case.sizes), spec.dtype, case.output, spec.layout, spec.epilogue),
+        *(library, symbol_of(name), f"{case.batch}x{m}" if case.batch else str(m), str(n), str(k)),
+        *(spec.dtype, case.output, spec.layout, spec.epilogue),
         repr(case.tolerance),
     )

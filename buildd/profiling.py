@@ -392,7 +392,6 @@ class Profiling:
         rows = self._known(case)
         whole = [row for row in rows.values() if row.outcome is Outcome.MEASURED and row.checked]
         best = min(whole, key=lambda row: row.time_us, default=None)
-        m, n, k = case.sizes
         if best is not None:
             return Chosen(
                 target=case.target,
@@ -403,7 +402,7 @@ class Profiling:
                 known=known,
                 tried=len(rows),
                 of=len(case.ranked),
-                tflops=2e-6 * m * n * k / best.time_us,
+                tflops=1e-6 * case.operations / best.time_us,
             )
         # Of those that were tried just now, the likeliest that does work; of what nobody tried, the likeliest.
         tried = {name for problem, name in self._tried if problem == case.problem}

@@ -160,7 +160,7 @@ class Trials:
         environ = {**os.environ, **self._request.environment}
         arguments = question(case, library, case.target)
         bench = Bench(command, environ, gpu.uuid)
-        problem, (rows, columns, depth) = "x".join(map(str, case.sizes)), case.sizes
+        problem = case.dimensions
         try:
             found = await bench.measure(arguments, lambda: lease(gpu, self._leases), lambda: 0.0)
         except GpuFailed as error:
@@ -176,7 +176,7 @@ class Trials:
             gpu=gpu.name,
             outcome=found.outcome.value,
             time_us=found.time_us,
-            tflops=2e-6 * rows * columns * depth / found.time_us if found.time_us else 0.0,
+            tflops=1e-6 * case.operations / found.time_us if found.time_us else 0.0,
             before_us=before_us,
             spread=found.spread,
             error=found.error,

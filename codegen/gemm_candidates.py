@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from codegen.context import Context
-from codegen.gemm_choice import Candidate
+from codegen.gemm_choice import Candidate, Sizes, batch_of
 from codegen.gemm_spec import ARCH_3X, GemmKernel, Triple, kernel_for
 from codegen.plan import Frozen, Probe, RequestError
 from codegen.target import GemmTarget
@@ -68,12 +68,12 @@ class _Lists(Frozen, frozen=True):
     sm_90a: list[tuple[str, str, Triple, Triple, str]]
 
 
-def candidates(context: Context, target: GemmTarget, arch: str, sizes: Triple) -> tuple[Ranked, ...]:
+def candidates(context: Context, target: GemmTarget, arch: str, sizes: Sizes) -> tuple[Ranked, ...]:
     """Every candidate that can be, the likeliest first.
 
     Args:
         target: with the sizes that are fixed; of its kernel nothing is chosen yet.
-        sizes: m, n, k of the problem.
+        sizes: m, n, k of the problem, behind how many there are of it.
 
     Raises:
         ProbesNeeded, RequestError: CUTLASS's lists cannot be had.
@@ -113,18 +113,19 @@ def _varied(ranked: list[Ranked]) -> tuple[Ranked, ...]:
     return tuple(one for *_, one in sorted(placed, key=lambda place: place[:2]))
 
 
-def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Triple) -> float:
+def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes) -> float:
     """What a kernel might take, by waves of tiles: the processor with most of them decides, or the memory does.
 
     A tile's rate grows with what it computes for each byte that it loads; several small ones share a processor.
     """
     machine = _MACHINES[arch]
-    m, n, k = sizes
+    m, n, k = sizes[-3:]
     rows, columns, depth = kernel.tile
     cluster_rows, cluster_columns, _ = kernel.cluster
     tiles_m = math.ceil(math.ceil(m / rows) / cluster_rows) * cluster_rows
     tiles_n = math.ceil(math.ceil(n / columns) / cluster_columns) * cluster_columns
-    tiles = tiles_m * tiles_n * target.split_k
+    count = max(1, batch_of(sizes))
+    tiles = tiles_m * tiles_n * target.split_k * count
     k_each = math.ceil(k / target.split_k)
     size = _BYTES[target.dtype]
     stages = kernel.stages or max(2, (machine.shared_bytes - rows * columns * 2) // ((rows + columns) * depth * size))
@@ -148,7 +149,7 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Triple
     loaded = (
         (tiles_n * m * k + tiles_m * n * k) * size * 0.25 + (m * k + n * k) * size * 0.75 + m * n * 2 * target.split_k
     )
-    memory_us = loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
+    memory_us = count * loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
     return machine.start_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)
 
 

@@ -18,6 +18,8 @@ from codegen.gemm_spec import ARCH_3X, Triple, kernel_for
 from codegen.plan import Frozen
 from codegen.target import GemmTarget
 
+Sizes = tuple[int, ...]
+"""m, n, k of a problem; of many in one launch how many comes first."""
 _TRIPLE = r"(\d+)x(\d+)x(\d+)"
 _NAME = re.compile(rf"{_TRIPLE}_([wc]){_TRIPLE}_s(\d+)(?:_(cooperative|pingpong))?")
 _VERSION = re.compile(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)")
@@ -94,6 +96,11 @@ def library_version(cutlass: str) -> str:
     except OSError:
         return ""
     return ".".join(numbers.get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def batch_of(sizes: Sizes) -> int:
+    """How many problems; 0 stands for one that is no batch."""
+    return sizes[0] if len(sizes) > 3 else 0
 
 
 def is_open(target: GemmTarget) -> bool:

@@ -13,6 +13,7 @@ from codegen import best
 from codegen.context import Context
 from codegen.gemm_candidates import candidates
 from codegen.gemm_choice import (
+    Sizes,
     candidate_from,
     flags_of,
     is_open,
@@ -21,7 +22,7 @@ from codegen.gemm_choice import (
     runs_in_ci,
     smallest,
 )
-from codegen.gemm_spec import ARCH_100, Triple, is_plain, kernel_for
+from codegen.gemm_spec import ARCH_100, is_measurable, kernel_for
 from codegen.plan import Frozen, RequestError, Unmeasured
 from codegen.target import GemmTarget
 
@@ -95,7 +96,7 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
     return Choice(target=_likeliest(context, target, arch, sizes), read=read, wanted=wanted, guessed=True)
 
 
-def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Triple) -> GemmTarget:
+def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Sizes) -> GemmTarget:
     """The first of the ranking; the usual one where CUTLASS is there without its lists: that can be built too."""
     try:
         ranked = candidates(context, target, arch, sizes)
@@ -106,19 +107,22 @@ def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Triple) -
     return ranked[0].candidate.of(target) if ranked else target
 
 
-def declared_sizes(target: GemmTarget) -> Triple:
+def declared_sizes(target: GemmTarget) -> Sizes:
     """The problem that a target with the key `profile` is measured with. Raises RequestError: "bad-gemm"."""
-    given = target.profile if isinstance(target.profile, tuple) else (target.m, target.n, target.k)
+    names = ("batch", "m", "n", "k") if target.batched else ("m", "n", "k")
     fixed = (target.m, target.n, target.k)
+    given = target.profile if isinstance(target.profile, tuple) else (*(0,) * target.batched, *fixed)
     if not is_open(target):
         raise _wrong(target, "`profile` chooses its kernel, and it names one", "leave one of them out")
-    if not is_plain(target):
-        what = "only one problem without a second operand of the epilogue is"
+    if not is_measurable(target):
+        what = "no groups and no second operand of the epilogue are"
         raise _wrong(target, f"it cannot be measured: {what}", "leave `profile` out")
-    if min(given) <= 0:
-        example = [size or 4096 for size in given]
-        raise _wrong(target, "`profile` needs a size for each of m, n, k", f"for example profile = {example}")
-    if any(size not in (0, mine) for size, mine in zip(fixed, given, strict=True)):
+    if len(given) != len(names) or min(given) <= 0:
+        example = [size or 4096 for size in (*(16,) * target.batched, *fixed)]
+        raise _wrong(
+            target, f"`profile` needs a size for each of {', '.join(names)}", f"for example profile = {example}"
+        )
+    if any(size not in (0, mine) for size, mine in zip(fixed, given[-3:], strict=True)):
         raise _wrong(target, f"profile = {list(given)} is not what m, n, k say", "profile = true where all are fixed")
     return given
 

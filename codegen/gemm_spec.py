@@ -268,9 +268,14 @@ def also_takes(target: GemmTarget) -> tuple[bool, bool]:
 
 
 def is_plain(target: GemmTarget) -> bool:
-    """Whether its entry point takes A, B, C and D of one problem, as what measures GEMMs calls it."""
+    """Whether its entry point takes A, B, C and D of one problem."""
+    return is_measurable(target) and not target.batched
+
+
+def is_measurable(target: GemmTarget) -> bool:
+    """Whether what measures GEMMs knows how its entry point is called, and what comes out."""
     _, _, combine = _SPELLED.get(target.epilogue.removeprefix("none"), ("", "", ""))
-    return not (target.batched or target.grouped or combine)
+    return not (target.grouped or combine)
 
 
 def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:

@@ -15,11 +15,11 @@ from codegen.capability import best_arch
 from codegen.compiled import asked_archs, needs_arch
 from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
-from codegen.gemm_choice import flags_of, is_open, library_version, problem_of, runs_in_ci
+from codegen.gemm_choice import Sizes, batch_of, flags_of, is_open, library_version, problem_of, runs_in_ci
 from codegen.gemm_decision import chosen, declared_sizes
-from codegen.gemm_spec import ARCH_100, Triple, is_plain, kernel_for, output_type, tolerance
+from codegen.gemm_spec import ARCH_100, Triple, is_measurable, kernel_for, output_type, tolerance
 from codegen.generate import Context, context_for
-from codegen.model import gemm_target
+from codegen.model import gemm_target, largest_of
 from codegen.model_ops import GemmLaunch
 from codegen.model_spec import read_model
 from codegen.plain import is_hip
@@ -30,7 +30,10 @@ from protocol.messages import Request
 
 PREFIX = "try_"
 """Of the names of targets that are candidates."""
-_KEYS = ("dtype", "output_dtype", "accumulator", "layout", "epilogue", "split_k", "flags", "define", "map_paths")
+_KEYS = (
+    *("dtype", "output_dtype", "accumulator", "layout", "epilogue", "batched", "split_k"),
+    *("flags", "define", "map_paths"),
+)
 
 
 class Case(Frozen, frozen=True):
@@ -43,6 +46,8 @@ class Case(Frozen, frozen=True):
     spec: GemmTarget
     """The target, its sizes as they are in the project."""
     ranked: tuple[Ranked, ...]
+    batch: int = 0
+    """How many of them; 0 where it is not a batched one."""
 
     @property
     def output(self) -> str:
@@ -52,6 +57,17 @@ class Case(Frozen, frozen=True):
     def tolerance(self) -> float:
         """Largest relative error that rounding explains."""
         return tolerance(self.spec)
+
+    @property
+    def operations(self) -> float:
+        """Of floating point, or of integers."""
+        m, n, k = self.sizes
+        return 2.0 * m * n * k * max(1, self.batch)
+
+    @property
+    def dimensions(self) -> str:
+        """ "4096x4096x4096", of a batched one with how many before it."""
+        return "x".join(map(str, (*((self.batch,) if self.batch else ()), *self.sizes)))
 
 
 class Survey(Frozen, frozen=True):
@@ -85,7 +101,7 @@ class Survey(Frozen, frozen=True):
 def survey(
     request: Request,
     knowledge: Knowledge,
-    problems: Sequence[Triple] = (),
+    problems: Sequence[Sizes] = (),
     *,
     ranks: bool = True,
     first_on: str = "",
@@ -105,7 +121,7 @@ def survey(
     context, project = context_for(request, knowledge)
     variables = context.variables
     gemms: list[GemmTarget] = []
-    largest: dict[str, Triple] = {}
+    largest: dict[str, Sizes] = {}
     others: list[Target] = []
     for wanted in project.targets:
         if not (getattr(wanted, "profile", False) if first_on else wanted.name in project.asked):
@@ -123,7 +139,7 @@ def survey(
         )
     gemms = [gemm for gemm in gemms if gemm.profile] if first_on else gemms
     for target in gemms:
-        _check_plain(target)
+        _check_measurable(target)
     _check(variables)
     compiler = context.toolchains.cuda()
     cases: list[Case] = []
@@ -143,7 +159,8 @@ def survey(
                 continue
             spec = _blank(target) if ranks else target
             ranked = candidates(context, spec, arch, sizes) if ranks else ()
-            cases.append(Case(target.name, arch, problem_of(_blank(target), arch), sizes, spec, ranked))
+            size = (sizes[-3], sizes[-2], sizes[-1])
+            cases.append(Case(target.name, arch, problem_of(_blank(target), arch), size, spec, ranked, batch_of(sizes)))
     if unknown and not cases:
         raise RequestError(
             "not-profilable",
@@ -189,15 +206,14 @@ def check_watched(request: Request) -> None:
                 file=target.where,
                 next_step=f"name targets of that kind, or leave --profile out{model}",
             )
-        _check_plain(target)
+        _check_measurable(target)
 
 
-def _check_plain(target: GemmTarget) -> None:
-    if not is_plain(target):
+def _check_measurable(target: GemmTarget) -> None:
+    if not is_measurable(target):
         raise RequestError(
             "not-profilable",
-            f'target "{target.name}" cannot be measured: only one problem without a second operand of the epilogue'
-            " is",
+            f'target "{target.name}" cannot be measured: no groups and no second operand of the epilogue are',
             file=target.where,
             next_step="name other targets, and give this one its `tile` yourself",
         )
@@ -225,17 +241,17 @@ def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
     return f"{PREFIX}{ranked.kernel}{sizes}", table
 
 
-def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Triple]:
+def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Sizes]:
     """A model's GEMMs that can be measured and whose kernel is ours to choose, each once, with their largest sizes."""
     if is_hip(context, target):
         return {}
     model = read_model(target, nvcc.normalised(asked_archs(context, target, amd=False), target.where))
-    found: dict[GemmTarget, tuple[GemmTarget, Triple]] = {}
+    found: dict[GemmTarget, tuple[GemmTarget, Sizes]] = {}
     for op in model.ops:
-        if isinstance(op.launch, GemmLaunch) and is_plain(op.launch.target) and is_open(op.launch.target):
+        if isinstance(op.launch, GemmLaunch) and is_measurable(op.launch.target) and is_open(op.launch.target):
             gemm = gemm_target(target, op.launch, model.sizes)
-            m, n, k = (model.sizes.most(dims) for dims in op.launch.sizes)
-            found.setdefault(msgspec.structs.replace(gemm, name="", where=""), (gemm, (m, n, k)))
+            same = msgspec.structs.replace(gemm, name="", where="", profile=False)
+            found.setdefault(same, (gemm, largest_of(op.launch, model.sizes)))
     return dict(found.values())
 
 
@@ -253,17 +269,19 @@ def _check(variables: Settings) -> None:
         )
 
 
-def _sizes(target: GemmTarget, problems: Sequence[Triple]) -> Triple:
-    fixed = (target.m, target.n, target.k)
+def _sizes(target: GemmTarget, problems: Sequence[Sizes]) -> Sizes:
+    fixed = (*(0,) * target.batched, target.m, target.n, target.k)
     if all(fixed):
         return fixed
     for sizes in (*problems, declared_sizes(target)) if target.profile else problems:
-        if all(mine in (0, given) for mine, given in zip(fixed, sizes, strict=True)):
+        if len(sizes) == len(fixed) and all(mine in (0, given) for mine, given in zip(fixed, sizes, strict=True)):
             return sizes
-    opened = ", ".join(name for name, size in zip("mnk", fixed, strict=True) if not size)
+    names = ("batch", "m", "n", "k")[-len(fixed) :]
+    example = [size or {"batch": 16}.get(name, 4096) for name, size in zip(names, fixed, strict=True)]
+    opened = ", ".join(name for name, size in zip(names, fixed, strict=True) if not size)
     raise RequestError(
         "bad-gemm",
         f'target "{target.name}" leaves {opened} open: there is nothing to measure',
         file=target.where,
-        next_step=f"name a typical size, for example --problem {'x'.join(str(size or 4096) for size in fixed)}",
+        next_step=f"name a typical size, for example --problem {'x'.join(map(str, example))}",
     )

@@ -17,7 +17,7 @@ from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvc
 from codegen.gemm import RESOURCES_3X, kernel_file, symbol_of
 from codegen.gemm_choice import is_open
 from codegen.gemm_decision import Choice, chosen, unmeasured
-from codegen.gemm_spec import GemmKernel, is_plain, kernel_for
+from codegen.gemm_spec import GemmKernel, is_measurable, kernel_for
 from codegen.hip import hip_recipe
 from codegen.model_ops import GemmLaunch, PlainLaunch
 from codegen.model_spec import Model, read_model
@@ -109,10 +109,15 @@ def gemm_target(target: ModelTarget, launch: GemmLaunch, sizes: Sizes) -> GemmTa
     gemm = msgspec.structs.replace(
         launch.target, arch=target.arch, flags=target.flags, define=target.define, map_paths=target.map_paths
     )
-    if not (target.profile and is_plain(gemm) and is_open(gemm)):
+    if not (target.profile and is_measurable(gemm) and is_open(gemm)):
         return gemm
-    m, n, k = (sizes.most(dims) for dims in launch.sizes)
-    return msgspec.structs.replace(gemm, profile=(m, n, k))
+    return msgspec.structs.replace(gemm, profile=largest_of(launch, sizes))
+
+
+def largest_of(launch: GemmLaunch, sizes: Sizes) -> tuple[int, ...]:
+    """The largest problem that a GEMM of a model may be asked, as targets have it: how many, m, n, k."""
+    m, n, k, *batch = (sizes.most(dims) for dims in launch.sizes)
+    return (*batch, m, n, k)
 
 
 def _choices(

@@ -109,8 +109,9 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     """sm_90a only: "cooperative" or "pingpong"; by default what suits the tile."""
     alignment: int = 0
     """Elements at which A and B are aligned; 0 means 16 bytes, or what fixed m, n, k allow."""
-    profile: bool | tuple[int, int, int] = False
-    """Measured before it is built, where that has not happened: true, or typical m, n, k where some are open."""
+    profile: bool | tuple[int, ...] = False
+    """Measured before it is built, where that has not happened: true, or typical m, n, k where some are open; of a
+    batched one how many, m, n, k."""
 
 
 class Conv2dTarget(GeneratedTarget, frozen=True, kw_only=True):

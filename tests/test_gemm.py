@@ -14,7 +14,7 @@ from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 from buildd import compdb
 from codegen.gemm import generated, interface
 from codegen.gemm_choice import problem_of
-from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_plain, kernel_for, tolerance
+from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_measurable, is_plain, kernel_for, tolerance
 from codegen.gemm_survey import survey
 from codegen.plan import RequestError
 from codegen.target import GemmTarget
@@ -234,8 +234,9 @@ def test_only_what_the_measuring_program_calls_is_measured() -> None:
     assert is_plain(spec(epilogue="bias_tanh", layout="ccr"))
     assert is_plain(spec(split_k=2)) and tolerance(spec(split_k=8)) > tolerance(spec(split_k=2)) == tolerance(spec())
     assert is_plain(spec(dtype="fp8_e4m3"))
-    for keys in ({"batched": True}, {"grouped": True}, {"epilogue": "multiply"}):
-        assert not is_plain(spec(**keys))
+    assert is_measurable(spec(batched=True)) and not is_plain(spec(batched=True))
+    for keys in ({"grouped": True}, {"epilogue": "multiply"}):
+        assert not is_measurable(spec(**keys))
 
 
 def build(tmp_path: Path, keys: str, environment: dict[str, str] | None = None) -> ctypes.CDLL:
@@ -341,7 +342,7 @@ def test_a_gemm_for_sm_100a_compiles(tmp_path: Path, dtype: str, epilogue: str) 
 
 @pytest.mark.cuda
 def test_options_that_cannot_be_measured_are_not_profiled(tmp_path: Path) -> None:
-    for keys in ({"batched": True}, {"epilogue": "multiply"}, {"arch": ["sm_100a"]}):
+    for keys in ({"grouped": True, "arch": ["sm_80"]}, {"epilogue": "multiply"}, {"arch": ["sm_100a"]}):
         request = request_for(
             tmp_path, file="", specs={"g": {"kind": "gemm", "arch": ["sm_90a"], "m": 64, "n": 64, "k": 64, **keys}}
         )

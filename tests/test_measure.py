@@ -54,7 +54,8 @@ def measured(program: Path, folder: Path, *, best_us: str = "0", **macros: Any) 
     dtype = {2: "fp8_e5m2", 3: "fp8_e4m3"}.get(given.get("FP8", 0), output)
     layout = f"{'r' if given['A_ROW'] else 'c'}{'r' if given['B_ROW'] else 'c'}r"
     epilogue = {(0, 0): "none", (1, 0): "bias_relu", (1, 1): "bias_tanh"}[given["BIAS"], given["TANH"]]
-    arguments = [str(library), "gemm", "24", "40", "32", dtype, output, layout, epilogue, tolerance]
+    rows = "3x24" if "BATCHED" in given else "24"
+    arguments = [str(library), "gemm", rows, "40", "32", dtype, output, layout, epilogue, tolerance]
     done = subprocess.run([program, *arguments], input=best_us, capture_output=True, text=True, timeout=60)
     lines = [line for line in done.stdout.splitlines() if line]
     assert lines[0] == "ready"
@@ -75,11 +76,13 @@ def test_what_is_right_is_timed_in_every_layout(program: Path, tmp_path: Path) -
         {"BIAS": 1, "TANH": 1},
         {"FP8": 3, "BIAS": 1},
         {"FP8": 2, "TYPE": "float"},
+        {"BATCHED": 1, "BIAS": 1},
+        {"BATCHED": 1, "A_ROW": 0, "B_ROW": 1},
     ):
         outcome, found = measured(program, tmp_path, **macros)
         assert outcome == "measured", (macros, found)
         assert found["time_us"] > 0 and found["samples"] >= 20 and found["error"] < 2e-3
-        assert found["workspace_bytes"] == 96
+        assert found["workspace_bytes"] == (3 * 96 if "BATCHED" in macros else 96)
     assert measured(program, tmp_path, best_us="0.0001")[0] == "hopeless"
 
 
@@ -90,8 +93,9 @@ def test_what_is_wrong_is_said(program: Path, tmp_path: Path) -> None:
     assert measured(program, tmp_path, FAULT=2)[0] == "signal 6"
     outcome, found = measured(program, tmp_path, FAULT=3)
     assert (outcome, found["note"]) == ("wrong", "element 23, 39 is no number")
-    outcome, found = measured(program, tmp_path, FAULT=4)
-    assert outcome == "wrong" and "largest relative error" in found["note"]
+    for batched in ({"BATCHED": 1}, {}):
+        outcome, found = measured(program, tmp_path, FAULT=4, **batched)
+        assert outcome == "wrong" and "largest relative error" in found["note"]
     # The right numbers for another layout.
     library = tmp_path / "libgemm.so"
     arguments = [str(library), "gemm", "24", "40", "32", "fp16", "fp16", "rrr", "none", "2e-3"]

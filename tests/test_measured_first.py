@@ -47,12 +47,14 @@ def test_the_problem_that_a_target_is_measured_with() -> None:
     open_target = GemmTarget(name="g", n=64, k=32, profile=(16, 64, 32))
     assert declared_sizes(open_target) == (16, 64, 32)
     assert declared_sizes(GemmTarget(name="g", m=1, n=64, k=32, profile=True)) == (1, 64, 32)
+    assert declared_sizes(GemmTarget(name="g", n=64, batched=True, profile=(9, 8, 64, 32))) == (9, 8, 64, 32)
     wrong = {
+        "needs a size for each of batch, m": GemmTarget(name="g", m=1, n=64, k=32, batched=True, profile=True),
         "needs a size for each": GemmTarget(name="g", n=64, k=32, profile=True),
         "needs a size for each of m": GemmTarget(name="g", profile=(4, -4, 4)),
         "is not what m, n, k say": GemmTarget(name="g", n=64, profile=(4, 65, 4)),
         "chooses its kernel": GemmTarget(name="g", m=1, n=64, k=32, profile=True, stages=3),
-        "cannot be measured": GemmTarget(name="g", m=1, n=64, k=32, profile=True, batched=True),
+        "cannot be measured": GemmTarget(name="g", m=1, n=64, k=32, profile=True, grouped=True),
     }
     for words, target in wrong.items():
         with pytest.raises(RequestError, match=words) as caught:

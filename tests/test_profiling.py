@@ -18,6 +18,7 @@ from buildd import aitemplate_cache
 from buildd.candidate_builds import Built
 from buildd.errors import StoreError
 from buildd.gpus import Gpu, find_gpus, strangers, visible
+from buildd.harness import question
 from buildd.profile_cache import ProfileCache, open_profiles
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Profile
@@ -26,7 +27,7 @@ from buildd.store import Store
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import Candidate, candidate_from, problem_of
 from codegen.gemm_spec import kernel_for
-from codegen.gemm_survey import Case, Survey, survey
+from codegen.gemm_survey import Case, Survey, candidate_spec, survey
 from codegen.plan import Knowledge, RequestError
 from codegen.plan import Plan as CodePlan
 from codegen.target import GemmTarget
@@ -606,5 +607,14 @@ def test_what_the_variables_ask_of_a_survey(tmp_path: Path) -> None:
     assert both.again and not both.no_candidates and not both.continuous_integration
     assert ask(CI_FLAG="CIRCLECI").continuous_integration
     assert not ask(CI_FLAG="CIRCLECI", TRICK_CI_ENV="1").continuous_integration
+    batched = {"kind": "gemm", "arch": ["sm_80"], "n": 64, "k": 64, "batched": True, "epilogue": "bias"}
+    request = request_for(tmp_path, specs={"b": batched}, file="", environment=environ, interpreter=sys.executable)
+    problems = [(512, 64, 64), (3, 512, 64, 32), (3, 512, 64, 64)]
+    (case,) = answered(lambda: survey(request, knowledge, problems), knowledge).cases
+    assert (case.dimensions, case.batch, case.operations) == ("3x512x64x64", 3, 2.0 * 3 * 512 * 64 * 64)
+    assert question(case, "lib", "b")[2:5] == ("3x512", "64", "64")
+    assert candidate_spec(case, case.ranked[0])[1]["batched"] is True
+    with pytest.raises(RequestError, match="leaves batch, m open"):
+        answered(lambda: survey(request, knowledge, problems[:1]), knowledge)
     with pytest.raises(RequestError, match="FORCE_PROFILE=1 asks to measure again"):
         ask(FORCE_PROFILE="1", AIT_FORCE_PROFILER_CACHE="1")

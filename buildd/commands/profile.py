@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from buildd.profile_told import Chosen, Summary, Told
     from buildd.profiling import Plan
     from buildd.store import Store
-    from codegen.gemm_spec import Triple
+    from codegen.gemm_choice import Sizes
     from codegen.gemm_survey import Survey
     from protocol.messages import Request
 
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
         "--problem",
         action="append",
         default=[],
-        metavar="MxNxK",
+        metavar="[BATCHx]MxNxK",
         help="sizes that a target leaves open; may be repeated",
     )
     command.add_argument("--no-gpu", action="store_true", help="only compile the likely candidates")
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
     return asyncio.run(_profile(options, request, problems, environ))
 
 
-async def _profile(options: Namespace, request: Request, problems: list[Triple], environ: Mapping[str, str]) -> int:
+async def _profile(options: Namespace, request: Request, problems: list[Sizes], environ: Mapping[str, str]) -> int:
     from buildd.gpus import find_gpus
     from buildd.profile_cache import flush_asked, open_profiles
     from buildd.profiling import Plan, Profiling
@@ -133,7 +133,7 @@ def builder_for(options: Namespace, request: Request, environ: Mapping[str, str]
 
 
 async def survey_of(
-    request: Request, problems: list[Triple], store: Store, *, ranks: bool = True, first_on: str = ""
+    request: Request, problems: list[Sizes], store: Store, *, ranks: bool = True, first_on: str = ""
 ) -> Survey:
     """What is to be measured. Arguments and errors: `codegen.gemm_survey.survey`."""
     from buildd.files import Files
@@ -232,9 +232,14 @@ def chosen_words(told: Chosen) -> str:
     return f"{told.candidate}, {rate}, the best of {told.tried} tried on {told.gpu}{known}"
 
 
-def problem_from(text: str) -> Triple:
+def problem_from(text: str) -> Sizes:
     """Sizes as `--problem` has them. Raises RequestError."""
-    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
-    if match is None or not all(int(size) for size in match.groups()):
-        raise RequestError("bad-value", f"--problem {text} are no sizes", next_step="give them as 4096x4096x4096")
-    return int(match[1]), int(match[2]), int(match[3])
+    match = re.fullmatch(r"\d+([x,]\d+){2,3}", text)
+    sizes = tuple(map(int, re.findall(r"\d+", text)))
+    if match is None or not all(sizes):
+        raise RequestError(
+            "bad-value",
+            f"--problem {text} are no sizes",
+            next_step="give them as 4096x4096x4096, of batched targets as 16x4096x4096x4096",
+        )
+    return sizes

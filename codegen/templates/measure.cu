@@ -1,6 +1,6 @@
 // Measures GEMMs: checks a GEMM's numbers, times it, and says one line of JSON. As a program of its own:
 //
-//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE
+//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE      M of a batched one: BATCHxM
 //   measure        these words for one GEMM after another from standard input, each word with a zero byte behind it
 //
 // It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
@@ -33,6 +33,10 @@ constexpr double kHopeless = 1.5, kEnoughMs = 60.0;
 
 using Run = int (*)(const void*, const void*, const void*, void*, int, int, int, float, float, void*, cudaStream_t);
 using Workspace = size_t (*)(int, int, int);
+// Many problems of one size, one behind the other.
+using BatchedRun =
+    int (*)(const void*, const void*, const void*, void*, int, int, int, int, float, float, void*, cudaStream_t);
+using BatchedWorkspace = size_t (*)(int, int, int, int);
 
 [[noreturn]] void say(const char* outcome, const std::string& note) {
     std::string clean;
@@ -153,23 +157,26 @@ struct Problem {
     int m, n, k;
     std::string type, output, layout, epilogue;
     double tolerance;
+    int batch = 0;  // 0: the GEMM is not a batched one
 };
 
 struct Candidate {
     Run run;
     Workspace workspace_bytes;
+    BatchedRun batched_run = nullptr;
+    BatchedWorkspace batched_workspace_bytes = nullptr;
 };
 
 // The line to say of a GEMM that works. `turn` is called when the GPU is needed, and returns the best time so far, or 0.
 template <typename Turn>
 std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
-    const auto& [m, n, k, type, output, layout, epilogue, tolerance] = problem;
+    const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch] = problem;
     int devices = 0;
     needed(cudaGetDeviceCount(&devices), "no GPU");  // the driver starts, which takes a while
     const bool bias = epilogue.rfind("bias", 0) == 0;
     const bool whole = type == "int8";
-    const size_t total = static_cast<size_t>(m) * n;
-    Operand a(type, static_cast<size_t>(m) * k, 1), b(type, static_cast<size_t>(n) * k, 2), c(output, n, 3);
+    const size_t count = std::max(1, batch), total = count * m * n;
+    Operand a(type, count * m * k, 1), b(type, count * n * k, 2), c(output, n, 3);
     const double best_us = turn();
     needed(cudaSetDevice(0), "no GPU");
     int cache_bytes = 0;
@@ -183,11 +190,16 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     needed(cudaMemset(d.device, 0xff, d_bytes), "clearing the result");
 
     const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
-    const size_t workspace_bytes = found.workspace_bytes(m, n, k);
+    const size_t workspace_bytes =
+        batch > 0 ? found.batched_workspace_bytes(m, n, k, batch) : found.workspace_bytes(m, n, k);
     workspace.allocate(workspace_bytes, "no memory for the workspace");
     const cudaStream_t stream = nullptr;  // the candidate may have a CUDA runtime of its own
-    const auto once = [&, m = m, n = n, k = k] {
+    const auto once = [&, m = m, n = n, k = k, batch = batch] {
         void* const third = bias ? c.memory.device : d.device;
+        if (batch > 0) {
+            return found.batched_run(a.memory.device, b.memory.device, third, d.device, m, n, k, batch, alpha, 0.0f,
+                                     workspace.device, stream);
+        }
         return found.run(a.memory.device, b.memory.device, third, d.device, m, n, k, alpha, 0.0f, workspace.device, stream);
     };
 
@@ -215,12 +227,14 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     uint64_t state = 7;
     for (int sample = 0; sample < kSamples; ++sample) {
         state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-        size_t i = (state >> 20) % m, j = (state >> 42) % n;
-        if (sample < 4) i = sample & 1 ? m - 1 : 0, j = sample & 2 ? n - 1 : 0;
+        const size_t rows = count * m;
+        size_t i = (state >> 20) % rows, j = (state >> 42) % n;
+        if (sample < 4) i = sample & 1 ? rows - 1 : 0, j = sample & 2 ? n - 1 : 0;
+        const size_t one = i / m, row = i % m;
         double sum = 0.0;
         for (size_t p = 0; p < static_cast<size_t>(k); ++p) {
-            const size_t left = layout[0] == 'r' ? i * k + p : p * m + i;
-            const size_t right = layout[1] == 'r' ? p * n + j : j * k + p;
+            const size_t left = one * m * k + (layout[0] == 'r' ? row * k + p : p * m + row);
+            const size_t right = one * n * k + (layout[1] == 'r' ? p * n + j : j * k + p);
             sum += a.at(left) * b.at(right);
         }
         const double right = activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0));
@@ -287,9 +301,14 @@ void answer(const std::vector<std::string>& words) {
     const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
     const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
     if (run == nullptr || bytes == nullptr) say("crashed", "the library has no " + symbol + "_run");
-    const int m = std::atoi(words[2].c_str()), n = std::atoi(words[3].c_str()), k = std::atoi(words[4].c_str());
+    const size_t times = words[2].find('x');
+    const int batch = times == std::string::npos ? 0 : std::atoi(words[2].c_str());
+    const int m = std::atoi(words[2].c_str() + (times == std::string::npos ? 0 : times + 1));
+    const int n = std::atoi(words[3].c_str()), k = std::atoi(words[4].c_str());
     const double tolerance = std::atof(words[9].c_str());
-    const std::string line = measure({m, n, k, words[5], words[6], words[7], words[8], tolerance}, {run, bytes}, [] {
+    const Problem problem = {m, n, k, words[5], words[6], words[7], words[8], tolerance, batch};
+    const Candidate found = {run, bytes, reinterpret_cast<BatchedRun>(run), reinterpret_cast<BatchedWorkspace>(bytes)};
+    const std::string line = measure(problem, found, [] {
         std::puts("ready");
         std::fflush(stdout);
         char* best = nullptr;

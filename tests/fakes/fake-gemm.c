@@ -1,5 +1,5 @@
 // A GEMM on the host with the interface of generated ones: -DTYPE, -DA_ROW, -DB_ROW, -DBIAS, -DTANH, -DFAULT (see below).
-// -DFP8=N: of fp8 with N bits of mantissa; TYPE is that of the result then.
+// -DFP8=N: of fp8 with N bits of mantissa; TYPE is that of the result then. -DBATCHED: of many problems.
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -16,10 +16,8 @@ static float value_of(ELEMENT bits) {
 static float value_of(ELEMENT number) { return (float)number; }
 #endif
 
-size_t gemm_workspace_bytes(int m, int n, int k) { return (size_t)(m + n + k); }
-
-int gemm_run(const void *a, const void *b, const void *c, void *d, int m, int n, int k, float alpha, float beta,
-             void *workspace, void *stream) {
+static int one(const void *a, const void *b, const void *c, void *d, int m, int n, int k, float alpha, float beta,
+               void *workspace, void *stream) {
   const ELEMENT *left = a, *right = b;
   const TYPE *bias = c;
   TYPE *out = d;
@@ -38,3 +36,24 @@ int gemm_run(const void *a, const void *b, const void *c, void *d, int m, int n,
     }
   return 0;
 }
+
+#ifdef BATCHED
+size_t gemm_workspace_bytes(int m, int n, int k, int batch) { return (size_t)(m + n + k) * batch; }
+
+int gemm_run(const void *a, const void *b, const void *c, void *d, int m, int n, int k, int batch, float alpha, float beta,
+             void *workspace, void *stream) {
+  int status = 0;
+  for (size_t i = 0; i < (size_t)batch && !status; i++) {
+    const void *left = (const ELEMENT *)a + i * m * k, *right = (const ELEMENT *)b + i * n * k;
+    status = one(left, right, c, (TYPE *)d + i * m * n, m, n, k, alpha, beta, workspace, stream);
+  }
+  return status;
+}
+#else
+size_t gemm_workspace_bytes(int m, int n, int k) { return (size_t)(m + n + k); }
+
+int gemm_run(const void *a, const void *b, const void *c, void *d, int m, int n, int k, float alpha, float beta,
+             void *workspace, void *stream) {
+  return one(a, b, c, d, m, n, k, alpha, beta, workspace, stream);
+}
+#endif
