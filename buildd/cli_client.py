@@ -31,12 +31,19 @@ _ANSWER_S = 2.0
 _ANSWER_BYTES = 5
 _OFF = ("", "0", "false", "no", "off")
 _SWITCHES = (("BUILDD_CLI_SERVER", "1"), ("BUILDD_DISABLE", ""))
+_LIMITS = ("AS", "CPU", "DATA", "FSIZE")
+"""Of the process, as far as a command would notice; the daemon may open more files than others."""
 _STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+_passed_on: list[int] = []
+"""Signals that this process got, and the one that runs the command then."""
 
 
 def identity() -> list[bytes]:
     """What has to be the same on both sides."""
-    return [os.fsencode(text) for text in (HOME, sys.executable, sys.version, sys.getfilesystemencoding())]
+    import resource
+
+    limits = str([resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS])
+    return [os.fsencode(text) for text in (HOME, sys.executable, sys.version, sys.getfilesystemencoding(), limits)]
 
 
 def pack(arguments: list[str], environment: Mapping[bytes, bytes], umask: int, ignored: list[int]) -> bytes:
@@ -80,6 +87,11 @@ def run(arguments: list[str]) -> int | None:
         status = connection.recv(1)
     except OSError:
         status = b""
+    if not status and _passed_on:
+        import _signal  # type: ignore[import-not-found]  # what `signal` is made of, without its enums
+
+        _signal.signal(_passed_on[-1], _signal.SIG_DFL)
+        _kill(os.getpid(), _passed_on[-1])  # as if it had run here
     if not status:
         print("buildd: the process that ran this command was killed\n  next: give the command again", file=sys.stderr)
         return 3
@@ -88,7 +100,7 @@ def run(arguments: list[str]) -> int | None:
 
 def _hand_over(arguments: list[str]) -> socket | None:
     """The connection over which the exit status will come; None where the command was not taken."""
-    import _signal  # type: ignore[import-not-found]  # what `signal` is made of, without its enums
+    import _signal
     import _socket
 
     from protocol.places import runtime_place
@@ -131,6 +143,7 @@ def _pass_signals_on(pid: int, numbers: list[int]) -> None:
     import _signal
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        _passed_on.append(number)
         _kill(pid, number)
 
     def stop(number: int, frame: FrameType | None) -> None:

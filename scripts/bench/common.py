@@ -70,6 +70,8 @@ class Report:
     def start(self, **about: object) -> None:
         # Also whoever is ended from outside leaves no daemon behind.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        # A background job of a script ignores it, and so would what is begun here and asked to end by it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         busy = os.getloadavg()[0]
         cores = len(os.sched_getaffinity(0))
         about = {"cores": cores, "load": round(busy, 1), "python": sys.version.split()[0], **about}
