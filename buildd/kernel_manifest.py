@@ -46,12 +46,14 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         module: that it was defined in; "__main__" for a script.
-        file: relative; empty where the module is an installed one.
+        file: relative; empty where the module is an installed one, or there is a text.
+        text: the whole module, where Inductor has written it: there is no file of it to be found again.
         name: qualified.
         search: folders that modules are looked for in, relative.
         hash: Triton's key when it was recorded; empty where it is not known.
         triton: version.
         python: version.
+        interpreter: of the program, relative; empty where it is outside the folder.
         variables: those that are in Triton's key.
         specialization: Triton's own description.
     """
@@ -65,11 +67,13 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     variables: dict[str, str]
     specialization: msgspec.Raw
+    text: str = ""
+    interpreter: str = ""
 
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.file or self.module}: {self.name}"
+        return f"{'torch.compile' if self.text else self.file or self.module}: {self.name}"
 
 
 class _Specialization(msgspec.Struct):
@@ -99,7 +103,7 @@ class Line:
 def line_of(text: bytes) -> Line:
     """Raises ValueError (msgspec's) where it is no line of a manifest."""
     kernel = msgspec.json.decode(text, type=Kernel)
-    for path in (kernel.file, *kernel.search):
+    for path in (kernel.file, kernel.interpreter, *kernel.search):
         if os.path.isabs(path) or os.pardir in path.split("/"):
             raise ValueError(f"{path} leaves the folder")
     if not kernel.file and kernel.module == "__main__":

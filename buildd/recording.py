@@ -20,6 +20,10 @@ from buildd.frameworks import HOOKS, variables
 from buildd.hooks.triton_record import FOLDER, ROOT
 from buildd.ui.text import count
 
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+"""Of a graph that Inductor finds whole it asks Triton for nothing, and of a kernel that was measured before it has the
+best candidate compiled alone: another machine has neither."""
+
 
 class _Problem(msgspec.Struct):
     problem: str
@@ -35,7 +39,7 @@ def recording(file: Path, environ: dict[str, str]) -> Iterator[None]:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StoreError("no manifest can be written there", file=str(file), next_step="name a file in another folder")
     with tempfile.TemporaryDirectory(prefix="buildd-record-") as gathered:
-        environ.update({FOLDER: gathered, ROOT: os.getcwd()})
+        environ.update({FOLDER: gathered, ROOT: os.getcwd(), _INDUCTOR: os.path.join(gathered, "inductor")})
         if HOOKS not in environ.get("PYTHONPATH", "").split(os.pathsep):
             environ["PYTHONPATH"] = variables(environ)["PYTHONPATH"]
         yield

@@ -35,6 +35,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     hit: bool = False
     hash: str = ""
     triton: str = ""
+    python: str = ""
     problem: str = ""
     wall_s: float = 0.0
 

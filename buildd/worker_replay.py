@@ -7,7 +7,8 @@ and what the kernels' own modules import.
     python worker_replay.py ROOT compile|prove        lines of a manifest on stdin, an answer on stdout for each
 
 All lines have one target, one set of variables, one search path and at most one script. A script is not run: of its
-statements those are carried out that define what its kernel mentions.
+statements those are carried out that define what its kernel mentions. What Inductor has generated comes with the line;
+of its decorators, which would ask for a GPU, Triton's own is carried out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if __name__ == "__main__":
 import __future__
 
 import ast
+import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import symtable
@@ -100,6 +103,7 @@ class Session:
         except ImportError as error:
             raise Refused(f"no Triton: {error}; pip install triton for {sys.executable}") from error
         self.version = str(triton.__version__)
+        self.python = "{}.{}".format(*sys.version_info)
         self._check_variables(line["variables"])
         manager = triton.knobs.cache.manager_class
         if _OURS not in sys.modules or manager is None:
@@ -163,6 +167,8 @@ class Session:
 
     def _module(self, line: dict[str, Any]) -> types.ModuleType:
         name, file = line["module"], line["file"]
+        if text := line.get("text"):
+            return self._generated(name, text)
         script = name == "__main__"
         key = (name, file, line["name"].partition(".")[0] if script else "")
         if key not in self._modules:
@@ -176,6 +182,45 @@ class Session:
         elif file and os.path.realpath(str(module.__file__)) != os.path.realpath(os.path.join(self._root, file)):
             raise Refused(f"module {name} is {module.__file__} here")
         return module
+
+    def _generated(self, name: str, text: str) -> types.ModuleType:
+        key = (name, text, "")
+        if key not in self._modules:
+            _spare_gpu()
+            # A file, since Triton reads the source from there.
+            folder = os.path.join(os.environ["TRITON_CACHE_DIR"], "generated")
+            os.makedirs(folder, exist_ok=True)
+            content = text.encode()
+            path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()}.py")
+            aside = f"{path}.{os.getpid()}"
+            with open(aside, "wb") as file:
+                file.write(content)
+            os.replace(aside, path)
+            found = importlib.util.spec_from_file_location(name, path)
+            assert found is not None and found.loader is not None
+            module = sys.modules[name] = importlib.util.module_from_spec(found)
+            found.loader.exec_module(module)
+            self._modules[key] = module
+        return self._modules[key]
+
+
+class _Bare:
+    """In place of Inductor's decorators: each leaves the kernel as it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **named: lambda kernel: kernel
+
+
+def _spare_gpu() -> None:
+    """Have modules that Inductor generates imported without a GPU."""
+    try:
+        import torch._inductor.runtime
+        from torch._inductor.runtime import triton_helpers
+    except ImportError as error:
+        raise Refused(f"torch.compile wrote it, and there is no torch: {error}; use --python") from error
+    # They set Triton's driver, where the stand-in has to stay.
+    triton_helpers.set_driver_to_gpu = lambda: None
+    torch._inductor.runtime.triton_heuristics = _Bare()
 
 
 def _unwrapped(value: Any, kind: type) -> Any:
@@ -298,7 +343,7 @@ def main(root: str, mode: str) -> int:
         try:
             session = session or Session(root, mode == "prove", line)
             answer = session.replay(line)
-            answer["triton"] = session.version
+            answer |= {"triton": session.version, "python": session.python}
         except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
             answer = {"problem": _said(error)}
         answer["wall_s"] = time.monotonic() - started_s

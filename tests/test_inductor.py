@@ -42,6 +42,61 @@ print(json.dumps({"hits": seen["fxgraph_cache_hit"], "missed": seen["fxgraph_cac
     "width": torch.backends.cpu.get_cpu_capability()}))
 """
 
+GENERATED = """
+import functools, sys
+import triton
+from triton.backends.compiler import GPUTarget
+
+# What Inductor writes for torch.exp on a GPU, but for what it says of this GPU.
+SOURCE = '''
+import triton
+import triton.language as tl
+
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+from torch._inductor.runtime.hints import AutotuneHint, ReductionHint, TileHint, DeviceProperties
+triton_helpers.set_driver_to_gpu()
+
+@triton_heuristics.pointwise(
+    size_hints={"x": 4096},
+    filename=__file__,
+    triton_meta={"signature": {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"},
+        "device": DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90, major=9,
+            regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+            warp_size=32),
+        "constants": {}, "enable_fp_fusion": True,
+        "configs": [{(i,): [["tt.divisibility", 16]] for i in range(3)}]},
+    inductor_meta={"grid_type": "Grid1D", "autotune_hints": set(), "kernel_name": "triton_poi_fused_exp_0",
+        "mutated_arg_names": [], "backend_hash": "0", "assert_indirect_indexing": True, "max_autotune_pointwise": True},
+    min_elem_per_thread=0
+)
+@triton.jit
+def triton_poi_fused_exp_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xnumel = 4096
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    x0 = xindex
+    tmp0 = tl.load(in_ptr0 + (x0), None)
+    tmp1 = triton_helpers.maximum(libdevice.exp(tmp0), tmp0)
+    tl.store(out_ptr0 + (x0), tmp1, None)
+'''
+
+class Driver:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+
+triton.runtime.driver.set_active(Driver())
+hits = []
+triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"])
+from torch._inductor.async_compile import _load_triton_kernel_from_source as load
+from torch._inductor.runtime import compile_tasks, triton_helpers
+triton_helpers.set_driver_to_gpu = lambda: None
+# As one of Inductor's compile workers does.
+compile_tasks._worker_compile_triton(functools.partial(load, "triton_poi_fused_exp_0", SOURCE), {}, {})
+print(f"{len(hits)} kernels, {hits.count(False)} compiled")
+"""
+
 
 class Torch:
     """A program that compiles three graphs, with a cache of its own."""
@@ -112,3 +167,27 @@ def test_another_vector_width_never_finds_what_was_kept_for_this_one(torch: Torc
     assert (narrow["hits"], narrow["missed"]) == (0, 3)
     once_more, _ = torch.run("ATEN_CPU_CAPABILITY=default")
     assert once_more["hits"] == 3
+
+
+@pytest.mark.triton
+def test_kernels_that_inductor_generates_are_recorded_and_compiled_elsewhere(triton_user: Household) -> None:
+    (triton_user.folder / "prog.py").write_text(GENERATED)
+    triton_user.environ["TRITON_CACHE_DIR"] = str(triton_user.folder / "triton")
+    # Of what is found in its cache Inductor tells nothing: while a program is recorded it begins with none.
+    caches = triton_user.folder / "inductor"
+    triton_user.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches)
+    program = ("--", sys.executable, "prog.py")
+    status, said = triton_user.buildd("run", "--record", "m", *program, timeout_s=600)
+    assert status == 0 and not caches.exists() and "buildd: 0 kernels" not in said, said
+    found = re.search(r"(\d+) kernels, \1 compiled", said)
+    assert found and f"{found[1]} kernels recorded in m" in said, said
+    manifest = (triton_user.folder / "m").read_bytes()
+    assert str(triton_user.folder).encode() not in manifest and b"libdevice.10" not in manifest
+    # Nothing of it is here: neither its store nor the file that Inductor has written.
+    triton_user.environ["BUILDD_DIR"] = str(triton_user.folder / "other")
+    status, said = triton_user.buildd("warm", "--manifest", "m", timeout_s=600)
+    assert status == 0 and f"0 hits, {found[1]} compiled" in said and "another key" not in said, said
+    assert "compiled torch.compile: triton_poi_fused_exp_0 for sm_90" in said, said
+    shutil.rmtree(triton_user.folder / "triton", ignore_errors=True)
+    status, said = triton_user.buildd("run", *program, timeout_s=600)
+    assert status == 0 and f"{found[1]} kernels, 0 compiled" in said, said

@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from serving import wait_until
 
 from buildd import kernel_manifest, recording
+from buildd.commands import warm_kernels
 from buildd.kernel_manifest import Line, ManifestError, line_of
 from buildd.warming import Answer, Warming
 from buildd.worker_replay import needed
@@ -73,7 +76,15 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes, says: st
 
 
 @pytest.mark.parametrize(
-    "text", [text_of()[:-1], b"{}", text_of(file="/etc/x.py"), text_of(search=["../.."]), text_of(file="")]
+    "text",
+    [
+        text_of()[:-1],
+        b"{}",
+        text_of(file="/etc/x.py"),
+        text_of(search=["../.."]),
+        text_of(file=""),
+        text_of(interpreter="../python"),
+    ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: bytes) -> None:
     kernel_manifest.write(tmp_path / "m", {text_of()})
@@ -156,6 +167,35 @@ def test_lines_stay_where_they_are() -> None:
     for statement in needed(ast.parse(SCRIPT).body, "add"):
         if isinstance(statement, ast.FunctionDef):
             assert statement.lineno == whole[statement.name]
+
+
+# ---------------------------------------------------------------- whose Python
+
+
+def python_of(folder: Path, version: str, *packages: str) -> Path:
+    """A program that answers as a Python of a version with some packages would."""
+    folder.mkdir(parents=True)
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\necho {version} {' '.join(packages)}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_program_s_own_python_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "src"
+    own = python_of(root / "venv" / "bin", "3.11", "triton")
+    found = python_of(tmp_path / "bin", "3.11", "triton", "torch")
+    monkeypatch.setenv("PATH", str(found.parent))
+    plain, generated = line_of(text_of()), line_of(text_of(text="import triton\n", file="", module="m"))
+    inside = line_of(text_of(interpreter="venv/bin/python"))
+    assert warm_kernels.interpreter_of("", [inside], root) == str(own)
+    assert warm_kernels.interpreter_of("", [plain], root) == str(found)
+    # The folder's own has no torch.
+    both = [msgspec.structs.replace(inside.kernel, text="x")]
+    assert warm_kernels.interpreter_of("", [replace(inside, kernel=both[0]), generated], root) == str(found)
+    # No Python there is like this one: ours will say so.
+    assert warm_kernels.interpreter_of("", [line_of(text_of(python="2.7"))], root) == sys.executable
+    assert warm_kernels.interpreter_of("python", [inside], root) == str(found)
 
 
 # ---------------------------------------------------------------- processes that answer, die, hang

@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     command.add_argument("--prove", action="store_true", help="run nothing; fail if any action would")
     manifest = "compile the Triton kernels that `buildd run --record FILE` has written down; no GPU is needed"
     command.add_argument("--manifest", metavar="FILE", type=Path, default=None, help=manifest)
-    python = "with --manifest: the Python of the program (default: the one that runs buildd)"
+    python = "with --manifest: the Python of the program (default: the first that is like the recorded one)"
     command.add_argument("--python", metavar="PATH", default="", help=python)
     options = command.parse_args(arguments)
     if options.manifest is not None:

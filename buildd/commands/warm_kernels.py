@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,8 @@ from buildd.store import Store
 from buildd.ui.text import Line, Style, clean, count, duration
 from buildd.warming import Answer, Warming, room
 from codegen.plan import RequestError
+
+_ASKED_S = 60.0
 
 
 class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="kernel"):
@@ -64,7 +67,8 @@ def warm(options: Namespace) -> int:
     store = Path(store_of(environ))
     tally, started_s = _Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="buildd-warm-") as private:
-        warming = Warming(_interpreter(options.python), _variables(environ, store, private), root, prove=options.prove)
+        interpreter = interpreter_of(options.python, lines, root)
+        warming = Warming(interpreter, _variables(environ, store, private), root, prove=options.prove)
         # Open, so that it is there; closed before kernels are bounded.
         with Store.open(store):
             warming.run(lines, width, lambda line, answer: _tell(line, answer, tally, options))
@@ -85,16 +89,48 @@ def _check(options: Namespace) -> None:
         raise RequestError("bad-project", f"no folder {options.directory}", next_step="check the argument of -C")
 
 
-def _interpreter(asked: str) -> str:
-    found = shutil.which(asked or sys.executable)
-    if found is None:
-        raise RequestError("bad-value", f"there is no Python at {asked}", next_step="check the argument of --python")
-    return found
+def interpreter_of(asked: str, lines: list[Recorded], root: Path) -> str:
+    """The program's Python: named, or the first one that is like the recorded one and has what its kernels need."""
+    if asked:
+        found = shutil.which(asked)
+        if found is None:
+            raise RequestError(
+                "bad-value", f"there is no Python at {asked}", next_step="check the argument of --python"
+            )
+        return found
+    recorded = sorted({str(root / line.kernel.interpreter) for line in lines if line.kernel.interpreter})
+    versions = {line.kernel.python for line in lines}
+    packages = ("triton", *(("torch",) if any(line.kernel.text for line in lines) else ()))
+    # As `buildd run -- python ...` finds it; then ours, which says what it lacks where none serves.
+    candidates = [*map(shutil.which, (*recorded, "python", "python3")), sys.executable]
+    return next((one for one in dict.fromkeys(candidates) if one and _serves(one, versions, packages)), sys.executable)
+
+
+def _serves(interpreter: str, versions: set[str], packages: tuple[str, ...]) -> bool:
+    """Whether a Python is of one of these versions, and finds all these packages."""
+    question = (
+        "import sys; from importlib.util import find_spec;"
+        "print('%d.%d' % sys.version_info[:2], *(name for name in sys.argv[1:] if find_spec(name)))"
+    )
+    try:
+        told = subprocess.run(
+            [interpreter, "-c", question, *packages],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASKED_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    version, *found = told.stdout.split() or [""]
+    return told.returncode == 0 and version in versions and set(packages) <= set(found)
 
 
 def _variables(environ: dict[str, str], store: Path, private: str) -> dict[str, str]:
     """Of the processes that compile: kernels go to the store; Triton's own copies go with them."""
-    rest = {name: value for name, value in environ.items() if name not in (FOLDER, ROOT)}
+    # BUILDD_DISABLE is about the daemon here, and none takes part; programs leave the store alone for it.
+    rest = {name: value for name, value in environ.items() if name not in (FOLDER, ROOT, "BUILDD_DISABLE")}
     rest |= {"BUILDD_DIR": str(store), "TRITON_CACHE_DIR": private}
     return rest | {"PYTHONPATH": frameworks.variables(rest)["PYTHONPATH"]}
 
@@ -111,7 +147,8 @@ def _tell(line: Recorded, answer: Answer, tally: _Tally, options: Namespace) -> 
         tally.hits += answer.hit
         tally.compiled += not answer.hit
         tally.moved += bool(line.kernel.hash) and answer.hash != line.kernel.hash
-        tally.versions.add((line.kernel.triton, answer.triton))
+        then = f"{line.kernel.triton} for Python {line.kernel.python}"
+        tally.versions.add((then, f"{answer.triton} for Python {answer.python}"))
         text = Line(f"{'hit' if answer.hit else 'compiled'} {clean(label)} ({duration(answer.wall_s)})")
     if options.json:
         told = Warmed(

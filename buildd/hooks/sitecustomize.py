@@ -32,6 +32,12 @@ def _record_triton(jit: "Any") -> None:
         _beside("triton_record").begin(jit)
 
 
+def _record_inductor(heuristics: "Any") -> None:
+    """The same of those that Inductor generates."""
+    if os.environ.get("BUILDD_RECORD"):
+        _beside("triton_record").begin_inductor()
+
+
 def _explain_inductor(codecache: "Any") -> None:
     """Have noted what the keys of graphs are made of."""
     if os.environ.get("BUILDD_DIR"):
@@ -94,6 +100,7 @@ _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.runtime.jit": _record_triton,
     "torch._inductor.codecache": _explain_inductor,
+    "torch._inductor.runtime.triton_heuristics": _record_inductor,
     "torch.utils.file_baton": _free_extensions,
 }
 """What is done with a module as soon as it is there."""

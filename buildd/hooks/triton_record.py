@@ -1,8 +1,9 @@
 """Notes every Triton kernel that a program compiles or finds compiled, for `buildd warm --manifest` to make again.
 
-Runs in the user's own process, from this one file: standard library and triton only. Knows Triton's hooks and what a
-line of a manifest says (`manifest` reads them); not who gathers the lines. Each process appends to a file of its own:
-one that is killed loses nothing that it noted. Whatever goes wrong, the program runs as without us.
+Runs in the user's own process, from this one file: standard library and triton only. Knows Triton's hooks, how Inductor
+calls Triton, and what a line of a manifest says (`kernel_manifest` reads them); not who gathers the lines. Each process
+appends to a file of its own: one that is killed loses nothing that it noted. Whatever goes wrong, the program runs as
+without us.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ FOLDER = "BUILDD_RECORD"
 ROOT = "BUILDD_RECORD_ROOT"
 """The variable with the folder that paths in a manifest are relative to."""
 PROBLEM = "problem"
+_GENERATED = "torch._inductor."
+"""What the modules begin with that Inductor writes kernels to."""
 _UNKEYED = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
 """With these a kernel depends on files that no manifest carries."""
 
@@ -34,6 +37,7 @@ class Recorder:
 
     def __init__(self, jit: Any, folder: str, root: str) -> None:
         self._jit = jit
+        self._serialize = jit.serialize_specialization_data
         self._folder = folder
         self._root = os.path.realpath(root)
 
@@ -46,6 +50,20 @@ class Recorder:
             # The edge between us and the user's program.
             self.problem(f"{name}: {error}")
 
+    def note_generated(self, source: Any, target: Any, options: dict[str, Any], kernel: Any) -> None:
+        """One kernel that Inductor has written and had compiled.
+
+        Args:
+            source, target, options: what Triton was given.
+            kernel: what it made of that.
+        """
+        name = f"torch.compile: {source.fn.fn.__qualname__}"
+        try:
+            self._write(self._generated(source, target, options, kernel))
+        except Exception as error:
+            # The edge between us and the user's program.
+            self.problem(f"{name}: {error}")
+
     def problem(self, text: str) -> None:
         """Something that keeps a kernel out of the manifest, in words for the user."""
         with contextlib.suppress(OSError):
@@ -54,9 +72,6 @@ class Recorder:
     def _line(self, function: Any, compiled: dict[str, Any]) -> dict[str, Any]:
         if not compiled["specialization_data"]:
             raise ValueError("one of its constants cannot be written down")
-        unkeyed = [name for name in _UNKEYED if os.environ.get(name)]
-        if unkeyed:
-            raise ValueError(f"{unkeyed[0]} is set, and what it names is in no manifest")
         qualname = function.fn.__qualname__
         if "<" in qualname:
             raise ValueError("it is made inside a function, where nobody can find it again")
@@ -65,14 +80,40 @@ class Recorder:
         if function.module == "__main__" and not file:
             raise ValueError(f"{path} is outside of {self._root}, where `buildd run` was called")
         specialization = json.loads(compiled["specialization_data"])
-        _forget_own_libraries(specialization["options"], os.path.dirname(os.path.realpath(_triton().__file__)))
         # Triton tells it from 3.7 on.
         specialization.setdefault("target", vars(self._jit.driver.active.get_current_target()))
         kernel = function.device_caches[compiled["device"]][0].get(compiled["key"])
-        return {
+        return self._told(function, file, "", specialization, kernel)
+
+    def _generated(self, source: Any, target: Any, options: dict[str, Any], kernel: Any) -> dict[str, Any]:
+        function = source.fn
+        # Its file lies in a cache, and may be gone tomorrow.
+        with open(function.fn.__code__.co_filename, encoding="utf-8") as file:
+            text = file.read()
+        from triton.compiler import make_backend
+
+        full = make_backend(target).parse_options({**options, **source.parse_options()})
+        name = getattr(function, "_fn_name", function.fn.__name__)
+        said = self._serialized(name, source.signature, source.constants, source.attrs, full, kernel.hash, target)
+        return self._told(function, "", text, {**json.loads(said), "target": vars(target)}, kernel)
+
+    def _serialized(self, *parts: Any) -> str:
+        # The last one, the target, is told from 3.7 on.
+        for given in (parts, parts[:-1]):
+            with contextlib.suppress(TypeError):
+                if said := self._serialize(*given):
+                    return str(said)
+        raise ValueError("one of its constants cannot be written down")
+
+    def _told(self, function: Any, file: str, text: str, specialization: dict[str, Any], kernel: Any) -> dict[str, Any]:
+        unkeyed = [name for name in _UNKEYED if os.environ.get(name)]
+        if unkeyed:
+            raise ValueError(f"{unkeyed[0]} is set, and what it names is in no manifest")
+        _forget_own_libraries(specialization["options"], os.path.dirname(os.path.realpath(_triton().__file__)))
+        line = {
             "module": function.module,
             "file": file,
-            "name": qualname,
+            "name": function.fn.__qualname__,
             "search": [place for place in map(self._inside, map(os.path.realpath, sys.path)) if place],
             "hash": getattr(kernel, "hash", ""),
             "triton": str(_triton().__version__),
@@ -80,16 +121,21 @@ class Recorder:
             "variables": _keyed_variables(),
             "specialization": specialization,
         }
+        # Not where the link leads: a virtual environment's Python is a link to the system's.
+        interpreter = self._inside(os.path.abspath(sys.executable), installed=True)
+        return line | ({"text": text} if text else {}) | ({"interpreter": interpreter} if interpreter else {})
 
-    def _inside(self, path: str) -> str:
-        """A path relative to the root; empty for one outside, and for what is installed."""
+    def _inside(self, path: str, *, installed: bool = False) -> str:
+        """A path relative to the root; empty for one outside, and (unless asked for) for what is installed."""
         relative = os.path.relpath(path, self._root)
         if relative == os.pardir or relative.startswith(os.pardir + os.sep):
             return ""
+        if installed:
+            return relative
         prefix = os.path.realpath(sys.prefix)
-        installed = "site-packages" in relative.split(os.sep) or "dist-packages" in relative.split(os.sep)
+        package = "site-packages" in relative.split(os.sep) or "dist-packages" in relative.split(os.sep)
         below = path.startswith(prefix + os.sep) and prefix != self._root and prefix.startswith(self._root + os.sep)
-        return "" if installed or below or path.endswith(".zip") else relative
+        return "" if package or below or path.endswith(".zip") else relative
 
     def _write(self, line: dict[str, Any]) -> None:
         # A process of its own after each fork; a line is written whole or, where the disk is full, not used.
@@ -141,7 +187,9 @@ def begin(jit: Any) -> None:
             return ""
 
     def hook(**told: Any) -> Any:
-        recorder.note(told["fn"].jit_function, told["compile"])
+        # Inductor may call it too, with other things; of its kernels `begin_inductor` has told.
+        if hasattr(told["fn"], "jit_function"):
+            recorder.note(told["fn"].jit_function, told["compile"])
         return before(**told) if before is not None else None
 
     def at_exit() -> None:
@@ -151,3 +199,18 @@ def begin(jit: Any) -> None:
     jit.serialize_specialization_data = careful
     runtime.jit_post_compile_hook = hook
     atexit.register(at_exit)
+
+
+def begin_inductor() -> None:
+    """Note every kernel that Inductor has compiled from now on. Triton is imported."""
+    triton = _triton()
+    recorder = Recorder(sys.modules["triton.runtime.jit"], os.environ[FOLDER], os.environ[ROOT])
+    compile_kernel = triton.compile
+
+    def compile(src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
+        kernel = compile_kernel(src, target=target, options=options, **more)
+        if getattr(getattr(src, "fn", None), "module", "").startswith(_GENERATED):
+            recorder.note_generated(src, target, dict(options or {}), kernel)
+        return kernel
+
+    triton.compile = compile
