@@ -156,7 +156,7 @@ def flush(store: Shelf, pattern: str | None = None) -> Collected:
     """Drop every result, or those whose action's name matches a glob; leased ones stay.
 
     Learned times, past builds and counters stay as well; answers that stand-ins know go in any case. Without a pattern
-    explanations, probe answers, up-to-date records, remembered file digests and Triton's kernels go too.
+    explanations, probe answers, up-to-date records, file digests, Triton's kernels and Inductor's graphs go too.
     """
     answers.clear(store.folder)
     _drop_dead(store)

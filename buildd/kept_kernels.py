@@ -1,7 +1,7 @@
-"""Triton's kernels beside the store: their bound, whether they are sound, figures.
+"""Triton's kernels and Inductor's graphs beside the store: their bound, whether they are sound, figures.
 
-Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`). An
-entry is one file, replaced by rename, and a digest covers all of it.
+Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`,
+`hooks/inductor_cache`). An entry is one file, replaced by rename, and a digest covers all of it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from buildd.hooks import triton_why
+from buildd.hooks import inductor_cache, triton_why
 from buildd.hooks.triton_cache import FOLDER, Entry, Shelf
 
+FOLDERS = (FOLDER, inductor_cache.FOLDER)
 SHARE = 10
 """They may hold this part of the store's bound, beside the store."""
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -28,16 +29,16 @@ _UNLOCKED_S = 86400.0
 
 
 def held(store: Path) -> tuple[int, int]:
-    """How many kernels there are, and their bytes."""
-    sizes = [status.st_size for entry, status in _statuses(store) if _NAME.fullmatch(entry.name)]
+    """How many kernels and graphs there are, and their bytes."""
+    sizes = [status.st_size for entry, status in _all(store) if _NAME.fullmatch(entry.name)]
     return len(sizes), sum(sizes)
 
 
 def trim(store: Path, limit_bytes: int) -> int:
-    """Remove the kernels that were not used for longest, until the others fit, and what killed processes have left; the
+    """Remove what was not used for longest, until the others fit, and what killed processes have left; the
     bytes that are left."""
     found, now_s = [], time.time()
-    for entry, status in _statuses(store):
+    for entry, status in _all(store):
         age_s = now_s - status.st_mtime
         if _NAME.fullmatch(entry.name):
             found.append((status.st_mtime_ns, status.st_size, entry.path))
@@ -56,14 +57,14 @@ def trim(store: Path, limit_bytes: int) -> int:
 
 
 def clear(store: Path) -> int:
-    """Remove all kernels, and what they were compiled from; how many there were."""
+    """Remove all kernels and graphs, and what they were compiled from; how many there were."""
     for entry, _ in _statuses(store, triton_why.FOLDER):
         _remove(entry.path)
-    return sum(_remove(entry.path) for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name))
+    return sum(_remove(entry.path) for entry, _ in _all(store) if _NAME.fullmatch(entry.name))
 
 
 def sound(store: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each kernel that is whole, by name."""
+    """Name and content of each kernel that is whole, by name. No graphs: what is in them is code of who made them."""
     for name in sorted(entry.name for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name)):
         with contextlib.suppress(OSError, ValueError):
             content = (store / FOLDER / name).read_bytes()
@@ -99,9 +100,9 @@ def take_in(store: Path, name: str, content: bytes) -> bool:
 
 
 def verify(store: Path) -> tuple[int, int]:
-    """Read all kernels and remove the bad ones; how many there were, and how many were bad."""
+    """Read all kernels and graphs and remove the bad ones; how many there were, and how many were bad."""
     count = bad = 0
-    for entry, _ in _statuses(store):
+    for entry, _ in _all(store):
         if _NAME.fullmatch(entry.name):
             count += 1
             with contextlib.suppress(OSError):
@@ -115,6 +116,11 @@ def _is_sound(path: Path) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _all(store: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    for folder in FOLDERS:
+        yield from _statuses(store, folder)
 
 
 def _statuses(store: Path, folder: str = FOLDER) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

@@ -97,10 +97,12 @@ def _change(environ: MutableMapping[str, str]) -> None:
     environ.update(changed)
     # Read from the environment when torch was imported, unless the program has set it since.
     config.cache_key_tag = changed[TAG]
-    from torch._inductor import codecache
+    from torch._inductor import codecache, remote_cache
 
-    from buildd.hooks import inductor_why, triton_why
+    from buildd.hooks import inductor_cache, inductor_why, triton_cache, triton_why
 
+    if inductor_cache.is_wanted() and hasattr(remote_cache.RemoteCache, "backend_override_cls"):
+        inductor_cache.begin(remote_cache, triton_cache, changed["BUILDD_DIR"])
     if hasattr(codecache, "compiled_fx_graph_hash"):
         inductor_why.begin(codecache, triton_why, changed["BUILDD_DIR"])
     if environ.get("TRITON_CACHE_MANAGER"):
@@ -109,6 +111,4 @@ def _change(environ: MutableMapping[str, str]) -> None:
         import triton.runtime.cache as cache
     except ImportError:
         return
-    from buildd.hooks import triton_cache
-
     triton_cache.use(cache)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serving import wait_until
 
 from tests.household import Household
 
@@ -43,7 +44,7 @@ print(json.dumps({"hits": seen["fxgraph_cache_hit"], "missed": seen["fxgraph_cac
 """
 
 GENERATED = """
-import functools, sys
+import functools, os, signal, sys
 import triton
 from triton.backends.compiler import GPUTarget
 
@@ -88,7 +89,11 @@ class Driver:
 
 triton.runtime.driver.set_active(Driver())
 hits = []
-triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"])
+def told(**said):
+    hits.append(said["cache_hit"])
+    if len(sys.argv) > 1 and len(hits) == 1:
+        os.kill(int(sys.argv[1]), signal.SIGKILL)
+triton.knobs.compilation.listener = told
 from torch._inductor.async_compile import _load_triton_kernel_from_source as load
 from torch._inductor.runtime import compile_tasks, triton_helpers
 triton_helpers.set_driver_to_gpu = lambda: None
@@ -112,20 +117,26 @@ class Torch:
 
     def run(self, *arguments: str, through_us: bool = True) -> tuple[dict[str, object], str]:
         """What it found, and the line that `buildd run` ends with."""
+        return self.end(self.start(*arguments, through_us=through_us))
+
+    def start(self, *arguments: str, through_us: bool = True) -> subprocess.Popen[str]:
         self.caches[1].mkdir(exist_ok=True)
         ours = (sys.executable, "-P", "-m", "buildd", "run", "--") if through_us else ()
-        done = subprocess.run(
+        return subprocess.Popen(
             [*ours, sys.executable, "-c", PROGRAM, *arguments],
             cwd=self.user.folder,
             # Its precompiled header is below the temporary folder.
             env={**self.user.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.caches[0]), "TMPDIR": str(self.caches[1])},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("buildd: ")), "")
-        return json.loads(done.stdout.splitlines()[-1]), last
+
+    def end(self, process: subprocess.Popen[str]) -> tuple[dict[str, object], str]:
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors[-3000:]
+        last = next((line for line in reversed(errors.splitlines()) if line.startswith("buildd: ")), "")
+        return json.loads(output.splitlines()[-1]), last
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +162,19 @@ def test_what_was_compiled_once_is_found_where_all_local_caches_are_empty(torch:
     assert misses >= 4, "a probe, a precompiled header and three kernels"
     torch.forget()
     warm, said = torch.run()
-    assert counts(said) == (misses + hits, 0), said
+    found, compiled = counts(said)
+    assert 4 <= found <= misses + hits and compiled == 0, said
     assert plain["sums"] == cold["sums"] == warm["sums"]
-    assert (warm["hits"], warm["missed"]) == (0, 3)
+    assert (warm["hits"], warm["missed"]) == (3, 0)
+    # Where each graph is damaged, Inductor compiles, and nobody hears of it.
+    (graphs,) = {path.parent for path in torch.user.store.glob("inductor/*")}
+    for number, path in enumerate(graphs.iterdir()):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2] if number % 2 else content[:-9] + b"X" * 9)
+    torch.forget()
+    again, said = torch.run()
+    assert (again["hits"], again["missed"]) == (0, 3) and again["sums"] == plain["sums"]
+    assert counts(said)[1] == 0, said
 
 
 def test_another_vector_width_never_finds_what_was_kept_for_this_one(torch: Torch) -> None:
@@ -191,3 +212,35 @@ def test_kernels_that_inductor_generates_are_recorded_and_compiled_elsewhere(tri
     shutil.rmtree(triton_user.folder / "triton", ignore_errors=True)
     status, said = triton_user.buildd("run", *program, timeout_s=600)
     assert status == 0 and f"{found[1]} kernels, 0 compiled" in said, said
+
+
+def test_a_daemon_that_is_killed_while_it_compiles_costs_no_program_its_numbers(torch: Torch) -> None:
+    torch.forget()
+    plain, _ = torch.run(through_us=False)
+    torch.forget()
+    status, said = torch.user.buildd("cache", "flush")
+    assert status == 0, said
+    process = torch.start()
+    try:
+        wait_until(lambda: any("cc1plus" in each.command for each in torch.user.processes()), timeout_s=300)
+        daemon = torch.user.daemon()
+        assert daemon is not None
+        daemon.kill()
+    except BaseException:
+        process.kill()
+        raise
+    found, _ = torch.end(process)
+    assert found["sums"] == plain["sums"]
+
+
+@pytest.mark.triton
+def test_a_daemon_that_is_killed_between_kernels_costs_none(triton_user: Household) -> None:
+    (triton_user.folder / "prog.py").write_text(GENERATED)
+    folder = triton_user.folder
+    triton_user.environ |= {"TRITON_CACHE_DIR": str(folder / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "i")}
+    status, said = triton_user.buildd("up")
+    daemon = triton_user.daemon()
+    assert status == 0 and daemon is not None, said
+    program = ("--", sys.executable, "prog.py", str(daemon.pid))
+    status, said = triton_user.buildd("run", *program, timeout_s=600)
+    assert status == 0 and "kernels, " in said and not daemon.lives, said

@@ -501,6 +501,34 @@ def test_code_is_exported_each_time_and_what_follows_hits(user: Household) -> No
     project.python(CHECK_NET)
 
 
+TOO_BIG = """
+import os, signal
+import torch
+
+def refused():
+    return torch.nn.Linear(1 << 30, 1 << 24)
+
+def killed():
+    # As the kernel does where memory is promised and not there.
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", ["refused", "killed"])
+def test_a_model_too_big_for_memory_is_told(user: Household, how: str) -> None:
+    project = Checkout(user, how)
+    (project.folder / "net.py").write_text(TOO_BIG)
+    (project.folder / "buildd.toml").write_text(
+        f'[target.big]\nkind = "torch"\nsource = "net.py"\nfunction = "{how}"\nfactory = true\n'
+        "inputs = [{ shape = [4, 4] }]\n"
+    )
+    status, said = user.buildd("build", "-C", str(project.folder), timeout_s=600)
+    assert status == 1 and "runs again alone" in said and "ran out of memory at" in said, said
+    assert "give the machine or the cgroup more memory" in said, said
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(900)
 def test_what_cannot_be_exported_is_told_with_its_line(user: Household, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from serving import short_folder
 
 from buildd import collect, kept_kernels
 from buildd.frameworks import HOOKS, TAG, tag, variables, without_hooks
-from buildd.hooks import triton_cache
+from buildd.hooks import inductor_cache, triton_cache
 from buildd.hooks.triton_cache import Entry, Lock, Shelf
 from buildd.store import Store
 from tests.household import Household
@@ -120,6 +120,21 @@ def test_the_store_counts_checks_bounds_and_flushes_them(shelf: Shelf, store: Pa
         assert collect.stats(opened).kernels == 0
         (store / "triton" / triton_cache.name_of(KEY, GROUP)).write_bytes(b"bad")
         assert not collect.verify(opened).is_sound and collect.verify(opened).is_sound
+
+
+def test_graphs_share_the_bound_and_are_in_no_bundle(shelf: Shelf, store: Path) -> None:
+    graphs = Shelf(str(store), inductor_cache.FOLDER)
+    assert graphs.open()
+    graphs.put(Entry("pt2:k", "graph", {"graph": b"pickle"}))
+    assert shelf.take("pt2:k", "graph") is None and graphs.take(KEY, GROUP) is None
+    assert kept_kernels.held(store)[0] == kept_kernels.verify(store)[0] == 2
+    assert [Entry.decode(content).key for _, content in kept_kernels.sound(store)] == [KEY]
+    (path,) = (store / inductor_cache.FOLDER).iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert kept_kernels.verify(store) == (2, 1) and graphs.take("pt2:k", "graph") is None
+    graphs.put(Entry("pt2:k", "graph", {"graph": b"pickle"}))
+    kept_kernels.trim(store, 0)
+    assert kept_kernels.held(store) == (0, 0)
 
 
 def test_tools_in_place_of_tritons_own_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

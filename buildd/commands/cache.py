@@ -156,7 +156,11 @@ def _stats(store: Store, options: Namespace) -> int:
         f"results     {found.results} of {found.actions} actions",
         f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
         f"answers     {found.answers} known to stand-ins, {_bytes(found.answer_bytes)}",
-        *([f"kernels     {found.kernels} of Triton's, {_bytes(found.kernel_bytes)}"] if found.kernels else []),
+        *(
+            [f"kernels     {found.kernels} of Triton's, and graphs of Inductor's, {_bytes(found.kernel_bytes)}"]
+            if found.kernels
+            else []
+        ),
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
         f"misses      {counts['misses']}",
@@ -209,7 +213,7 @@ def _verify(store: Store, options: Namespace) -> int:
     found = collect.verify(store)
     lines = [f"{found.blobs} blobs, {found.results} results and {found.answers} answers checked"]
     if found.kernels:
-        lines.append(f"{found.kernels} kernels of Triton's checked")
+        lines.append(f"{found.kernels} kernels of Triton's and graphs of Inductor's checked")
     if found.is_sound:
         lines.append("everything is sound")
     else:

@@ -44,6 +44,14 @@ def _explain_inductor(codecache: "Any") -> None:
         _beside("inductor_why").begin(codecache, _beside("triton_why"), os.environ["BUILDD_DIR"])
 
 
+def _share_graphs(remote_cache: "Any") -> None:
+    """Have graphs kept in the store, unless the user has such a cache."""
+    if os.environ.get("BUILDD_DIR"):
+        cache = _beside("inductor_cache")
+        if cache.is_wanted():
+            cache.begin(remote_cache, _beside("triton_cache"), os.environ["BUILDD_DIR"])
+
+
 def _free_extensions(file_baton: "Any") -> None:
     """Have no build of an extension wait for one that was killed."""
     if os.environ.get("BUILDD_DIR"):
@@ -100,6 +108,7 @@ _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.runtime.jit": _record_triton,
     "torch._inductor.codecache": _explain_inductor,
+    "torch._inductor.remote_cache": _share_graphs,
     "torch._inductor.runtime.triton_heuristics": _record_inductor,
     "torch.utils.file_baton": _free_extensions,
 }

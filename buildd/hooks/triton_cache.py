@@ -87,10 +87,10 @@ def is_plain(name: str) -> bool:
 
 
 class Shelf:
-    """The kernels of one store. Every method may raise OSError and ValueError."""
+    """The kernels of one store, or what else is kept like them. Every method may raise OSError and ValueError."""
 
-    def __init__(self, store: str) -> None:
-        self.folder = os.path.join(store, FOLDER)
+    def __init__(self, store: str, folder: str = FOLDER) -> None:
+        self.folder = os.path.join(store, folder)
 
     def open(self) -> bool:
         """Have the folder there; whether entries can be written to it."""
