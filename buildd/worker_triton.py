@@ -17,7 +17,6 @@ if __name__ == "__main__":
     del sys.path[0]
 
 import ast
-import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -25,7 +24,6 @@ import json
 import linecache
 import os
 import re
-import subprocess
 import traceback
 import types
 import warnings
@@ -142,30 +140,32 @@ class _Reads:
         if isinstance(path, str) and path and (mode is None or not set(str(mode)) & set("wax+")):
             self.paths[os.path.abspath(path)] = None
 
-    def inputs(self, ignored: list[str]) -> list[str]:
+    def inputs(self, ignored: tuple[str, ...]) -> list[str]:
         """Sorted; modules by their source, also where their bytecode was read."""
         modules = [module for name, module in list(sys.modules.items()) if name not in self.before]
         loaded = [getattr(module, "__file__", None) for module in modules]
         found = {os.path.abspath(path) for path in loaded if path}
         found.update(path for path in self.paths if not path.endswith(".pyc"))
-        return sorted(
-            path
-            for path in found
-            if not any(path.startswith(folder) for folder in ignored) and "\n" not in path and os.path.isfile(path)
-        )
+        others = (path for path in found if not path.startswith(ignored) and "\n" not in path)
+        return sorted(path for path in others if os.path.isfile(path))
 
 
-def _own_folders(triton_folder: str) -> list[str]:
+def _own_folders(triton_folder: str) -> tuple[str, ...]:
     """Folders whose files are part of the tool's identity, or of no interest."""
+    site = [os.path.join(path, "triton") for path in sys.path if path]
+    names = [triton_folder, *site, "/proc", "/sys", "/dev", os.environ["TRITON_CACHE_DIR"]]
+    return (*(os.path.abspath(name) + os.sep for name in names), *_standard_library())
+
+
+@functools.cache
+def _standard_library() -> tuple[str, ...]:
     import sysconfig
 
-    site = [os.path.join(path, name) for path in sys.path for name in ("triton",) if path]
-    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    names = [triton_folder, *site, "/proc", "/sys", "/dev", os.environ["TRITON_CACHE_DIR"]]
-    for folder in standard:
+    names = []
+    for folder in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}:
         # Packages that the user installed lie below the standard library and count.
         names += [os.path.join(folder, name) for name in os.listdir(folder) if not name.endswith("-packages")]
-    return [name if os.path.isfile(name) else os.path.abspath(name) + os.sep for name in names]
+    return tuple(name if os.path.isfile(name) else os.path.abspath(name) + os.sep for name in names)
 
 
 # ---------------------------------------------------------------- identity
@@ -270,20 +270,21 @@ def warm_up() -> tuple[str, _Reads]:
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     _import_triton()
     if __name__ != "__main__":
-        _ask_ptxas()
+        _standard_library()
+        _module_of("worker_triton_first.py").begin()
     return folder, reads
 
 
-_USUAL = (75, 80, 86, 89, 90, 100, 103, 120)
-
-
-def _ask_ptxas() -> None:
-    """Triton asks for ptxas's version once a process and architecture: those that are forked from this one need not."""
-    with contextlib.suppress(ImportError, AttributeError, TypeError, OSError, RuntimeError, subprocess.SubprocessError):
-        from triton.backends.nvidia.compiler import get_ptxas_version
-
-        for arch in _USUAL:
-            get_ptxas_version(arch)
+def _module_of(name: str) -> types.ModuleType:
+    """A script beside this one."""
+    # No module of a user's has such a name.
+    found = importlib.util.spec_from_file_location(
+        f"buildd {name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    )
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:

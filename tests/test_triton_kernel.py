@@ -471,13 +471,18 @@ def test_a_process_that_has_triton_imported_compiles_the_same(
 
 @pytest.mark.triton
 @pytest.mark.usefixtures("triton")
-def test_a_process_that_is_forked_from_need_not_ask_ptxas() -> None:
+def test_a_process_that_is_forked_from_has_asked_ptxas_and_set_up_llvm() -> None:
     code = (
         "import importlib.util, sys\n"
         "found = importlib.util.spec_from_file_location('buildd worker', sys.argv[1])\n"
         "worker = importlib.util.module_from_spec(found)\n"
         "found.loader.exec_module(worker)\n"
+        "import os, triton\n"
+        "compiled, tasks = [], len(os.listdir('/proc/self/task'))\n"
+        "triton.knobs.compilation.listener = lambda **said: compiled.append(said['metadata']['target'].arch)\n"
         "worker.warm_up()\n"
+        "assert compiled == [80, 90, 'gfx942'] and 'TRITON_CACHE_DIR' not in os.environ, compiled\n"
+        "assert len(os.listdir('/proc/self/task')) == tasks == 1, 'nothing could be forked from it'\n"
         "from triton.backends.nvidia.compiler import get_ptxas_version\n"
         "before = get_ptxas_version.cache_info().misses\n"
         "assert 'release' in get_ptxas_version(90)\n"
