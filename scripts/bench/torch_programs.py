@@ -7,8 +7,7 @@ from __future__ import annotations
 
 MODEL = {"mlp": "six layers of 512", "gpt": "four layers of 256, four heads"}
 
-PROGRAM = """
-import json, sys, time
+MODULE = """
 import torch
 from torch import nn
 
@@ -28,14 +27,22 @@ class Block(nn.Module):
         x = x + self.join(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(nn.functional.gelu(self.up(self.second(x))))
 
-torch.manual_seed(0)
-if sys.argv[1] == "mlp":
-    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())))
-    x = torch.randn(32, 512)
-else:
+def mlp():
+    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())))
+
+def gpt():
     blocks = (Block(256, 4) for _ in range(4))
-    model = nn.Sequential(nn.Embedding(1000, 256), *blocks, nn.LayerNorm(256), nn.Linear(256, 1000))
-    x = torch.randint(1000, (4, 64))
+    return nn.Sequential(nn.Embedding(1000, 256), *blocks, nn.LayerNorm(256), nn.Linear(256, 1000))
+"""
+"""Both models."""
+
+PROGRAM = (
+    "import json, sys, time\n"
+    + MODULE
+    + """
+torch.manual_seed(0)
+model = globals()[sys.argv[1]]()
+x = torch.randn(32, 512) if sys.argv[1] == "mlp" else torch.randint(1000, (4, 64))
 model.eval()
 with torch.no_grad():
     compiled = torch.compile(model)
@@ -45,6 +52,18 @@ with torch.no_grad():
     torch.testing.assert_close(y, model(x), rtol=1e-3, atol=1e-3)
 print(json.dumps({"first_s": first}))
 """
+)
+
+_INPUTS = {"mlp": "{ shape = [32, 512] }", "gpt": '{ shape = [4, 64], dtype = "int64", high = 1000 }'}
+
+
+def torch_project(model: str) -> str:
+    """A model of `MODULE`, in a file models.py, as a target of a buildd.toml."""
+    return (
+        f'[target.{model}]\nkind = "torch"\nsource = "models.py"\nfunction = "{model}"\nfactory = true\n'
+        f"inputs = [{_INPUTS[model]}]\n"
+    )
+
 
 TRITON = '''
 import json, os, sys, tempfile, time
