@@ -38,7 +38,8 @@ def recording(file: Path, environ: dict[str, str]) -> Iterator[None]:
     folder = file.absolute().parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StoreError("no manifest can be written there", file=str(file), next_step="name a file in another folder")
-    with tempfile.TemporaryDirectory(prefix="buildd-record-") as gathered:
+    # What the command has left running may still write to Inductor's folder there.
+    with tempfile.TemporaryDirectory(prefix="buildd-record-", ignore_cleanup_errors=True) as gathered:
         environ.update({FOLDER: gathered, ROOT: os.getcwd(), _INDUCTOR: os.path.join(gathered, "inductor")})
         if HOOKS not in environ.get("PYTHONPATH", "").split(os.pathsep):
             environ["PYTHONPATH"] = variables(environ)["PYTHONPATH"]
