@@ -95,9 +95,11 @@ class Line:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """What can be compiled in one process: module-level code sees one target, one set of variables, one script."""
+        """What can be compiled in one process: module-level code sees one target, one set of variables, one script.
+        For what Inductor has generated the process is as one of its own."""
         script = self.kernel.file if self.kernel.module == "__main__" else ""
-        return (self.target, tuple(sorted(self.kernel.variables.items())), tuple(self.kernel.search), script)
+        variables = tuple(sorted(self.kernel.variables.items()))
+        return (self.target, variables, tuple(self.kernel.search), script, bool(self.kernel.text))
 
 
 def line_of(text: bytes) -> Line:

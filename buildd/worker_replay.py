@@ -215,12 +215,14 @@ def _spare_gpu() -> None:
     """Have modules that Inductor generates imported without a GPU."""
     try:
         import torch._inductor.runtime
-        from torch._inductor.runtime import triton_helpers
+        from torch._inductor.runtime import compile_tasks, triton_helpers
     except ImportError as error:
         raise Refused(f"torch.compile wrote it, and there is no torch: {error}; use --python") from error
     # They set Triton's driver, where the stand-in has to stay.
     triton_helpers.set_driver_to_gpu = lambda: None
     torch._inductor.runtime.triton_heuristics = _Bare()
+    # Where torch has a ptxas of its own, Inductor's compile workers use that one.
+    getattr(compile_tasks, "_set_triton_ptxas_path", lambda: None)()
 
 
 def _unwrapped(value: Any, kind: type) -> Any:
