@@ -149,7 +149,7 @@ def test_without_a_gpu_it_is_said_once_and_nothing_is_asked(tmp_path: Path) -> N
     [
         ('kind = "cuda"\nsources = ["a.cu"]', 'is for kind "gemm"', "or leave --profile out"),
         ('kind = "model"\ninputs = {}\noutputs = []\nops = {}', "cannot be measured", "measures a model's GEMMs"),
-        ('kind = "gemm"\nbatched = true', "only one problem", "give this one its `tile`"),
+        ('kind = "gemm"\ngrouped = true', "no groups", "give this one its `tile`"),
     ],
 )
 def test_what_a_watch_cannot_measure(table: str, said: str, leads: str, tmp_path: Path) -> None:
