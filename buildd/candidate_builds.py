@@ -31,6 +31,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute, of its artifacts."""
     is_its_own_fault: bool = False
     """It does not compile: asking again would not help."""
+    failed: tuple[str, ...] = ()
+    """The actions that did."""
     message: str = ""
     hits: int = 0
     misses: int = 0
@@ -182,6 +184,7 @@ def _built(request: m.Request, heard: list[m.EventBody]) -> Built:
         outcome=done.outcome,
         paths=tuple(f"{request.project}/{body.path}" for body in heard if isinstance(body, m.Artifact)),
         is_its_own_fault=first is not None and first.kind is m.FailureKind.COMPILE_ERROR,
+        failed=tuple(failure.action for failure in failures),
         message=message,
         hits=done.hits,
         misses=done.misses,

@@ -13,10 +13,11 @@ import msgspec
 
 from buildd.candidate_builds import Builder
 from buildd.errors import BuilddError
-from codegen.gemm import MEASURE, symbol_of
+from codegen.gemm import MEASURE, is_of_split, symbol_of
 from codegen.gemm_survey import Case, Survey
 from protocol import messages as m
 
+IN_ONE_SOURCE = "BUILDD_SPLIT_KERNELS=0"
 _DROPPED = ("FLUSH_PROFILE_CACHE", "AIT_RECOMPILE")
 """Variables that are about the request's own targets."""
 
@@ -38,6 +39,22 @@ def side_request(request: m.Request, name: str, table: dict[str, Any]) -> m.Requ
         environment={key: value for key, value in request.environment.items() if key not in _DROPPED},
         on_disconnect=m.OnDisconnect.CANCEL,
         measures=(),
+    )
+
+
+def in_one_source(request: m.Request, failed: tuple[str, ...]) -> m.Request | None:
+    """The same with each kernel in one source with its launch; None where that would change nothing.
+
+    Args:
+        failed: actions that did not compile. A host compiler may refuse what nvcc lets it see.
+    """
+    name, _, value = IN_ONE_SOURCE.partition("=")
+    if request.environment.get(name) == value or not failed or not all(map(is_of_split, failed)):
+        return None
+    return msgspec.structs.replace(
+        request,
+        request_id=m.RequestId(os.urandom(6).hex()),
+        environment={**request.environment, name: value},
     )
 
 

@@ -59,6 +59,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     measuring_s: float
     gpu_idle: float
     """Share of the GPUs' time, from the first candidate that was ready to the last that was measured."""
+    gpu_unused: float
+    """Share of the same time in which a candidate was ready and a GPU did not measure one. The rest of `gpu_idle` is
+    time in which there was none to measure: compilers had not made it."""
     failed: int
     skipped: int = 0
     """Not compiled: what was measured is faster than they promise to be."""

@@ -21,7 +21,7 @@ from typing import Any
 from buildd.candidate_builds import Builder, Built, Presence
 from buildd.errors import BuilddError
 from buildd.gpus import LEASES, Gpu, lease, strangers
-from buildd.harness import harness, question, side_request
+from buildd.harness import IN_ONE_SOURCE, harness, in_one_source, question, side_request
 from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
 from buildd.profile_cache import ProfileCache
 from buildd.profile_told import Chosen, Summary, Told, Tried
@@ -94,9 +94,13 @@ class Profiling:
         self._harness: asyncio.Task[tuple[str, ...]] | None = None
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
         self._began_s = self._busy_s = self._first_s = self._last_s = 0.0
+        self._ready_count = self._in_use = 0
+        """Candidates that are ready and not measured yet, and GPUs that measure one."""
+        self._unused_s = self._noted_s = 0.0
+        """What GPUs lay idle meanwhile, and up to when that is known."""
         self._spans: dict[str, tuple[float, float, float]] = {}
         """Target of a candidate -> when its build began, 0 where it was found; its cores' time; when it ended."""
-        self._dropped = False
+        self._dropped = self._in_one_source = False
         self._gpu_failures = 0
         self._bad: set[tuple[str, str]] = set()
         """Problem and candidate, where it was seen not to work."""
@@ -146,11 +150,12 @@ class Profiling:
             self._report(case, ranked, "skipped", note=_NOT_WORTH_IT.message)
         for case in cases:
             self._tell(self._chosen(case, known=case.problem not in fresh))
-        span_s = self._last_s - self._first_s
+        span_s = max(0.0, self._last_s - self._first_s) * len(plan.gpus)
         return Summary(
             wall_s=time.monotonic() - self._began_s,
             measuring_s=self._busy_s,
-            gpu_idle=max(0.0, 1 - self._busy_s / (span_s * len(plan.gpus))) if span_s > 0 else 0.0,
+            gpu_idle=max(0.0, 1 - self._busy_s / span_s) if span_s else 0.0,
+            gpu_unused=min(1.0, self._unused_s / span_s) if span_s else 0.0,
             dropped=self._dropped,
             skipped=len(self._skipped),
             **self._tally,
@@ -257,6 +262,7 @@ class Profiling:
         if built.outcome is BuildOutcome.BUILT and built.paths:
             if measures:
                 self._first_s = self._first_s or time.monotonic()
+                self._note_use(ready=1)
                 self._ready.put_nowait((case, ranked, built.paths[0], compiled))
             else:
                 self._report(case, ranked, "built", built=compiled)
@@ -274,7 +280,15 @@ class Profiling:
             if all(self._cannot_win(*one) for one in self._wanting[name]):
                 return _NOT_WORTH_IT
             began_s = time.monotonic() - self._began_s
-            built = await self._builder.build(side_request(self._plan.request, name, table))
+            request = side_request(self._plan.request, name, table)
+            built = await self._builder.build(request)
+            if built.is_its_own_fault and (other := in_one_source(request, built.failed)) is not None:
+                if not self._in_one_source:
+                    self._say(
+                        f"{built.message}; kernels are compiled with what launches them: {IN_ONE_SOURCE} does so always"
+                    )
+                self._in_one_source = True
+                built = await self._builder.build(other)
             self._spans[name] = (began_s if built.misses else 0.0, built.cpu_s, time.monotonic() - self._began_s)
         self._tally["built"] += built.outcome is BuildOutcome.BUILT and built.misses > 0
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
@@ -287,6 +301,7 @@ class Profiling:
         try:
             while (item := await self._ready.get()) is not None:
                 await self._measure(bench, gpu, *item)
+                self._note_use(ready=-1)
         finally:
             await bench.close()
 
@@ -324,11 +339,22 @@ class Profiling:
     async def _turn(self, gpu: Gpu) -> AsyncIterator[None]:
         async with lease(gpu, self._plan.leases):
             begun_s = time.monotonic()
+            self._note_use(in_use=1)
             try:
                 yield
             finally:
+                self._note_use(in_use=-1)
                 self._last_s = time.monotonic()
                 self._busy_s += self._last_s - begun_s
+
+    def _note_use(self, *, ready: int = 0, in_use: int = 0) -> None:
+        """Something got ready or was measured, or a GPU is used or free."""
+        now_s = time.monotonic()
+        wanted = min(self._ready_count, len(self._plan.gpus))
+        self._unused_s += (now_s - self._noted_s) * max(0, wanted - self._in_use)
+        self._noted_s = now_s
+        self._ready_count += ready
+        self._in_use += in_use
 
     async def _strangers(self, gpu: Gpu) -> None:
         if busy := await asyncio.to_thread(strangers, gpu, os.environ):

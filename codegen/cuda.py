@@ -43,11 +43,13 @@ CUTLASS_INCLUDE = Ref(place=Place.ROOT, name="cutlass", prefix="-I", suffix="/in
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A source that is compiled for some of the target's architectures only."""
+    """A source that is compiled for some of the target's architectures only, or with flags of its own."""
 
     source: str
     archs: tuple[str, ...]
     resources: Resources = RESOURCES
+    flags: tuple[str, ...] = ()
+    """Before the target's own."""
 
 
 def plan_cuda(context: Context, target: CudaTarget) -> Part:
@@ -131,7 +133,11 @@ def nvcc_recipe(
         whole_archive=(("-Xlinker=--whole-archive",), ("-Xlinker=--no-whole-archive",)),
         soname=lambda name: (f"-Xlinker=-soname={name}",),
         runpath=lambda folder: ("-Xlinker=-rpath", f"-Xlinker={folder}"),
-        search=include_folders(options.include, (*flags, *_environment_flags(compiler)), dict(compiler.tool.roots)),
+        search=include_folders(
+            options.include,
+            (*(flag for unit in units for flag in unit.flags), *flags, *_environment_flags(compiler)),
+            dict(compiler.tool.roots),
+        ),
         library_search=(
             *library_folders(
                 (*options.link_flags, *_environment_flags(compiler), *compiler.library_flags),
@@ -177,7 +183,7 @@ def _all_steps(
     return tuple(
         msgspec.structs.replace(step, only=(unit.source,), resources=unit.resources)
         for unit in units
-        for step in _steps(options, unit.archs, base, variables)
+        for step in _steps(options, unit.archs, (*unit.flags, *base), variables)
     )
 
 

@@ -2,7 +2,8 @@
 
 Knows no rules of CUTLASS (`gemm_spec`), not which kernel is best (`gemm_decision`), and no flags of nvcc beyond those
 that its headers need (`cuda` has them). A kernel's text and place say nothing of its target, so that all targets with
-this kernel share one result.
+this kernel share one result. One of sm_90a is two sources: it, and what launches it, which the host compiler compiles
+alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,21 @@ from codegen import nvcc
 from codegen.compiled import asked_archs, generated_options, needs_arch, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
+from codegen.cutlass_headers import Headers, lighter_headers
 from codegen.gemm_decision import chosen, unmeasured
-from codegen.gemm_spec import ARCH_100, GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
+from codegen.gemm_spec import ARCH_3X, ARCH_100, GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
 from codegen.plan import GeneratedFile, Resources
 from codegen.rendering import TEMPLATES, template
 from codegen.target import GemmTarget, OutputKind
 
 RESOURCES_3X = Resources(memory_bytes=2200 << 20, wall_s=20.0)
+_RESOURCES_LAUNCH = Resources(memory_bytes=700 << 20, wall_s=5.0)
 OUTPUTS = (OutputKind.SHARED, OutputKind.STATIC, OutputKind.OBJECT)
+_WHOLE = "gemm_sm90_whole.cu.j2"
+_LENIENT = "-Xcompiler=-fpermissive,-w"
+"""CUTLASS names what only device code has, and a type by the name that a member takes: nvcc's front end lets it."""
+_PARAMS_BYTES = 2048
+"""Room for the parameters of every 3.x kernel, of which a kernel's host pass knows nothing; some 1800 are used."""
 _INVALID_PROBLEM = -4
 """-cutlass::Status::kErrorInvalidProblem, without the headers that say so."""
 _LINKAGE = '__attribute__((weak, visibility("hidden"))) '
@@ -43,13 +51,10 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     choices = [chosen(context, target, arch) for arch in archs]
     kernels = [kernel_for(choice.target, arch) for choice, arch in zip(choices, archs, strict=True)]
     cutlass = context.toolchains.cutlass()
-    files = generated(target, kernels, context.build)
-    resources = {True: RESOURCES_3X, False: RESOURCES_2X}
-    units = [Unit(files[0].path, archs[:1])]
-    units += [
-        Unit(file.path, (kernel.arch,), resources[kernel.three])
-        for file, kernel in zip(files[1:], kernels, strict=True)
-    ]
+    entry = entry_file(target, kernels, context.build)
+    sources, headers = kernel_sources(context, kernels)
+    units = [Unit(entry.path, archs[:1]), *(unit for _, unit in sources)]
+    files = (entry, *(file for file, _ in sources))
     options = generated_options(target, include=(CUTLASS_INCLUDE,), flags=CUTLASS_FLAGS)
     roots = (("cutlass", cutlass),)
     recipe, notices = nvcc_recipe(context, target, options, roots=roots, units=units)
@@ -60,9 +65,9 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
         tuple(file.path for file in files),
         target.output,
         target.output_name,
-        files=files,
+        files=(*files, *headers.files),
         notices=(*notices, *(choice.notice for choice in choices if choice.notice)),
-        read=tuple(dict.fromkeys(path for choice in choices for path in choice.read)),
+        read=tuple(dict.fromkeys((*headers.read, *(path for choice in choices for path in choice.read)))),
     )
     by_arch = {arch: (choice,) for arch, choice in zip(archs, choices, strict=True)}
     part = msgspec.structs.replace(part, unmeasured=unmeasured(target.name, archs, by_arch))
@@ -112,8 +117,8 @@ def _standalone(target: GemmTarget, build: str) -> GeneratedFile:
     return GeneratedFile(path=f"{build}/{target.name}-test/gen/{symbol}_test.cu", content=text.encode())
 
 
-def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tuple[GeneratedFile, ...]:
-    """The sources: first the entry point, then one for each kernel. Equal specs give equal bytes.
+def entry_file(target: GemmTarget, kernels: list[GemmKernel], build: str) -> GeneratedFile:
+    """The source of the entry point. Equal specs give equal bytes.
 
     Args:
         build: folder of all outputs.
@@ -131,16 +136,50 @@ def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> tupl
         kernels=newest_first(kernels),
         **interface(kernels[0]),
     )
-    return (
-        # Host code alone: the host compiler is done with it before nvcc would have begun.
-        GeneratedFile(path=f"{build}/{target.name}/gen/{symbol}.cpp", content=dispatch.encode()),
-        *(kernel_file(kernel, build) for kernel in kernels),
-    )
+    # Host code alone: the host compiler is done with it before nvcc would have begun.
+    return GeneratedFile(path=f"{build}/{target.name}/gen/{symbol}.cpp", content=dispatch.encode())
 
 
-def kernel_file(kernel: GemmKernel, build: str) -> GeneratedFile:
-    """The source of a kernel, which says nothing of a target."""
-    return GeneratedFile(path=f"{build}/kernels/{kernel.name}.cu", content=kernel_text(kernel, kernel.name, _LINKAGE))
+def kernel_sources(context: Context, kernels: Iterable[GemmKernel]) -> tuple[list[tuple[GeneratedFile, Unit]], Headers]:
+    """The sources of kernels, how each is compiled, and the headers that they take before CUTLASS's."""
+    kernels, build = list(kernels), context.build
+    headers = Headers()
+    if any(_template(kernel) == _WHOLE for kernel in kernels):
+        headers = lighter_headers(context.toolchains.cutlass(), build)
+    split = context.variables.is_on("BUILDD_SPLIT_KERNELS")
+    found = [source for kernel in kernels for source in sources_of(kernel, build, headers.include, split=split)]
+    return found, headers
+
+
+def sources_of(
+    kernel: GemmKernel, build: str, include: tuple[str, ...] = (), *, split: bool = True
+) -> list[tuple[GeneratedFile, Unit]]:
+    """The sources of one kernel, which say nothing of a target.
+
+    Args:
+        include: options for 3.x kernels.
+        split: of a 3.x kernel what launches it is a source of its own. The host's half of CUTLASS takes half as long as
+            the device's: so it is compiled beside that, and by the host compiler alone.
+    """
+    path, archs, whole = f"{build}/kernels/{kernel.name}", (kernel.arch,), _template(kernel)
+    resources = RESOURCES_3X if kernel.three else RESOURCES_2X
+    if whole != _WHOLE:
+        texts = [(whole, Unit(f"{path}.cu", archs, resources))]
+    elif not split:
+        texts = [(whole, Unit(f"{path}.cu", archs, resources, include))]
+    else:
+        device = Unit(f"{path}.cu", archs, resources, include)
+        launch = Unit(f"{path}.cpp", archs, _RESOURCES_LAUNCH, (*include, _LENIENT))
+        texts = [("gemm_sm90.cu.j2", device), ("gemm_sm90.cpp.j2", launch)]
+    return [
+        (GeneratedFile(path=unit.source, content=_text(name, kernel, kernel.name, _LINKAGE)), unit)
+        for name, unit in texts
+    ]
+
+
+def is_of_split(action: str) -> bool:
+    """Whether an action compiles a source of a kernel that may be in one with its launch, too."""
+    return f"/kernels/gemm_{ARCH_3X.replace('_', '')}_" in action
 
 
 def newest_first(kernels: Iterable[GemmKernel]) -> list[dict[str, str]]:
@@ -150,10 +189,14 @@ def newest_first(kernels: Iterable[GemmKernel]) -> list[dict[str, str]]:
 
 
 def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
-    """The source of a kernel, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
-    source = template(_template(kernel))
+    """One source of a kernel and its launch, which defines SYMBOL_run and SYMBOL_workspace_bytes."""
+    return _text(_template(kernel), kernel, symbol, linkage)
+
+
+def _text(name: str, kernel: GemmKernel, symbol: str, linkage: str) -> bytes:
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)} | {"both": kernel.both}
-    return source.render(title=kernel.name, symbol=symbol, linkage=linkage, **values).encode()
+    more = {"title": kernel.name, "symbol": symbol, "linkage": linkage, "params_bytes": _PARAMS_BYTES}
+    return template(name).render(**more, **values).encode()
 
 
 def _template(kernel: GemmKernel) -> str:
@@ -161,7 +204,7 @@ def _template(kernel: GemmKernel) -> str:
         return "gemm_grouped.cu.j2"
     if kernel.arch == ARCH_100:
         return "gemm_sm100.cu.j2"
-    return "gemm_sm90.cu.j2" if kernel.three else "gemm_sm80.cu.j2"
+    return _WHOLE if kernel.three else "gemm_sm80.cu.j2"
 
 
 def interface(kernel: GemmKernel) -> dict[str, str]:

@@ -14,7 +14,8 @@ from codegen import nvcc
 from codegen.compiled import asked_archs, generated_options, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
-from codegen.gemm import RESOURCES_3X, kernel_file, symbol_of
+from codegen.cutlass_headers import Headers
+from codegen.gemm import kernel_sources, symbol_of
 from codegen.gemm_choice import is_open
 from codegen.gemm_decision import Choice, chosen, unmeasured
 from codegen.gemm_spec import GemmKernel, is_measurable, kernel_for
@@ -39,6 +40,7 @@ class _Sources:
     cutlass: tuple[GeneratedFile, ...]
     units: tuple[Unit, ...]
     """One for each of `cutlass`."""
+    headers: Headers
 
 
 def plan_model(context: Context, target: ModelTarget) -> Part:
@@ -61,7 +63,7 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
             next_step="begin it with a letter or _",
         )
     texts = texts_of(target.name, symbol, model, kernels, _streams(context), hip=hip)
-    sources = _sources(model, kernels, archs, context.build, hip=hip)
+    sources = _sources(context, model, kernels, archs, hip=hip)
     folder, ending = f"{context.build}/{target.name}/gen", "hip" if hip else "cu"
     header = GeneratedFile(path=f"{folder}/{symbol}.h", content=texts.header())
     driver = GeneratedFile(path=f"{folder}/{symbol}.{ending}", content=texts.driver())
@@ -72,7 +74,7 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
         objects,
         files=(header, *objects.files),
         notices=tuple(dict.fromkeys((*objects.notices, *(one.notice for one in every if one.notice)))),
-        read=tuple(dict.fromkeys(path for choice in every for path in choice.read)),
+        read=tuple(dict.fromkeys((*objects.read, *(path for choice in every for path in choice.read)))),
         unmeasured=unmeasured(target.name, archs, by_arch),
     )
     library = _linked(context, target, objects.link, hip=hip)
@@ -139,28 +141,27 @@ def _choices(
 
 
 def _sources(
-    model: Model, kernels: dict[str, tuple[GemmKernel, ...]], archs: tuple[str, ...], build: str, *, hip: bool
+    context: Context, model: Model, kernels: dict[str, tuple[GemmKernel, ...]], archs: tuple[str, ...], *, hip: bool
 ) -> _Sources:
     plain: dict[str, GeneratedFile] = {}
     cutlass: dict[str, tuple[GeneratedFile, Unit]] = {}
+    gemms: dict[str, GemmKernel] = {}
     for op in model.ops:
         if isinstance(op.launch, PlainLaunch):
-            file = plain_kernel_file(op.launch.kernel, build, hip=hip)
+            file = plain_kernel_file(op.launch.kernel, context.build, hip=hip)
             if op.launch.kernel.cutlass:
                 cutlass[file.path] = file, Unit(file.path, archs, RESOURCES_2X)
             else:
                 plain[file.path] = file
         else:
-            for kernel in kernels[op.name]:
-                file = kernel_file(kernel, build)
-                cutlass[file.path] = (
-                    file,
-                    Unit(file.path, (kernel.arch,), RESOURCES_3X if kernel.three else RESOURCES_2X),
-                )
+            gemms |= {kernel.name: kernel for kernel in kernels[op.name]}
+    sources, headers = kernel_sources(context, gemms.values())
+    cutlass |= {file.path: (file, unit) for file, unit in sources}
     return _Sources(
         plain=tuple(file for _, file in sorted(plain.items())),
         cutlass=tuple(file for _, (file, _) in sorted(cutlass.items())),
         units=tuple(unit for _, (_, unit) in sorted(cutlass.items())),
+        headers=headers,
     )
 
 
@@ -181,7 +182,8 @@ def _objects(context: Context, target: ModelTarget, sources: _Sources, driver: G
         roots = (("cutlass", context.toolchains.cutlass()),)
         recipe, _ = nvcc_recipe(context, alone, options, roots=roots, units=sources.units)
         paths = tuple(file.path for file in sources.cutlass)
-        more = plan_compiled(context, alone, recipe, paths, OutputKind.OBJECT, "", files=sources.cutlass)
+        texts, read = (*sources.cutlass, *sources.headers.files), sources.headers.read
+        more = plan_compiled(context, alone, recipe, paths, OutputKind.OBJECT, "", files=texts, read=read)
         part, link = part.beside(more), (*link, *more.link)
     kept = tuple(artifact for artifact in part.artifacts if artifact.path not in link)
     return msgspec.structs.replace(part, link=link, artifacts=kept)

@@ -5,7 +5,7 @@ Knows no request. A user's settings for all projects stand under [environment] i
 
 from __future__ import annotations
 
-from codegen.variable import CACHE, LAYOUT, LOG, SCHED, SECRET, STRIP, Kind, Section, Variable, rows
+from codegen.variable import CACHE, LAYOUT, LOG, SCHED, SECRET, SOURCE, STRIP, Kind, Section, Variable, rows
 
 V = Variable
 _FOLDER = "says where a user's files are"
@@ -27,6 +27,9 @@ VARIABLES = rows(
       "memory that jobs may use together; what the host has left by default", acts=True),
     V("BUILDD_PRELOAD", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
       "cudafe++ runs with a library that spares it pages it never looks at; 0: as it is", acts=True),
+    V("BUILDD_SPLIT_KERNELS", Kind.BUILDD_SWITCH, "1", (SOURCE,), "",
+      "what launches a GEMM of sm_90a is a source of its own, for the host compiler alone; 0: one for both, by nvcc",
+      acts=True),
     V("BUILDD_CLI_SERVER", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
       "commands run in a process of the daemon's that has everything imported; 0: each by itself", acts=True),
     V("BUILDD_WARM_WORKERS", Kind.BUILDD_SWITCH, "1", (SCHED,), "",

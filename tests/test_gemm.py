@@ -12,11 +12,12 @@ import pytest
 from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 
 from buildd import compdb
-from codegen.gemm import generated, interface
-from codegen.gemm_choice import problem_of
-from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_measurable, is_plain, kernel_for, tolerance
-from codegen.gemm_survey import survey
-from codegen.plan import RequestError
+from codegen.gemm import entry_file, interface, sources_of
+from codegen.gemm_candidates import Ranked
+from codegen.gemm_choice import Candidate, problem_of
+from codegen.gemm_spec import EPILOGUES, LAYOUTS, GemmKernel, is_measurable, is_plain, kernel_for, tolerance
+from codegen.gemm_survey import Case, candidate_spec, survey
+from codegen.plan import GeneratedFile, RequestError
 from codegen.target import GemmTarget
 
 NAVIGABLE = {"PATH": "/usr/bin:/bin", "AIT_ENABLE_CUDA_SOURCE_NAVIGATION_FIX": "1"}
@@ -26,21 +27,28 @@ def spec(**keys: Any) -> GemmTarget:
     return msgspec.convert({"name": "g", "where": "buildd.toml:2", **keys}, GemmTarget)
 
 
+def generated(target: GemmTarget, kernels: list[GemmKernel], build: str) -> list[GeneratedFile]:
+    """The entry point, and the sources of each kernel."""
+    sources = [file for kernel in kernels for file, _ in sources_of(kernel, build)]
+    return [entry_file(target, kernels, build), *sources]
+
+
 def test_equal_specs_give_equal_text() -> None:
     target = spec(m=128, epilogue="bias_relu")
     texts = [generated(target, [kernel_for(target, arch) for arch in ("sm_80", "sm_90a")], "gen") for _ in range(2)]
     assert texts[0] == texts[1]
-    entry, sm80, sm90 = texts[0]
+    entry, sm80, sm90, launch = texts[0]
     assert [file.path for file in texts[0]] == [
         "gen/g/gen/g.cpp",
         "gen/kernels/gemm_sm80_half_float_half_rcr_bias_relu_128x128x32_w64x64x32_s4_a8_d8.cu",
         "gen/kernels/gemm_sm90a_half_float_half_rcr_bias_relu_128x128x64_c2x1x1_cooperative_s0_a8_d8.cu",
+        "gen/kernels/gemm_sm90a_half_float_half_rcr_bias_relu_128x128x64_c2x1x1_cooperative_s0_a8_d8.cpp",
     ]
     assert b"if (m != 128) return -4" in entry.content and b"if (n" not in entry.content
     other = generated(spec(name="h", epilogue="bias_relu"), [kernel_for(target, "sm_80")], "gen")
     assert other[1] == sm80 and other[0] != entry, "a kernel's text says nothing of its target"
     assert entry.content.index(b"found == 90") < entry.content.index(b"found >= 80")
-    assert b"LinCombPerColBiasEltAct" in sm90.content
+    assert all(b"LinCombPerColBiasEltAct" in file.content for file in (sm90, launch)), "of one type"
     assert all(b"{{" not in file.content.replace(b"{{}", b"") for file in texts[0])
 
 
@@ -50,7 +58,7 @@ def test_equal_specs_give_equal_text() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_every_combination_of_half_precision_has_a_text(arch: str, layout: str, epilogue: str, dtype: str) -> None:
     target = spec(layout=layout, epilogue=epilogue, dtype=dtype)
-    assert len(generated(target, [kernel_for(target, arch)], "gen")) == 2
+    assert len(generated(target, [kernel_for(target, arch)], "gen")) == (3 if arch == "sm_90a" else 2)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +163,47 @@ def test_without_a_gpu_ait_build_docs_names_the_architecture(tmp_path: Path) -> 
 
 
 @pytest.mark.cuda
+def test_a_candidate_is_compiled_to_what_the_target_is_built_of(tmp_path: Path) -> None:
+    """What was measured is what is used: the same sources, by the same commands."""
+    (tmp_path / "buildd.toml").write_text("""
+[target.g]
+kind = "gemm"
+m = 512
+n = 512
+k = 256
+arch = ["sm_90a"]
+tile = [64, 128, 64]
+cluster = [1, 2, 1]
+schedule = "pingpong"
+""")
+    plan = plan_for(request_for(tmp_path))
+    candidate = Candidate(tile=(64, 128, 64), cluster=(1, 2, 1), schedule="pingpong")
+    target = spec(m=512, n=512, k=256)
+    ranked = Ranked(candidate=candidate, kernel=kernel_for(candidate.of(target), "sm_90a").name, estimate_us=1.0)
+    name, table = candidate_spec(Case("g", "sm_90a", "", (512, 512, 256), target, (ranked,)), ranked)
+    tried = plan_for(request_for(tmp_path, name, specs={name: table}))
+    kernels = [
+        {action.inputs: action.argv for action in one.actions if "/kernels/" in action.name} for one in (plan, tried)
+    ]
+    assert kernels[0] == kernels[1] and len(kernels[0]) == 2
+    texts = [{file.path: file.content for file in one.files if "/kernels/" in file.path} for one in (plan, tried)]
+    assert texts[0] == texts[1] and len(texts[0]) == 3, "the kernel, its launch, and a header of CUTLASS"
+
+
+@pytest.mark.cuda
+def test_kernels_in_one_source_where_that_is_asked_for(tmp_path: Path) -> None:
+    specs = {"g": {"kind": "gemm", "arch": ["sm_80", "sm_90a"]}}
+    environment = {"PATH": NAVIGABLE["PATH"], "BUILDD_SPLIT_KERNELS": "0"}
+    plan = plan_for(request_for(tmp_path, file="", specs=specs, environment=environment))
+    sources = [file.path for file in plan.files if "/kernels/gemm" in file.path]
+    assert len(sources) == 2 and all(path.endswith(".cu") for path in sources)
+    plan = plan_for(request_for(tmp_path, file="", specs=specs, environment={"PATH": NAVIGABLE["PATH"]}))
+    sources = [file.path for file in plan.files if "/kernels/gemm" in file.path]
+    launches = [action.name for action in plan.actions if action.name.endswith("d8.cpp.o")]
+    assert len(sources) == 3 and len(launches) == 1 and "sm90a" in launches[0]
+
+
+@pytest.mark.cuda
 def test_generated_sources_as_headers_for_editors(tmp_path: Path) -> None:
     (tmp_path / "buildd.toml").write_text('[target.g]\nkind = "gemm"\narch = ["sm_80"]\n')
     plain = plan_for(request_for(tmp_path, environment={"PATH": NAVIGABLE["PATH"]}))
@@ -196,7 +245,7 @@ def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
     arch: str, keys: dict[str, Any], operands: str, sizes: str
 ) -> None:
     kernel = kernel_for(spec(**keys), arch)
-    entry, source = (file.content.decode() for file in generated(spec(**keys), [kernel], "gen"))
+    entry, *_, source = (file.content.decode() for file in generated(spec(**keys), [kernel], "gen"))
     assert f"{kernel.name}_run({operands}{sizes}alpha, beta, workspace, stream)" in entry
     heads = {
         line for text in (entry, source) for line in text.splitlines() if f"{kernel.name}_run(const void* a" in line
@@ -209,7 +258,7 @@ def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
 def test_sm_100a_has_a_kernel_and_an_entry_of_its_own(dtype: str) -> None:
     target = spec(dtype=dtype, epilogue="bias_gelu")
     both = [kernel_for(target, arch) for arch in ("sm_90a", "sm_100a")]
-    entry, _, source = (file.content.decode() for file in generated(target, both, "gen"))
+    entry, *_, source = (file.content.decode() for file in generated(target, both, "gen"))
     assert f"found == 100) return {both[1].name}_run(" in entry and "found == 90)" in entry
     assert "arch::Sm100" in source and "LinCombPerColBiasEltAct" in source
     for layout in LAYOUTS if dtype in ("fp16", "bf16") else ():

@@ -25,7 +25,7 @@ from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 from buildd.gpus import find_gpus
 from buildd.loader import KernelError, load, load_model
 from codegen import best
-from codegen.gemm import kernel_file
+from codegen.gemm import sources_of
 from codegen.gemm_spec import kernel_for
 from codegen.gemm_survey import survey
 from codegen.model_memory import ALIGNMENT_BYTES, Life, grouped, packed
@@ -430,7 +430,8 @@ def test_the_driver_calls_kernels_as_they_are(archs: tuple[str, ...]) -> None:
                 defined |= prototypes(plain_kernel_file(op.launch.kernel, "build", hip=False).content.decode())
             else:
                 for kernel in made.kernels[op.name]:
-                    defined |= prototypes(kernel_file(kernel, "build").content.decode())
+                    for file, _ in sources_of(kernel, "build"):
+                        defined |= prototypes(file.content.decode())
         assert declared == {name: defined[name] for name in declared}
 
 

@@ -79,6 +79,8 @@ class Bench:
         self.told: list[Told] = []
         self.said: list[str] = []
         self.before: Callable[[int], Any] | None = None
+        self.launches = True
+        """The host compiler compiles them."""
         self.environment: dict[str, str] = {}
 
     async def build(self, request: m.Request) -> Built:
@@ -88,6 +90,9 @@ class Bench:
         self.asked.append(name)
         if self.before is not None:
             await self.before(number)
+        if not self.launches and request.environment.get("BUILDD_SPLIT_KERNELS") != "0":
+            failed = (f"{name}/build/kernels/gemm_sm90a_{number}.cpp.o",)
+            return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, failed=failed, message="no launch", misses=1)
         if self.words[number] == "fail":
             return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, message="no", misses=1)
         place = self.folder / "build" / name / f"lib{name}.so"
@@ -166,6 +171,20 @@ def test_whatever_a_candidate_does_costs_only_the_candidate(tmp_path: Path, stor
     assert "killed after" in notes[names(case)[1]] and "noisy" in notes[names(case)[4]]
     assert (summary.measured, summary.failed) == (1, 5) and bench.chosen[0].candidate == names(case)[4]
     assert bench.profile(survey_of(case)).measured == 0, "what fails is not tried again"
+
+
+def test_a_launch_that_does_not_compile_alone_is_compiled_with_its_kernel(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 12", "fail"), case_of(2)
+    bench.launches = False
+    summary = bench.profile(survey_of(case))
+    first, second = names(case)
+    assert bench.tried == {first: "measured", second: "unbuilt"} and len(bench.asked) == 4
+    assert (summary.built, summary.failed) == (1, 1)
+    (line,) = bench.said
+    assert "no launch" in line and "BUILDD_SPLIT_KERNELS=0" in line, "once for all"
+    bench = Bench(tmp_path, store, "fail", "fail")
+    bench.profile(survey_of(case, again=True))
+    assert len(bench.asked) == 2 and not bench.said, "what is in one source anyway is not compiled twice"
 
 
 def test_what_is_not_understood_is_no_time(tmp_path: Path, store: Store) -> None:

@@ -1,0 +1,102 @@
+"""A header of CUTLASS as the front ends of compilers take less time for it, and the same code comes of it.
+
+A 3.x kernel instantiates some 50,000 functions, half of them those of `cute::tuple`: its constructors, and three calls
+deep each look at an element. Here an element is looked at in one call, and a tuple of nothing but constants has nothing
+to construct. Knows that one header's text, of which it must know each place exactly: else CUTLASS's own is taken.
+"""
+
+from __future__ import annotations
+
+import os
+
+from codegen.plan import Frozen, GeneratedFile
+
+_PATH = "cute/container/tuple.hpp"
+_TRIVIAL = (
+    """  CUTE_HOST_DEVICE constexpr
+  ESO() {}
+
+  CUTE_HOST_DEVICE constexpr
+  ESO(First const&, Rest const&...) {}
+""",
+    """  ESO() = default;
+
+  CUTE_HOST_DEVICE constexpr
+  ESO(First const&, Rest const&...) {}
+""",
+)
+_EMPTY = (
+    """  CUTE_HOST_DEVICE constexpr
+  tuple() {}
+""",
+    """  tuple() = default;
+""",
+)
+_MADE = (
+    """  return {t...};
+""",
+    """  if constexpr ((cute::is_empty<T>::value && ...)) {
+    return {};
+  } else {
+    return {t...};
+  }
+""",
+)
+_CALLS = {
+    "return eso::getv_cr<I>(t);": "R const&",
+    "return eso::getv_r<I>(t);": "R&",
+    "return eso::getv_rr<I>(static_cast<eso::ESO_t<T...>&&>(t));": "R&&",
+}
+_ELEMENT = """using R = cute::tuple_element_t<I, tuple<T...>>;
+  if constexpr (cute::is_empty<R>::value) {{
+    return R{{}};
+  }} else if constexpr (I == 0) {{
+    return static_cast<{kind}>(t.first_);
+  }} else if constexpr (I == 1) {{
+    return static_cast<{kind}>(t.rest_.first_);
+  }} else if constexpr (I == 2) {{
+    return static_cast<{kind}>(t.rest_.rest_.first_);
+  }} else {{
+    return eso::getr<{kind}, I>(static_cast<{whole}>(t));
+  }}"""
+_CHANGES = (
+    _TRIVIAL,
+    _EMPTY,
+    _MADE,
+    *((call, _ELEMENT.format(kind=kind, whole=kind.replace("R", "tuple<T...>"))) for call, kind in _CALLS.items()),
+)
+
+
+class Headers(Frozen, frozen=True):
+    """What stands in for headers of CUTLASS."""
+
+    files: tuple[GeneratedFile, ...] = ()
+    include: tuple[str, ...] = ()
+    """Options, before those for CUTLASS's own."""
+    read: tuple[str, ...] = ()
+    """Of what it was made."""
+
+
+def lighter_headers(cutlass: str, build: str) -> Headers:
+    """Headers that go before CUTLASS's; none where they are not the ones that are known here.
+
+    Args:
+        cutlass: its folder.
+        build: folder of all outputs.
+    """
+    source = os.path.join(cutlass, "include", _PATH)
+    try:
+        with open(source, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
+        return Headers()
+    for old, new in _CHANGES:
+        if text.count(old) != 1:
+            return Headers(read=(source,))
+        text = text.replace(old, new)
+    folder = f"{build}/kernels/include"
+    return Headers(
+        files=(GeneratedFile(path=f"{folder}/{_PATH}", content=text.encode()),),
+        include=(f"-I{folder}",),
+        read=(source,),
+    )
