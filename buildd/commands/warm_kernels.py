@@ -108,9 +108,10 @@ def interpreter_of(asked: str, lines: list[Recorded], root: Path) -> str:
 
 def _serves(interpreter: str, versions: set[str], packages: tuple[str, ...]) -> bool:
     """Whether a Python is of one of these versions, and finds all these packages."""
+    # A folder of that name where we are has no origin.
     question = (
         "import sys; from importlib.util import find_spec;"
-        "print('%d.%d' % sys.version_info[:2], *(name for name in sys.argv[1:] if find_spec(name)))"
+        "print('%d.%d' % sys.version_info[:2], *(n for n in sys.argv[1:] if getattr(find_spec(n), 'origin', None)))"
     )
     try:
         told = subprocess.run(
