@@ -34,6 +34,7 @@ _IMPORTED = (
     *("buildd.frameworks", "buildd.location", "buildd.ui.live", "protocol.autostart", "protocol.client"),
 )
 """What commands import when they need it."""
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _MADV_POPULATE_WRITE = 23
 _READ_S = 2.0
@@ -114,6 +115,8 @@ def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
     while True:
         ready = {descriptor for descriptor, _ in waiting.poll(_SPARE_S * 1000 if spare else None)}
         if lifeline in ready:
+            if spare:
+                spare.dismiss()
             return
         if not ready and spare:
             spare.dismiss()
@@ -168,20 +171,22 @@ def _spare(stamp: str, foreign: Sequence[int], *, ahead: bool) -> _Spare:
     if pid:
         its.close()
         return _Spare(pid, channel)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for descriptor in (*foreign, channel.detach()):
         os.close(descriptor)
     if ahead:
-        _own_memory()
+        _own_memory(libc)
     _, passed, _, _ = socket.recv_fds(its, 1, 1)
     if not passed:
         os._exit(0)
+    libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     its.close()
     _run(socket.socket(fileno=passed[0]), stamp)
 
 
-def _own_memory() -> None:
+def _own_memory(libc: ctypes.CDLL) -> None:
     """Copy all that is shared with the forking process now: page by page, at each first write, it takes 10 ms."""
-    libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
         for line in maps.readlines():

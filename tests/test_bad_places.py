@@ -232,7 +232,7 @@ def test_a_container_build_step_with_the_store_as_a_cache_mount(boxed: Estate) -
         "export BUILDD_DIR=/mnt BUILDD_RUNTIME_DIR={place}/run\n"
         "$BUILDD build -C {place} && cat {place}/build/demo/libdemo.so >made"
     )
-    boxed.store.mkdir()
+    boxed.store.mkdir(exist_ok=True)
     first = boxed.inside(script.format(place=boxed.folder / "first"))
     assert first.status == 0 and first.compiled == 3, first.text
     made = (boxed.folder / "made").read_bytes()

@@ -63,7 +63,7 @@ def steps(foreign: Foreign) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("flags", "count"),
     [
-        ("-gencode arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90] -Xptxas=-O1", 11),
+        ("-gencode arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90] -Xptxas=-O1", 12),
         ("-x cu -arch=sm_80 -dc -G -g -DX='a b' -Werror all-warnings -Xcompiler -fPIC,-Wall", 7),
     ],
 )
