@@ -91,7 +91,11 @@ def test_errors_and_statuses_are_the_same(estate: Estate, arguments: tuple[str, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_what_asks_the_caller_to_stop_stops_the_build(estate: Estate, number: signal.Signals) -> None:
     estate.write("src/b.cu", "//! sleep 600\n")
-    process = estate.begin()
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # what a shell begins in the background ignores it
+    try:
+        process = estate.begin()
+    finally:
+        signal.signal(signal.SIGQUIT, before)
     compiler = estate.until_compiling("src/b.cu")
     process.send_signal(number)
     said = estate.finish(process)
