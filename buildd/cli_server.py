@@ -212,7 +212,7 @@ def _run(connection: socket.socket, stamp: str) -> NoReturn:
     status = b""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGHUP, signal.SIGTERM):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):  # the daemon may have begun with some ignored
             signal.signal(number, signal.SIG_DFL)
         arguments = _taken(connection, stamp)
         if arguments is not None:
