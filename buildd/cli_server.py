@@ -125,7 +125,8 @@ def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
             waiting.unregister(descriptor)
             os.close(descriptor)
             os.waitpid(running.pop(descriptor), 0)
-            spare = spare or _spare(stamp, [listening.fileno(), lifeline, *running], ahead=True)
+            with contextlib.suppress(OSError):  # no room for it now: the next command's is made when that comes
+                spare = spare or _spare(stamp, [listening.fileno(), lifeline, *running], ahead=True)
         if listening.fileno() in ready:
             connection, _ = listening.accept()
             with connection:

@@ -26,7 +26,7 @@ from buildd.lookup import Found, Missing
 from buildd.products import Failure, Product, Ran, recalled
 from buildd.store import Result
 from buildd.traits import Traits
-from codegen.expansion import barely, frame_of, framed
+from codegen.expansion import barely, fatbin_apart, frame_of
 from codegen.plan import BARE, Action, Kept, Plan
 from codegen.step_kinds import Kind
 from protocol import messages as m
@@ -103,7 +103,7 @@ class Inner(Building):
         self.resources = [e.resources for e in history.estimates(self.store, identities)]
         self._wanted = {path for action in plan.actions for path in action.inputs}
         self._wanted.update(output.path for output in plan.actions[-1].outputs if output.name != BARE)
-        self._wanted.add(framed(plan))
+        self._wanted.add(fatbin_apart(plan))
         for file in plan.files:
             Path(self._place_of(file.path)).write_bytes(file.content)
             product = Product(m.Digest(blake3(file.content).hexdigest()), len(file.content), False)
@@ -163,7 +163,7 @@ class Inner(Building):
                 silent
                 and not self.exact
                 and self.take(bare, answer.result)
-                and (action.kind != Kind.HOST.value or framed(self.plan) or self._put_fatbin(action, answer.result))
+                and (action.kind != Kind.HOST.value or self._put_fatbin(action, answer.result))
             ):
                 self._moved.update(output.path for output in action.outputs)
                 return answer
@@ -197,7 +197,7 @@ class Inner(Building):
 
     def join(self) -> bool:
         """Put the fatbin into the object that was compiled beside it; False where that cannot be done."""
-        text, host = framed(self.plan), self.plan.actions[-1]
+        text, host = fatbin_apart(self.plan), self.plan.actions[-1]
         if not text:
             return True
         if self.products[f"{text}.{BARE}"].digest != self.products[f"{frame_of(host)}.{BARE}"].digest:
@@ -206,6 +206,8 @@ class Inner(Building):
 
     def _put_fatbin(self, action: Action, result: Result) -> bool:
         """Put the fatbin of today into an object that was found; False where that cannot be done."""
+        if fatbin_apart(self.plan):
+            return True  # at the end: `join`
         digests = {output.name: output.digest for output in result.outputs}
         text = frame_of(action)
         if self.store.get(digests[BARE]) == self.products[text].digest.encode():

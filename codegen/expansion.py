@@ -116,7 +116,7 @@ def expand(steps: Steps, action: Action, project: str = "") -> Plan:
     return Plan(targets=(), actions=tuple(actions), files=made_before)
 
 
-def framed(plan: Plan) -> str:
+def fatbin_apart(plan: Plan) -> str:
     """Path of the fatbin that the host compile does not take in, but another one in its place; empty where it does."""
     host = plan.actions[-1]
     made = [a.outputs[0].path for a in plan.actions if a.kind in (Kind.FATBINARY.value, Kind.BUNDLE.value)]
@@ -130,7 +130,7 @@ def frame_of(host: Action) -> str:
 
 def unframed(plan: Plan) -> Plan:
     """Steps whose host compile takes in the fatbin itself, as the compiler has it done."""
-    fatbin, frame = framed(plan), frame_of(plan.actions[-1])
+    fatbin, frame = fatbin_apart(plan), frame_of(plan.actions[-1])
     if not fatbin:
         return plan
     actions = []

@@ -224,8 +224,14 @@ class DaemonLock:
                 if _same_file(lock, folder.lock_file):
                     break
             except BlockingIOError:
+                try:
+                    # Who only asks (`is_held`) shares it, and is about to let it go.
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(lock)
+                    return None
                 os.close(lock)
-                return None
+                continue
             # A cleaner of temporary files took the file away between open and flock: that lock guards nothing.
             os.close(lock)
         return cls(folder, lock, _guard(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import signal
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -291,6 +293,23 @@ def test_a_released_lock_can_be_taken_again(folder: Folder) -> None:
     second = DaemonLock.acquire(folder)
     assert second is not None
     second.release()
+
+
+def test_who_only_asks_for_the_lock_keeps_nobody_from_it(folder: Folder) -> None:
+    probe = os.open(folder.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(probe, fcntl.LOCK_SH)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(DaemonLock.acquire, folder)
+        try:
+            with pytest.raises(TimeoutError):
+                taken.result(timeout=0.05)
+        finally:
+            os.close(probe)
+        lock = taken.result(timeout=10)
+    assert lock is not None
+    assert DaemonLock.is_held(folder)
+    lock.release()
+    assert not DaemonLock.is_held(folder)
 
 
 def test_a_process_that_becomes_another_program_keeps_the_lock(folder: Folder) -> None:
