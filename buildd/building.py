@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from buildd.stamps import Mark
 from buildd.steps import LookUp, NodeSpec
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
+from codegen.moved import Roots
 from codegen.plan import Action, Plan, Resources, Steps, Tool
 from protocol import messages as m
 
@@ -292,6 +293,15 @@ class Building:
         """Make outputs that no tool makes, once a job has ended well and said what it read: in its folder, or returned
         by name where no other job reads them as files."""
         return {}
+
+    @property
+    def roots(self) -> Roots:
+        """Folders that have another name each time."""
+        return ()
+
+    def named_by(self, action: Action, private: str) -> Collection[str]:
+        """Roots of which files in a job's folder are found to hold the path."""
+        return ()
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         """What a run is filed as: an action, and the look-up that missed it."""

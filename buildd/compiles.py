@@ -28,8 +28,9 @@ from buildd.traits import Traits
 from codegen import foreign
 from codegen.commandline import parse
 from codegen.foreign import DEPENDENCIES, Described
-from codegen.parsing import Compile, HandThrough, Reason
-from codegen.plan import Action, RequestError, Steps
+from codegen.moved import Roots
+from codegen.parsing import Compile, Family, HandThrough, Reason
+from codegen.plan import Action, Argument, RequestError, Steps
 from protocol import messages as m
 
 MOST_BUILDS = 32
@@ -44,7 +45,7 @@ HANDED_THROUGH = "handed-through"
 class _Tool:
     described: Described
     stamps: Stamps
-    steps: dict[tuple[str, ...], Steps | str] = field(default_factory=dict)
+    steps: dict[tuple[Argument, ...], Steps | str] = field(default_factory=dict)
     """How compiles are carried out, by `foreign.steps_key`; the newest last."""
 
 
@@ -96,10 +97,12 @@ class Compiles:
         compile = parse(request.command, request.project, tuple(request.environment.items()))
         described = await self._describe(compile, request)
         system = foreign.system_folders(compile, described)
-        roots = foreign.moving_roots(compile, request)
+        roots = foreign.moving_roots(compile, described, request)
+        steps = await self._steps(compile, described, request, roots)
+        if compile.family is Family.NVCC and isinstance(steps, str):
+            roots = ()
         delivery = Delivery(compile, request.project, request.umask, system, roots)
-        steps = await self._steps(compile, described, request)
-        plan = foreign.plan(compile, described, request, steps)
+        plan = foreign.plan(compile, described, request, steps, roots)
 
         def begin() -> Compiling:
             delivery.check()
@@ -140,15 +143,16 @@ class Compiles:
                     self._tools.popitem(last=False)
             return described
 
-    async def _steps(self, compile: Compile, described: Described, request: m.Request) -> Steps | str:
+    async def _steps(self, compile: Compile, described: Described, request: m.Request, roots: Roots) -> Steps | str:
         """How a compile is carried out; asked once for all with the same flags."""
         tool = self._tools.get(foreign.tool_key(compile, request))
         known = tool.steps if tool is not None and tool.described is described else {}
-        key = foreign.steps_key(compile)
+        key = foreign.steps_key(compile, roots)
         async with self._describing:
             if key not in known:
                 known[key], _ = await self._planner.learn(
-                    f"steps of {request.command[0]}", lambda knowledge: foreign.steps(compile, described, knowledge)
+                    f"steps of {request.command[0]}",
+                    lambda knowledge: foreign.steps(compile, described, roots, knowledge),
                 )
                 if len(known) > MOST_FLAGS:
                     del known[next(iter(known))]

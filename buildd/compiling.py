@@ -7,7 +7,7 @@ byte; the depfile is written from what the tool was seen to read. Knows no queue
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -207,6 +207,15 @@ class Compiling(Building):
         place = Path(output_path(private, action, DEPENDENCIES))
         place.write_bytes(moved.listed(self.delivery.roots, paths))
         return {}
+
+    @property
+    def roots(self) -> moved.Roots:
+        return self.delivery.roots
+
+    def named_by(self, action: Action, private: str) -> Collection[str]:
+        if not self.roots:
+            return ()
+        return moved.names_in(Path(output_path(private, action, action.outputs[0].name)).read_bytes(), self.roots)
 
     def _place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         if path != self.delivery.compile.output:

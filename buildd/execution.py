@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,10 @@ class Execution:
             found.update(dict.fromkeys(depfiles.parse(discovery, depfile)))
         return tuple(found)
 
+    def _named(self) -> Collection[str]:
+        """Roots whose folder stands in what was made."""
+        return self.building.named_by(self.action, self._private)
+
     def _keep(self, exit: Exit) -> Ending:
         building, action = self.building, self.action
         tool, store = building.tool(action), building.store
@@ -318,7 +322,7 @@ class Execution:
             self.kernels = completed(kernels_in(exit.stderr.decode(errors="replace")), read)
         action, missing = building.filed_as(self.index, exit)
         private = (str(store.scratch_folder()),)
-        filing = building.lookup.file_run(action, tool, missing, self.read, private, self._began_ns)
+        filing = building.lookup.file_run(action, tool, missing, self.read, private, self._began_ns, self._named())
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
             if not self._final:

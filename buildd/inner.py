@@ -26,6 +26,7 @@ from buildd.lookup import Found, Missing
 from buildd.products import Failure, Product, Ran, recalled
 from buildd.store import Result
 from buildd.traits import Traits
+from codegen import moved
 from codegen.expansion import barely, fatbin_apart, frame_of
 from codegen.plan import BARE, Action, Kept, Plan
 from codegen.step_kinds import Kind
@@ -62,6 +63,8 @@ class Inner(Building):
     """Files of which only the digests are kept are made again."""
     lacking: bool = False
     """A step that has to run reads such a file."""
+    named: set[str] = field(default_factory=set)
+    """Moving roots whose folder stands in a preprocessed text; device code does not show it any more."""
     _recalled: set[str] = field(default_factory=set)
     """The files of this kind that were not made."""
     _moved: set[str] = field(default_factory=set)
@@ -179,6 +182,9 @@ class Inner(Building):
     def finish_outputs(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
         """The twins: what files are apart from what may not matter, and which fatbin is in an object."""
         made = {}
+        if action.kind == Kind.PREPROCESS.value and self.outer.roots:
+            text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+            self.named |= moved.names_in(text, self.outer.roots, lines=True)
         files = {f"{output.path}.{BARE}": output_path(private, action, output.name) for output in action.outputs}
         for output in action.outputs:
             if output.name == BARE:

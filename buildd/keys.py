@@ -45,6 +45,7 @@ def action_components(
     tool_digest: Digest,
     digest_of: Callable[[str], Digest | None],
     *,
+    name_of: Callable[[str], str] = str,
     project: str,
     roots: Iterable[tuple[str, str]] = (),
 ) -> Iterator[Component]:
@@ -54,6 +55,7 @@ def action_components(
         action: what would run.
         tool_digest: digest of `tool_components`.
         digest_of: content digest of a declared input, None when it is missing.
+        name_of: what a declared input is called in keys.
         project: absolute folder of the project; used only when the action is path-sensitive.
         roots: the tool's named folders; used only when the action is path-sensitive.
     """
@@ -65,7 +67,7 @@ def action_components(
     if action.payload:
         yield "payload", blake3(action.payload).hexdigest()
     for path in action.inputs:
-        yield f"input {path}", digest_of(path) or MISSING
+        yield f"input {name_of(path)}", digest_of(path) or MISSING
     for output in action.outputs:
         yield f"output {output.name}", "executable" if output.executable else "file"
     if action.path_sensitive:

@@ -7,7 +7,7 @@ that request's snapshot, so an answer is true for a moment at or after the reque
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -117,16 +117,17 @@ class Lookup:
 
     def first_level(self, action: Action, tool: Tool) -> tuple[Digest, list[keys.Component]]:
         """The key of all that is known before the action runs, and what it was made of."""
+        names = self._names_of(tool)
         components = list(
             keys.action_components(
                 action,
                 self.tool_digest(tool),
                 self.snapshot.digest,
+                name_of=names.name,
                 project=self.snapshot.project,
                 roots=tool.roots,
             )
         )
-        names = self._names_of(tool)
         for number, folder in enumerate((*action.search, *tool.search)):
             if self._leads_to(folder):
                 # What is found there has its own name: nothing else tells that the link means another folder now.
@@ -277,6 +278,7 @@ class Lookup:
         read: Iterable[str] | None,
         private: tuple[str, ...],
         started_ns: int,
+        named: Collection[str] = (),
     ) -> Filing:
         """What a run that just ended is filed under.
 
@@ -287,6 +289,7 @@ class Lookup:
             read: the files that it said it read, as it spelled them; None where it said nothing.
             private: folders of the job's own files; what lies below is no input.
             started_ns: when the run began, by the file system's clock.
+            named: roots whose folder stands in the result.
         """
         if action.uncacheable:
             if action.discovery is Discovery.REPORTED and read is not None:
@@ -319,7 +322,7 @@ class Lookup:
             if digest is None or not precompiled.is_known(self.store, digest):
                 return Filing(None, f"{path} was not made through buildd, or is a folder of precompiled headers")
         # Nobody can tell what the macros of one mention.
-        sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}
+        sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}.union(named)
         for path in (*action.inputs, *used):
             fact = None if snapshot.is_produced(path) else snapshot.fact(path)
             if fact is None or fact.traits is Traits.NONE:

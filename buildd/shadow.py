@@ -21,6 +21,8 @@ from protocol.messages import Digest
 # Any macro whose name ends so and is given a literal name: libraries wrap __has_include.
 _ASKED = re.compile(rb"has_include\w*\s*\(\s*(?:<([^>\n]+)>|\"([^\"\n]+)\")", re.IGNORECASE)
 _COMPUTED = re.compile(rb"__has_include(?:_next)?\s*\(\s*[A-Za-z_]")
+_REPLACED = re.compile(rb"#\s*define\s+__has_include(?:_next)?\s*\([^\n]*")
+"""As CMake's sources have it, for compilers without it."""
 _DEFINED = re.compile(rb"#\s*define\s+(\w+)\s*\([^)]*\)[^\n]*__has_include")
 
 
@@ -47,7 +49,7 @@ def asked_names(text: bytes) -> tuple[str, ...]:
 def asks_computed(text: bytes) -> bool:
     """Whether a text asks `__has_include` with a name that only the preprocessor knows (a wrapper's own definition does
     not count: its uses do, where they can be told by the wrapper's name)."""
-    text = text.replace(b"\\\n", b"")
+    text = _REPLACED.sub(b"", text.replace(b"\\\n", b""))
     wrappers = _DEFINED.findall(text)
     if any(not name.lower().endswith(b"has_include") for name in wrappers):
         return True

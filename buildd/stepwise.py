@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,10 @@ class Stepwise(Execution, ABC):
     def _inputs(self) -> tuple[str, ...] | None:
         return self._inner.read() if self._inner is not None else None
 
+    def _named(self) -> Collection[str]:
+        assert self._inner is not None
+        return {*super()._named(), *self._inner.named}
+
     def _keep(self, exit: Exit) -> Ending:
         assert self._inner is not None
         # Its folder is this job's own, and its name the one that is looked for; where it was a hit it comes now.
@@ -151,7 +155,7 @@ class Stepwise(Execution, ABC):
         inner.scratch = self._private
         # Where the tool has no root of that name, paths are what they are on this machine.
         project = "" if "project" in dict(building.tool(self.action).roots) else building.project
-        plan = expand(steps, self.action, project)
+        plan = expand(steps, self.action, project, building.roots)
         inner.begin(plan if framed else unframed(plan), steps.said)
         return inner
 

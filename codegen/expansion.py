@@ -12,7 +12,8 @@ import re
 import msgspec
 from blake3 import blake3
 
-from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Resources, Steps
+from codegen.moved import Roots, named
+from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Ref, Resources, Steps
 from codegen.step_kinds import (
     BUNDLE_FRAME,
     BUNDLE_TEXT,
@@ -49,19 +50,21 @@ _LEAST_BYTES = 64 << 20
 _UNIT = "-cuid="
 
 
-def expand(steps: Steps, action: Action, project: str = "") -> Plan:
+def expand(steps: Steps, action: Action, project: str = "", roots: Roots = ()) -> Plan:
     """A plan that does what an action does, in steps; its last action makes the object.
 
     Args:
         action: one whose `steps` are these; its last argument is the source, its first output the object.
         project: folder that relative paths start from, where it may be seen in the result; else it is a root.
+        roots: folders that have another name each time.
     """
-    source = str(action.argv[-1])
+    source = action.inputs[0] if isinstance(action.argv[-1], Ref) else action.argv[-1]
     stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", os.path.basename(source).rpartition(".")[0])
     made = action.outputs[0]
     folder = f"{made.path}.steps"
     extension = os.path.splitext(source)[1]
-    identity = _module_id(steps.identity, os.path.join(project, action.inputs[0]), os.path.join(project, made.path))
+    ends = (named(os.path.join(project, path), roots) for path in (action.inputs[0], made.path))
+    identity = _module_id(steps.identity, *ends)
     units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]
     values = {SOURCE + extension: source, FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
     values |= {MAIN: os.path.basename(source), UNIT: units[-1] if units else _hashed(identity)}

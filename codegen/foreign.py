@@ -175,14 +175,19 @@ def _hipcc(path: str, request: Request, variables: Mapping[str, str], knowledge:
     )
 
 
-def moving_roots(compile: Compile, request: Request) -> moved.Roots:
-    """Folders of a compile that have another name each time; see `moved`."""
-    return moved.roots_of(compile, request.project, request.environment.get(moved.MAP_PATHS, ""))
+def moving_roots(compile: Compile, described: Described, request: Request) -> moved.Roots:
+    """Folders of a compile that have another name each time; see `moved`. Not of nvcc's where it has to run whole."""
+    mapped = request.environment.get(moved.MAP_PATHS, "")
+    return moved.roots_of(compile, request.project, mapped, clang=described.clang)
 
 
-def steps_key(compile: Compile) -> tuple[str, ...]:
+def steps_key(compile: Compile, roots: moved.Roots) -> tuple[Argument, ...]:
     """What `steps` depend on, besides the tool."""
-    return (os.path.splitext(compile.source)[1], *_listing(compile), *compile.flags)
+    return (os.path.splitext(compile.source)[1], *_listing(compile), *_flags(compile, roots))
+
+
+def _flags(compile: Compile, roots: moved.Roots) -> tuple[Argument, ...]:
+    return (*moved.referring(compile.flags, roots), *moved.mapping(compile.family, roots))
 
 
 def _listing(compile: Compile) -> tuple[str, ...]:
@@ -190,8 +195,11 @@ def _listing(compile: Compile) -> tuple[str, ...]:
     return ("-MD", "-MF", "/buildd_probe/listed.d") if compile.depfile and compile.family is Family.NVCC else ()
 
 
-def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps | str:
+def steps(compile: Compile, described: Described, roots: moved.Roots, knowledge: Knowledge) -> Steps | str:
     """How a compile is carried out step by step, or why not though others with its tool are; empty for other tools.
+
+    Args:
+        roots: see `moving_roots`.
 
     Raises:
         ProbesNeeded: as `describe`.
@@ -217,7 +225,7 @@ def steps(compile: Compile, described: Described, knowledge: Knowledge) -> Steps
         described.tool,
         described.program,
         described.environment,
-        (*(("-ccbin", described.host) if described.host else ()), *_listing(compile), *compile.flags),
+        (*(("-ccbin", described.host) if described.host else ()), *_listing(compile), *_flags(compile, roots)),
         extension=os.path.splitext(compile.source)[1],
         clang=described.clang,
         identity=identity,
@@ -232,8 +240,14 @@ def _macros(flags: tuple[str, ...]) -> Iterator[str]:
             yield flag
 
 
-def plan(compile: Compile, described: Described, request: Request, steps: Steps | str = "") -> Plan:
-    """The plan of a compile, and nothing to ask any more."""
+def plan(
+    compile: Compile, described: Described, request: Request, steps: Steps | str = "", roots: moved.Roots = ()
+) -> Plan:
+    """The plan of a compile, and nothing to ask any more.
+
+    Args:
+        roots: as `steps` were asked with.
+    """
     nvcc = compile.family is Family.NVCC
     linked = compile.makes is Makes.LINKED
     if linked and described.clang:
@@ -241,13 +255,14 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     flags = (*compile.flags, *_environment_flags(described.environment))
     effects = inspect(flags)
     environment = described.environment
-    roots = moving_roots(compile, request)
-    mapped = moved.is_mapped(compile.flags, roots, request.project)
+    mapped = not nvcc and moved.is_mapped(compile.flags, roots, request.project)
     tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
     # nvcc names its module after the source's absolute path, which links relocatable device code: cwd is in the key.
+    # In steps its name is ours, and made of what a moving folder is called every time.
     # A precompiled header holds every path by which something was included.
-    sensitive = nvcc or compile.makes is Makes.HEADER or (effects.path_sensitive and not mapped)
-    if sensitive:
+    named = nvcc and not roots
+    sensitive = named or compile.makes is Makes.HEADER or (effects.path_sensitive and not mapped)
+    if sensitive or (nvcc and not moved.is_below(request.project, roots)):
         environment = tuple(sorted((*environment, ("PWD", request.project))))
     if isinstance(steps, Steps) and steps.silent and roots:
         steps = "its folder has another name each time"
@@ -258,7 +273,7 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
     name = "program" if linked else "object"
     if nvcc:
         # Two objects of one source in one program need not be one object of two names.
-        name += " " + hashlib.blake2b(compile.output.encode(), digest_size=8).hexdigest()
+        name += " " + hashlib.blake2b(moved.named(compile.output, roots).encode(), digest_size=8).hexdigest()
         name += " and its depfile" if compile.depfile else ""
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     search = include_folders((), flags, dict(described.tool.roots))
@@ -274,15 +289,16 @@ def plan(compile: Compile, described: Described, request: Request, steps: Steps 
         argv=(
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
-            *(compile.flags if apart else moved.arguments(compile, roots)),
+            *moved.referring(compile.flags if apart else compile.arguments, roots),
+            *moved.mapping(compile.family, roots),
             *listing,
             *((_linker_inputs(nvcc),) if linked else ()),
             "-o",
             Ref(place=Place.OUTPUT, name=name),
-            *((compile.source,) if apart else ()),
+            *(moved.referring((compile.source,), roots) if apart else ()),
         ),
         environment=environment,
-        inputs=(moved.source(compile, roots, request.project),),
+        inputs=(compile.source,),
         outputs=(
             Output(name=name, path=compile.output, executable=linked),
             Output(name=DEPENDENCIES, path=f"{compile.output}.{DEPENDENCIES}"),

@@ -1,7 +1,7 @@
 """Folders that have another name each time, such as those that pip builds in: roots, so that keys do not hold them.
 
-Knows their names and where a command line of gcc or clang mentions them; no file. A root's folder is still part of the
-key where its path can reach the output, unless the user turned mapping on: then the compiler is told to write the
+Knows their names and where a command line of gcc, clang or nvcc mentions them; no file. A root's folder is still part
+of the key where its path reaches the output, unless the user turned mapping on: then the compiler is told to write the
 root's name instead.
 """
 
@@ -18,77 +18,119 @@ from codegen.plan import MAPPED, Argument, Place, Ref
 MAP_PATHS = "BUILDD_MAP_PATHS"
 """Variable with the folder of a build whose paths are mapped away; empty: none are."""
 
-# pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>.
+# pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; Python's own; CMake's.
 _TEMPORARY = re.compile(
-    r"(/(?:[^/]+/)*?(?:(pip-[a-z-]+|build-env|build-via-sdist)-[a-z0-9_]{8}|(builds-v\d+)/\.tmp[A-Za-z0-9]{6})"
-    r"(?:/[^/]+_[0-9a-f]{32}(?=/|$))?)(?=/|$)"
+    r"(/(?:[^/]+/)*?"
+    r"(?:(?P<pip>pip-[a-z-]+|build-env|build-via-sdist)-(?P<pip_random>[a-z0-9_]{8})(?:/[^/]+_[0-9a-f]{32}(?=/|$))?"
+    r"|(?P<uv>builds-v\d+)/\.tmp(?P<uv_random>[A-Za-z0-9]{6})"
+    r"|(?P<python>tmp)(?P<python_random>[a-z0-9_]{8})"
+    r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
+    r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
 )
-_FOLDER = re.compile(r"(-I|-isystem|-iquote|-idirafter|-include|)(/.*)", re.DOTALL)
+_TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
+"""What CMake calls the target of a try_compile: another name each time."""
+_FOLDER = re.compile(
+    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include)=?|)(/.*)", re.DOTALL
+)
 _DEBUG = re.compile(r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*")
-_HOLDS = re.compile(r"-flto.*|-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*")
+_HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*")
 """What such an object holds of the command line is not known."""
+_PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto")
+"""What such an object holds cannot be seen. gcc's holds names of files as they are mapped."""
 
 Roots = tuple[tuple[str, str], ...]
 """Name and folder of each."""
 
 
-def roots_of(compile: Compile, folder: str, mapped: str) -> Roots:
+def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False) -> Roots:
     """The moving folders that a compile mentions, each under the name that it has in every build of this kind.
 
     Args:
         folder: where it is called.
         mapped: MAP_PATHS.
+        clang: it is the compiler.
     """
-    if compile.family is not Family.GCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
-        return ()  # nvcc and hipcc name modules after the source's absolute path
-    if compile.makes is Makes.HEADER:
+    if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
+        return ()  # hipcc names modules after the source's absolute path
+    if compile.makes is Makes.HEADER or (compile.makes is Makes.LINKED and compile.family is Family.NVCC):
         return ()
     # Where a link leads to the folder the compiler may write either name.
     mark = MAPPED if os.path.isabs(mapped) and os.path.realpath(folder) == folder else ""
+    packed = any(_PACKED.fullmatch(flag) for flag in compile.flags)
+    if packed and (clang or not mark or compile.family is Family.NVCC):
+        return ()
     found: dict[str, str] = {}
-    for text in (*compile.arguments, folder) if mark else compile.flags:
+    for text in (*compile.arguments, folder):
         match = _FOLDER.fullmatch(text)
         root = _TEMPORARY.match(match[2]) if match else None
         if root and root[1] not in found.values():
-            found[f"{mark}{root[2] or root[3]}{len(found) or ''}"] = root[1]
+            kind = next(kind for kind in (root["pip"], root["uv"], root["python"], root["cmake"]) if kind)
+            found[f"{mark}{kind}{len(found) or ''}"] = root[1]
     if mark and os.path.realpath(mapped) == mapped != "/":
         found[f"{mark}build"] = mapped
     # One in another first: its paths are its own.
     return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
 
 
-def arguments(compile: Compile, roots: Roots) -> tuple[Argument, ...]:
-    """The compiler's arguments with references to roots, and with those that map them away."""
+def referring(texts: Iterable[str], roots: Roots) -> tuple[Argument, ...]:
+    """Words of a command line, with references to roots."""
     found: list[Argument] = []
-    for text in compile.arguments:
+    for text in texts:
         match = _FOLDER.fullmatch(text)
-        # The source's own path can reach the output (a name for its initialisers).
-        if match and (text != compile.source or _are_mapped(roots)):
-            found.append(_reference(text, match[1], match[2], roots))
-        else:
-            found.append(text)
-    if _are_mapped(roots):
-        # Of several that fit the compiler takes the last.
-        found += [
-            Ref(place=Place.ROOT, name=name, prefix="-ffile-prefix-map=", suffix=f"=/{name.removeprefix(MAPPED)}")
-            for name, _ in reversed(roots)
-        ]
+        found.append(_reference(text, match[1], match[2], roots) if match else text)
     return tuple(found)
 
 
-def source(compile: Compile, roots: Roots, folder: str) -> str:
-    """The source as a key may name it."""
-    path = compile.source
-    below = any(path.startswith(f"{root}/") for _, root in roots)
-    return os.path.relpath(path, folder) if below and _are_mapped(roots) else path
+def mapping(family: Family, roots: Roots) -> tuple[Argument, ...]:
+    """Flags that map roots away, where the user turned that on."""
+    if not _are_mapped(roots):
+        return ()
+    option = "-Xcompiler=-ffile-prefix-map=" if family is Family.NVCC else "-ffile-prefix-map="
+    # Of several that fit the compiler takes the last.
+    return tuple(
+        Ref(place=Place.ROOT, name=name, prefix=option, suffix=f"=/{name.removeprefix(MAPPED)}")
+        for name, _ in reversed(roots)
+    )
+
+
+def named(path: str, roots: Roots) -> str:
+    """A path as it is called in every build of this kind."""
+    argument = _reference(path, "", path, roots)
+    text = argument if isinstance(argument, str) else f"{{{argument.name}}}{argument.suffix}"
+    return _TRIED.sub("cmTC", text) if roots else text
+
+
+def is_below(path: str, roots: Roots) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for _, folder in roots)
+
+
+def names_in(content: bytes, roots: Roots, *, lines: bool = False) -> set[str]:
+    """The roots whose folder a file mentions, in whatever form: what is random in its name stands there.
+
+    Args:
+        lines: it is a preprocessed text, whose line markers do not count.
+    """
+    found = set()
+    for name, folder in roots:
+        match = _TEMPORARY.match(folder)
+        random = match and next(filter(None, match.group("pip_random", "uv_random", "python_random", "cmake_random")))
+        if random and _mentions(content, random.encode(), lines=lines):
+            found.add(name)
+    return found
+
+
+def _mentions(content: bytes, word: bytes, *, lines: bool) -> bool:
+    place = content.find(word)
+    while lines and place >= 0 and content.startswith(b"#", content.rfind(b"\n", 0, place) + 1):
+        place = content.find(word, max(place + 1, content.find(b"\n", place)))
+    return place >= 0
 
 
 def is_mapped(flags: Sequence[str], roots: Roots, folder: str) -> bool:
     """Whether mapping leaves no absolute path in the output: the folder is below a root, and only debug information
     would hold it."""
-    below = any(folder == root or folder.startswith(f"{root}/") for _, root in roots)
     rest = inspect(flag for flag in flags if not _DEBUG.fullmatch(flag))
-    return below and _are_mapped(roots) and not rest.path_sensitive
+    return is_below(folder, roots) and _are_mapped(roots) and not rest.path_sensitive
 
 
 def _are_mapped(roots: Roots) -> bool:

@@ -423,7 +423,7 @@ class _Writer:
 
     def _symbolic(self, word: str) -> Argument:
         """A word with the folder of a root as a reference."""
-        found = list(re.finditer(rf"{re.escape(self._root)}(?=/)|/buildd_root_(\w+?)_(?=\W|$)", word))
+        found = list(re.finditer(rf"{re.escape(self._root)}(?=/)|/buildd_root_([+\w-]+?)_(?=\W|$)", word))
         if not found:
             return word
         if len(found) > 1:

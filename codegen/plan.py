@@ -16,8 +16,8 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the plan's structs."""
 
 
-MAPPED = "~"
-"""Before the name of a root whose path reaches no output: the tool is told to write another."""
+MAPPED = "+"
+"""Before the name of a root whose path reaches no output: the tool is told to write another. No shell reads it."""
 
 
 class Place(Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -28,21 +29,30 @@ def compile_of(*arguments: str, folder: str = "/tmp/pip-wheel-12345678/p") -> tu
 
 def test_temporary_folders_are_roots_by_their_kind() -> None:
     env, wheel = ("pip-build-env", "/tmp/pip-build-env-ab_12cd3"), "/tmp/pip-wheel-12345678"
-    mapped = (("~pip-build-env", env[1]), ("~pip-wheel1", wheel), ("~build", "/home/u/p"))
-    assert compile_of("a.c", f"-I{HEADERS}") == ((env,), mapped)
-    assert compile_of("a.c", "-isystem", HEADERS)[0] == (env,)
-    assert compile_of("a.c", "-I/usr/include", "-DX=/tmp/pip-build-env-ab_12cd3/x")[0] == ()
-    assert compile_of("a.c", f"-I{HEADERS}", "-flto") == ((), ())
-    # The source's own path can reach the object.
-    assert compile_of(f"{HEADERS}/a.c")[0] == ()
+    mapped = (("+pip-build-env", env[1]), ("+pip-wheel1", wheel), ("+build", "/home/u/p"))
+    assert compile_of("a.c", f"-I{HEADERS}") == ((env, ("pip-wheel1", wheel)), mapped)
+    assert compile_of("a.c", "-isystem", HEADERS, folder="/p")[0] == (env,)
+    assert compile_of("a.c", "-I/usr/include", "-DX=/tmp/pip-build-env-ab_12cd3/x", folder="/p")[0] == ()
+    assert compile_of("a.c", f"-I{HEADERS}", "-flto") == ((), mapped)
+    assert compile_of("a.c", f"-I{HEADERS}", "-frecord-gcc-switches") == ((), ())
+    assert compile_of(f"{HEADERS}/a.c", folder="/p")[0] == (env,)
     inner = "/tmp/pip-install-abcdefgh/name_0123456789abcdef0123456789abcdef"
-    assert compile_of("a.c", f"-I{inner}/include")[0] == (("pip-install", inner),)
+    assert compile_of("a.c", f"-I{inner}/include", folder="/p")[0] == (("pip-install", inner),)
+    # As scikit-build-core and CMake's try_compile have them.
+    tried = "/tmp/tmpab_12cd3/build/CMakeFiles/CMakeScratch/TryCompile-aB34eF"
+    assert compile_of(f"{tried}/src.c", folder=tried)[0] == (("tmp", tried),)
+    assert compile_of("-I/tmp/tmpab_12cd3/build/x", "a.c", folder=tried)[0] == (
+        ("tmp1", tried),
+        ("tmp", "/tmp/tmpab_12cd3"),
+    )
+    assert compile_of("a.c", folder="/p/CMakeFiles/CMakeScratch/TryCompile-aB34eF/x")[0][0][0] == "TryCompile"
+    assert compile_of("a.c", folder="/home/u/tmp/p")[0] == ()
 
 
 def test_only_whole_folders_are_referred_to() -> None:
     compile = parse(("/usr/bin/gcc", "-c", "a.c", f"-I{HEADERS}", f"-I{HEADERS[:-18]}x/y"), "/p")
     roots = (("pip-build-env", "/tmp/pip-build-env-ab_12cd3"),)
-    found = moved.arguments(compile, roots)
+    found = moved.referring(compile.arguments, roots)
     assert Ref(place=Place.ROOT, name="pip-build-env", prefix="-I", suffix="/overlay/include") in found
     assert sum(isinstance(argument, Ref) for argument in found) == 1
 
@@ -54,6 +64,15 @@ def test_what_was_read_is_told_in_todays_names() -> None:
     assert moved.read(content, before) == (["a.h", "/tmp/one/b.h", "/tmp/one2/c.h"], [])
     assert moved.read(b"a.h\0b.h\0", now) == (["a.h", "b.h"], [])
     assert moved.read(moved.listed((), []), now) == ([], [])
+
+
+def test_a_folder_is_found_in_whatever_form_it_stands() -> None:
+    roots = (("tmp1", "/tmp/tmpab_12cd3/q"), ("pip-wheel", "/tmp/pip-wheel-12345678"), ("+build", "/home/u/p"))
+    assert moved.names_in(b"_GLOBAL__sub_I__tmp_pip_wheel_12345678_a_cpp", roots) == {"pip-wheel"}
+    assert moved.names_in(b"/tmp/tmpab_12cd4 /home/u/p", roots) == set()
+    text = b'# 1 "/tmp/tmpab_12cd3/q/a.c"\nint a;\n#line 2 "/tmp/tmpab_12cd3/q/a.c"\n'
+    assert moved.names_in(text, roots, lines=True) == set()
+    assert moved.names_in(text + b'char *f = "/tmp/tmpab_12cd3/q/a.c";\n', roots, lines=True) == {"tmp1"}
 
 
 # ---------------------------------------------------------------- real compiles
@@ -128,6 +147,73 @@ def test_where_the_path_can_reach_the_object_it_counts(user: Household, options:
         (isolated.headers / "z.h").write_text("char const *file = __FILE__;\n")
         isolated.compile(*options)
     assert foreign.counts() == (0, 2)
+
+
+@needs_gcc
+def test_a_source_in_another_temporary_folder_hits(user: Household) -> None:
+    """As CMake calls compilers; but where its path stands in the object, though no text asks for it."""
+    foreign = Foreign(user, user.folder / "sources")
+    made = {}
+    for number in range(2):
+        folder = foreign.folder / f"tmp{number:08}"
+        (folder / "build").mkdir(parents=True)
+        (folder / "a.cpp").write_text("int a(int x) { return x + 1; }\n")
+        (folder / "b.cpp").write_text("char const *b() { return WHERE; }\n")
+        for name in ("a", "b"):
+            command = ("g++", "-DWHERE=__FILE__", "-c", str(folder / f"{name}.cpp"), "-o", f"{name}.o", "-MD")
+            assert foreign.call(*command, cwd=folder / "build").returncode == 0
+            made[name, number] = (folder / f"build/{name}.o").read_bytes()
+            assert f"{folder}/{name}.cpp" in (folder / f"build/{name}.d").read_text()
+            assert foreign.call(*command, environ=foreign.plain, cwd=folder / "build").returncode == 0
+            assert (folder / f"build/{name}.o").read_bytes() == made[name, number]
+    assert made["a", 0] == made["a", 1] and made["b", 0] != made["b", 1]
+    assert foreign.counts() == (1, 3)
+
+
+@pytest.mark.cuda
+def test_nvcc_in_another_temporary_folder_hits(user: Household) -> None:
+    """Where no path reaches the object, on either side; mapped also where it would."""
+    wheels = importlib.util.find_spec("nvidia.cu13")
+    folders = list(wheels.submodule_search_locations or ()) if wheels else []
+    foreign = Foreign(user, user.folder / "nvcc", f"{folders[0]}/bin" if folders else "")
+    texts = {
+        "plain": "__global__ void k(int *p) { *p = X; }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
+        "host": "__global__ void k(int *p) { *p = X; }\nchar const *file() { return __FILE__; }\n",
+        "device": "__global__ void k(char const **p) { *p = __FILE__; }\n",
+    }
+
+    def compile(number: int, name: str, *, mapped: bool = False) -> bytes:
+        folder = foreign.folder / f"pip-req-build-{number:08}"
+        build = foreign.folder / f"tmp{number:08}" / "build"
+        for place in (folder / "include", build):
+            place.mkdir(parents=True, exist_ok=True)
+        (folder / "include/x.h").write_text("#define X 1\n")
+        (folder / f"{name}.cu").write_text(f"#include <x.h>\n{texts[name]}")
+        where = (
+            f"-isystem={folder}/include",
+            "-c",
+            f"{folder}/{name}.cu",
+            "-o",
+            f"{name}.o",
+            "-MD",
+            "-MF",
+            f"{name}.d",
+        )
+        environ = {**foreign.environ, **({"BUILDD_MAP_PATHS": str(foreign.folder)} if mapped else {})}
+        done = foreign.call("nvcc", "-arch=sm_80", *where, environ=environ, cwd=build)
+        assert done.returncode == 0, done.stderr
+        assert f"{folder}/include/x.h" in (build / f"{name}.d").read_text()
+        made = (build / f"{name}.o").read_bytes()
+        assert (f"{number:08}".encode() in made) == (name != "plain" and not mapped)
+        return made
+
+    assert compile(1, "plain") == compile(2, "plain")
+    assert foreign.counts() == (1, 1)
+    compile(1, "host"), compile(2, "host"), compile(1, "device"), compile(2, "device")
+    assert foreign.counts() == (1, 5)
+    assert compile(1, "host", mapped=True) == compile(2, "host", mapped=True)
+    assert compile(1, "device", mapped=True) == compile(2, "device", mapped=True)
+    assert foreign.counts() == (3, 7)
 
 
 @needs_gcc

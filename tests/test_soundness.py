@@ -306,6 +306,10 @@ def test_has_include_behind_another_name_is_not_followed(text: str) -> None:
     assert shadow.asks_computed(text.encode())
 
 
+def test_a_stand_in_for_has_include_asks_nothing() -> None:
+    assert not shadow.asks_computed(b"#if !defined(__has_include)\n#  define __has_include(x) 0\n#endif\n")
+
+
 def test_has_include_over_two_lines() -> None:
     assert shadow.asked_names(b"#if __has_include( \\\n <a.h>)\n") == ("a.h",)
 
