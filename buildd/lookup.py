@@ -123,7 +123,7 @@ class Lookup:
                 action,
                 self.tool_digest(tool),
                 self.snapshot.digest,
-                name_of=names.name,
+                name_of=lambda path: names.name(path) if names.root(path) else path,
                 project=self.snapshot.project,
                 roots=tool.roots,
             )
