@@ -12,15 +12,20 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator, Mapping
 
 from buildd.devices import Gpu, visible
 
-__all__ = ["LEASES", "Gpu", "find_gpus", "lease", "strangers", "visible"]
+__all__ = ["LEASES", "Gpu", "Turns", "find_gpus", "lease", "strangers", "visible"]
 LEASES = "/dev/shm/buildd-gpus"
 _QUERY = "index,uuid,name,driver_version,compute_cap"
 _ASK_S = 20.0
 _POLL_S = 0.02
+_PAUSE_S = 1.25 * _POLL_S
+"""Whoever waits for a lease has looked meanwhile."""
+_OURS_S = 2.0
+"""After so long without such a pause there is one."""
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
@@ -74,6 +79,32 @@ async def lease(gpu: Gpu, folder: str = LEASES) -> AsyncIterator[None]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+class Turns:
+    """Leases on one GPU for tasks of this process: each follows the last at once, and others are not shut out."""
+
+    def __init__(self, gpu: Gpu, folder: str = LEASES) -> None:
+        self._gpu, self._folder = gpu, folder
+        self._lock = asyncio.Lock()
+        self._began_s = self._ended_s = -_OURS_S
+        """When the GPU became ours without a pause, and when the last turn ended."""
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """As `lease`."""
+        async with self._lock:
+            paused_s = time.monotonic() - self._ended_s
+            if paused_s < _PAUSE_S and time.monotonic() - self._began_s > _OURS_S:
+                await asyncio.sleep(_PAUSE_S - paused_s)
+                paused_s = _PAUSE_S
+            async with lease(self._gpu, self._folder):
+                if paused_s >= _PAUSE_S:
+                    self._began_s = time.monotonic()
+                try:
+                    yield
+                finally:
+                    self._ended_s = time.monotonic()
 
 
 def _open(gpu: Gpu, folder: str) -> int:

@@ -69,7 +69,7 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
         "sources": ["measure.cu"],
         "arch": [survey.cases[0].arch],
         "output": "executable",
-        "flags": ["-std=c++17", "-O2", *host],
+        "flags": ["-std=c++17", "-O3", *host],
         "libraries": ["dl"],
     }
     side = msgspec.structs.replace(side_request(request, "measure", table), project=place, file="")

@@ -31,6 +31,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+_STARTED = "started"
 _WORKED = (Outcome.MEASURED, Outcome.HOPELESS)
 
 
@@ -69,6 +70,16 @@ class Bench:
         self._process: _Process | None = None
         """One that has measured something, and waits for the next question."""
 
+    async def start(
+        self, turn: Callable[[], AbstractAsyncContextManager[None]], *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Have a process with a context on the GPU, so that the first candidate need not wait for that.
+
+        Args, raises: as `measure`.
+        """
+        if self._process is None:
+            self._process = await self._started(turn, timeout_s)
+
     async def measure(
         self,
         question: Sequence[str],
@@ -81,7 +92,8 @@ class Bench:
 
         Args:
             question: the words that `measure.cu` takes.
-            turn: entered when the process is ready to use the GPU, until it has answered.
+            turn: entered when the process is ready to use the GPU, until it has answered; by a new one also before, for
+                its context.
             best_us: what it has to compare itself with when its turn comes; 0 where there is nothing.
             timeout_s: after this it is killed; the time to become ready and the turn each have it.
 
@@ -89,13 +101,13 @@ class Bench:
         """
         if self._process is not None:
             try:
-                found = await self._ask(question, turn(), best_us, timeout_s)
+                found = await self._ask(question, turn, best_us, timeout_s)
             except GpuFailed:
                 pass
             else:
                 if found.outcome in _WORKED:
                     return found
-        return await self._ask(question, turn(), best_us, timeout_s)
+        return await self._ask(question, turn, best_us, timeout_s)
 
     async def close(self) -> None:
         """End the process."""
@@ -103,20 +115,44 @@ class Bench:
         if process is not None:
             await process.end()
 
+    async def _started(self, turn: Callable[[], AbstractAsyncContextManager[None]], timeout_s: float) -> _Process:
+        """A new process, which has asked the GPU for nothing but a context."""
+        process = await _Process.start(self._command, self._environ)
+        starts = False
+        try:
+            if await asyncio.wait_for(process.is_ready(), timeout_s):
+                async with turn():
+                    process.tell(b"\n")
+                    line = await asyncio.wait_for(process.answer(), timeout_s)
+            else:
+                line = await asyncio.wait_for(process.answer(), timeout_s)
+            if line is None:
+                raise GpuFailed(await asyncio.wait_for(process.last_words(), timeout_s))
+            said = _decoder.decode(line)
+            if said.outcome != _STARTED:
+                raise GpuFailed(said.note or f"the program that measures said {said.outcome!r}")
+            starts = True
+            return process
+        except TimeoutError as error:
+            raise GpuFailed(f"it does not answer within {timeout_s:.0f} s") from error
+        finally:
+            if not starts:
+                await process.end()
+
     async def _ask(
         self,
         question: Sequence[str],
-        turn: AbstractAsyncContextManager[None],
+        turn: Callable[[], AbstractAsyncContextManager[None]],
         best_us: Callable[[], float],
         timeout_s: float,
     ) -> Measured:
         process, self._process = self._process, None
-        process = process or await _Process.start(self._command, self._environ)
+        process = process or await self._started(turn, timeout_s)
         works = False
         try:
             process.tell(b"".join(os.fsencode(word) + b"\0" for word in question))
             if await asyncio.wait_for(process.is_ready(), timeout_s):
-                async with turn:
+                async with turn():
                     process.tell(b"%.3f\n" % best_us())
                     line = await asyncio.wait_for(process.answer(), timeout_s)
             else:

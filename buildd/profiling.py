@@ -13,14 +13,14 @@ import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
 from buildd.candidate_builds import Builder, Built, Presence
 from buildd.errors import BuilddError
-from buildd.gpus import LEASES, Gpu, lease, strangers
+from buildd.gpus import LEASES, Gpu, Turns, strangers
 from buildd.harness import IN_ONE_SOURCE, harness, in_one_source, question, side_request
 from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
 from buildd.profile_cache import ProfileCache
@@ -93,6 +93,7 @@ class Profiling:
         self._best_us: dict[str, float] = {}
         self._harness: asyncio.Task[tuple[str, ...]] | None = None
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
+        self._turns = {gpu: Turns(gpu, plan.leases) for gpu in plan.gpus}
         self._began_s = self._busy_s = self._first_s = self._last_s = 0.0
         self._ready_count = self._in_use = 0
         """Candidates that are ready and not measured yet, and GPUs that measure one."""
@@ -228,10 +229,10 @@ class Profiling:
         if measures and self._plan.measure is None and self._harness is None:
             self._harness = asyncio.create_task(harness(self._builder, self._plan.request, self._plan.survey))
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
-        # Two a GPU: while one is measured, the next gets ready.
-        lanes = [asyncio.create_task(self._lane(gpu)) for gpu in self._plan.gpus * 2] if measures else []
         first = not self._builds
         asking = [asyncio.create_task(self._strangers(gpu)) for gpu in self._plan.gpus] if measures and first else []
+        # Two a GPU: while one is measured, the next gets ready.
+        lanes = [asyncio.create_task(self._lane(gpu, asking)) for gpu in self._plan.gpus * 2] if measures else []
 
         async def feed() -> None:
             await asyncio.gather(*building)
@@ -294,11 +295,18 @@ class Profiling:
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
         return built
 
-    async def _lane(self, gpu: Gpu) -> None:
-        """Measures on one GPU what is ready, one after another."""
+    async def _lane(self, gpu: Gpu, asking: Sequence[asyncio.Task[None]]) -> None:
+        """Measures on one GPU what is ready, one after another.
+
+        Args:
+            asking: who else is on the GPUs: we are not before that is known.
+        """
         command = self._plan.measure or await self._of_harness()
         bench = Bench(command, {**os.environ, **self._plan.request.environment}, gpu.uuid)
         try:
+            # While compilers run: what is wrong with the GPU, the first candidate will hear.
+            with suppress(GpuFailed):
+                await bench.start(lambda: self._first_turn(gpu, asking), timeout_s=self._plan.timeout_s)
             while (item := await self._ready.get()) is not None:
                 await self._measure(bench, gpu, *item)
                 self._note_use(ready=-1)
@@ -331,13 +339,21 @@ class Profiling:
         if found.outcome is Outcome.MEASURED:
             best_us = self._best_us[case.problem]
             self._best_us[case.problem] = min(best_us or found.time_us, found.time_us)
+        await asyncio.sleep(0)  # the GPU is free: the next one begins before this one is written down
         self._write(case, ranked, found)
         note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
         self._report(case, ranked, found.outcome.value, found, note=note, built=compiled)
 
     @asynccontextmanager
+    async def _first_turn(self, gpu: Gpu, asking: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
+        if asking:
+            await asyncio.wait(asking)
+        async with self._turns[gpu].turn():
+            yield
+
+    @asynccontextmanager
     async def _turn(self, gpu: Gpu) -> AsyncIterator[None]:
-        async with lease(gpu, self._plan.leases):
+        async with self._turns[gpu].turn():
             begun_s = time.monotonic()
             self._note_use(in_use=1)
             try:

@@ -117,14 +117,17 @@ def test_one_after_another_until_one_does_not_work(program: Path, tmp_path: Path
         words = (folder / "libgemm.so", "gemm", 24, n, 32, "fp16", "fp16", "rcr", "none", "2e-3")
         return "".join(f"{word}\0" for word in words)
 
-    asked = f"{question(right, 40)}0\n{question(right, 8)}0.0001\n{question(wrong, 40)}0\n{question(right, 40)}0\n"
+    asked = f"\n{question(right, 40)}0\n{question(right, 8)}0.0001\n{question(wrong, 40)}0\n{question(right, 40)}0\n"
     done = subprocess.run([program], input=asked, capture_output=True, text=True, timeout=60)
     said = [line for line in done.stdout.splitlines() if line]
     outcomes = [line if line == "ready" else json.loads(line)["outcome"] for line in said]
-    assert outcomes == ["ready", "measured", "ready", "hopeless", "ready", "wrong"]
+    assert outcomes == ["ready", "started", "ready", "measured", "ready", "hopeless", "ready", "wrong"]
     assert done.returncode == 1
-    done = subprocess.run([program], input=question(right, 40)[:-9], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, ""), "half a question is none"
+    started = 'ready\n{"outcome": "started"}\n'
+    done = subprocess.run([program], input=f"\n{question(right, 40)[:-9]}", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, started), "half a question is none"
+    done = subprocess.run([program], input="", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "ready\n"), "nobody waits for it"
 
 
 GROUPS = """\

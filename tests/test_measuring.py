@@ -67,7 +67,7 @@ def test_one_process_measures_what_works(tmp_path: Path) -> None:
     table = at(tmp_path, work)
     first, second, third = table.processes
     assert first == second != third
-    assert table.turns == 5, "what was wrong is asked again alone"
+    assert table.turns == 5 + 3, "what was wrong is asked again alone, and each process takes one for its context"
     for process in (first, third):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
@@ -88,6 +88,39 @@ def test_a_gpu_that_fails_is_asked_twice_where_others_were_before(tmp_path: Path
         assert (await table.ask("time 5")).outcome is Outcome.MEASURED
         with pytest.raises(GpuFailed, match="a reason"):
             await table.ask("gpu")
-        assert table.turns == 3
+        assert table.turns == 3 + 2
+
+    at(tmp_path, work)
+
+
+def test_a_process_that_was_started_before_is_the_one_that_measures(tmp_path: Path) -> None:
+    async def work(table: Table) -> None:
+        await table.bench.start(table.turn)
+        await table.bench.start(table.turn)
+        assert table.turns == 1
+        assert (await table.ask(f"who {tmp_path}/who 5")).time_us == 5.0
+        assert table.turns == 2
+
+    at(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("""echo '{"outcome": "gpu", "note": "no driver"}'""", "no driver"),
+        ("echo ready; read line; echo nonsense; echo none >&2; exit 3", "status 3: none"),
+        ("""echo ready; read line; echo '{"outcome": "measured"}'""", "said 'measured'"),
+        ("exec sleep 60", "does not answer within 0 s"),
+        ("echo ready; exec sleep 60", "does not answer within 0 s"),
+    ],
+)
+def test_a_process_that_gets_no_context_is_no_candidates_fault(tmp_path: Path, script: str, why: str) -> None:
+    async def work(table: Table) -> None:
+        table.bench = Bench(("/bin/sh", "-c", script), {"PATH": "/usr/bin:/bin"}, "GPU-a")
+        timeout_s = 0.2 if "sleep" in script else DEADLINE_S
+        with pytest.raises(GpuFailed, match=why):
+            await table.bench.start(table.turn, timeout_s=timeout_s)
+        with pytest.raises(GpuFailed, match=why):
+            await table.ask("time 5", timeout_s=timeout_s)
 
     at(tmp_path, work)

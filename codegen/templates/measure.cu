@@ -4,6 +4,7 @@
 //   measure        these words for one GEMM after another from standard input, each word with a zero byte behind it
 //
 // It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
+// Of a process for several the first "ready" is for a context: behind a line, whatever it holds, it says "started".
 // It ends with the first GEMM that does not work; after one that does the GPU holds nothing of it but the context.
 // A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
@@ -23,6 +24,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -96,15 +98,16 @@ struct Memory {
     void allocate(size_t bytes, const char* what) { needed(cudaMalloc(&device, std::max<size_t>(bytes, 16)), what); }
 };
 
-// Numbers that repeat with a period: element e is pool[(e + shift) % kPeriod].
+// Numbers that repeat with a period: element e is pool[e % kPeriod].
 struct Operand {
     std::vector<double> pool;
-    std::vector<char> all;
+    std::vector<char> period;
+    size_t bytes;
     Memory memory;
 
-    Operand(const std::string& type, size_t count, unsigned seed) : all(count * bytes_of(type)) {
+    Operand(const std::string& type, size_t count, unsigned seed)
+        : period(static_cast<size_t>(kPeriod) * bytes_of(type)), bytes(count * bytes_of(type)) {
         uint64_t state = seed;
-        std::vector<char> period(static_cast<size_t>(kPeriod) * bytes_of(type));
         for (int i = 0; i < kPeriod; ++i) {
             state = state * 6364136223846793005ULL + 1442695040888963407ULL;
             const int draw = static_cast<int>((state >> 33) % 257) - 128;
@@ -113,28 +116,55 @@ struct Operand {
             pool.push_back(whole ? draw % 4 : is_fp8(type) ? draw % 8 / 8.0 : draw / 128.0);
             store(type, pool.back(), &period[static_cast<size_t>(i) * bytes_of(type)]);
         }
-        for (size_t at = 0; at < all.size(); at += period.size()) {
-            std::memcpy(&all[at], period.data(), std::min(period.size(), all.size() - at));
-        }
     }
 
+    // One period from the host, the rest from what is there: nobody waits for the bus.
     void upload() {
-        memory.allocate(all.size(), "no memory for the operands");
-        needed(cudaMemcpy(memory.device, all.data(), all.size(), cudaMemcpyHostToDevice), "copying the operands");
+        memory.allocate(bytes, "no memory for the operands");
+        size_t there = std::min(period.size(), bytes);
+        needed(cudaMemcpy(memory.device, period.data(), there, cudaMemcpyHostToDevice), "copying the operands");
+        while (there < bytes) {
+            const size_t more = std::min(there, bytes - there);
+            void* const behind = static_cast<char*>(memory.device) + there;
+            needed(cudaMemcpy(behind, memory.device, more, cudaMemcpyDeviceToDevice), "copying the operands");
+            there += more;
+        }
     }
 
     double at(size_t element) const { return pool[element % kPeriod]; }
 };
 
-// The first element that is no number; as many as there are where each is one. By its bits: millions are looked at.
+// Sum of the products of `count` elements of both, each so many apart.
+double dot(const Operand& a, size_t i, size_t step_i, const Operand& b, size_t j, size_t step_j, int count) {
+    i %= kPeriod, j %= kPeriod, step_i %= kPeriod, step_j %= kPeriod;
+    double sum = 0.0;
+    for (int p = 0; p < count; ++p) {
+        sum += a.pool[i] * b.pool[j];
+        i += step_i, j += step_j;
+        if (i >= kPeriod) i -= kPeriod;
+        if (j >= kPeriod) j -= kPeriod;
+    }
+    return sum;
+}
+
+// The first of so many elements that is no number; as many as there are where each is one. By its bits, and of a block
+// only whether there is one: millions are looked at while the GPU waits.
 template <typename Bits>
-size_t first_nan(const std::vector<char>& result, Bits infinity) {
-    const size_t count = result.size() / sizeof(Bits);
+size_t first_nan(const char* result, size_t count, Bits infinity) {
     const Bits magnitude = static_cast<Bits>(~Bits{0}) >> 1;
-    for (size_t i = 0; i < count; ++i) {
+    const auto is_odd = [=](size_t i) {
         Bits bits;
-        std::memcpy(&bits, &result[i * sizeof(Bits)], sizeof bits);
-        if ((bits & magnitude) > infinity) return i;
+        std::memcpy(&bits, result + i * sizeof(Bits), sizeof bits);
+        return (bits & magnitude) > infinity;
+    };
+    constexpr size_t kBlock = 4096;
+    for (size_t block = 0; block < count; block += kBlock) {
+        const size_t end = std::min(block + kBlock, count);
+        Bits any = 0;
+        for (size_t i = block; i < end; ++i) any |= static_cast<Bits>(is_odd(i));
+        for (size_t i = block; any != 0 && i < end; ++i) {
+            if (is_odd(i)) return i;
+        }
     }
     return count;
 }
@@ -177,6 +207,24 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     const bool whole = type == "int8";
     const size_t count = std::max(1, batch), total = count * m * n;
     Operand a(type, count * m * k, 1), b(type, count * n * k, 2), c(output, n, 3);
+    const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
+    // What some elements of the result have to be: the first four are the corners.
+    std::vector<std::pair<size_t, double>> expected;
+    uint64_t state = 7;
+    for (int sample = 0; sample < kSamples; ++sample) {
+        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+        const size_t rows = count * m;
+        size_t i = (state >> 20) % rows, j = (state >> 42) % n;
+        if (sample < 4) i = sample & 1 ? rows - 1 : 0, j = sample & 2 ? n - 1 : 0;
+        const size_t one = i / m, row = i % m;
+        const bool a_row = layout[0] == 'r', b_row = layout[1] == 'r';
+        const double sum = dot(a, one * m * k + (a_row ? row * k : row), a_row ? 1 : m,  //
+                               b, one * n * k + (b_row ? j : j * k), b_row ? n : 1, k);
+        expected.emplace_back(i * n + j, activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0)));
+    }
+    static std::vector<char> result;  // kept for the next: the system clears new memory page by page
+    const size_t d_bytes = total * bytes_of(output);
+    if (result.size() < d_bytes) result.resize(d_bytes);
     const double best_us = turn();
     needed(cudaSetDevice(0), "no GPU");
     int cache_bytes = 0;
@@ -185,11 +233,9 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     Memory flush, d, workspace;
     flush.allocate(flush_bytes, "no memory to flush the cache");
     a.upload(), b.upload(), c.upload();
-    const size_t d_bytes = total * bytes_of(output);
     d.allocate(d_bytes, "no memory for the result");
     needed(cudaMemset(d.device, 0xff, d_bytes), "clearing the result");
 
-    const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
     const size_t workspace_bytes =
         batch > 0 ? found.batched_workspace_bytes(m, n, k, batch) : found.workspace_bytes(m, n, k);
     workspace.allocate(workspace_bytes, "no memory for the workspace");
@@ -209,36 +255,22 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
         say("refused", (status < 0 ? "cutlass::Status " : "CUDA error ") + number);
     }
     worked(cudaStreamSynchronize(stream), "the first run");
-    std::vector<char> result(d_bytes);
     worked(cudaMemcpy(result.data(), d.device, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
     // No number is also what nobody has written.
     size_t odd = total;
     if (output == "fp16") {
-        odd = first_nan<uint16_t>(result, 0x7c00);
+        odd = first_nan<uint16_t>(result.data(), total, 0x7c00);
     } else if (output == "bf16") {
-        odd = first_nan<uint16_t>(result, 0x7f80);
+        odd = first_nan<uint16_t>(result.data(), total, 0x7f80);
     } else if (output == "fp32") {
-        odd = first_nan<uint32_t>(result, 0x7f800000);
+        odd = first_nan<uint32_t>(result.data(), total, 0x7f800000);
     }
     if (odd < total) {
         say("wrong", "element " + std::to_string(odd / n) + ", " + std::to_string(odd % n) + " is no number");
     }
     double worst = 0.0;
-    uint64_t state = 7;
-    for (int sample = 0; sample < kSamples; ++sample) {
-        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-        const size_t rows = count * m;
-        size_t i = (state >> 20) % rows, j = (state >> 42) % n;
-        if (sample < 4) i = sample & 1 ? rows - 1 : 0, j = sample & 2 ? n - 1 : 0;
-        const size_t one = i / m, row = i % m;
-        double sum = 0.0;
-        for (size_t p = 0; p < static_cast<size_t>(k); ++p) {
-            const size_t left = one * m * k + (layout[0] == 'r' ? row * k + p : p * m + row);
-            const size_t right = one * n * k + (layout[1] == 'r' ? p * n + j : j * k + p);
-            sum += a.at(left) * b.at(right);
-        }
-        const double right = activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0));
-        const double value = load(output, &result[(i * n + j) * bytes_of(output)]);
+    for (const auto& [element, right] : expected) {
+        const double value = load(output, &result[element * bytes_of(output)]);
         worst = std::max(worst, std::abs(value - right) / std::max(1.0, std::abs(right)));
     }
     if (!(worst <= tolerance)) {
@@ -293,6 +325,18 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
 #ifndef MEASURE_WITHOUT_MAIN
 constexpr size_t kWords = 10;  // of a question
 
+// Waits for the GPU; returns the best time so far.
+double turn() {
+    std::puts("ready");
+    std::fflush(stdout);
+    char* best = nullptr;
+    size_t room = 0;
+    if (getline(&best, &room, stdin) < 0) std::_Exit(2);  // nobody waits for it any more
+    const double best_us = std::atof(best);
+    std::free(best);
+    return best_us;
+}
+
 // What the words say is measured; a line before its own, which a candidate may have left unfinished.
 void answer(const std::vector<std::string>& words) {
     const std::string& symbol = words[1];
@@ -308,16 +352,7 @@ void answer(const std::vector<std::string>& words) {
     const double tolerance = std::atof(words[9].c_str());
     const Problem problem = {m, n, k, words[5], words[6], words[7], words[8], tolerance, batch};
     const Candidate found = {run, bytes, reinterpret_cast<BatchedRun>(run), reinterpret_cast<BatchedWorkspace>(bytes)};
-    const std::string line = measure(problem, found, [] {
-        std::puts("ready");
-        std::fflush(stdout);
-        char* best = nullptr;
-        size_t room = 0;
-        if (getline(&best, &room, stdin) < 0) std::_Exit(2);  // nobody waits for it any more
-        const double best_us = std::atof(best);
-        std::free(best);
-        return best_us;
-    });
+    const std::string line = measure(problem, found, turn);
     std::printf("\n%s\n", line.c_str());
     std::fflush(stdout);
 }
@@ -331,6 +366,12 @@ int main(int count, char** arguments) {
         end();
     }
     if (!words.empty()) say("gpu", "measure was called with the wrong arguments");
+    needed(cudaGetDeviceCount(&count), "no GPU");  // the driver starts, which takes a while
+    turn();
+    needed(cudaSetDevice(0), "no GPU");
+    needed(cudaFree(nullptr), "no context on the GPU");
+    std::puts("{\"outcome\": \"started\"}");
+    std::fflush(stdout);
     char* word = nullptr;
     size_t room = 0;
     while (getdelim(&word, &room, '\0', stdin) > 0) {
