@@ -63,9 +63,8 @@ class Ranked(Frozen, frozen=True):
     estimate_us: float
 
 
-class _Lists(Frozen, frozen=True):
-    sm_80: list[tuple[str, str, Triple, Triple, int]]
-    sm_90a: list[tuple[str, str, Triple, Triple, str]]
+_Row = tuple[str, Triple, Triple, int | str]
+"""Accumulator, tile, warps or cluster, stages or schedule."""
 
 
 def candidates(context: Context, target: GemmTarget, arch: str, sizes: Sizes) -> tuple[Ranked, ...]:
@@ -78,12 +77,10 @@ def candidates(context: Context, target: GemmTarget, arch: str, sizes: Sizes) ->
     Raises:
         ProbesNeeded, RequestError: CUTLASS's lists cannot be had.
     """
-    lists = _lists(context)
     accumulator = target.accumulator or ("int32" if target.dtype == "int8" else "fp32")
-    rows = lists.sm_90a if arch == ARCH_3X else lists.sm_80
     found: dict[str, Ranked] = {}
-    for dtype, accumulates, tile, shape, form in rows:
-        if (dtype, accumulates) != (target.dtype, accumulator):
+    for accumulates, tile, shape, form in _rows(context, ARCH_3X if arch == ARCH_3X else "sm_80", target.dtype):
+        if accumulates != accumulator:
             continue
         if isinstance(form, str):
             candidate = Candidate(tile=tile, cluster=shape, schedule=form)
@@ -158,7 +155,8 @@ def _accumulators(kernel: GemmKernel) -> int:
     return kernel.tile[0] * kernel.tile[1] // (256 if kernel.cooperative else 128)
 
 
-def _lists(context: Context) -> _Lists:
+def _rows(context: Context, arch: str, dtype: str) -> list[_Row]:
+    """What CUTLASS lists of a type for an architecture, of which later ones of its kind have no list of their own."""
     cutlass = context.toolchains.cutlass()
     # A wheel has the package above its sources, a checkout in python/.
     for folder in (os.path.dirname(os.path.dirname(cutlass)), os.path.join(cutlass, "python"), cutlass):
@@ -174,7 +172,7 @@ def _lists(context: Context) -> _Lists:
         )
     sources = (_SCRIPT, *(os.path.join(package, name) for name in _SOURCES))
     probe = Probe(
-        argv=(context.request.interpreter or "/usr/bin/python3", "-I", "-B", _SCRIPT, folder),
+        argv=(context.request.interpreter or "/usr/bin/python3", "-I", "-B", _SCRIPT, folder, arch, dtype),
         environment=(("LC_ALL", "C.UTF-8"), ("PYTHONHASHSEED", "0")),
         files=tuple(path for path in sources if os.path.isfile(path)),
         timeout_s=120.0,
@@ -183,7 +181,7 @@ def _lists(context: Context) -> _Lists:
     try:
         if answer.status:
             raise ValueError(answer.stderr.strip().rpartition("\n")[2])
-        return msgspec.json.decode(answer.stdout, type=_Lists)
+        return msgspec.json.decode(answer.stdout, type=list[_Row])
     except ValueError as error:
         raise RequestError(
             "no-candidates",

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +66,29 @@ def run(arguments: list[str]) -> int:
 
 async def _profile(options: Namespace, request: Request, problems: list[Sizes], environ: Mapping[str, str]) -> int:
     from buildd.gpus import find_gpus
+
+    # The daemon's start and nvidia-smi are waited for beside the survey, which asks other programs.
+    building = asyncio.create_task(asyncio.to_thread(builder_for, options, request, environ))
+    looking = asyncio.to_thread(find_gpus, environ) if not options.no_gpu else _none()
+    seeing = asyncio.create_task(looking)
+    try:
+        return await _find(options, request, problems, building, seeing)
+    finally:
+        await asyncio.wait([seeing])
+        await (await building).close()
+
+
+async def _none() -> tuple[tuple[Gpu, ...], str]:
+    return (), "--no-gpu"
+
+
+async def _find(
+    options: Namespace,
+    request: Request,
+    problems: list[Sizes],
+    building: Awaitable[Builder],
+    looking: Awaitable[tuple[tuple[Gpu, ...], str]],
+) -> int:
     from buildd.profile_cache import flush_asked, open_profiles
     from buildd.profiling import Plan, Profiling
     from buildd.store import Store
@@ -77,7 +100,7 @@ async def _profile(options: Namespace, request: Request, problems: list[Sizes], 
             say(f"buildd: {line}")
         for line in flush_asked(survey.environment, store, request.project, request.build_id):
             say(f"buildd: {line}")
-        gpus, why = ((), "--no-gpu") if options.no_gpu else find_gpus(environ)
+        gpus, why = await looking
         alike, why = shown_gpus(gpus, why, survey.devices, lambda line: say(f"buildd: {line}"))
         if not alike and not survey.continuous_integration and why != "--no-gpu":
             say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
@@ -88,12 +111,9 @@ async def _profile(options: Namespace, request: Request, problems: list[Sizes], 
             for line in cache.notices:
                 say(f"buildd: {line}")
             _check_known(plan)
-            builder = builder_for(options, request, environ)
             shower = _Shower(json=options.json, exhaustive=options.exhaustive)
-            try:
-                summary = await Profiling(plan, builder, cache, shower.tell, lambda line: say(f"buildd: {line}")).run()
-            finally:
-                await builder.close()
+            profiling = Profiling(plan, await building, cache, shower.tell, lambda line: say(f"buildd: {line}"))
+            summary = await profiling.run()
         shower.end(summary, measured=bool(alike))
         return FAILED if shower.missing else OK
 
