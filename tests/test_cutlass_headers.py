@@ -27,6 +27,14 @@ static_assert(elements_are<Mixed, int&&, One, long&&, cute::tuple<One, char>&&>)
 using Constants = decltype(cute::make_tuple(One{}, cute::C<2>{}));
 static_assert(cute::is_same_v<Constants, cute::tuple<One, cute::C<2>>> && cute::is_empty<Constants>::value);
 static_assert(sizeof(Mixed) == sizeof(cute::tuple<int, long, char>));
+using Wide = cute::tuple<int, One, long, char, One, short, double, One, float>;
+static_assert(cute::is_same_v<decltype(cute::get<5>(cute::declval<Wide const&>())), short const&> &&
+              cute::is_same_v<decltype(cute::get<7>(cute::declval<Wide&>())), One> &&
+              cute::is_same_v<decltype(cute::get<8>(cute::declval<Wide>())), float&&>);
+static_assert(cute::is_tuple<Wide>::value && cute::is_tuple<Wide const>::value &&
+              cute::is_tuple<cute::tuple<>>::value &&
+              cute::is_tuple<cute::Layout<One, One>>::value == cute::is_tuple<cute::Layout<int, int>>::value &&
+              !cute::is_tuple<int>::value && !cute::is_tuple<One>::value);
 
 __global__ void copied(float const* from, float* to, int rows, int columns) {
     auto layout = cute::make_layout(cute::make_shape(rows, columns, cute::Int<4>{}),
