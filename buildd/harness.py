@@ -13,6 +13,7 @@ import msgspec
 
 from buildd.candidate_builds import Builder
 from buildd.errors import BuilddError
+from codegen.convolution import ImplicitGemm
 from codegen.gemm import MEASURE, is_of_split, symbol_of
 from codegen.gemm_survey import Case, Survey
 from protocol import messages as m
@@ -92,6 +93,14 @@ def question(case: Case, library: str, name: str) -> tuple[str, ...]:
         name: of the target that it was built for.
     """
     spec, (m, n, k) = case.spec, case.sizes
+    if isinstance(spec, ImplicitGemm):
+        conv = spec.conv
+        numbers = (*conv.stride, *conv.padding, *conv.dilation)
+        return (
+            *(library, symbol_of(name), "x".join(map(str, case.image)), str(n), "x".join(map(str, conv.kernel))),
+            *(spec.dtype, case.output, f"conv2d:{','.join(map(str, numbers))}", spec.epilogue),
+            repr(case.tolerance),
+        )
     return (
         *(library, symbol_of(name), f"{case.batch}x{m}" if case.batch else str(m), str(n), str(k)),
         *(spec.dtype, case.output, spec.layout, spec.epilogue),

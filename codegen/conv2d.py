@@ -1,21 +1,26 @@
 """Generator of kind "conv2d": a convolution of NHWC arrays, bias and activation, as an implicit GEMM of CUTLASS 2.x.
 
 Knows the sizes of a convolution; types, tiles and alignments are those of the GEMM that it is, n = filters and k =
-channels (`gemm_spec`), and it is called and compiled as other kernels are (`plain`). Stride, padding and dilation are
-no part of a kernel's text.
+channels (`convolution`, `gemm_spec`), which one it gets is decided as for those (`gemm_decision`), and it is called and
+compiled as other kernels are (`plain`). Stride, padding and dilation are no part of a kernel's text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+import msgspec
 
 from codegen import nvcc
+from codegen.capability import height
 from codegen.compiled import asked_archs, needs_arch
 from codegen.context import Context, Part
-from codegen.gemm_spec import ARCH_3X, EPILOGUES, GemmKernel, kernel_for, output_type
+from codegen.convolution import ImplicitGemm, conv_of, implicit_gemm, line
+from codegen.gemm_decision import Choice, chosen, unmeasured
+from codegen.gemm_spec import EPILOGUES, kernel_for, output_type
 from codegen.plain import Kernel, Operand, choice, plan_plain, wrong
-from codegen.plan import RequestError
-from codegen.target import Conv2dTarget, GemmTarget
+from codegen.plan import Frozen, RequestError
+from codegen.target import Conv2dTarget
 
 MULTIPLE_OF = {"fp16": 2, "bf16": 2, "tf32": 1}
 """Type of x and the weight -> what channels have to be a multiple of: cp.async copies 4 bytes at least."""
@@ -24,23 +29,64 @@ _MOST_TAPS = 32
 """CUTLASS has a bit of a mask for each row and column of the kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """How many results one dimension has: (size + add) // divide + 1."""
-
-    add: int
-    divide: int
-
-    def of(self, size: int) -> int:
-        """0 where the size is known at run time only."""
-        return (size + self.add) // self.divide + 1 if size else 0
-
-
 def plan_conv2d(context: Context, target: Conv2dTarget) -> Part:
     """The share of the plan of a target of kind "conv2d". Raises ProbesNeeded and RequestError."""
     asked = asked_archs(context, target, amd=False)
     needs_arch(target, asked, "sm_80")
-    return plan_plain(context, target, conv2d_kernel(target, nvcc.normalised(asked, target.where)))
+    archs = nvcc.normalised(asked, target.where)
+    conv2d_kernel(target, archs)  # its own mistakes first
+    found = chosen_conv2d(context, target, archs)
+    part = plan_plain(context, target, conv2d_kernel(found.target, archs))
+    return msgspec.structs.replace(
+        part,
+        notices=(*part.notices, *found.notices),
+        read=tuple(dict.fromkeys((*part.read, *found.read))),
+        unmeasured=unmeasured(target.name, archs, found.choices),
+    )
+
+
+class ChosenConv2d(Frozen, frozen=True):
+    """A convolution with its kernel, which is one for all architectures."""
+
+    target: Conv2dTarget
+    choices: dict[str, tuple[Choice, ...]]
+    """What `unmeasured` is to know of each architecture."""
+    notices: tuple[str, ...]
+    read: tuple[str, ...]
+
+
+def chosen_conv2d(context: Context, target: Conv2dTarget, archs: tuple[str, ...]) -> ChosenConv2d:
+    """The kernel of a target: the highest architecture for which one was measured decides, as far as it fits all.
+
+    Args:
+        target: that can be.
+
+    Raises: as `gemm_decision.chosen`.
+    """
+    gemm = implicit_gemm(target)
+    choices = {arch: chosen(context, gemm, arch) for arch in sorted(archs, key=height, reverse=True)}
+    others = [found for found in choices.values() if found.target != gemm and _fits(found, archs)]
+    best = next((found for found in others if not found.guessed), others[0] if others else None)
+    taken = best.target if best is not None else gemm
+    assert isinstance(taken, ImplicitGemm)
+    # Where one is known there is nothing to guess for the rest, and no reason to measure them before.
+    known = best is not None and not best.guessed
+    told = [found for found in choices.values() if found is best or found.target == gemm or not known]
+    return ChosenConv2d(
+        target=conv_of(taken),
+        choices={arch: () if known and choices[arch].guessed else (choices[arch],) for arch in archs},
+        notices=tuple(dict.fromkeys(found.notice for found in told if found.notice)),
+        read=tuple(dict.fromkeys(path for found in choices.values() for path in found.read)),
+    )
+
+
+def _fits(found: Choice, archs: tuple[str, ...]) -> bool:
+    try:
+        for arch in archs:
+            kernel_for(found.target, arch)
+    except RequestError:
+        return False
+    return True
 
 
 def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
@@ -53,17 +99,14 @@ def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
         RequestError: "bad-kernel", its keys do not go together; "bad-arch".
     """
     dtype = choice(target, "dtype", target.dtype, tuple(MULTIPLE_OF))
-    epilogue = choice(target, "epilogue", target.epilogue, POSSIBLE)
+    choice(target, "epilogue", target.epilogue, POSSIBLE)
     _check_sizes(target)
-    gemm = GemmTarget(
-        name=target.name, where=target.where, n=target.filters, k=target.shape[3], dtype=dtype,
-        output_dtype=target.output_dtype, epilogue=epilogue, tile=target.tile, warps=target.warps, stages=target.stages,
-    )  # fmt: skip
-    one = _gemm_kernel(gemm, "sm_80")
+    gemm = implicit_gemm(target)
+    one = kernel_for(gemm, "sm_80")
     for arch in archs:
-        _gemm_kernel(gemm, "sm_90" if arch == ARCH_3X else arch)  # it is one text for all; shared memory differs
+        kernel_for(gemm, arch)  # it is one text for all; shared memory differs
     n, height, width, channels = target.shape
-    rows, columns = (_line(target, axis) for axis in (0, 1))
+    rows, columns = (line(target, axis) for axis in (0, 1))
     sizes = (n, height, width, channels, target.filters, *target.kernel, rows.of(height), columns.of(width))
     held = "fp32" if dtype == "tf32" else dtype
     inputs = [Operand("x", held, (0, 1, 2, 3)), Operand("weight", held, (4, 5, 6, 3))]
@@ -74,7 +117,7 @@ def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
     if one.activation:
         result = f"{one.activation.lower()}({result})"
     return Kernel(
-        name=one.name.replace("gemm_sm80", "conv2d", 1),
+        name=one.name,
         template="conv2d.cu.j2",
         values={field.name: getattr(one, field.name) for field in fields(one)},
         formula=(
@@ -90,20 +133,6 @@ def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:
         derived=((7, 1, rows.add, rows.divide), (8, 2, columns.add, columns.divide)),
         cutlass=True,
     )
-
-
-def _gemm_kernel(gemm: GemmTarget, arch: str) -> GemmKernel:
-    """That of the GEMM, whose rules are no concern of who reads the error's code."""
-    try:
-        return kernel_for(gemm, arch)
-    except RequestError as error:
-        code = "bad-kernel" if error.code == "bad-gemm" else error.code
-        raise RequestError(code, error.message, file=error.file, next_step=error.next_step) from error
-
-
-def _line(target: Conv2dTarget, axis: int) -> _Line:
-    reach = target.dilation[axis] * (target.kernel[axis] - 1) + 1
-    return _Line(2 * target.padding[axis] - reach, target.stride[axis])
 
 
 def _check_sizes(target: Conv2dTarget) -> None:
@@ -129,5 +158,5 @@ def _check_sizes(target: Conv2dTarget) -> None:
             raise wrong(target, f"{name} = {list(found)} is not possible", f"two numbers from {least} to {most}")
     for axis, name in ((0, "height"), (1, "width")):
         size = target.shape[1 + axis]
-        if size and size + _line(target, axis).add < 0:
+        if size and size + line(target, axis).add < 0:
             raise wrong(target, f"the kernel is larger than the {name} {size} with its padding", "more padding")

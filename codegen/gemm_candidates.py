@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from codegen.context import Context
+from codegen.convolution import ImplicitGemm
 from codegen.gemm_choice import Candidate, Sizes, batch_of
-from codegen.gemm_spec import ARCH_3X, GemmKernel, Triple, kernel_for
+from codegen.gemm_spec import ARCH_3X, GemmKernel, Triple, kernel_for, rules_of
 from codegen.plan import Frozen, Probe, RequestError
 from codegen.target import GemmTarget
 
@@ -72,14 +73,16 @@ def candidates(context: Context, target: GemmTarget, arch: str, sizes: Sizes) ->
 
     Args:
         target: with the sizes that are fixed; of its kernel nothing is chosen yet.
-        sizes: m, n, k of the problem, behind how many there are of it.
+        sizes: m, n, k of the problem, behind how many there are of it (`convolution.gemm_sizes`).
 
     Raises:
         ProbesNeeded, RequestError: CUTLASS's lists cannot be had.
     """
     accumulator = target.accumulator or ("int32" if target.dtype == "int8" else "fp32")
+    # CUTLASS's generator makes its convolutions of the same tiles as its GEMMs.
+    list_arch = ARCH_3X if rules_of(target, arch) == ARCH_3X else "sm_80"
     found: dict[str, Ranked] = {}
-    for accumulates, tile, shape, form in _rows(context, ARCH_3X if arch == ARCH_3X else "sm_80", target.dtype):
+    for accumulates, tile, shape, form in _rows(context, list_arch, target.dtype):
         if accumulates != accumulator:
             continue
         if isinstance(form, str):
@@ -115,7 +118,7 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes)
 
     A tile's rate grows with what it computes for each byte that it loads; several small ones share a processor.
     """
-    machine = _MACHINES[arch]
+    machine = _MACHINES[rules_of(target, arch)]
     m, n, k = sizes[-3:]
     rows, columns, depth = kernel.tile
     cluster_rows, cluster_columns, _ = kernel.cluster
@@ -139,12 +142,16 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes)
     # The last round is seldom full; with several tiles at once its tail is shorter.
     full = tiles / machine.processors
     effective = max(1.0, rounds - (rounds - full) * 0.3 * (at_once > 1))
-    flops_tile = 2.0 * rows * columns * (math.ceil(k_each / depth) * depth)
+    # A convolution goes over the channels once for each tap, and of x the caches have most of what it reads.
+    taps, again = (target.taps, target.again) if isinstance(target, ImplicitGemm) else (1, 1.0)
+    flops_tile = 2.0 * rows * columns * (taps * math.ceil(k_each / taps / depth) * depth)
     compute_us = effective * flops_tile / rate * 1e6
     # One processor alone cannot take all of the memory's rate: few tiles wait for it.
     busy = min(1.0, tiles * at_once / machine.processors)
     loaded = (
-        (tiles_n * m * k + tiles_m * n * k) * size * 0.25 + (m * k + n * k) * size * 0.75 + m * n * 2 * target.split_k
+        (tiles_n * m * k / again + tiles_m * n * k) * size * 0.25
+        + (m * k / again + n * k) * size * 0.75
+        + m * n * 2 * target.split_k
     )
     memory_us = count * loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
     return machine.start_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)

@@ -13,13 +13,15 @@ import msgspec
 
 from codegen.aitemplate_flags import aitemplate_flags
 from codegen.context import Context
+from codegen.convolution import ImplicitGemm, words_of
 from codegen.environment import Settings
-from codegen.gemm_spec import ARCH_3X, Triple, kernel_for
+from codegen.gemm_spec import ARCH_3X, Triple, kernel_for, rules_of
 from codegen.plan import Frozen
 from codegen.target import GemmTarget
 
 Sizes = tuple[int, ...]
-"""m, n, k of a problem; of many in one launch how many comes first."""
+"""m, n, k of a problem; of many in one launch how many comes first. Of a convolution those of x: n, height, width,
+channels."""
 _TRIPLE = r"(\d+)x(\d+)x(\d+)"
 _NAME = re.compile(rf"{_TRIPLE}_([wc]){_TRIPLE}_s(\d+)(?:_(cooperative|pingpong))?")
 _VERSION = re.compile(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)")
@@ -72,6 +74,10 @@ def candidate_from(name: str) -> Candidate | None:
 def problem_of(target: GemmTarget, arch: str) -> str:
     """What is computed, for rows of profiles; 0 stands for sizes that are known at run time only."""
     kernel = kernel_for(target, arch)
+    if isinstance(target, ImplicitGemm):
+        types = f"{target.dtype} {target.output_dtype or target.dtype} {kernel.element_accumulator}"
+        aligned = f"align{kernel.align},{kernel.align_d}"
+        return f"conv2d {arch} {types} {target.epilogue} {aligned} {words_of(target.conv)}"
     words = (
         f"gemm {arch} {target.dtype} {target.output_dtype or target.dtype} {kernel.element_accumulator}",
         f"{target.layout} {target.epilogue} align{kernel.align},{kernel.align_d} m{target.m} n{target.n} k{target.k}",
@@ -116,7 +122,7 @@ def runs_in_ci(variables: Settings) -> bool:
 
 def smallest(target: GemmTarget, arch: str) -> Candidate:
     """The kernel that compiles soonest; what CI_FLAG asks for."""
-    if arch == ARCH_3X:
+    if rules_of(target, arch) == ARCH_3X:
         deep = 128 // {"tf32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}.get(target.dtype, 2)
         return Candidate(tile=(64, 64, deep), cluster=(1, 1, 1), schedule="pingpong")
     deep = {"tf32": 16, "fp32": 8, "int8": 64}.get(target.dtype, 32)

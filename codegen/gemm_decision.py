@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from codegen import best
 from codegen.context import Context
+from codegen.convolution import ImplicitGemm, gemm_sizes
 from codegen.gemm_candidates import candidates
 from codegen.gemm_choice import (
     Sizes,
@@ -22,7 +23,7 @@ from codegen.gemm_choice import (
     runs_in_ci,
     smallest,
 )
-from codegen.gemm_spec import ARCH_100, is_measurable, kernel_for
+from codegen.gemm_spec import ARCH_100, is_measurable, kernel_for, wrong
 from codegen.plan import Frozen, RequestError, Unmeasured
 from codegen.target import GemmTarget
 
@@ -99,7 +100,7 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
 def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Sizes) -> GemmTarget:
     """The first of the ranking; the usual one where CUTLASS is there without its lists: that can be built too."""
     try:
-        ranked = candidates(context, target, arch, sizes)
+        ranked = candidates(context, target, arch, gemm_sizes(target, sizes))
     except RequestError as error:
         if error.code != "no-candidates":
             raise
@@ -108,23 +109,45 @@ def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Sizes) ->
 
 
 def declared_sizes(target: GemmTarget) -> Sizes:
-    """The problem that a target with the key `profile` is measured with. Raises RequestError: "bad-gemm"."""
-    names = ("batch", "m", "n", "k") if target.batched else ("m", "n", "k")
-    fixed = (target.m, target.n, target.k)
-    given = target.profile if isinstance(target.profile, tuple) else (*(0,) * target.batched, *fixed)
+    """The problem that a target with the key `profile` is measured with. Raises RequestError: its kind's code."""
+    names, fixed = size_names(target), fixed_sizes(target)
+    given = target.profile if isinstance(target.profile, tuple) else fixed
     if not is_open(target):
-        raise _wrong(target, "`profile` chooses its kernel, and it names one", "leave one of them out")
+        raise wrong(target, "`profile` chooses its kernel, and it names one", "leave one of them out")
     if not is_measurable(target):
         what = "no groups and no second operand of the epilogue are"
-        raise _wrong(target, f"it cannot be measured: {what}", "leave `profile` out")
+        raise wrong(target, f"it cannot be measured: {what}", "leave `profile` out")
     if len(given) != len(names) or min(given) <= 0:
-        example = [size or 4096 for size in (*(16,) * target.batched, *fixed)]
-        raise _wrong(
-            target, f"`profile` needs a size for each of {', '.join(names)}", f"for example profile = {example}"
+        raise wrong(
+            target,
+            f"`profile` needs a size for each of {', '.join(names)}",
+            f"for example profile = {list(typical_sizes(target))}",
         )
-    if any(size not in (0, mine) for size, mine in zip(fixed, given[-3:], strict=True)):
-        raise _wrong(target, f"profile = {list(given)} is not what m, n, k say", "profile = true where all are fixed")
+    if any(size not in (0, mine) for size, mine in zip(fixed, given, strict=True)):
+        said = "shape says" if isinstance(target, ImplicitGemm) else "m, n, k say"
+        raise wrong(target, f"profile = {list(given)} is not what {said}", "profile = true where all are fixed")
     return given
+
+
+def size_names(target: GemmTarget) -> tuple[str, ...]:
+    """What the sizes of a target's problems are called."""
+    if isinstance(target, ImplicitGemm):
+        return ("n", "height", "width", "channels")
+    return (*(("batch",) if target.batched else ()), "m", "n", "k")
+
+
+def fixed_sizes(target: GemmTarget) -> Sizes:
+    """Those that a target says itself; 0 stands for one that is known at run time only."""
+    if isinstance(target, ImplicitGemm):
+        return target.conv.shape
+    return (*(0,) * target.batched, target.m, target.n, target.k)
+
+
+def typical_sizes(target: GemmTarget) -> Sizes:
+    """An example of a problem, for people."""
+    usual = {"batch": 16, "height": 56, "width": 56} | ({"n": 16} if isinstance(target, ImplicitGemm) else {})
+    pairs = zip(size_names(target), fixed_sizes(target), strict=True)
+    return tuple(size or usual.get(name, 4096) for name, size in pairs)
 
 
 def unmeasured(name: str, archs: Sequence[str], choices: Mapping[str, Iterable[Choice]]) -> tuple[Unmeasured, ...]:
@@ -138,7 +161,3 @@ def unmeasured(name: str, archs: Sequence[str], choices: Mapping[str, Iterable[C
     if not wanted and not guessed:
         return ()
     return (Unmeasured(target=name, archs=tuple(archs), wanted=wanted, guessed=guessed),)
-
-
-def _wrong(target: GemmTarget, message: str, next_step: str) -> RequestError:
-    return RequestError("bad-gemm", f'target "{target.name}": {message}', file=target.where, next_step=next_step)

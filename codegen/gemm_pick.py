@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from codegen.capability import height, runs_on
 from codegen.gemm_candidates import Ranked
-from codegen.gemm_survey import Case, candidate_spec
+from codegen.gemm_survey import Case, compiled_for
 
 UNLIKELY = 2.5
 """Candidates whose estimate is beyond this much of the best one's are tried only where all are."""
@@ -49,7 +49,7 @@ def likely(case: Case, top: int) -> tuple[Ranked, ...]:
 
 def shared(cases: Sequence[Case], top: int) -> list[tuple[Ranked, ...]]:
     """For each problem what the others' likely candidates bring it: kernels that are compiled anyway."""
-    built = {candidate_spec(case, ranked)[0] for case in cases for ranked in likely(case, top)}
+    built = {compiled_for(case, ranked) for case in cases for ranked in likely(case, top)}
     found: list[tuple[Ranked, ...]] = []
     for case in cases:
         own = {ranked.kernel for ranked in likely(case, top)}
@@ -58,9 +58,7 @@ def shared(cases: Sequence[Case], top: int) -> list[tuple[Ranked, ...]]:
             tuple(
                 ranked
                 for ranked in case.ranked
-                if ranked.kernel not in own
-                and ranked.estimate_us <= most_us
-                and candidate_spec(case, ranked)[0] in built
+                if ranked.kernel not in own and ranked.estimate_us <= most_us and compiled_for(case, ranked) in built
             )
         )
     return found

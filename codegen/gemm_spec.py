@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from codegen.convolution import ImplicitGemm
 from codegen.plan import RequestError
 from codegen.project import nearest
 from codegen.target import GemmTarget
@@ -108,6 +109,8 @@ class GemmKernel:
     stages: int
     align: int
     align_d: int
+    implicit: bool = False
+    """Of a convolution: one text for all architectures."""
 
     @property
     def name(self) -> str:
@@ -115,7 +118,8 @@ class GemmKernel:
         form = (f"c{_by(self.cluster)}", self.schedule) if self.three else (f"w{_by(self.warp)}",)
         form = form[:1] if self.arch == ARCH_100 else form
         words = (
-            *("gemm", self.arch.replace("_", ""), _short(self.element_a), _short(self.element_accumulator)),
+            *(("conv2d",) if self.implicit else ("gemm", self.arch.replace("_", ""))),
+            *(_short(self.element_a), _short(self.element_accumulator)),
             *(_short(self.element_d), f"{'r' if self.a_row else 'c'}{'r' if self.b_row else 'c'}r"),
             *(("bias",) if self.bias else ()),
             *((self.activation.lower(),) if self.activation else ()),
@@ -141,11 +145,13 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     """The kernel of a target for an architecture.
 
     Raises:
-        RequestError: "bad-gemm", types, layout, tile, alignment or architecture do not go together.
+        RequestError: "bad-gemm" ("bad-kernel" of a convolution), types, layout, tile, alignment or architecture do not
+            go together; "bad-arch".
     """
     every = (*ARCHS_2X, ARCH_3X, ARCH_100)
     if arch not in every:
-        raise _wrong(target, f"there is no GEMM for {arch}", "architectures: " + ", ".join(every), "bad-arch")
+        raise wrong(target, f"there is no GEMM for {arch}", "architectures: " + ", ".join(every), "bad-arch")
+    implicit, arch = isinstance(target, ImplicitGemm), rules_of(target, arch)
     kind = _choice(target, "dtype", target.dtype, tuple(_TYPES))
     typed = _TYPES[kind]
     layout = _choice(target, "layout", target.layout, LAYOUTS)
@@ -157,25 +163,25 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     newest = arch == ARCH_100
     three = newest or arch == ARCH_3X
     if typed.only_90 and not three:
-        raise _wrong(target, f"{kind} has no kernel for {arch}", f'use arch = ["{ARCH_3X}"]')
+        raise wrong(target, f"{kind} has no kernel for {arch}", f'use arch = ["{ARCH_3X}"]')
     if three and typed.simt:
-        raise _wrong(
+        raise wrong(
             target, f"fp32 without tensor cores has no kernel for {arch}", 'use dtype = "tf32", or arch = ["sm_90"]'
         )
     if layout != "rcr" and (typed.size_bytes == 1 or (three and not typed.any_layout_90)):
-        raise _wrong(target, f'{kind} on {arch} cannot have the layout "{layout}"', 'use layout = "rcr"')
+        raise wrong(target, f'{kind} on {arch} cannot have the layout "{layout}"', 'use layout = "rcr"')
     bias, activation, combine = _SPELLED[epilogue.removeprefix("none")]
     if kind == "int8" and (activation not in ("", "relu") or combine):
-        raise _wrong(target, f'int8 cannot have the epilogue "{epilogue}"', "possible: none, bias, relu, bias_relu")
+        raise wrong(target, f'int8 cannot have the epilogue "{epilogue}"', "possible: none, bias, relu, bias_relu")
     for name in ("m", "n", "k", "stages", "alignment"):
         if getattr(target, name) < 0:
-            raise _wrong(target, f"{name} is negative", "0 stands for: known at run time, or chosen by buildd")
+            raise wrong(target, f"{name} is negative", "0 stands for: known at run time, or chosen by buildd")
     _check_split(target, combine)
     _check_grouped(target, combine, arch)
     align, align_d = _alignments(target, typed, kind, output, layout, arch)
     tile = target.tile or (_default_tile_90(typed) if three else typed.tile_80)
     if min(tile) <= 0:
-        raise _wrong(target, f"tile {list(tile)} must be positive", f"for example tile = {list(typed.tile_80)}")
+        raise wrong(target, f"tile {list(tile)} must be positive", f"for example tile = {list(typed.tile_80)}")
     warps = target.warps or ((4, 2, 1) if typed.simt else (2, 2, 1))
     warp = (1, 1, 1)
     stages = target.stages
@@ -189,9 +195,9 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         _check_shared(target, typed, tile, stages, arch)
     cooperative = target.schedule == SCHEDULES[0] if target.schedule else tile[0] >= 128
     if three and not newest and target.split_k > 1 and not cooperative:
-        raise _wrong(target, "split_k on sm_90a is for the schedule cooperative", "a tile with m = 128 or 256")
+        raise wrong(target, "split_k on sm_90a is for the schedule cooperative", "a tile with m = 128 or 256")
     return GemmKernel(
-        arch=arch,
+        arch=ARCHS_2X[0] if implicit else arch,
         three=three,
         element_a=typed.element,
         element_d=_OUTPUTS[output][0],
@@ -215,7 +221,13 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         stages=stages,
         align=align,
         align_d=align_d,
+        implicit=implicit,
     )
+
+
+def rules_of(target: GemmTarget, arch: str) -> str:
+    """The architecture whose rules a kernel follows: convolutions are of CUTLASS 2.x, also where others are of 3.x."""
+    return ARCHS_2X[-1] if isinstance(target, ImplicitGemm) and arch not in ARCHS_2X else arch
 
 
 def output_type(target: GemmTarget) -> str:
@@ -278,13 +290,15 @@ def is_measurable(target: GemmTarget) -> bool:
     return not (target.grouped or combine)
 
 
-def _wrong(target: GemmTarget, message: str, next_step: str, code: str = "bad-gemm") -> RequestError:
+def wrong(target: GemmTarget, message: str, next_step: str, code: str = "") -> RequestError:
+    """An error of a target; without a code that of its kind."""
+    code = code or ("bad-kernel" if isinstance(target, ImplicitGemm) else "bad-gemm")
     return RequestError(code, f'target "{target.name}": {message}', file=target.where, next_step=next_step)
 
 
 def _choice(target: GemmTarget, key: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise _wrong(target, f'"{value}" is no {key}{nearest(value, allowed)}', "possible: " + ", ".join(allowed))
+        raise wrong(target, f'"{value}" is no {key}{nearest(value, allowed)}', "possible: " + ", ".join(allowed))
     return value
 
 
@@ -295,11 +309,11 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
     sizes = {name: getattr(target, name) for name in dict.fromkeys(contiguous.values()) if getattr(target, name)}
     align = target.alignment or full
     if align > full or align & (align - 1):
-        raise _wrong(target, f"alignment {align} is not possible for {kind}", f"a power of two up to {full}")
+        raise wrong(target, f"alignment {align} is not possible for {kind}", f"a power of two up to {full}")
     for name, size in sizes.items():
         while size % align:
             if target.alignment:
-                raise _wrong(
+                raise wrong(
                     target,
                     f"{name} = {size} is no multiple of alignment = {align}",
                     "lower `alignment`, or leave it out",
@@ -310,7 +324,7 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
     least = full if kind == "int8" or tma else max(1, 4 // typed.size_bytes)
     if align < least:
         wanted = " and ".join(dict.fromkeys(contiguous.values()))
-        raise _wrong(
+        raise wrong(
             target,
             f"{kind} on {arch} in the layout {layout} is too badly aligned ({align} elements)",
             f"{wanted} must be a multiple of {least}",
@@ -320,60 +334,60 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
     while target.n and target.n % align_d:
         align_d //= 2
     if tma and align_d < full_d:
-        raise _wrong(target, f"n = {target.n} is too badly aligned for {arch}", f"n must be a multiple of {full_d}")
+        raise wrong(target, f"n = {target.n} is too badly aligned for {arch}", f"n must be a multiple of {full_d}")
     return align, align_d
 
 
 def _check_split(target: GemmTarget, combine: str) -> None:
     if not 1 <= target.split_k <= _MOST_SPLITS:
-        raise _wrong(target, f"split_k = {target.split_k} is not possible", f"1 to {_MOST_SPLITS}; 1 does not split")
+        raise wrong(target, f"split_k = {target.split_k} is not possible", f"1 to {_MOST_SPLITS}; 1 does not split")
     if target.split_k > 1 and (target.batched or combine):
         what = "batched" if target.batched else f'the epilogue "{target.epilogue}"'
-        raise _wrong(target, f"split_k and {what} do not go together", "leave one of them out")
+        raise wrong(target, f"split_k and {what} do not go together", "leave one of them out")
 
 
 def _check_grouped(target: GemmTarget, combine: str, arch: str) -> None:
     if not target.grouped:
         return
     if target.dtype not in ("fp16", "bf16"):
-        raise _wrong(target, f"{target.dtype} cannot be grouped", "possible: fp16, bf16")
+        raise wrong(target, f"{target.dtype} cannot be grouped", "possible: fp16, bf16")
     if arch in (ARCH_3X, ARCH_100):
-        raise _wrong(target, f"there is no grouped GEMM for {arch}", 'use arch = ["sm_90"]', "bad-arch")
+        raise wrong(target, f"there is no grouped GEMM for {arch}", 'use arch = ["sm_90"]', "bad-arch")
     if target.batched or combine or target.split_k > 1:
         what = "batched" if target.batched else "split_k" if not combine else f'the epilogue "{target.epilogue}"'
-        raise _wrong(target, f"grouped and {what} do not go together", "leave one of them out")
+        raise wrong(target, f"grouped and {what} do not go together", "leave one of them out")
 
 
 def _warp_tile(target: GemmTarget, typed: _Type, tile: Triple, warps: Triple) -> Triple:
     if min(warps) <= 0 or warps[2] != 1 or any(size % count for size, count in zip(tile, warps, strict=True)):
-        raise _wrong(
+        raise wrong(
             target,
             f"warps {list(warps)} do not divide tile {list(tile)}",
             "for example warps = [2, 2, 1] (the last is 1)",
         )
     count = warps[0] * warps[1]
     if count > 16:
-        raise _wrong(target, f"{count} warps are too many", "at most 16")
+        raise wrong(target, f"{count} warps are too many", "at most 16")
     warp = (tile[0] // warps[0], tile[1] // warps[1], tile[2])
     if warp[0] % 32 or warp[1] % 32 or (tile[2] * typed.size_bytes) % typed.k_bytes_80:
         depth = typed.k_bytes_80 // typed.size_bytes
-        raise _wrong(
+        raise wrong(
             target,
             f"tile {list(tile)} with warps {list(warps)} gives warp tiles of {list(warp)}",
             f"each warp needs multiples of 32 x 32, and a depth that is a multiple of {depth}",
         )
     if warp[0] * warp[1] > 128 * 64:
-        raise _wrong(target, f"a warp tile of {list(warp)} does not fit the registers", "at most 64 x 128: more warps")
+        raise wrong(target, f"a warp tile of {list(warp)} does not fit the registers", "at most 64 x 128: more warps")
     return warp
 
 
 def _check_shared(target: GemmTarget, typed: _Type, tile: Triple, stages: int, arch: str) -> None:
     if stages < 2:
-        raise _wrong(target, "stages = 1 is not possible", "2 or more")
+        raise wrong(target, "stages = 1 is not possible", "2 or more")
     needed = stages * (tile[0] + tile[1]) * tile[2] * typed.size_bytes
     limit = _SHARED_BYTES.get(arch, _SHARED_BYTES_90)
     if needed > limit:
-        raise _wrong(
+        raise wrong(
             target,
             f"tile {list(tile)} with {stages} stages needs {needed >> 10} KiB of shared memory",
             f"{arch} has {limit >> 10} KiB: fewer stages or a smaller tile",
@@ -387,7 +401,7 @@ def _default_tile_90(typed: _Type) -> Triple:
 def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
     step = 32 // typed.size_bytes
     if tile[0] not in (64, 128, 256) or tile[1] % 32 or tile[1] > 256 or tile[2] % step:
-        raise _wrong(
+        raise wrong(
             target,
             f"tile {list(tile)} is not possible on sm_90a",
             f"m: 64, 128 or 256; n: a multiple of 32 up to 256; k: a multiple of {step}",
@@ -396,17 +410,17 @@ def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
         target.schedule
         and tile[0] == {"cooperative": 64, "pingpong": 256}[_choice(target, "schedule", target.schedule, SCHEDULES)]
     ):
-        raise _wrong(
+        raise wrong(
             target,
             f"tile {list(tile)} cannot be {target.schedule}",
             "cooperative: m = 128 or 256; pingpong: m = 64 or 128",
         )
     if target.warps:
-        raise _wrong(target, "warps have no meaning on sm_90a", "leave `warps` out, or give sm_90a its own target")
+        raise wrong(target, "warps have no meaning on sm_90a", "leave `warps` out, or give sm_90a its own target")
     stages = max(target.stages, 2)
     needed = stages * (tile[0] + tile[1]) * tile[2] * typed.size_bytes
     if target.stages == 1 or needed > _SHARED_BYTES_90:
-        raise _wrong(
+        raise wrong(
             target,
             f"tile {list(tile)} with {target.stages or stages} stages needs {needed >> 10} KiB of shared memory",
             f"between 2 stages and {_SHARED_BYTES_90 >> 10} KiB: a smaller tile, or leave `stages` out",
@@ -415,19 +429,19 @@ def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
 
 def _check_100(target: GemmTarget, kind: str, combine: str) -> None:
     if kind not in _TYPES_100:
-        raise _wrong(target, f"{kind} has no kernel for {ARCH_100}", "possible: " + ", ".join(_TYPES_100))
+        raise wrong(target, f"{kind} has no kernel for {ARCH_100}", "possible: " + ", ".join(_TYPES_100))
     for name in ("tile", "warps", "cluster", "stages", "schedule", "batched"):
         if getattr(target, name):
-            raise _wrong(target, f"{ARCH_100} has one kernel for each type, without `{name}`", f"leave `{name}` out")
+            raise wrong(target, f"{ARCH_100} has one kernel for each type, without `{name}`", f"leave `{name}` out")
     if combine or target.split_k > 1:
         what = f'the epilogue "{target.epilogue}"' if combine else "split_k"
-        raise _wrong(target, f"{ARCH_100} has no kernel with {what}", "leave it out, or give sm_100a its own target")
+        raise wrong(target, f"{ARCH_100} has no kernel with {what}", "leave it out, or give sm_100a its own target")
 
 
 def _cluster(target: GemmTarget) -> Triple:
     cluster = target.cluster or (2, 1, 1)
     if any(size not in (1, 2, 4, 8) for size in cluster) or cluster[2] != 1 or cluster[0] * cluster[1] > 8:
-        raise _wrong(
+        raise wrong(
             target, f"cluster {list(cluster)} is not possible", "for example [2, 1, 1]; at most 8 blocks, the last is 1"
         )
     return cluster

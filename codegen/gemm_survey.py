@@ -1,4 +1,4 @@
-"""What is to be profiled for GEMMs, of targets and of models: problems, candidates in their order, how each is built.
+"""What is to be profiled for GEMMs and convolutions, of targets and models: problems, candidates, how each is built.
 
 Knows requests and targets; builds and measures nothing (`buildd/profiling`).
 """
@@ -13,25 +13,30 @@ from codegen import nvcc
 from codegen.aitemplate_flags import visible_devices
 from codegen.capability import best_arch
 from codegen.compiled import asked_archs, needs_arch
+from codegen.conv2d import conv2d_kernel
+from codegen.convolution import ImplicitGemm, conv_of, gemm_sizes, implicit_gemm
 from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
 from codegen.gemm_choice import Sizes, batch_of, flags_of, is_open, library_version, problem_of, runs_in_ci
-from codegen.gemm_decision import chosen, declared_sizes
-from codegen.gemm_spec import ARCH_100, Triple, is_measurable, kernel_for, output_type, tolerance
+from codegen.gemm_decision import chosen, declared_sizes, fixed_sizes, size_names, typical_sizes
+from codegen.gemm_spec import ARCH_100, Triple, is_measurable, kernel_for, output_type, tolerance, wrong
 from codegen.generate import Context, context_for
-from codegen.model import gemm_target, largest_of
-from codegen.model_ops import GemmLaunch
+from codegen.model import gemms_of, nameless
 from codegen.model_spec import read_model
 from codegen.plain import is_hip
 from codegen.plan import Frozen, Knowledge, RequestError
 from codegen.project import load_project
-from codegen.target import GemmTarget, ModelTarget, OutputKind, Target
+from codegen.target import Conv2dTarget, GemmTarget, ModelTarget, OutputKind, Target
 from protocol.messages import Request
 
 PREFIX = "try_"
 """Of the names of targets that are candidates."""
 _KEYS = (
     *("dtype", "output_dtype", "accumulator", "layout", "epilogue", "batched", "split_k"),
+    *("flags", "define", "map_paths"),
+)
+_CONV_KEYS = (
+    *("filters", "kernel", "stride", "padding", "dilation", "dtype", "output_dtype", "epilogue"),
     *("flags", "define", "map_paths"),
 )
 
@@ -48,6 +53,8 @@ class Case(Frozen, frozen=True):
     ranked: tuple[Ranked, ...]
     batch: int = 0
     """How many of them; 0 where it is not a batched one."""
+    image: tuple[int, ...] = ()
+    """Of a convolution: n, height, width, channels of x."""
 
     @property
     def output(self) -> str:
@@ -66,7 +73,11 @@ class Case(Frozen, frozen=True):
 
     @property
     def dimensions(self) -> str:
-        """ "4096x4096x4096", of a batched one with how many before it."""
+        """ "4096x4096x4096", of a batched one with how many before it; of a convolution x, then "*" and the weight."""
+        if isinstance(self.spec, ImplicitGemm):
+            conv = self.spec.conv
+            weight = (conv.filters, *conv.kernel, self.image[-1])
+            return f"{'x'.join(map(str, self.image))}*{'x'.join(map(str, weight))}"
         return "x".join(map(str, (*((self.batch,) if self.batch else ()), *self.sizes)))
 
 
@@ -109,8 +120,8 @@ def survey(
     """What a request's targets need.
 
     Args:
-        problems: sizes for targets that leave some open; of these the first that fits a target's fixed ones counts. A
-            model's GEMMs have the largest of its sizes where none does.
+        problems: sizes for targets that leave some open, of convolutions those of x; of these the first that fits a
+            target's fixed ones counts. A model's operations have the largest of its sizes where none does.
         ranks: what could be tried is asked for; without, the targets are as the project has them.
         first_on: compute capability; then only what is to be measured on such a GPU before it is built, which
             targets say themselves (key `profile`), also those in `deps`.
@@ -128,14 +139,15 @@ def survey(
             continue
         of_model = _of_model(context, wanted) if isinstance(wanted, ModelTarget) and ranks else {}
         largest |= {gemm.name: sizes for gemm, sizes in of_model.items()}
-        gemms += [wanted] if isinstance(wanted, GemmTarget) else of_model
-        others += [] if isinstance(wanted, GemmTarget) or of_model else [wanted]
+        own = _own_gemm(context, wanted)
+        gemms += own or of_model
+        others += [] if own or of_model else [wanted]
     if others and not first_on and (request.targets or not gemms):
         raise RequestError(
             "not-profilable",
-            f'target "{others[0].name}" has no GEMM that can be measured',
+            f'target "{others[0].name}" has no GEMM or convolution that can be measured',
             file=others[0].where,
-            next_step='name targets of kind "gemm", or "model" with such operations',
+            next_step='name targets of kind "gemm" or "conv2d", or "model" with such operations',
         )
     gemms = [gemm for gemm in gemms if gemm.profile] if first_on else gemms
     for target in gemms:
@@ -157,10 +169,19 @@ def survey(
             if arch == ARCH_100:
                 unknown.append(target.name)
                 continue
-            spec = _blank(target) if ranks else target
-            ranked = candidates(context, spec, arch, sizes) if ranks else ()
-            size = (sizes[-3], sizes[-2], sizes[-1])
-            cases.append(Case(target.name, arch, problem_of(_blank(target), arch), size, spec, ranked, batch_of(sizes)))
+            spec, product = _blank(target) if ranks else target, gemm_sizes(target, sizes)
+            cases.append(
+                Case(
+                    target=target.name,
+                    arch=arch,
+                    problem=problem_of(_blank(target), arch),
+                    sizes=(product[-3], product[-2], product[-1]),
+                    spec=spec,
+                    ranked=candidates(context, spec, arch, product) if ranks else (),
+                    batch=batch_of(product),
+                    image=sizes if isinstance(target, ImplicitGemm) else (),
+                )
+            )
     if unknown and not cases:
         raise RequestError(
             "not-profilable",
@@ -198,15 +219,16 @@ def check_watched(request: Request) -> None:
     for target in project.targets:
         if target.name not in project.asked:
             continue
-        if not isinstance(target, GemmTarget):
+        if isinstance(target, GemmTarget):
+            _check_measurable(target)
+        elif not isinstance(target, Conv2dTarget):
             model = "; `buildd profile` measures a model's GEMMs" if isinstance(target, ModelTarget) else ""
             raise RequestError(
                 "not-profilable",
-                f'target "{target.name}" cannot be measured: --profile of a watch is for kind "gemm"',
+                f'target "{target.name}" cannot be measured: --profile of a watch is for kinds "gemm" and "conv2d"',
                 file=target.where,
-                next_step=f"name targets of that kind, or leave --profile out{model}",
+                next_step=f"name targets of those kinds, or leave --profile out{model}",
             )
-        _check_measurable(target)
 
 
 def _check_measurable(target: GemmTarget) -> None:
@@ -222,6 +244,8 @@ def _check_measurable(target: GemmTarget) -> None:
 def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
     """Name and table of the target that builds a candidate: the same for all problems that share its kernel."""
     chosen = ranked.candidate.of(case.spec)
+    if isinstance(chosen, ImplicitGemm):
+        return _conv_spec(case, chosen, ranked)
     kernel = kernel_for(chosen, case.arch)
     open_sizes = msgspec.structs.replace(chosen, m=0, n=0, k=0, alignment=kernel.align)
     shared = kernel_for(open_sizes, case.arch) == kernel
@@ -241,17 +265,42 @@ def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
     return f"{PREFIX}{ranked.kernel}{sizes}", table
 
 
+def compiled_for(case: Case, ranked: Ranked) -> str:
+    """What is the same for candidates that one compile is enough for."""
+    # A convolution's sizes are those of its entry point, which is compiled in no time.
+    return ranked.kernel if case.image else candidate_spec(case, ranked)[0]
+
+
+def _conv_spec(case: Case, gemm: ImplicitGemm, ranked: Ranked) -> tuple[str, dict[str, object]]:
+    conv = conv_of(gemm)
+    table: dict[str, object] = {"kind": "conv2d", "arch": [case.arch], "output": OutputKind.SHARED.value}
+    table |= {"shape": [0, 0, 0, conv.shape[3]]}
+    for name in (*_CONV_KEYS, "tile", "warps", "stages"):
+        value = getattr(conv, name)
+        table[name] = list(value) if isinstance(value, tuple) else value
+    numbers = (conv.shape[3], conv.filters, *conv.kernel, *conv.stride, *conv.padding, *conv.dilation)
+    return f"{PREFIX}{ranked.kernel}_{case.arch}_{'x'.join(map(str, numbers))}", table
+
+
+def _own_gemm(context: Context, target: Target) -> list[GemmTarget]:
+    """What a target of its own has to choose; nothing of other kinds."""
+    if isinstance(target, Conv2dTarget):
+        archs = asked_archs(context, target, amd=False)
+        needs_arch(target, archs, "sm_80")
+        conv2d_kernel(target, nvcc.normalised(archs, target.where))  # its own mistakes first
+        return [implicit_gemm(target)]
+    return [target] if isinstance(target, GemmTarget) else []
+
+
 def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Sizes]:
     """A model's GEMMs that can be measured and whose kernel is ours to choose, each once, with their largest sizes."""
     if is_hip(context, target):
         return {}
     model = read_model(target, nvcc.normalised(asked_archs(context, target, amd=False), target.where))
     found: dict[GemmTarget, tuple[GemmTarget, Sizes]] = {}
-    for op in model.ops:
-        if isinstance(op.launch, GemmLaunch) and is_measurable(op.launch.target) and is_open(op.launch.target):
-            gemm = gemm_target(target, op.launch, model.sizes)
-            same = msgspec.structs.replace(gemm, name="", where="", profile=False)
-            found.setdefault(same, (gemm, largest_of(op.launch, model.sizes)))
+    for gemm, sizes in gemms_of(target, model):
+        if is_measurable(gemm) and is_open(gemm):
+            found.setdefault(nameless(gemm), (gemm, sizes))
     return dict(found.values())
 
 
@@ -270,18 +319,15 @@ def _check(variables: Settings) -> None:
 
 
 def _sizes(target: GemmTarget, problems: Sequence[Sizes]) -> Sizes:
-    fixed = (*(0,) * target.batched, target.m, target.n, target.k)
+    fixed = fixed_sizes(target)
     if all(fixed):
         return fixed
     for sizes in (*problems, declared_sizes(target)) if target.profile else problems:
         if len(sizes) == len(fixed) and all(mine in (0, given) for mine, given in zip(fixed, sizes, strict=True)):
             return sizes
-    names = ("batch", "m", "n", "k")[-len(fixed) :]
-    example = [size or {"batch": 16}.get(name, 4096) for name, size in zip(names, fixed, strict=True)]
-    opened = ", ".join(name for name, size in zip(names, fixed, strict=True) if not size)
-    raise RequestError(
-        "bad-gemm",
-        f'target "{target.name}" leaves {opened} open: there is nothing to measure',
-        file=target.where,
-        next_step=f"name a typical size, for example --problem {'x'.join(map(str, example))}",
+    opened = ", ".join(name for name, size in zip(size_names(target), fixed, strict=True) if not size)
+    raise wrong(
+        target,
+        f"it leaves {opened} open: there is nothing to measure",
+        f"name a typical size, for example --problem {'x'.join(map(str, typical_sizes(target)))}",
     )

@@ -6,16 +6,20 @@ compiled as a target of its own kind compiles it, so that models, and targets of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from codegen import nvcc
 from codegen.compiled import asked_archs, generated_options, needs_output, plan_compiled
 from codegen.context import Context, Part
+from codegen.conv2d import ChosenConv2d, chosen_conv2d, conv2d_kernel
+from codegen.convolution import ImplicitGemm, implicit_gemm
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.cutlass_headers import Headers
 from codegen.gemm import kernel_sources, symbol_of
+from codegen.gemm_choice import Sizes as ProblemSizes
 from codegen.gemm_choice import is_open
 from codegen.gemm_decision import Choice, chosen, unmeasured
 from codegen.gemm_spec import GemmKernel, is_measurable, kernel_for
@@ -26,7 +30,7 @@ from codegen.model_text import Streams, texts_of
 from codegen.plain import is_hip
 from codegen.plain import kernel_file as plain_kernel_file
 from codegen.plan import GeneratedFile, RequestError
-from codegen.target import GemmTarget, ModelTarget, OutputKind
+from codegen.target import Conv2dTarget, GemmTarget, ModelTarget, OutputKind
 from codegen.tensors import Sizes
 
 OUTPUTS = (OutputKind.SHARED, OutputKind.STATIC)
@@ -48,12 +52,8 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
     needs_output(target, target.output, OUTPUTS)
     hip = is_hip(context, target)
     archs = () if hip else nvcc.normalised(asked_archs(context, target, amd=False), target.where)
-    model = read_model(target, archs)
-    choices = _choices(context, target, model, archs)
-    kernels = {
-        name: tuple(kernel_for(choice.target, arch) for choice, arch in zip(found, archs, strict=True))
-        for name, found in choices.items()
-    }
+    chosen_ones = _chosen(context, target, read_model(target, archs), archs)
+    model, kernels = chosen_ones.model, chosen_ones.kernels
     symbol = symbol_of(target.name)
     if symbol[:1].isdigit():
         raise RequestError(
@@ -68,14 +68,12 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
     header = GeneratedFile(path=f"{folder}/{symbol}.h", content=texts.header())
     driver = GeneratedFile(path=f"{folder}/{symbol}.{ending}", content=texts.driver())
     objects = _objects(context, target, sources, driver, hip=hip)
-    every = [choice for found in choices.values() for choice in found]
-    by_arch = {arch: [found[index] for found in choices.values()] for index, arch in enumerate(archs)}
     objects = msgspec.structs.replace(
         objects,
         files=(header, *objects.files),
-        notices=tuple(dict.fromkeys((*objects.notices, *(one.notice for one in every if one.notice)))),
-        read=tuple(dict.fromkeys((*objects.read, *(path for choice in every for path in choice.read)))),
-        unmeasured=unmeasured(target.name, archs, by_arch),
+        notices=tuple(dict.fromkeys((*objects.notices, *chosen_ones.notices))),
+        read=tuple(dict.fromkeys((*objects.read, *chosen_ones.read))),
+        unmeasured=unmeasured(target.name, archs, chosen_ones.by_arch),
     )
     library = _linked(context, target, objects.link, hip=hip)
     part = msgspec.structs.replace(objects.beside(library), link=library.link, device_link=library.device_link)
@@ -106,38 +104,96 @@ def _streams(context: Context) -> Streams:
     return Streams(extra, most)
 
 
-def gemm_target(target: ModelTarget, launch: GemmLaunch, sizes: Sizes) -> GemmTarget:
+def gemms_of(target: ModelTarget, model: Model) -> Iterator[tuple[GemmTarget, ProblemSizes]]:
+    """A model's GEMMs and convolutions as targets of their own, with the largest sizes that they may have."""
+    for op in model.ops:
+        if isinstance(op.launch, GemmLaunch):
+            yield _gemm_target(target, op.launch, model.sizes), _largest_of(op.launch, model.sizes)
+        elif op.launch.conv is not None:
+            conv, image = _conv_target(target, op.launch, op.launch.conv, model.sizes)
+            yield implicit_gemm(conv), image
+
+
+def nameless(gemm: GemmTarget) -> GemmTarget:
+    """What is the same for all that compute the same."""
+    bare = msgspec.structs.replace(gemm, name="", where="", profile=False)
+    if not isinstance(bare, ImplicitGemm):
+        return bare
+    return msgspec.structs.replace(bare, conv=msgspec.structs.replace(bare.conv, name="", where="", profile=False))
+
+
+def _gemm_target(target: ModelTarget, launch: GemmLaunch, sizes: Sizes) -> GemmTarget:
     """A GEMM of a model as a target of its own; where the model is to be measured, with its largest sizes."""
     gemm = msgspec.structs.replace(
         launch.target, arch=target.arch, flags=target.flags, define=target.define, map_paths=target.map_paths
     )
     if not (target.profile and is_measurable(gemm) and is_open(gemm)):
         return gemm
-    return msgspec.structs.replace(gemm, profile=largest_of(launch, sizes))
+    return msgspec.structs.replace(gemm, profile=_largest_of(launch, sizes))
 
 
-def largest_of(launch: GemmLaunch, sizes: Sizes) -> tuple[int, ...]:
+def _largest_of(launch: GemmLaunch, sizes: Sizes) -> ProblemSizes:
     """The largest problem that a GEMM of a model may be asked, as targets have it: how many, m, n, k."""
     m, n, k, *batch = (sizes.most(dims) for dims in launch.sizes)
     return (*batch, m, n, k)
 
 
-def _choices(
-    context: Context, target: ModelTarget, model: Model, archs: tuple[str, ...]
-) -> dict[str, tuple[Choice, ...]]:
-    """GEMM -> its kernel for each architecture. Equal ones are asked for once."""
-    known: dict[tuple[object, str], Choice] = {}
-    found = {}
+def _conv_target(
+    target: ModelTarget, launch: PlainLaunch, conv: Conv2dTarget, sizes: Sizes
+) -> tuple[Conv2dTarget, ProblemSizes]:
+    """The same for a convolution, and the largest x that it may be asked."""
+    image = (sizes.most(launch.groups[0]), *conv.shape[1:])
+    found = msgspec.structs.replace(
+        conv, arch=target.arch, flags=target.flags, define=target.define, map_paths=target.map_paths
+    )
+    if target.profile and is_open(implicit_gemm(found)):
+        found = msgspec.structs.replace(found, profile=image)
+    return found, image
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A model whose kernels were chosen."""
+
+    model: Model
+    kernels: dict[str, tuple[GemmKernel, ...]]
+    """GEMM -> its kernel for each architecture."""
+    by_arch: dict[str, list[Choice]]
+    notices: list[str]
+    read: list[str]
+
+
+def _chosen(context: Context, target: ModelTarget, model: Model, archs: tuple[str, ...]) -> _Chosen:
+    """Equal ones are asked for once."""
+    known: dict[GemmTarget, tuple[Choice, ...]] = {}
+    convs: dict[GemmTarget, ChosenConv2d] = {}
+    found = _Chosen(model, {}, {arch: [] for arch in archs}, [], [])
+    ops = []
     for op in model.ops:
-        if not isinstance(op.launch, GemmLaunch):
-            continue
-        gemm = gemm_target(target, op.launch, model.sizes)
-        same = msgspec.structs.replace(gemm, name="", where="")
-        for arch in archs:
-            if (same, arch) not in known:
-                known[same, arch] = chosen(context, gemm, arch)
-        found[op.name] = tuple(known[same, arch] for arch in archs)
-    return found
+        if isinstance(op.launch, GemmLaunch):
+            gemm = _gemm_target(target, op.launch, model.sizes)
+            same = msgspec.structs.replace(gemm, name="", where="")
+            if same not in known:
+                known[same] = tuple(chosen(context, gemm, arch) for arch in archs)
+                found.notices.extend(choice.notice for choice in known[same] if choice.notice)
+                found.read.extend(path for choice in known[same] for path in choice.read)
+                for arch, choice in zip(archs, known[same], strict=True):
+                    found.by_arch[arch].append(choice)
+            found.kernels[op.name] = tuple(
+                kernel_for(choice.target, arch) for choice, arch in zip(known[same], archs, strict=True)
+            )
+        elif op.launch.conv is not None:
+            conv, _ = _conv_target(target, op.launch, op.launch.conv, model.sizes)
+            same = nameless(implicit_gemm(conv))
+            if same not in convs:
+                convs[same] = chosen_conv2d(context, conv, archs)
+                found.notices.extend(convs[same].notices)
+                found.read.extend(convs[same].read)
+                for arch, choices in convs[same].choices.items():
+                    found.by_arch[arch].extend(choices)
+            op = replace(op, launch=replace(op.launch, kernel=conv2d_kernel(convs[same].target, archs)))
+        ops.append(op)
+    return replace(found, model=replace(model, ops=tuple(ops)))
 
 
 def _sources(

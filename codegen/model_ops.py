@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -54,6 +54,8 @@ class PlainLaunch:
     """Tensors in the order in which the kernel takes them."""
     groups: tuple[tuple[Dim, ...], ...]
     """The sizes that it takes, each a product."""
+    conv: Conv2dTarget | None = None
+    """The convolution that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,9 @@ def _conv2d(op: Asked, given: tuple[Tensor, ...], archs: tuple[str, ...]) -> Op:
         kernel=weight.shape[1:3],
     )
     kernel = conv2d_kernel(target, archs)
-    return _plain(op, given, kernel, (x.shape[0], *kernel.shape[1:]))
+    made = _plain(op, given, kernel, (x.shape[0], *kernel.shape[1:]))
+    assert isinstance(made.launch, PlainLaunch)
+    return replace(made, launch=replace(made.launch, conv=target))
 
 
 def _rowwise(op: Asked, given: tuple[Tensor, ...]) -> Op:

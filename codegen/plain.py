@@ -119,7 +119,10 @@ def generated(name: str, kernel: Kernel, build: str, *, hip: bool) -> tuple[Gene
         **_vendor(hip),
     )
     return (
-        GeneratedFile(path=f"{build}/{name}/gen/{symbol}.{_ending(hip)}", content=entry.encode()),
+        # Before a kernel of CUTLASS it is host code alone, which the host compiler is done with at once.
+        GeneratedFile(
+            path=f"{build}/{name}/gen/{symbol}.{'cpp' if kernel.cutlass else _ending(hip)}", content=entry.encode()
+        ),
         kernel_file(kernel, build, hip=hip),
     )
 

@@ -136,6 +136,8 @@ class Conv2dTarget(GeneratedTarget, frozen=True, kw_only=True):
     """Threadblock tile of the GEMM that it is: n * height * width, filters, channels."""
     warps: tuple[int, int, int] | None = None
     stages: int = 0
+    profile: bool | tuple[int, int, int, int] = False
+    """Measured before it is built, where that has not happened: true, or a typical `shape` where some of it is open."""
 
 
 class RowwiseTarget(GeneratedTarget, frozen=True, kw_only=True):
@@ -201,7 +203,7 @@ class ModelTarget(GeneratedTarget, frozen=True, kw_only=True):
     places: dict[str, str] = {}
     """Operation -> where a person finds it; no key of the table."""
     profile: bool = False
-    """Its GEMMs are measured before it is built, where that has not happened."""
+    """Its GEMMs and convolutions are measured before it is built, where that has not happened."""
 
 
 class TritonTarget(Target, frozen=True, kw_only=True):

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from carry_out import carry_out_all, plan_for, request_for
+from carry_out import KNOWLEDGE, answered, carry_out_all, plan_for, request_for
 
+from buildd.harness import question
 from buildd.loader import load
+from codegen.best import Best, Published, Setting
 from codegen.conv2d import conv2d_kernel
+from codegen.convolution import gemm_sizes, implicit_gemm
+from codegen.gemm_candidates import Ranked, estimate_us
+from codegen.gemm_choice import Candidate
+from codegen.gemm_decision import declared_sizes
+from codegen.gemm_pick import shared
+from codegen.gemm_spec import kernel_for
+from codegen.gemm_survey import candidate_spec, survey
 from codegen.plain import INVALID_PROBLEM, Kernel, generated
 from codegen.plan import RequestError
 from codegen.target import Conv2dTarget
+from protocol.messages import Request
+from tests.test_profiling import cutlass_in
 
 KEYS = {"shape": [0, 0, 0, 64], "filters": 96, "kernel": [3, 3]}
 MISALIGNED = -1
@@ -113,6 +126,129 @@ def test_every_architecture_has_to_have_it() -> None:
     for arch in ("gfx90a", "sm_75"):
         with pytest.raises(RequestError, match=arch):
             conv(arch)
+
+
+def gemm_of(**keys: Any) -> Any:
+    return implicit_gemm(msgspec.convert({"name": "c", **KEYS, **keys}, Conv2dTarget))
+
+
+def test_the_gemm_that_a_convolution_is() -> None:
+    gemm = gemm_of(stride=[2, 1], padding=[1, 0], shape=[0, 9, 9, 64])
+    assert gemm_sizes(gemm, (2, 9, 9, 64)) == (2 * 5 * 7, 96, 9 * 64)
+    one = {kernel_for(gemm, arch) for arch in ("sm_80", "sm_86", "sm_90", "sm_90a", "sm_100a")}
+    assert len(one) == 1, "of CUTLASS 2.x, and one text for all"
+    shapes = {"true": True, "sizes": [4, 9, 9, 64]}
+    assert declared_sizes(gemm_of(shape=[4, 9, 9, 64], profile=True)) == (4, 9, 9, 64)
+    assert declared_sizes(gemm_of(profile=shapes["sizes"])) == (4, 9, 9, 64)
+    for keys, words in (
+        ({"profile": True}, "needs a size for each of n, height, width, channels"),
+        ({"profile": [4, 9, 9, 32]}, "is not what shape says"),
+        ({"profile": [4, 9, 9, 64], "stages": 3}, "chooses its kernel"),
+    ):
+        with pytest.raises(RequestError, match=words) as caught:
+            declared_sizes(gemm_of(**keys))
+        assert caught.value.code == "bad-kernel" and caught.value.next_step
+
+
+def test_a_tile_that_is_deeper_than_the_channels_computes_for_nothing() -> None:
+    def time_us(channels: int, depth: int) -> float:
+        gemm = gemm_of(shape=[0, 0, 0, channels])
+        kernel = kernel_for(Candidate(tile=(128, 64, depth), warps=(2, 2, 1), stages=3).of(gemm), "sm_90")
+        return estimate_us(kernel, gemm, "sm_90", gemm_sizes(gemm, (64, 56, 56, channels)))
+
+    assert time_us(32, 64) > 1.5 * time_us(32, 32) and time_us(64, 64) < 1.1 * time_us(64, 32)
+    deep, flat = (gemm_of(kernel=[size, size]) for size in (3, 1))
+    assert deep.again == 9.0 and flat.again == 1.0 and gemm_of(stride=[3, 3]).again == 1.0
+
+
+CONV = """\
+[target.c]
+kind = "conv2d"
+shape = [0, 28, 28, 64]
+filters = 96
+kernel = [3, 3]
+padding = [1, 1]
+epilogue = "bias_relu"
+profile = [8, 28, 28, 64]
+arch = ["sm_86", "sm_90a"]
+
+[target.d]
+kind = "conv2d"
+shape = [8, 56, 56, 64]
+filters = 96
+kernel = [1, 1]
+epilogue = "bias_relu"
+arch = ["sm_90a"]
+
+[target.net]
+kind = "model"
+arch = ["sm_90a"]
+profile = true
+sizes = { n = [1, 8] }
+inputs = { x = { shape = ["n", 28, 28, 64] } }
+constants = { w = { shape = [96, 3, 3, 64] }, b = { shape = [96] }, v = { shape = [96, 3, 3, 64] } }
+outputs = ["y", "z"]
+
+[target.net.ops.y]
+kind = "conv2d"
+inputs = ["x", "w", "b"]
+epilogue = "bias_relu"
+padding = [1, 1]
+
+[target.net.ops.z]
+kind = "conv2d"
+inputs = ["x", "v"]
+tile = [64, 64, 32]
+"""
+
+
+@pytest.mark.cuda
+def test_convolutions_are_ranked_and_take_the_best_that_is_known(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text(CONV)
+    environ = {"PATH": os.defpath, "CACHE_DIR": str(tmp_path), "CUTLASS_PATH": str(cutlass_in(tmp_path))}
+
+    def request(*names: str, **variables: str) -> Request:
+        return request_for(tmp_path, *names, environment={**environ, **variables}, interpreter=sys.executable)
+
+    found = answered(lambda: survey(request(), KNOWLEDGE))
+    assert [(case.target, case.arch) for case in found.cases] == [
+        ("c", "sm_86"), ("c", "sm_90a"), ("d", "sm_90a"), ("net.ops.y", "sm_90a"),
+    ]  # fmt: skip
+    small, case, other, inner = found.cases
+    assert case.sizes == (8 * 28 * 28, 96, 9 * 64) and case.operations == 2.0 * 8 * 28 * 28 * 96 * 576
+    assert case.dimensions == "8x28x28x64*96x3x3x64" and inner.problem == case.problem != other.problem
+    words = ("lib.so", "t", "8x28x28x64", "96", "3x3", "fp16", "fp16", "conv2d:1,1,1,1,1,1", "bias_relu", "0.002")
+    assert question(case, "lib.so", "t") == words
+    assert len(small.ranked) < len(case.ranked), "shared memory"
+
+    # What a candidate is built of is what the target is built of; another problem has it too.
+    ranked = case.ranked[0]
+    name, table = candidate_spec(case, ranked)
+    tried = plan_for(request_for(tmp_path, environment=environ, file="", specs={name: table}))
+    first = msgspec.structs.replace(other, ranked=(ranked,))
+    last: Ranked = msgspec.structs.replace(ranked, estimate_us=1e9)
+    second = msgspec.structs.replace(case, ranked=(case.ranked[1], ranked))
+    assert shared([first, second], 1) == [(), (ranked,)]
+    assert shared([first, msgspec.structs.replace(second, ranked=(case.ranked[1], last))], 1) == [(), ()]
+
+    guessed = plan_for(request("d"))
+    assert guessed.unmeasured == (), "nobody has asked for that"
+    assert plan_for(request("c")).unmeasured[0].wanted == ("sm_86", "sm_90a")
+    setting = Setting(gpu="A", driver="1", toolkit=found.toolkit, library=found.library, flags="")
+    known = [Best(setting=setting, problem=case.problem, candidate=ranked.candidate.name, time_us=1.0)]
+    (tmp_path / "buildd").mkdir()
+    (tmp_path / "buildd/best.json").write_bytes(msgspec.json.encode(Published(best=tuple(known))))
+    plan = plan_for(request("net"))
+    assert plan.notices[0].startswith(f"net.ops.y: {ranked.candidate.name} for sm_90a, the best on A")
+    kernel = next(file for file in tried.files if "/kernels/" in file.path)
+    assert kernel in plan.files and plan.unmeasured == ()
+    both = plan_for(request("c"))
+    fits = kernel in both.files
+    assert fits == (ranked.kernel in {one.kernel for one in small.ranked}), "it is one kernel for all"
+    assert (both.unmeasured == ()) == fits
+    with pytest.raises(RequestError, match="nothing was measured for conv2d sm_90a"):
+        plan_for(request("d", AIT_FORCE_PROFILER_CACHE="1"))
+    assert any("_64x64x32_" in file.path for file in plan_for(request("d", CI_FLAG="CIRCLECI")).files)
 
 
 class FakeArray:

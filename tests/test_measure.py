@@ -130,6 +130,31 @@ def test_one_after_another_until_one_does_not_work(program: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (2, "ready\n"), "nobody waits for it"
 
 
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_convolutions_are_checked_and_timed(program: Path, tmp_path: Path) -> None:
+    library = tmp_path / "libconv.so"
+
+    def outcome(
+        *flags: str, x: str = "3x9x11x16", numbers: str = "2,1,1,0,1,2", epilogue: str = "none"
+    ) -> dict[str, Any]:
+        source = FAKES / "fake-conv.c"
+        command = ["gcc", "-O2", "-msse2", "-shared", "-fPIC", *flags, "-o", library, source, "-lm"]
+        subprocess.run(command, check=True)
+        words = [str(library), "conv", x, "24", "3x2", "fp16", "fp16", f"conv2d:{numbers}", epilogue, "2e-3"]
+        done = subprocess.run([program, *words], input="0", capture_output=True, text=True, timeout=60)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    for flags, epilogue in ((("-DFAULT=0",), "none"), (("-DFAULT=0", "-DBIAS"), "bias_relu")):
+        found = outcome(*flags, epilogue=epilogue)
+        assert found["outcome"] == "measured" and found["workspace_bytes"] == 0 < found["time_us"], found
+        assert found["error"] < 2e-3
+    assert outcome("-DFAULT=4")["outcome"] == "wrong"
+    assert outcome("-DFAULT=0", numbers="1,1,1,0,1,2") == {"outcome": "refused", "note": "cutlass::Status 4"}
+    assert outcome("-DFAULT=0", x="24")["note"] == "measure was called with sizes of no convolution"
+
+
 GROUPS = """\
 int gemm_run(const void *, const void *, const void *, void *, int, int, int, float, float, void *, void *);
 unsigned long g_workspace_bytes(int groups) { return 76ul * groups; }

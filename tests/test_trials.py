@@ -147,7 +147,7 @@ def test_without_a_gpu_it_is_said_once_and_nothing_is_asked(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("table", "said", "leads"),
     [
-        ('kind = "cuda"\nsources = ["a.cu"]', 'is for kind "gemm"', "or leave --profile out"),
+        ('kind = "cuda"\nsources = ["a.cu"]', 'is for kinds "gemm" and "conv2d"', "or leave --profile out"),
         ('kind = "model"\ninputs = {}\noutputs = []\nops = {}', "cannot be measured", "measures a model's GEMMs"),
         ('kind = "gemm"\ngrouped = true', "no groups", "give this one its `tile`"),
     ],
@@ -165,7 +165,7 @@ def test_what_a_watch_cannot_measure(table: str, said: str, leads: str, tmp_path
 @pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 def test_it_is_refused_before_the_watch_begins(guest: Estate) -> None:
     status, words = guest.buildd("watch", "-C", str(guest.project), "--profile", "demo")
-    assert status == 2 and 'is for kind "gemm"' in words and "watching" not in words
+    assert status == 2 and 'is for kinds "gemm"' in words and "watching" not in words
 
 
 @pytest.mark.cuda

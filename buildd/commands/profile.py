@@ -1,4 +1,4 @@
-"""`buildd profile`: candidates of GEMM targets compiled, measured on the GPUs of this machine, and the best kept.
+"""`buildd profile`: candidates of GEMMs and convolutions compiled, measured on this machine's GPUs, the best kept.
 
 Knows options, variables and how results are shown. Compiling goes through the daemon; measuring happens here, so that
 what a request may see of GPUs is what the caller may.
@@ -40,7 +40,7 @@ compiled, so that a machine with one only has to measure them.
 
 def run(arguments: list[str]) -> int:
     """Carry out `buildd profile`; the exit status: 0 every problem has a kernel, 1 one has none, 2 wrong usage."""
-    command = parser("profile", "Find the fastest kernel for targets of kind gemm.", details=_DETAILS)
+    command = parser("profile", "Find the fastest kernels for GEMMs and convolutions.", details=_DETAILS)
     command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
     add_request_arguments(command)
     command.add_argument(
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
         action="append",
         default=[],
         metavar="[BATCHx]MxNxK",
-        help="sizes that a target leaves open; may be repeated",
+        help="sizes that a target leaves open, of a convolution those of x: NxHxWxC; may be repeated",
     )
     command.add_argument("--no-gpu", action="store_true", help="only compile the likely candidates")
     options = command.parse_args(arguments)
@@ -260,6 +260,6 @@ def problem_from(text: str) -> Sizes:
         raise RequestError(
             "bad-value",
             f"--problem {text} are no sizes",
-            next_step="give them as 4096x4096x4096, of batched targets as 16x4096x4096x4096",
+            next_step="give them as 4096x4096x4096, of batched targets as 16x4096x4096x4096, of conv2d as 16x56x56x64",
         )
     return sizes

@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
         metavar="TARGET",
         action="append",
         default=[],
-        help="run this target's kernel (kind gemm) on a GPU after each good build; may be repeated",
+        help="run this target's kernel (kind gemm or conv2d) on a GPU after each good build; may be repeated",
     )
     command.add_argument(
         "--problem", metavar="MxNxK", action="append", default=[], help="for --profile: sizes that a target leaves open"

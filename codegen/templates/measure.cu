@@ -1,6 +1,8 @@
-// Measures GEMMs: checks a GEMM's numbers, times it, and says one line of JSON. As a program of its own:
+// Measures GEMMs and convolutions: checks one's numbers, times it, and says one line of JSON. As a program of its own:
 //
 //   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE      M of a batched one: BATCHxM
+//           of a convolution M is NxHxWxC, N its filters, K is RxS, LAYOUT "conv2d:" and stride, padding, dilation: six
+//           numbers with a comma between
 //   measure        these words for one GEMM after another from standard input, each word with a zero byte behind it
 //
 // It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
@@ -10,7 +12,8 @@
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
 // Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
 // run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
-// exactly; alpha keeps results near 1, so that errors of all types are of that scale.
+// exactly; alpha keeps results near 1, so that errors of all types are of that scale. (A convolution has none: its weights
+// are scaled, by a power of two.)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -39,6 +42,11 @@ using Workspace = size_t (*)(int, int, int);
 using BatchedRun =
     int (*)(const void*, const void*, const void*, void*, int, int, int, int, float, float, void*, cudaStream_t);
 using BatchedWorkspace = size_t (*)(int, int, int, int);
+// x, weight, y; with a bias before y. Sizes of x, of the weight without its channels, and of y's height and width.
+using Size = long long;
+using ConvRun = int (*)(const void*, const void*, void*, Size, Size, Size, Size, Size, Size, Size, Size, Size, cudaStream_t);
+using ConvBiasRun = int (*)(const void*, const void*, const void*, void*, Size, Size, Size, Size, Size, Size, Size, Size, Size,
+                            cudaStream_t);
 
 [[noreturn]] void say(const char* outcome, const std::string& note) {
     std::string clean;
@@ -105,7 +113,7 @@ struct Operand {
     size_t bytes;
     Memory memory;
 
-    Operand(const std::string& type, size_t count, unsigned seed)
+    Operand(const std::string& type, size_t count, unsigned seed, double scale = 1.0)
         : period(static_cast<size_t>(kPeriod) * bytes_of(type)), bytes(count * bytes_of(type)) {
         uint64_t state = seed;
         for (int i = 0; i < kPeriod; ++i) {
@@ -113,7 +121,7 @@ struct Operand {
             const int draw = static_cast<int>((state >> 33) % 257) - 128;
             // int32 is the bias of int8. Of fp8 e5m2 has three bits.
             const bool whole = type == "int8" || type == "int32";
-            pool.push_back(whole ? draw % 4 : is_fp8(type) ? draw % 8 / 8.0 : draw / 128.0);
+            pool.push_back(scale * (whole ? draw % 4 : is_fp8(type) ? draw % 8 / 8.0 : draw / 128.0));
             store(type, pool.back(), &period[static_cast<size_t>(i) * bytes_of(type)]);
         }
     }
@@ -183,11 +191,22 @@ double quantile(std::vector<float> times, double share) {
     return times[std::min(times.size() - 1, static_cast<size_t>(share * static_cast<double>(times.size())))];
 }
 
+struct Conv {
+    Size n = 0, h = 0, w = 0, c = 0, r = 1, s = 1;  // n = 0: it is none
+    int stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1};
+
+    Size results(int axis) const {
+        const Size reach = dilation[axis] * ((axis == 0 ? r : s) - 1) + 1;
+        return ((axis == 0 ? h : w) + 2 * padding[axis] - reach) / stride[axis] + 1;
+    }
+};
+
 struct Problem {
     int m, n, k;
     std::string type, output, layout, epilogue;
     double tolerance;
     int batch = 0;  // 0: the GEMM is not a batched one
+    Conv conv = {};
 };
 
 struct Candidate {
@@ -195,19 +214,41 @@ struct Candidate {
     Workspace workspace_bytes;
     BatchedRun batched_run = nullptr;
     BatchedWorkspace batched_workspace_bytes = nullptr;
+    void* conv_run = nullptr;  // ConvRun, or ConvBiasRun
 };
+
+// A result of a convolution before bias and activation: of row `i` of the GEMM that it is, and of a filter.
+double convolved(const Conv& conv, const Operand& x, const Operand& weight, size_t i, size_t filter) {
+    const Size q = static_cast<Size>(i) % conv.results(1), above = static_cast<Size>(i) / conv.results(1);
+    const Size p = above % conv.results(0), image = above / conv.results(0);
+    double sum = 0.0;
+    for (Size r = 0; r < conv.r; ++r) {
+        for (Size s = 0; s < conv.s; ++s) {
+            const Size row = p * conv.stride[0] - conv.padding[0] + r * conv.dilation[0];
+            const Size column = q * conv.stride[1] - conv.padding[1] + s * conv.dilation[1];
+            if (row < 0 || row >= conv.h || column < 0 || column >= conv.w) continue;
+            for (Size c = 0; c < conv.c; ++c) {
+                sum += x.at(((image * conv.h + row) * conv.w + column) * conv.c + c) *
+                       weight.at(((filter * conv.r + r) * conv.s + s) * conv.c + c);
+            }
+        }
+    }
+    return sum;
+}
 
 // The line to say of a GEMM that works. `turn` is called when the GPU is needed, and returns the best time so far, or 0.
 template <typename Turn>
 std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
-    const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch] = problem;
+    const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv] = problem;
     int devices = 0;
     needed(cudaGetDeviceCount(&devices), "no GPU");  // the driver starts, which takes a while
     const bool bias = epilogue.rfind("bias", 0) == 0;
     const bool whole = type == "int8";
     const size_t count = std::max(1, batch), total = count * m * n;
-    Operand a(type, count * m * k, 1), b(type, count * n * k, 2), c(output, n, 3);
-    const float alpha = whole ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
+    const double scale = conv.n > 0 ? std::exp2(-std::round(std::log2(static_cast<double>(k)) / 2)) : 1.0;
+    const size_t left_count = conv.n > 0 ? static_cast<size_t>(conv.n * conv.h * conv.w * conv.c) : count * m * k;
+    Operand a(type, left_count, 1), b(type, count * n * k, 2, scale), c(output, n, 3);
+    const float alpha = whole || conv.n > 0 ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
     // What some elements of the result have to be: the first four are the corners.
     std::vector<std::pair<size_t, double>> expected;
     uint64_t state = 7;
@@ -218,8 +259,9 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
         if (sample < 4) i = sample & 1 ? rows - 1 : 0, j = sample & 2 ? n - 1 : 0;
         const size_t one = i / m, row = i % m;
         const bool a_row = layout[0] == 'r', b_row = layout[1] == 'r';
-        const double sum = dot(a, one * m * k + (a_row ? row * k : row), a_row ? 1 : m,  //
-                               b, one * n * k + (b_row ? j : j * k), b_row ? n : 1, k);
+        const double sum = conv.n > 0 ? convolved(conv, a, b, i, j)
+                                      : dot(a, one * m * k + (a_row ? row * k : row), a_row ? 1 : m,  //
+                                            b, one * n * k + (b_row ? j : j * k), b_row ? n : 1, k);
         expected.emplace_back(i * n + j, activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0)));
     }
     static std::vector<char> result;  // kept for the next: the system clears new memory page by page
@@ -236,12 +278,23 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     d.allocate(d_bytes, "no memory for the result");
     needed(cudaMemset(d.device, 0xff, d_bytes), "clearing the result");
 
-    const size_t workspace_bytes =
-        batch > 0 ? found.batched_workspace_bytes(m, n, k, batch) : found.workspace_bytes(m, n, k);
+    const size_t workspace_bytes = conv.n > 0  ? 0
+                                   : batch > 0 ? found.batched_workspace_bytes(m, n, k, batch)
+                                               : found.workspace_bytes(m, n, k);
     workspace.allocate(workspace_bytes, "no memory for the workspace");
     const cudaStream_t stream = nullptr;  // the candidate may have a CUDA runtime of its own
-    const auto once = [&, m = m, n = n, k = k, batch = batch] {
+    const auto once = [&, m = m, n = n, k = k, batch = batch, conv = conv] {
         void* const third = bias ? c.memory.device : d.device;
+        if (conv.n > 0 && bias) {
+            return reinterpret_cast<ConvBiasRun>(found.conv_run)(a.memory.device, b.memory.device, third, d.device, conv.n,
+                                                                 conv.h, conv.w, conv.c, n, conv.r, conv.s,
+                                                                 conv.results(0), conv.results(1), stream);
+        }
+        if (conv.n > 0) {
+            return reinterpret_cast<ConvRun>(found.conv_run)(a.memory.device, b.memory.device, d.device, conv.n, conv.h,
+                                                             conv.w, conv.c, n, conv.r, conv.s, conv.results(0),
+                                                             conv.results(1), stream);
+        }
         if (batch > 0) {
             return found.batched_run(a.memory.device, b.memory.device, third, d.device, m, n, k, batch, alpha, 0.0f,
                                      workspace.device, stream);
@@ -337,6 +390,24 @@ double turn() {
     return best_us;
 }
 
+// The convolution of a question, if it is one. Its `results` are as large as its kernel was generated for.
+Conv conv_of(const std::vector<std::string>& words) {
+    Conv conv;
+    int padding[2] = {}, stride[2] = {}, dilation[2] = {};
+    if (std::sscanf(words[7].c_str(), "conv2d:%d,%d,%d,%d,%d,%d", &stride[0], &stride[1], &padding[0], &padding[1],
+                    &dilation[0], &dilation[1]) != 6) {
+        return conv;
+    }
+    if (std::sscanf(words[2].c_str(), "%lldx%lldx%lldx%lld", &conv.n, &conv.h, &conv.w, &conv.c) != 4 ||
+        std::sscanf(words[4].c_str(), "%lldx%lld", &conv.r, &conv.s) != 2) {
+        say("gpu", "measure was called with sizes of no convolution");
+    }
+    for (int axis = 0; axis < 2; ++axis) {
+        conv.stride[axis] = stride[axis], conv.padding[axis] = padding[axis], conv.dilation[axis] = dilation[axis];
+    }
+    return conv;
+}
+
 // What the words say is measured; a line before its own, which a candidate may have left unfinished.
 void answer(const std::vector<std::string>& words) {
     const std::string& symbol = words[1];
@@ -344,14 +415,20 @@ void answer(const std::vector<std::string>& words) {
     if (library == nullptr) say("crashed", dlerror());
     const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
     const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
-    if (run == nullptr || bytes == nullptr) say("crashed", "the library has no " + symbol + "_run");
+    const Conv conv = conv_of(words);
+    if (run == nullptr || (bytes == nullptr && conv.n == 0)) say("crashed", "the library has no " + symbol + "_run");
     const size_t times = words[2].find('x');
     const int batch = times == std::string::npos ? 0 : std::atoi(words[2].c_str());
-    const int m = std::atoi(words[2].c_str() + (times == std::string::npos ? 0 : times + 1));
-    const int n = std::atoi(words[3].c_str()), k = std::atoi(words[4].c_str());
+    int m = std::atoi(words[2].c_str() + (times == std::string::npos ? 0 : times + 1));
+    int n = std::atoi(words[3].c_str()), k = std::atoi(words[4].c_str());
+    if (conv.n > 0) {
+        m = static_cast<int>(conv.n * conv.results(0) * conv.results(1));
+        k = static_cast<int>(conv.r * conv.s * conv.c);
+    }
     const double tolerance = std::atof(words[9].c_str());
-    const Problem problem = {m, n, k, words[5], words[6], words[7], words[8], tolerance, batch};
-    const Candidate found = {run, bytes, reinterpret_cast<BatchedRun>(run), reinterpret_cast<BatchedWorkspace>(bytes)};
+    const Problem problem = {m, n, k, words[5], words[6], words[7], words[8], tolerance, conv.n > 0 ? 0 : batch, conv};
+    const Candidate found = {run, bytes, reinterpret_cast<BatchedRun>(run), reinterpret_cast<BatchedWorkspace>(bytes),
+                             reinterpret_cast<void*>(run)};
     const std::string line = measure(problem, found, turn);
     std::printf("\n%s\n", line.c_str());
     std::fflush(stdout);
