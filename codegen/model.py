@@ -109,7 +109,7 @@ def gemms_of(target: ModelTarget, model: Model) -> Iterator[tuple[GemmTarget, Pr
     for op in model.ops:
         if isinstance(op.launch, GemmLaunch):
             yield _gemm_target(target, op.launch, model.sizes), _largest_of(op.launch, model.sizes)
-        elif op.launch.conv is not None:
+        elif isinstance(op.launch, PlainLaunch) and op.launch.conv is not None:
             conv, image = _conv_target(target, op.launch, op.launch.conv, model.sizes)
             yield implicit_gemm(conv), image
 
@@ -182,7 +182,7 @@ def _chosen(context: Context, target: ModelTarget, model: Model, archs: tuple[st
             found.kernels[op.name] = tuple(
                 kernel_for(choice.target, arch) for choice, arch in zip(known[same], archs, strict=True)
             )
-        elif op.launch.conv is not None:
+        elif isinstance(op.launch, PlainLaunch) and op.launch.conv is not None:
             conv, _ = _conv_target(target, op.launch, op.launch.conv, model.sizes)
             same = nameless(implicit_gemm(conv))
             if same not in convs:
@@ -202,7 +202,7 @@ def _sources(
     plain: dict[str, GeneratedFile] = {}
     cutlass: dict[str, tuple[GeneratedFile, Unit]] = {}
     gemms: dict[str, GemmKernel] = {}
-    for op in model.ops:
+    for op in model.launched:
         if isinstance(op.launch, PlainLaunch):
             file = plain_kernel_file(op.launch.kernel, context.build, hip=hip)
             if op.launch.kernel.cutlass:

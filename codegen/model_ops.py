@@ -6,8 +6,6 @@ of the model, and not what a kernel looks like: an operation has the kernel that
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,30 +14,14 @@ import msgspec
 from codegen.conv2d import conv2d_kernel
 from codegen.elementwise import elementwise_kernel
 from codegen.gemm_spec import also_takes, output_type
+from codegen.model_asked import Asked, check_count, converted
+from codegen.model_views import View, is_view, read_view
 from codegen.plain import Kernel
-from codegen.plan import RequestError
 from codegen.project import nearest
 from codegen.rowwise import OPS, PARAMETERS, rowwise_kernel
-from codegen.target import Conv2dTarget, ElementwiseTarget, GemmTarget, GeneratedTarget, OptionValue, RowwiseTarget
+from codegen.target import Conv2dTarget, ElementwiseTarget, GemmTarget, GeneratedTarget, RowwiseTarget
 from codegen.tensors import Dim, Sizes, Tensor, shown
-from protocol.described import described
 
-KEYS = {
-    "gemm": (
-        *("layout", "dtype", "output_dtype", "accumulator", "epilogue", "split_k"),
-        *("tile", "warps", "cluster", "stages", "schedule", "alignment"),
-    ),
-    "conv2d": ("stride", "padding", "dilation", "dtype", "output_dtype", "epilogue", "tile", "warps", "stages"),
-    "rowwise": ("op", "axes", "output_dtype", "weight", "bias", "eps"),
-    "elementwise": ("expression", "output_dtype"),
-}
-"""Kind -> its keys in an operation, besides `kind` and `inputs`."""
-_TARGETS: dict[str, type[GeneratedTarget]] = {
-    "gemm": GemmTarget,
-    "conv2d": Conv2dTarget,
-    "rowwise": RowwiseTarget,
-    "elementwise": ElementwiseTarget,
-}
 _LARGEST = 2**31 - 1
 """Of the sizes that a GEMM takes."""
 TargetT = TypeVar("TargetT", bound=GeneratedTarget)
@@ -77,7 +59,7 @@ class Op:
 
     output: Tensor
     inputs: tuple[str, ...]
-    launch: PlainLaunch | GemmLaunch
+    launch: PlainLaunch | GemmLaunch | View
     what: str
     """For readers of the generated source."""
 
@@ -85,45 +67,12 @@ class Op:
     def name(self) -> str:
         return self.output.name
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An operation as the project file has it."""
-
-    name: str
-    title: str
-    """For errors: "mlp.ops.h"."""
-    where: str
-    kind: str
-    inputs: tuple[str, ...]
-    keys: Mapping[str, OptionValue]
-
-    def wrong(self, message: str, next_step: str, code: str = "bad-model") -> RequestError:
-        return RequestError(code, f'target "{self.title}": {message}', file=self.where, next_step=next_step)
-
-
-def asked_op(model: str, name: str, table: Mapping[str, OptionValue], where: str) -> Asked:
-    """An operation's keys, those of its kind left to the kind. Raises RequestError: "bad-model"."""
-    op = Asked(name, f"{model}.ops.{name}", where, str(table.get("kind", "")), (), {})
-    if op.kind not in KEYS:
-        what = f'has the unknown kind "{op.kind}"{nearest(op.kind, KEYS)}' if op.kind else "has no kind"
-        raise op.wrong(what, "kinds: " + ", ".join(KEYS))
-    known = ("kind", "inputs", *KEYS[op.kind])
-    for key in table:
-        if key not in known:
-            made = key in _TARGETS[op.kind].__struct_fields__
-            what = (
-                f'"{key}" is no key here: it comes from the inputs, or is the model\'s'
-                if made
-                else f'unknown key "{key}"'
-            )
-            raise op.wrong(what + ("" if made else nearest(key, known)), "keys: " + ", ".join(known))
-    inputs = table.get("inputs", [])
-    names = [inputs] if isinstance(inputs, str) else inputs if isinstance(inputs, list) else []
-    if not names or not all(isinstance(one, str) for one in names):
-        raise op.wrong("`inputs` has to be a list of tensors", 'for example inputs = ["x", "weight"]')
-    keys = {key: value for key, value in table.items() if key not in ("kind", "inputs")}
-    return Asked(name, op.title, where, op.kind, tuple(map(str, names)), keys)
+    @property
+    def wants_alignment(self) -> bool:
+        """Its kernel is of CUTLASS, and reads and writes 16 bytes at once."""
+        return isinstance(self.launch, GemmLaunch) or (
+            isinstance(self.launch, PlainLaunch) and self.launch.kernel.cutlass
+        )
 
 
 def read_op(op: Asked, given: tuple[Tensor, ...], sizes: Sizes, archs: tuple[str, ...]) -> Op:
@@ -138,6 +87,9 @@ def read_op(op: Asked, given: tuple[Tensor, ...], sizes: Sizes, archs: tuple[str
     """
     if op.kind in ("gemm", "conv2d") and not archs:
         raise op.wrong(f"{op.kind} is for NVIDIA's GPUs only", "leave the gfx architectures out", "bad-arch")
+    if is_view(op):
+        tensor, view = read_view(op, given, sizes)
+        return Op(output=tensor, inputs=op.inputs, launch=view, what=op.kind)
     if op.kind == "gemm":
         return _gemm(op, given, sizes)
     if op.kind == "conv2d":
@@ -149,7 +101,7 @@ def _gemm(op: Asked, given: tuple[Tensor, ...], sizes: Sizes) -> Op:
     dtype = op.keys.get("dtype", given[0].dtype)
     target = _target(op, GemmTarget, dtype=dtype)
     bias, c = also_takes(target)
-    _count(op, given, ("A", "B", *(("bias",) if bias else ()), *(("C",) if c else ())))
+    check_count(op, given, ("A", "B", *(("bias",) if bias else ()), *(("C",) if c else ())))
     held, result = "fp32" if dtype == "tf32" else str(dtype), output_type(target)
     a, b = given[:2]
     if min(len(a.shape), len(b.shape)) < 2:
@@ -188,7 +140,7 @@ def _gemm(op: Asked, given: tuple[Tensor, ...], sizes: Sizes) -> Op:
 
 def _conv2d(op: Asked, given: tuple[Tensor, ...], archs: tuple[str, ...]) -> Op:
     epilogue = str(op.keys.get("epilogue", "none"))
-    _count(op, given, ("x", "weight", *(("bias",) if epilogue.startswith("bias") else ())))
+    check_count(op, given, ("x", "weight", *(("bias",) if epilogue.startswith("bias") else ())))
     x, weight = given[:2]
     for tensor, known in ((x, x.shape[1:]), (weight, weight.shape)):
         if len(tensor.shape) != 4 or not all(isinstance(dim, int) for dim in known):
@@ -216,7 +168,7 @@ def _rowwise(op: Asked, given: tuple[Tensor, ...]) -> Op:
             f'"{what}" is no op{nearest(what, OPS)}' if what else "it has no `op`", "possible: " + ", ".join(OPS)
         )
     parameters = [name for name in PARAMETERS.get(what, ()) if op.keys.get(name) is not False]
-    _count(op, given, ("x", *parameters))
+    check_count(op, given, ("x", *parameters))
     target = _target(op, RowwiseTarget, dtype=given[0].dtype, shape=_fixed(given[0].shape))
     return _plain(op, given, rowwise_kernel(target), given[0].shape)
 
@@ -268,21 +220,12 @@ def _plain(op: Asked, given: tuple[Tensor, ...], kernel: Kernel, dims: tuple[Dim
 def _target(op: Asked, struct: type[TargetT], **made: object) -> TargetT:
     """A target of the operation's kind, as if it stood alone."""
     table = {**op.keys, **made, "name": op.title, "where": op.where}
-    try:
-        return msgspec.convert(table, described(struct))
-    except msgspec.ValidationError as error:
-        message = re.sub(r" - at `\$\.?(.*)`$", r' for "\1"', str(error)).replace("`", "")
-        raise op.wrong(message[:1].lower() + message[1:], "correct this key") from error
+    return converted(op, struct, table)
 
 
 def _fixed(shape: tuple[Dim, ...] | list[Dim]) -> tuple[int, ...]:
     """As targets have it: 0 stands for a size that is known at run time only."""
     return tuple(dim if isinstance(dim, int) else 0 for dim in shape)
-
-
-def _count(op: Asked, given: tuple[Tensor, ...], wanted: tuple[str, ...]) -> None:
-    if len(given) != len(wanted):
-        raise op.wrong(f"it has {len(given)} inputs and takes {len(wanted)}", "inputs: " + ", ".join(wanted))
 
 
 def _check(op: Asked, given: tuple[Tensor, ...], wanted: list[tuple[str, str, tuple[Dim, ...]]]) -> None:

@@ -11,19 +11,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from codegen.model_ops import Asked, Op, asked_op, read_op
+from codegen.model_asked import Asked, asked_op
+from codegen.model_ops import Op, read_op
+from codegen.model_views import Home, View, expanded, homes, is_aligned
 from codegen.plan import RequestError
 from codegen.project import nearest
 from codegen.target import ModelTarget, ModelTensor
-from codegen.tensors import SIZES_BYTES, Sizes, Tensor
+from codegen.tensors import MOST_DIMENSIONS, SIZES_BYTES, Sizes, Tensor
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _SIZE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_MOST_DIMENSIONS = 8
 _MOST_OPS = 4096
 _LARGEST = 2**31 - 1
 _MOST_BYTES = 1 << 46
 """Of one tensor: beyond what any GPU addresses."""
+ALIGNMENT_BYTES = 16
+"""What kernels of CUTLASS want of their arrays."""
 _Wrong = Callable[[str, str], RequestError]
 
 
@@ -37,6 +40,13 @@ class Model:
     ops: tuple[Op, ...]
     """Producers before consumers, otherwise as declared."""
     outputs: tuple[Tensor, ...]
+    homes: Mapping[str, Home]
+    """Tensor -> where it lies."""
+
+    @property
+    def launched(self) -> tuple[Op, ...]:
+        """The operations that have a kernel."""
+        return tuple(op for op in self.ops if not isinstance(op.launch, View))
 
 
 def read_model(target: ModelTarget, archs: tuple[str, ...]) -> Model:
@@ -57,6 +67,7 @@ def read_model(target: ModelTarget, archs: tuple[str, ...]) -> Model:
     inputs = _declared(target.inputs, "input", sizes, wrong)
     constants = _declared(target.constants, "constant", sizes, wrong)
     given = {tensor.name: tensor for tensor in inputs}
+    constants_names = {tensor.name for tensor in constants}
     for tensor in constants:
         if tensor.name in given:
             raise wrong(f'"{tensor.name}" is an input and a constant', "give one of them another name")
@@ -73,10 +84,11 @@ def read_model(target: ModelTarget, archs: tuple[str, ...]) -> Model:
         op = asked_op(target.name, name, table, target.places.get(name, target.where))
         if not _NAME.fullmatch(name):
             raise op.wrong(f'"{name}" cannot be a tensor\'s name', "letters, digits, _ and .; a letter or _ first")
-        if name in given:
-            what = "an input" if name in target.inputs else "a constant"
-            raise op.wrong(f'"{name}" is {what} too: two would make it', "give the op another name")
-        asked[name] = op
+        for one in expanded(op):
+            if one.name in given or one.name in asked or (one.name != name and one.name in target.ops):
+                what = "a constant" if one.name in constants_names else "an input" if one.name in given else "an op"
+                raise op.wrong(f'"{one.name}" is {what} too: two would make it', "give the op another name")
+            asked[one.name] = one
     for op in asked.values():
         for name in op.inputs:
             if name not in given and name not in asked:
@@ -92,14 +104,28 @@ def read_model(target: ModelTarget, archs: tuple[str, ...]) -> Model:
     outputs = _outputs(target, asked, wrong)
     used = {name for op in ops for name in op.inputs} | set(outputs)
     for name in tensors:
-        if name not in used:
+        # What is left of a split costs nothing.
+        if name not in used and (name in given or name in target.ops):
             what = "the op" if name in asked else "the input" if name in target.inputs else "the constant"
             raise wrong(f'nothing uses {what} "{name}"', "use it, name it in `outputs`, or remove it" if name in asked
                         else "use it, or remove it")  # fmt: skip
     for name in sizes.ranges:
         if not any(name in tensor.shape for tensor in inputs):
             raise wrong(f'no input has the size "{name}"', "name it in an input's shape, or remove it from `sizes`")
-    return Model(sizes, inputs, constants, tuple(ops), tuple(tensors[name] for name in outputs))
+    places = homes(
+        given,
+        {op.name: (op.inputs, op.launch if isinstance(op.launch, View) else None) for op in ops},
+        outputs,
+        lambda name, message, next_step: asked[name].wrong(message, next_step),
+    )
+    for each in ops:
+        for name in (*each.inputs, each.name) if each.wants_alignment else ():
+            if not is_aligned(places[name], SIZES_BYTES[tensors[name].dtype], ALIGNMENT_BYTES):
+                raise asked[each.name].wrong(
+                    f'"{name}" lies in "{places[name].root}" at no multiple of {ALIGNMENT_BYTES} bytes',
+                    "its kernel needs that: cut or join at other rows, or copy it with an elementwise op",
+                )
+    return Model(sizes, inputs, constants, tuple(ops), tuple(tensors[name] for name in outputs), places)
 
 
 def _check_sizes(target: ModelTarget, wrong: _Wrong) -> None:
@@ -121,8 +147,8 @@ def _declared(tensors: Mapping[str, ModelTensor], what: str, sizes: Sizes, wrong
                 f'{what} "{name}": "{said.dtype}" is no dtype{nearest(said.dtype, known)}',
                 "possible: " + ", ".join(known),
             )
-        if not 1 <= len(said.shape) <= _MOST_DIMENSIONS:
-            raise wrong(f'{what} "{name}" has {len(said.shape)} dimensions', f"1 to {_MOST_DIMENSIONS}")
+        if not 1 <= len(said.shape) <= MOST_DIMENSIONS:
+            raise wrong(f'{what} "{name}" has {len(said.shape)} dimensions', f"1 to {MOST_DIMENSIONS}")
         for dim in said.shape:
             if isinstance(dim, str) and dim not in sizes.ranges:
                 raise wrong(

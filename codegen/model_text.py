@@ -14,9 +14,10 @@ from codegen.gemm_spec import GemmKernel
 from codegen.model_memory import ALIGNMENT_BYTES, Life, grouped, packed
 from codegen.model_ops import GemmLaunch, Op, PlainLaunch
 from codegen.model_spec import Model
+from codegen.model_views import Home, View
 from codegen.plain import INTERFACE
 from codegen.rendering import template
-from codegen.tensors import Dim, Tensor
+from codegen.tensors import SIZES_BYTES, Dim, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Texts:
                 _Shown(one, [d if isinstance(d, int) else -1 - sizes.number(d) for d in one.shape]) for one in tensors
             ]
 
-        count = len(self.model.ops)
+        count = len(self.ops)
         return {
             "title": f"{self.name}: a model of {count} operation{'s'[: count != 1]}",
             "symbol": self.symbol,
@@ -130,6 +131,7 @@ class Texts:
         }
 
     def _prototypes(self, op: Op) -> list[str]:
+        assert not isinstance(op.launch, View)
         if isinstance(op.launch, PlainLaunch):
             kernel = op.launch.kernel
             words = ["const void*"] * len(op.launch.operands) + ["void*"] + ["long long"] * len(op.launch.groups)
@@ -144,6 +146,7 @@ class Texts:
         return found
 
     def _call(self, op: Op) -> str:
+        assert not isinstance(op.launch, View)
         result = self.places[op.name]
         given = [self.places[name] for name in op.launch.operands]
         if isinstance(op.launch, PlainLaunch):
@@ -160,7 +163,7 @@ class Texts:
         return f"pick{self.picks[self.kernels[op.name]]}({', '.join(words)})"
 
     def _scratch(self, op: Op) -> list[str]:
-        if isinstance(op.launch, PlainLaunch) or not _needs_scratch(self.kernels[op.name]):
+        if not isinstance(op.launch, GemmLaunch) or not _needs_scratch(self.kernels[op.name]):
             return []
         most = ", ".join(str(self.model.sizes.most(dims)) for dims in op.launch.sizes)
         return [f"pick{self.picks[self.kernels[op.name]]}_bytes(found, {most})"]
@@ -184,21 +187,37 @@ def texts_of(
     hip: bool,
 ) -> Texts:
     """A model's texts: when its operations run and where its tensors lie is decided here."""
-    made = {op.name: op for op in model.ops}
-    needs = {op.name: tuple(one for one in op.inputs if one in made) for op in model.ops}
+    made = {op.name: op for op in model.launched}
+    writers: dict[str, tuple[str, ...]] = {}
+    """Tensor -> the launches that write it."""
+    for op in model.ops:
+        through = tuple(dict.fromkeys(one for name in op.inputs for one in writers.get(name, ())))
+        writers[op.name] = (op.name,) if op.name in made else through
+    needs = {
+        op.name: tuple(dict.fromkeys(one for name in op.inputs for one in writers.get(name, ())))
+        for op in model.launched
+    }
     groups = grouped(needs, asked.most if asked.extra else 1)
     when = {one: number for number, group in enumerate(groups) for one in group}
-    last = dict(when)
-    for op in model.ops:
-        for one in needs[op.name]:
-            last[one] = max(last[one], when[op.name])
+    used: dict[str, list[int]] = {}
+    """Tensor in which others lie -> the groups that write or read some of it."""
+    for op in model.launched:
+        for name in (op.name, *op.inputs):
+            used.setdefault(model.homes[name].root, []).append(when[op.name])
     places = {one.name: f"run.constants[{number}]" for number, one in enumerate(model.constants)}
     places |= {one.name: f"run.arrays[{number}]" for number, one in enumerate((*model.inputs, *model.outputs))}
     offsets, tensor_bytes = packed(
-        Life(op.name, model.sizes.most_bytes(op.output), when[op.name], last[op.name])
+        Life(op.name, model.sizes.most_bytes(op.output), min(used[op.name]), max(used[op.name]))
         for op in model.ops
-        if op.name not in places
+        if op.name not in places and model.homes[op.name].root == op.name
     )
+    places |= {one: f"run.workspace + {offset}" for one, offset in offsets.items()}
+    constants = {one.name for one in model.constants}
+    places |= {
+        op.name: _within(model, op.output, places[home.root], home, is_constant=home.root in constants)
+        for op in model.ops
+        if (home := model.homes[op.name]).root != op.name
+    }
     return Texts(
         name=name,
         symbol=symbol,
@@ -208,10 +227,19 @@ def texts_of(
         ops=tuple(made[one] for group in groups for one in group),
         groups=tuple(map(len, groups)),
         streams=min(1 + asked.extra, max(map(len, groups))),
-        places=places | {one: f"run.workspace + {offset}" for one, offset in offsets.items()},
+        places=places,
         tensor_bytes=tensor_bytes,
         picks={found: number for number, found in enumerate(dict.fromkeys(kernels.values()))},
     )
+
+
+def _within(model: Model, tensor: Tensor, root: str, home: Home, *, is_constant: bool) -> str:
+    """A place in another one, in C."""
+    if not home.offsets:
+        return root
+    size = SIZES_BYTES[tensor.dtype]
+    base = root if root.startswith("run.workspace") else f"static_cast<{'const ' * is_constant}char*>({root})"
+    return " + ".join([base, *(model.sizes.in_c((size, *product), "run.sizes") for product in home.offsets)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,8 @@ class ModelTarget(GeneratedTarget, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     """Operations whose results are handed back."""
     ops: dict[str, dict[str, OptionValue]]
-    """Name of the tensor that it makes -> `kind` (gemm, conv2d, rowwise, elementwise), `inputs`, and keys of that
-    kind."""
+    """Name of the tensor that it makes -> `kind` (gemm, conv2d, rowwise, elementwise; reshape, permute, slice, split,
+    concat), `inputs`, and keys of that kind."""
     constants: dict[str, ModelTensor] = {}
     """What it is given once: weights."""
     sizes: dict[str, tuple[int, int]] = {}

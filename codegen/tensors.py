@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 Dim = int | str
+MOST_DIMENSIONS = 8
 SIZES_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1, "int32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 

@@ -328,16 +328,11 @@ def random_graph(rng: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(not host_compiler(), reason="no host compiler")
-def test_a_random_graph_computes_what_its_operations_do(tmp_path: Path) -> None:
-    """In any order that streams and events allow; memory that is used again too early would show."""
-    rng = random.Random(11)
-    table = random_graph(rng)
-    plain, beside = texts(table), texts(table, Streams(extra=2, most=5))
-    assert (plain.streams, beside.streams) == (1, 3)
+def mixing(made: Texts) -> str:
+    """Kernels that mix what they are given."""
     kernels = MIX
     for kernel, pointers in dict.fromkeys(
-        re.findall(r'"C" int (elementwise_\w+)_run\(((?:const void\*, )+)void', plain.driver().decode())
+        re.findall(r'"C" int (elementwise_\w+)_run\(((?:const void\*, )+)void', made.driver().decode())
     ):
         given = [f"a{number}" for number in range(pointers.count("const"))]
         taken = ", ".join(f"const void* {name}" for name in given)
@@ -345,7 +340,17 @@ def test_a_random_graph_computes_what_its_operations_do(tmp_path: Path) -> None:
             f'extern "C" int {kernel}_run({taken}, void* y, long long count, cudaStream_t stream) {{\n'
             f"    launch(stream, [=] {{ mix({{{', '.join(given)}}}, y, count); }});\n    return 0;\n}}\n"
         )
-    object_file = compiled(tmp_path, kernels)
+    return kernels
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no host compiler")
+def test_a_random_graph_computes_what_its_operations_do(tmp_path: Path) -> None:
+    """In any order that streams and events allow; memory that is used again too early would show."""
+    rng = random.Random(11)
+    table = random_graph(rng)
+    plain, beside = texts(table), texts(table, Streams(extra=2, most=5))
+    assert (plain.streams, beside.streams) == (1, 3)
+    object_file = compiled(tmp_path, mixing(plain))
     for name, made in (("plain", plain), ("beside", beside)):
         assert made.tensor_bytes < 256 * len(made.ops), "memory is used again"
         path = host_library(made, object_file, tmp_path / name)
@@ -372,6 +377,144 @@ def test_a_random_graph_computes_what_its_operations_do(tmp_path: Path) -> None:
         del model
         gc.collect()
         assert library.left() == 0, "streams and events end with the model"
+
+
+def view(kind: str, *inputs: str, **keys: Any) -> dict[str, Any]:
+    return {"kind": kind, "inputs": list(inputs), **keys}
+
+
+def again(*inputs: str) -> dict[str, Any]:
+    return view("elementwise", *inputs, expression=" + ".join(inputs))
+
+
+VIEWS: dict[str, Any] = {
+    "sizes": {"n": [2, 5]},
+    "inputs": {name: {"shape": shape, "dtype": "fp32"} for name, shape in {"x": ["n", 4], "z": [2, "n"]}.items()},
+    "constants": {"k": {"shape": [12, 4], "dtype": "fp32"}},
+    "ops": {
+        "first": view("slice", "x", stop=2),
+        "a": again("first"),
+        "parts": view("split", "k", sizes=[3, 1, 8]),
+        "flat": view("reshape", "parts_2", shape=[2, -1]),
+        "b": again("flat"),
+        "tall": view("reshape", "b", shape=[8, 4]),
+        "below": view("slice", "tall", start=6),
+        "c": again("below", "a"),
+        "d": again("parts_1"),
+        "joined": view("concat", "c", "d", "tall"),
+        "three": view("reshape", "joined", shape=[1, 11, 4]),
+        "turned": view("permute", "three", axes=[1, 0, 2]),
+        "y": view("reshape", "turned", shape=[44]),
+        "e": again("turned"),
+        "f": again("z"),
+        "g": again("f"),
+        "wide": view("concat", "f", "g"),
+        "last": view("slice", "wide", start=3),
+        "line": view("reshape", "last", shape=["n"]),
+        "h": again("line"),
+    },
+    "outputs": ["y", "e", "h"],
+}
+
+
+def views_of(op: dict[str, Any], read: list[list[int]], row: int) -> list[int]:
+    """What a view of the model above has; row: elements of a row of the first input."""
+    if op["kind"] == "slice":
+        return read[0][op.get("start", 0) * row : op.get("stop", len(read[0])) * row]
+    return [value for values in read for value in values]
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no host compiler")
+def test_views_are_the_memory_of_others(tmp_path: Path) -> None:
+    plain, beside = texts(VIEWS), texts(VIEWS, Streams(extra=2, most=5))
+    assert [op.name for op in plain.ops] == ["a", "b", "c", "d", "e", "f", "g", "h"], "nothing else is launched"
+    assert plain.places["y"] == plain.places["three"] == plain.places["turned"] == "run.arrays[2]"
+    assert plain.places["b"] == "static_cast<char*>(run.arrays[2]) + 48LL" == plain.places["tall"]
+    assert plain.places["c"] == "run.arrays[2]" == plain.places["joined"]
+    assert plain.places["parts_2"] == "static_cast<const char*>(run.constants[0]) + 64LL"
+    assert plain.places["last"].endswith(" + 12LL * run.sizes[0]")
+    rows = {name: 4 for name in ("x", "k", "tall")}
+    object_file = compiled(tmp_path, mixing(plain))
+    rng = random.Random(3)
+    for name, made in (("plain", plain), ("beside", beside)):
+        path = host_library(made, object_file, tmp_path / name)
+        library, model = ctypes.CDLL(str(path)), load_model(path)
+        weights = [rng.randrange(2**32) for _ in range(48)]
+        model.set_constant("k", HostArray("<f4", 12, 4).put(weights, ctypes.c_uint32))
+        for seed, n in enumerate((5, 2, 3, 5)):
+            values = {one: [rng.randrange(2**32) for _ in range(count * n)] for one, count in (("x", 4), ("z", 2))}
+            values |= {"k": weights}
+            inputs = [
+                HostArray("<f4", *shape).put(values[one], ctypes.c_uint32)
+                for one, shape in (("x", (n, 4)), ("z", (2, n)))
+            ]
+            outputs = (HostArray("<f4", 44), HostArray("<f4", 11, 1, 4), HostArray("<f4", n))
+            workspace = HostArray("|i1", model.workspace_bytes, aligned=256)
+            model(*inputs, out=outputs, workspace=workspace)
+            library.drain(seed)
+            for one, op in VIEWS["ops"].items():
+                if one == "parts":
+                    values |= {"parts_1": weights[12:16], "parts_2": weights[16:]}
+                    continue
+                read = [values[each] for each in op["inputs"]]
+                kernel = op["kind"] == "elementwise"
+                row = rows.get(op["inputs"][0], n)
+                values[one] = (
+                    [mixed(list(each)) for each in zip(*read, strict=True)] if kernel else views_of(op, read, row)
+                )
+            for array, output in zip(model.outputs, outputs, strict=True):
+                assert output.get(ctypes.c_uint32) == values[array.name], array.name
+        del model
+        gc.collect()
+
+
+def viewed(outputs: list[str], **ops: dict[str, Any]) -> dict[str, Any]:
+    """A model with two inputs and an operation "h" on the first."""
+    inputs = {"x": {"shape": ["n", 2, 6]}, "z": {"shape": [8, 6]}}
+    every = {"h": again("x"), "g": again("z"), **ops}
+    return {"sizes": {"n": [2, 4]}, "inputs": inputs, "ops": every, "outputs": outputs}
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "allowed"),
+    [
+        (viewed(["y"], y=view("reshape", "h", shape=[4, 6])), "which cannot be [4, 6]", "same names"),
+        (viewed(["y"], y=view("reshape", "h", shape=["n", -1, -1])), "which cannot be [n, -1, -1]", "one number"),
+        (viewed(["y"], y=view("reshape", "h", shape=["n", 5, -1])), "which cannot be [n, 5, -1]", "as many elements"),
+        (viewed(["y"], y=view("reshape", "h", shape=["n", 0])), "which cannot be [n, 0]", "as many"),
+        (viewed(["y"], y=view("reshape", "h", shape="n")), 'expected array, got str for "shape"', "correct"),
+        (viewed(["y"], y=view("reshape", "h", "x", shape=["n", 12])), "2 inputs and takes 1", "inputs: x"),
+        (viewed(["y"], y=view("permute", "h", axes=[1, 0, 2])), "have to move its elements", "size 1 only"),
+        (viewed(["y"], y=view("permute", "h", axes=[1, 0])), "axes = [1, 0] is not possible", "each of 0 to 2 once"),
+        (viewed(["y"], s=view("slice", "h", stop=3), y=again("s")), "rows 0 to 3 are not there", "the smallest n"),
+        (viewed(["y"], s=view("slice", "h", start=1), y=again("s")), "rows 1 to n", "from 0 to 2"),
+        (viewed(["y"], s=view("slice", "z", start=4, stop=4), y=again("s")), "rows 4 to 4", "from 0 to 8"),
+        (viewed(["y"], s=view("split", "z", sizes=[4, 3]), y=again("s_0")), "the parts have 7 rows", "all rows"),
+        (viewed(["y"], s=view("split", "z", sizes=[]), y=again("s_0")), "sizes = [] is not possible", "of each part"),
+        (viewed(["y"], s=view("split", "z", sizes=[8]), y=again("s_1")), 'no tensor "s_1"; did you mean "s_0"', "s_0"),
+        (viewed(["y"], y=view("concat", "h", "h")), '"h" is fp16 [n, 2, 6]', "rows a number"),
+        (viewed(["y"], y=view("concat", "g", "g")), '"g" lies in "y" already', "makes a copy"),
+        (viewed(["y"], y=view("concat", "g", "z")), '"z" is given to the model', 'expression = "z"'),
+        (viewed(["y"], s=view("slice", "g", stop=2), y=view("concat", "s", "g")), '"s" lies in "g" already', "copy"),
+        (viewed(["y"], y=view("reshape", "z", shape=[48])), 'would be "z", which is given', "makes a copy"),
+        (viewed(["y"], y=view("slice", "g", stop=2)), 'output "y" would lie in "g"', "makes a copy"),
+        (viewed(["y", "g"], y=view("reshape", "g", shape=[48])), 'outputs "y" and "g" would be one array', "copy"),
+        (viewed(["g"], y=view("concat", "g"), w=again("y")), "nothing uses", "use it"),
+        (viewed(["y"], y=view("concat", "g", axis=0)), 'unknown key "axis"', "keys: kind, inputs"),
+        (viewed(["y"], s=view("slice", "z", start=1), w=again("s"), y=view("gemm", "s", "w")), "at no multiple of 16",
+         "other rows"),
+    ],
+)  # fmt: skip
+def test_views_that_cannot_be_are_refused_with_what_can(table: dict[str, Any], what: str, allowed: str) -> None:
+    used = {name for op in table["ops"].values() for name in op["inputs"]} | set(table["outputs"])
+    ops = {name: op for name, op in table["ops"].items() if name in used or "nothing" in what or op["kind"] == "split"}
+    read = {name for op in ops.values() for name in op["inputs"]}
+    inputs = {name: one for name, one in table["inputs"].items() if name in read} | {"n": {"shape": ["n"]}}
+    table = {**table, "inputs": inputs, "ops": {**ops, "m": again("n")}, "outputs": [*table["outputs"], "m"]}
+    with pytest.raises(RequestError) as caught:
+        read_model(target(table), ("sm_80",))
+    assert caught.value.code == "bad-model" and caught.value.file == "buildd.toml:2"
+    assert what in caught.value.message and allowed in caught.value.next_step
 
 
 GEMMS: dict[str, Any] = {

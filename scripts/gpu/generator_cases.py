@@ -191,6 +191,26 @@ def _models(generation: str) -> dict[str, dict[str, Any]]:
             },
             "outputs": ["out", "weights"],
         }),
+        "views": ("n", [[1], [16], [5]], 1.5e-2, {
+            "inputs": _tensors("bf16", x=["n", 8, 64], z=[32, 64]),
+            "constants": _tensors("bf16", w=[192, 64]),
+            "ops": {
+                "each": _op("split", "w", sizes=[64, 64, 64]),
+                "rows": _op("reshape", "x", shape=["n", 2, -1, 64]),
+                "q": _op("gemm", "rows", "each_0"),
+                "left": _op("gemm", "z", "each_1"),
+                "right": _op("gemm", "z", "each_2", epilogue="tanh"),
+                "both": _op("concat", "left", "right"),
+                "weights": _op("rowwise", "both", op="softmax"),
+                "mixed": _op("gemm", "q", "weights"),
+                "y": _op("reshape", "mixed", shape=["n", 512]),
+                "below": _op("slice", "both", start=32),
+                "half": _op("elementwise", "below", expression="below * 0.5"),
+                "last": _op("permute", "more", axes=[1, 0, 2]),
+                "more": _op("reshape", "half", shape=[1, 32, 64]),
+            },
+            "outputs": ["y", "last"],
+        }),
     }  # fmt: skip
     if not generation:
         plain["convolutions"] = ("n", [[1], [8], [3]], 4e-3, {
