@@ -17,7 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "any command, with its compilers going through the daemon"),
     "explain": ("explain", "say why targets were, or would be, built again"),
     "warm": ("warm", "fill the cache ahead; --prove: fail if anything would still compile"),
-    "profile": ("profile", "find the fastest kernel for GEMM targets, on the GPUs of this machine"),
+    "profile": ("profile", "find the fastest kernels for GEMMs and convolutions, on this machine's GPUs"),
     "compdb": ("compdb", "compile_commands.json for clangd, .cu files too"),
     "lsp": ("lsp", "a language server for editors"),
     "log": ("log", "recent builds, or everything one of them said"),

@@ -24,7 +24,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     driver: str
     capability: str
-    """"9.0"."""
+    """"9.0"; of AMD's "gfx90a"."""
+
+    @property
+    def shown_as(self) -> str:
+        """What shows a process this one alone: HIP counts where CUDA takes a UUID too."""
+        return str(self.index) if self.capability.startswith("gfx") else self.uuid
 
 
 def driver_program(environ: Mapping[str, str]) -> str:

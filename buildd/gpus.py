@@ -1,7 +1,8 @@
 """The GPUs of this machine: which there are, and who measures on one right now.
 
-Knows nvidia-smi and kernel locks; starts no context on a GPU, so that it disturbs nobody's measurement. A lease is a
-lock on a file named after the GPU's UUID in a folder that all users share: it ends with its process.
+Knows nvidia-smi, where AMD's driver shows its GPUs, and kernel locks; starts no context on a GPU, so that it disturbs
+nobody's measurement. A lease is a lock on a file named after the GPU's UUID in a folder that all users share: it ends
+with its process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import AsyncIterator, Mapping
 
 from buildd.devices import Gpu, visible
 
-__all__ = ["LEASES", "Gpu", "Turns", "find_gpus", "lease", "strangers", "visible"]
+__all__ = ["LEASES", "Gpu", "Turns", "find_amd_gpus", "find_gpus", "lease", "strangers", "visible"]
+_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
+_AMD_DRIVER = "/sys/module/amdgpu/version"
 LEASES = "/dev/shm/buildd-gpus"
 _QUERY = "index,uuid,name,driver_version,compute_cap"
 _ASK_S = 20.0
@@ -46,6 +49,47 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
         return (), f"nvidia-smi: {(done.stdout + done.stderr).strip()[:200]}"
     found = tuple(gpu for line in done.stdout.splitlines() if (gpu := _gpu(line)) is not None)
     return found, "" if found else "nvidia-smi lists no GPU"
+
+
+def find_amd_gpus(topology: str = _TOPOLOGY) -> tuple[tuple[Gpu, ...], str]:
+    """The same of AMD's GPUs, in the order in which HIP counts them.
+
+    Args:
+        topology: folder with one for each processor, as the driver has it.
+    """
+    found: list[Gpu] = []
+    try:
+        nodes = sorted((name for name in os.listdir(topology) if name.isdecimal()), key=int)
+    except OSError:
+        return (), "there is no AMD GPU here, or no driver for one"
+    for node in nodes:
+        said = dict(line.split(" ", 1) for line in _read(f"{topology}/{node}/properties").splitlines() if " " in line)
+        version, unique = (_number(said.get(name, "")) for name in ("gfx_target_version", "unique_id"))
+        if not version:  # a CPU
+            continue
+        arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        found.append(
+            Gpu(
+                index=len(found),
+                uuid=f"GPU-{unique:016x}" if unique else f"GPU-amd-{len(found)}",
+                name=_read(f"{topology}/{node}/name").strip() or arch,
+                driver=_read(_AMD_DRIVER).strip(),
+                capability=arch,
+            )
+        )
+    return tuple(found), "" if found else "the driver shows no AMD GPU"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _number(word: str) -> int:
+    return int(word) if word.strip().isdecimal() else 0
 
 
 def strangers(gpu: Gpu, environ: Mapping[str, str]) -> int:

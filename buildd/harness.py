@@ -63,11 +63,12 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
     """The command that measures, before its `question`. Raises BuilddError where it cannot be built."""
     place = os.path.join(request.store, "profiles", "measure")
     os.makedirs(place, exist_ok=True)
-    shutil.copyfile(MEASURE, os.path.join(place, "measure.cu"))
-    host = ["-ccbin", survey.host_compiler] if survey.host_compiler else []
+    source = "measure.hip" if survey.hip else "measure.cu"
+    shutil.copyfile(MEASURE, os.path.join(place, source))
+    host = ["-ccbin", survey.host_compiler] if survey.host_compiler and not survey.hip else []
     table = {
-        "kind": "cuda",
-        "sources": ["measure.cu"],
+        "kind": "hip" if survey.hip else "cuda",
+        "sources": [source],
         "arch": [survey.cases[0].arch],
         "output": "executable",
         "flags": ["-std=c++17", "-O3", *host],
@@ -79,7 +80,7 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
     if built.outcome is not m.Outcome.BUILT or not built.paths:
         raise BuilddError(
             f"the program that measures cannot be built: {built.message}",
-            file=os.path.join(place, "measure.cu"),
+            file=os.path.join(place, source),
             next_step="buildd doctor checks the toolkit",
         )
     return (built.paths[0],)

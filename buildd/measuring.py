@@ -61,12 +61,13 @@ class Bench:
     Args:
         command: the program that measures.
         environ: of the process; it sees one GPU only.
-        device: that GPU's UUID.
+        device: that GPU, as `Gpu.shown_as` has it.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], device: str) -> None:
         self._command = tuple(command)
-        self._environ = {**environ, "CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        shown = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), device)
+        self._environ = {**environ, **shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         self._process: _Process | None = None
         """One that has measured something, and waits for the next question."""
 

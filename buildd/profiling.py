@@ -302,7 +302,7 @@ class Profiling:
             asking: who else is on the GPUs: we are not before that is known.
         """
         command = self._plan.measure or await self._of_harness()
-        bench = Bench(command, {**os.environ, **self._plan.request.environment}, gpu.uuid)
+        bench = Bench(command, {**os.environ, **self._plan.request.environment}, gpu.shown_as)
         try:
             # While compilers run: what is wrong with the GPU, the first candidate will hear.
             with suppress(GpuFailed):

@@ -159,7 +159,7 @@ class Trials:
     async def _run(self, command: tuple[str, ...], gpu: Gpu, case: Case, library: str) -> m.Measured:
         environ = {**os.environ, **self._request.environment}
         arguments = question(case, library, case.target)
-        bench = Bench(command, environ, gpu.uuid)
+        bench = Bench(command, environ, gpu.shown_as)
         problem = case.dimensions
         try:
             found = await bench.measure(arguments, lambda: lease(gpu, self._leases), lambda: 0.0)

@@ -20,8 +20,10 @@ def runs_on(arch: str, capability: str) -> bool:
     """Whether code of an architecture runs on a GPU without being compiled once more by its driver.
 
     Args:
-        capability: "9.0".
+        capability: "9.0"; of AMD's the architecture itself.
     """
+    if arch.startswith("gfx"):
+        return arch.partition(":")[0] == capability
     major, _, minor = capability.partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
         return False

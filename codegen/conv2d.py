@@ -12,14 +12,12 @@ from dataclasses import fields
 import msgspec
 
 from codegen import nvcc
-from codegen.capability import height
 from codegen.compiled import asked_archs, needs_arch
 from codegen.context import Context, Part
-from codegen.convolution import ImplicitGemm, conv_of, implicit_gemm, line
-from codegen.gemm_decision import Choice, chosen, unmeasured
+from codegen.convolution import conv_of, implicit_gemm, line
+from codegen.gemm_decision import chosen_for_all, unmeasured
 from codegen.gemm_spec import EPILOGUES, kernel_for, output_type
 from codegen.plain import Kernel, Operand, choice, plan_plain, wrong
-from codegen.plan import Frozen, RequestError
 from codegen.target import Conv2dTarget
 
 MULTIPLE_OF = {"fp16": 2, "bf16": 2, "tf32": 1}
@@ -35,58 +33,14 @@ def plan_conv2d(context: Context, target: Conv2dTarget) -> Part:
     needs_arch(target, asked, "sm_80")
     archs = nvcc.normalised(asked, target.where)
     conv2d_kernel(target, archs)  # its own mistakes first
-    found = chosen_conv2d(context, target, archs)
-    part = plan_plain(context, target, conv2d_kernel(found.target, archs))
+    found = chosen_for_all(context, implicit_gemm(target), archs)
+    part = plan_plain(context, target, conv2d_kernel(conv_of(found.target), archs))
     return msgspec.structs.replace(
         part,
         notices=(*part.notices, *found.notices),
         read=tuple(dict.fromkeys((*part.read, *found.read))),
         unmeasured=unmeasured(target.name, archs, found.choices),
     )
-
-
-class ChosenConv2d(Frozen, frozen=True):
-    """A convolution with its kernel, which is one for all architectures."""
-
-    target: Conv2dTarget
-    choices: dict[str, tuple[Choice, ...]]
-    """What `unmeasured` is to know of each architecture."""
-    notices: tuple[str, ...]
-    read: tuple[str, ...]
-
-
-def chosen_conv2d(context: Context, target: Conv2dTarget, archs: tuple[str, ...]) -> ChosenConv2d:
-    """The kernel of a target: the highest architecture for which one was measured decides, as far as it fits all.
-
-    Args:
-        target: that can be.
-
-    Raises: as `gemm_decision.chosen`.
-    """
-    gemm = implicit_gemm(target)
-    choices = {arch: chosen(context, gemm, arch) for arch in sorted(archs, key=height, reverse=True)}
-    others = [found for found in choices.values() if found.target != gemm and _fits(found, archs)]
-    best = next((found for found in others if not found.guessed), others[0] if others else None)
-    taken = best.target if best is not None else gemm
-    assert isinstance(taken, ImplicitGemm)
-    # Where one is known there is nothing to guess for the rest, and no reason to measure them before.
-    known = best is not None and not best.guessed
-    told = [found for found in choices.values() if found is best or found.target == gemm or not known]
-    return ChosenConv2d(
-        target=conv_of(taken),
-        choices={arch: () if known and choices[arch].guessed else (choices[arch],) for arch in archs},
-        notices=tuple(dict.fromkeys(found.notice for found in told if found.notice)),
-        read=tuple(dict.fromkeys(path for found in choices.values() for path in found.read)),
-    )
-
-
-def _fits(found: Choice, archs: tuple[str, ...]) -> bool:
-    try:
-        for arch in archs:
-            kernel_for(found.target, arch)
-    except RequestError:
-        return False
-    return True
 
 
 def conv2d_kernel(target: Conv2dTarget, archs: tuple[str, ...]) -> Kernel:

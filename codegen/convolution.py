@@ -58,8 +58,9 @@ def implicit_gemm(target: Conv2dTarget) -> ImplicitGemm:
     )  # fmt: skip
 
 
-def conv_of(gemm: ImplicitGemm) -> Conv2dTarget:
+def conv_of(gemm: GemmTarget) -> Conv2dTarget:
     """The convolution with the kernel that was chosen for its GEMM."""
+    assert isinstance(gemm, ImplicitGemm)
     return msgspec.structs.replace(gemm.conv, tile=gemm.tile, warps=gemm.warps, stages=gemm.stages)
 
 

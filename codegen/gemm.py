@@ -16,12 +16,15 @@ from dataclasses import fields
 import msgspec
 
 from codegen import nvcc
-from codegen.compiled import asked_archs, generated_options, needs_arch, needs_output, plan_compiled
+from codegen.compiled import asked_archs, generated_options, needs_output, plan_compiled
 from codegen.context import Context, Part
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.cutlass_headers import Headers, lighter_headers
-from codegen.gemm_decision import chosen, unmeasured
-from codegen.gemm_spec import ARCH_3X, ARCH_100, GemmKernel, formula, is_plain, kernel_for, output_type, tolerance
+from codegen.gemm_decision import chosen, chosen_for_all, unmeasured
+from codegen.gemm_kernel import ARCH_100, GemmKernel
+from codegen.gemm_spec import ARCH_3X, formula, is_plain, kernel_for, output_type, tolerance
+from codegen.hip import hip_recipe
+from codegen.plain import STORAGE, is_hip
 from codegen.plan import GeneratedFile, Resources
 from codegen.rendering import TEMPLATES, template
 from codegen.target import GemmTarget, OutputKind
@@ -34,6 +37,7 @@ _LENIENT = "-Xcompiler=-fpermissive,-w"
 """CUTLASS names what only device code has, and a type by the name that a member takes: nvcc's front end lets it."""
 _PARAMS_BYTES = 2048
 """Room for the parameters of every 3.x kernel, of which a kernel's host pass knows nothing; some 1800 are used."""
+_MISALIGNED = -1
 _INVALID_PROBLEM = -4
 """-cutlass::Status::kErrorInvalidProblem, without the headers that say so."""
 _LINKAGE = '__attribute__((weak, visibility("hidden"))) '
@@ -45,8 +49,9 @@ MEASURE = os.path.join(TEMPLATES, "measure.cu")
 def plan_gemm(context: Context, target: GemmTarget) -> Part:
     """The share of the plan of a target of kind "gemm". Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
+    if is_hip(context, target):
+        return _plan_amd(context, target)
     asked = asked_archs(context, target, amd=False)
-    needs_arch(target, asked, "sm_80")
     archs = nvcc.normalised(asked, target.where)
     choices = [chosen(context, target, arch) for arch in archs]
     kernels = [kernel_for(choice.target, arch) for choice, arch in zip(choices, archs, strict=True)]
@@ -91,6 +96,31 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     return part.beside(program)
 
 
+def _plan_amd(context: Context, target: GemmTarget) -> Part:
+    """The same for AMD's GPUs: one kernel of plain HIP for all of them."""
+    archs = asked_archs(context, target, amd=True)
+    kernel_for(target, archs[0])  # its own mistakes first
+    found = chosen_for_all(context, target, archs)
+    kernel = kernel_for(found.target, archs[0])
+    entry = entry_file(target, [kernel], context.build)
+    ((source, _),) = sources_of(kernel, context.build)
+    recipe, notices = hip_recipe(context, target, generated_options(target, shared=(source.path,)))
+    if context.variables.is_on("AIT_ENABLE_STANDALONE"):
+        notices += (f"{target.name}: AIT_ENABLE_STANDALONE has no program for AMD's GPUs",)
+    part = plan_compiled(
+        context,
+        target,
+        recipe,
+        (entry.path, source.path),
+        target.output,
+        target.output_name,
+        files=(entry, source),
+        notices=(*notices, *found.notices),
+        read=found.read,
+    )
+    return msgspec.structs.replace(part, unmeasured=unmeasured(target.name, archs, found.choices))
+
+
 def symbol_of(name: str) -> str:
     """What the functions of a target of this name begin with."""
     return re.sub(r"\W", "_", name)
@@ -133,7 +163,8 @@ def entry_file(target: GemmTarget, kernels: list[GemmKernel], build: str) -> Gen
         fixed=[(name, size) for name in ("m", "n", "k") if (size := getattr(target, name))],
         invalid_problem=_INVALID_PROBLEM,
         grouped=target.grouped,
-        kernels=newest_first(kernels),
+        hip=kernels[0].amd,
+        kernels=[{"symbol": kernels[0].name}] if kernels[0].amd else newest_first(kernels),
         **interface(kernels[0]),
     )
     # Host code alone: the host compiler is done with it before nvcc would have begun.
@@ -163,7 +194,9 @@ def sources_of(
     """
     path, archs, whole = f"{build}/kernels/{kernel.name}", (kernel.arch,), _template(kernel)
     resources = RESOURCES_3X if kernel.three else RESOURCES_2X
-    if whole != _WHOLE:
+    if kernel.amd:
+        texts = [(whole, Unit(f"{path}.hip", archs))]
+    elif whole != _WHOLE:
         texts = [(whole, Unit(f"{path}.cu", archs, resources))]
     elif not split:
         texts = [(whole, Unit(f"{path}.cu", archs, resources, include))]
@@ -195,11 +228,31 @@ def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
 
 def _text(name: str, kernel: GemmKernel, symbol: str, linkage: str) -> bytes:
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)} | {"both": kernel.both}
-    more = {"title": kernel.name, "symbol": symbol, "linkage": linkage, "params_bytes": _PARAMS_BYTES}
-    return template(name).render(**more, **values).encode()
+    named = {"title": kernel.name, "symbol": symbol, "linkage": linkage, "params_bytes": _PARAMS_BYTES}
+    more = plain_words(kernel, hip=True) if kernel.amd else {}
+    return template(name).render(**named, **more, **values).encode()
+
+
+def plain_words(kernel: GemmKernel, *, hip: bool) -> dict[str, object]:
+    """What the template of a plain kernel needs besides."""
+    types = sorted({kernel.element_a, kernel.element_d})
+    return {
+        "a": kernel.element_a,
+        "output": kernel.element_d,
+        "types": types,
+        "read": types,
+        "written": [kernel.element_d],
+        "storage": STORAGE,
+        "hip": hip,
+        "api": "hip" if hip else "cuda",
+        "invalid_problem": _INVALID_PROBLEM,
+        "misaligned": _MISALIGNED,
+    }
 
 
 def _template(kernel: GemmKernel) -> str:
+    if kernel.amd:
+        return "gemm_plain.j2"
     if kernel.grouped:
         return "gemm_grouped.cu.j2"
     if kernel.arch == ARCH_100:

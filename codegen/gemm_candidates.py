@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from codegen import gemm_amd
 from codegen.context import Context
 from codegen.convolution import ImplicitGemm
 from codegen.gemm_choice import Candidate, Sizes, batch_of
-from codegen.gemm_spec import ARCH_3X, GemmKernel, Triple, kernel_for, rules_of
+from codegen.gemm_kernel import GemmKernel, Triple
+from codegen.gemm_spec import ARCH_3X, is_amd, kernel_for, rules_of
 from codegen.plan import Frozen, Probe, RequestError
 from codegen.target import GemmTarget
 
@@ -78,6 +80,8 @@ def candidates(context: Context, target: GemmTarget, arch: str, sizes: Sizes) ->
     Raises:
         ProbesNeeded, RequestError: CUTLASS's lists cannot be had.
     """
+    if is_amd(arch):
+        return _of_shapes(target, arch, sizes)
     accumulator = target.accumulator or ("int32" if target.dtype == "int8" else "fp32")
     # CUTLASS's generator makes its convolutions of the same tiles as its GEMMs.
     list_arch = ARCH_3X if rules_of(target, arch) == ARCH_3X else "sm_80"
@@ -99,6 +103,19 @@ def candidates(context: Context, target: GemmTarget, arch: str, sizes: Sizes) ->
         found[kernel.name] = msgspec.structs.replace(
             found[kernel.name], estimate_us=estimate_us(kernel, target, arch, sizes)
         )
+    return _varied(sorted(found.values(), key=lambda one: (one.estimate_us, one.kernel)))
+
+
+def _of_shapes(target: GemmTarget, arch: str, sizes: Sizes) -> tuple[Ranked, ...]:
+    """Of AMD's GPUs, for whose kernels the list is our own."""
+    found: dict[str, Ranked] = {}
+    for candidate in gemm_amd.shapes():
+        try:
+            kernel = kernel_for(candidate.of(target), arch)
+        except RequestError:
+            continue
+        promised_us = gemm_amd.estimate_us(kernel, arch, sizes)
+        found.setdefault(kernel.name, Ranked(candidate=candidate, kernel=kernel.name, estimate_us=promised_us))
     return _varied(sorted(found.values(), key=lambda one: (one.estimate_us, one.kernel)))
 
 

@@ -15,7 +15,8 @@ from codegen.aitemplate_flags import aitemplate_flags
 from codegen.context import Context
 from codegen.convolution import ImplicitGemm, words_of
 from codegen.environment import Settings
-from codegen.gemm_spec import ARCH_3X, Triple, kernel_for, rules_of
+from codegen.gemm_kernel import Triple
+from codegen.gemm_spec import ARCH_3X, is_amd, kernel_for, rules_of
 from codegen.plan import Frozen
 from codegen.target import GemmTarget
 
@@ -23,7 +24,7 @@ Sizes = tuple[int, ...]
 """m, n, k of a problem; of many in one launch how many comes first. Of a convolution those of x: n, height, width,
 channels."""
 _TRIPLE = r"(\d+)x(\d+)x(\d+)"
-_NAME = re.compile(rf"{_TRIPLE}_([wc]){_TRIPLE}_s(\d+)(?:_(cooperative|pingpong))?")
+_NAME = re.compile(rf"{_TRIPLE}_([wct]){_TRIPLE}_s(\d+)(?:_(cooperative|pingpong))?")
 _VERSION = re.compile(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)")
 
 
@@ -33,6 +34,7 @@ class Candidate(Frozen, frozen=True):
     tile: Triple
     warps: Triple | None = None
     cluster: Triple | None = None
+    threads: Triple | None = None
     stages: int = 0
     schedule: str = ""
 
@@ -40,6 +42,7 @@ class Candidate(Frozen, frozen=True):
     def name(self) -> str:
         """ "128x128x64_c2x1x1_s0_pingpong"; `candidate_from` reads it."""
         kind, shape = ("w", self.warps) if self.warps else ("c", self.cluster or (1, 1, 1))
+        kind, shape = ("t", self.threads) if self.threads else (kind, shape)
         text = f"{_by(self.tile)}_{kind}{_by(shape)}_s{self.stages}"
         return f"{text}_{self.schedule}" if self.schedule else text
 
@@ -50,6 +53,7 @@ class Candidate(Frozen, frozen=True):
             tile=self.tile,
             warps=self.warps,
             cluster=self.cluster,
+            threads=self.threads,
             stages=self.stages,
             schedule=self.schedule,
         )
@@ -66,6 +70,7 @@ def candidate_from(name: str) -> Candidate | None:
         tile=tile,
         warps=shape if match[4] == "w" else None,
         cluster=shape if match[4] == "c" else None,
+        threads=shape if match[4] == "t" else None,
         stages=int(match[8]),
         schedule=match[9] or "",
     )
@@ -87,9 +92,9 @@ def problem_of(target: GemmTarget, arch: str) -> str:
     return " ".join((*words, *more))
 
 
-def flags_of(context: Context, target: GemmTarget) -> str:
+def flags_of(context: Context, target: GemmTarget, *, hip: bool = False) -> str:
     """The flags that a target's kernels are compiled with, as far as somebody chose them."""
-    added = aitemplate_flags(context.variables, "cuda", aitemplate_shaped=False)
+    added = aitemplate_flags(context.variables, "hip" if hip else "cuda", aitemplate_shaped=False)
     words = (*target.flags, *(added.optimization or ()), *added.flags, *(f"-D{name}" for name in target.define))
     return shlex.join(words)
 
@@ -111,7 +116,7 @@ def batch_of(sizes: Sizes) -> int:
 
 def is_open(target: GemmTarget) -> bool:
     """Whether the project leaves the kernel to us."""
-    return not (target.tile or target.warps or target.cluster or target.stages or target.schedule)
+    return not any(getattr(target, name) for name in ("tile", "warps", "cluster", "threads", "stages", "schedule"))
 
 
 def runs_in_ci(variables: Settings) -> bool:
@@ -122,6 +127,8 @@ def runs_in_ci(variables: Settings) -> bool:
 
 def smallest(target: GemmTarget, arch: str) -> Candidate:
     """The kernel that compiles soonest; what CI_FLAG asks for."""
+    if is_amd(arch):
+        return Candidate(tile=(64, 64, 16), threads=(16, 16, 1), stages=1)
     if rules_of(target, arch) == ARCH_3X:
         deep = 128 // {"tf32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}.get(target.dtype, 2)
         return Candidate(tile=(64, 64, deep), cluster=(1, 1, 1), schedule="pingpong")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from codegen import best
+from codegen.capability import height
 from codegen.context import Context
 from codegen.convolution import ImplicitGemm, gemm_sizes
 from codegen.gemm_candidates import candidates
@@ -23,7 +24,8 @@ from codegen.gemm_choice import (
     runs_in_ci,
     smallest,
 )
-from codegen.gemm_spec import ARCH_100, is_measurable, kernel_for, wrong
+from codegen.gemm_kernel import ARCH_100
+from codegen.gemm_spec import is_amd, is_measurable, kernel_for, wrong
 from codegen.plan import Frozen, RequestError, Unmeasured
 from codegen.target import GemmTarget
 
@@ -59,15 +61,15 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
         return Choice(
             target=small.of(target), notice=f"{target.name}: CI_FLAG=CIRCLECI: the smallest kernel for {arch}"
         )
-    request = context.request
+    request, amd = context.request, is_amd(arch)
     places = best.folders(request.environment, request.store, request.project)
     found = best.choose(
         best.published(places),
         problem_of(target, arch),
-        toolkit=context.toolchains.cuda().version,
-        library=library_version(context.toolchains.cutlass()),
-        flags=flags_of(context, target),
-        capability=f"{int(re.sub(r'[^0-9]', '', arch)) / 10:.1f}",
+        toolkit=(context.toolchains.hip() if amd else context.toolchains.cuda()).version,
+        library="" if amd else library_version(context.toolchains.cutlass()),
+        flags=flags_of(context, target, hip=amd),
+        capability=arch.partition(":")[0] if amd else f"{int(re.sub(r'[^0-9]', '', arch)) / 10:.1f}",
     )
     read = tuple(f"{place}/{best.FILE}" for place in places)
     again = variables.is_on("FORCE_PROFILE") and sizes is not None
@@ -95,6 +97,47 @@ def chosen(context: Context, target: GemmTarget, arch: str) -> Choice:
         return Choice(target=target, read=read)
     wanted = again or not variables.is_on("DISABLE_PROFILER_CODEGEN")
     return Choice(target=_likeliest(context, target, arch, sizes), read=read, wanted=wanted, guessed=True)
+
+
+class ChosenForAll(Frozen, frozen=True):
+    """A target whose kernel is one for all its architectures."""
+
+    target: GemmTarget
+    choices: dict[str, tuple[Choice, ...]]
+    """What `unmeasured` is to know of each architecture."""
+    notices: tuple[str, ...]
+    read: tuple[str, ...]
+
+
+def chosen_for_all(context: Context, target: GemmTarget, archs: tuple[str, ...]) -> ChosenForAll:
+    """The kernel of a target: the highest architecture for which one was measured decides, as far as it fits all.
+
+    Args:
+        target: that can be.
+
+    Raises: as `chosen`.
+    """
+    choices = {arch: chosen(context, target, arch) for arch in sorted(archs, key=height, reverse=True)}
+    others = [found for found in choices.values() if found.target != target and _fits(found, archs)]
+    best = next((found for found in others if not found.guessed), others[0] if others else None)
+    # Where one is known there is nothing to guess for the rest, and no reason to measure them before.
+    known = best is not None and not best.guessed
+    told = [found for found in choices.values() if found is best or found.target == target or not known]
+    return ChosenForAll(
+        target=best.target if best is not None else target,
+        choices={arch: () if known and choices[arch].guessed else (choices[arch],) for arch in archs},
+        notices=tuple(dict.fromkeys(found.notice for found in told if found.notice)),
+        read=tuple(dict.fromkeys(path for found in choices.values() for path in found.read)),
+    )
+
+
+def _fits(found: Choice, archs: tuple[str, ...]) -> bool:
+    try:
+        for arch in archs:
+            kernel_for(found.target, arch)
+    except RequestError:
+        return False
+    return True
 
 
 def _likeliest(context: Context, target: GemmTarget, arch: str, sizes: Sizes) -> GemmTarget:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from codegen.convolution import ImplicitGemm
+from codegen.gemm_kernel import ARCH_100, ARCH_AMD, SCHEDULES, GemmKernel, Triple
 from codegen.plan import RequestError
 from codegen.project import nearest
 from codegen.target import GemmTarget
-
-Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,76 +68,15 @@ _SPELLED = {
 EPILOGUES = tuple(name or "none" for name in _SPELLED)
 _MOST_SPLITS = 32
 LAYOUTS = ("rcr", "rrr", "ccr")
-SCHEDULES = ("cooperative", "pingpong")
 ARCHS_2X = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
 ARCH_3X = "sm_90a"
-ARCH_100 = "sm_100a"
-"""Compile-only: one kernel a type, which nobody has run or measured."""
 _TYPES_100 = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
 _SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10}
 _SHARED_BYTES_90 = 227 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class GemmKernel:
-    """One kernel for one architecture, ready for its template."""
-
-    arch: str
-    three: bool
-    """Of CUTLASS 3.x."""
-    element_a: str
-    element_d: str
-    element_accumulator: str
-    element_compute: str
-    a_row: bool
-    b_row: bool
-    bias: bool
-    activation: str
-    combine: str
-    """What joins the result with C: "", "plus" or "multiplies"."""
-    batched: bool
-    grouped: bool
-    split_k: int
-    fp8: bool
-    tile: Triple
-    warp: Triple
-    cluster: Triple
-    instruction: Triple
-    simt: bool
-    cooperative: bool
-    stages: int
-    align: int
-    align_d: int
-    implicit: bool = False
-    """Of a convolution: one text for all architectures."""
-
-    @property
-    def name(self) -> str:
-        """What makes it another kernel, as a C identifier: equal kernels of two targets are one."""
-        form = (f"c{_by(self.cluster)}", self.schedule) if self.three else (f"w{_by(self.warp)}",)
-        form = form[:1] if self.arch == ARCH_100 else form
-        words = (
-            *(("conv2d",) if self.implicit else ("gemm", self.arch.replace("_", ""))),
-            *(_short(self.element_a), _short(self.element_accumulator)),
-            *(_short(self.element_d), f"{'r' if self.a_row else 'c'}{'r' if self.b_row else 'c'}r"),
-            *(("bias",) if self.bias else ()),
-            *((self.activation.lower(),) if self.activation else ()),
-            *((self.combine,) if self.combine else ()),
-            *(("batched",) if self.batched else ()),
-            *(("grouped",) if self.grouped else ()),
-            *((f"k{self.split_k}",) if self.split_k > 1 else ()),
-            *(_by(self.tile), *form, f"s{self.stages}", f"a{self.align}", f"d{self.align_d}"),
-        )
-        return "_".join(words)
-
-    @property
-    def schedule(self) -> str:
-        return SCHEDULES[0] if self.cooperative else SCHEDULES[1]
-
-    @property
-    def both(self) -> bool:
-        """It has a bias beside C."""
-        return self.bias and bool(self.combine)
+_AMD_TYPES = ("fp16", "bf16", "fp32")
+_AMD_SHARED_BYTES = 64 << 10
+_AMD_RESULTS = 128
+"""Of a thread, in registers."""
 
 
 def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
@@ -148,6 +86,8 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
         RequestError: "bad-gemm" ("bad-kernel" of a convolution), types, layout, tile, alignment or architecture do not
             go together; "bad-arch".
     """
+    if is_amd(arch):
+        return _amd_kernel(target, arch)
     every = (*ARCHS_2X, ARCH_3X, ARCH_100)
     if arch not in every:
         raise wrong(target, f"there is no GEMM for {arch}", "architectures: " + ", ".join(every), "bad-arch")
@@ -225,9 +165,68 @@ def kernel_for(target: GemmTarget, arch: str) -> GemmKernel:
     )
 
 
+def is_amd(arch: str) -> bool:
+    """Whether an architecture is one of AMD's: "gfx90a", "gfx90a:xnack-"."""
+    return arch.startswith(ARCH_AMD)
+
+
+def _amd_kernel(target: GemmTarget, arch: str) -> GemmKernel:
+    """Plain HIP, with what a tile is made of in fp32; one text for all of AMD's architectures."""
+    if isinstance(target, ImplicitGemm):
+        raise wrong(target, f"there is no convolution for {arch}", "leave the gfx architectures out", "bad-arch")
+    kind = _choice(target, f"dtype for {arch}", target.dtype, tuple(_AMD_TYPES))
+    layout = _choice(target, "layout", target.layout, LAYOUTS)
+    output = target.output_dtype or kind
+    _choice(target, f"output_dtype for {kind}", output, tuple(dict.fromkeys((kind, "fp32"))))
+    _choice(target, f"accumulator for {arch}", target.accumulator or "fp32", ("fp32",))
+    bias, activation, combine = _SPELLED[_choice(target, "epilogue", target.epilogue, EPILOGUES).removeprefix("none")]
+    for name in ("m", "n", "k", "stages", "alignment"):
+        if getattr(target, name) < 0:
+            raise wrong(target, f"{name} is negative", "0 stands for: known at run time, or chosen by buildd")
+    for name in ("warps", "cluster", "schedule", "grouped"):
+        if getattr(target, name):
+            raise wrong(target, f"there is no `{name}` for {arch}", f"leave `{name}` out")
+    if target.split_k != 1:
+        raise wrong(target, f"there is no split_k for {arch}", "leave it out")
+    tile, threads, stages = target.tile or (128, 128, 16), target.threads or (16, 16, 1), target.stages or 2
+    _check_amd(target, tile, threads, stages)
+    align, _ = _alignments(target, _TYPES[kind], kind, output, layout, arch)
+    return GemmKernel(
+        arch=ARCH_AMD, three=False, element_a=kind, element_d=output, element_accumulator="float",
+        element_compute="float", a_row=layout[0] == "r", b_row=layout[1] == "r", bias=bool(bias),
+        activation=activation, combine=combine, batched=target.batched, grouped=False, split_k=1, fp8=False, tile=tile,
+        warp=(1, 1, 1), cluster=(1, 1, 1), instruction=(1, 1, 1), simt=True, cooperative=False, stages=stages,
+        align=align, align_d=1, threads=threads,
+    )  # fmt: skip
+
+
+def _check_amd(target: GemmTarget, tile: Triple, threads: Triple, stages: int) -> None:
+    if min(tile) <= 0 or any(size % 8 for size in tile):
+        raise wrong(target, f"tile {list(tile)} is not possible", "multiples of 8, for example tile = [128, 128, 16]")
+    count = threads[0] * threads[1]
+    if min(threads) <= 0 or threads[2] != 1 or count % 64 or count > 1024:
+        raise wrong(
+            target, f"threads {list(threads)} are not possible", "a multiple of 64 up to 1024, as in [16, 16, 1]"
+        )
+    if tile[0] % threads[0] or tile[1] % threads[1]:
+        raise wrong(target, f"threads {list(threads)} do not divide tile {list(tile)}", "for example [16, 16, 1]")
+    if tile[0] * tile[1] > _AMD_RESULTS * count:
+        raise wrong(target, f"tile {list(tile)} does not fit the registers of {count} threads", "a smaller tile")
+    if stages not in (1, 2):
+        raise wrong(target, f"stages = {stages} is not possible", "1 or 2")
+    needed = stages * (tile[0] + tile[1] + 2) * tile[2] * 4
+    if needed > _AMD_SHARED_BYTES:
+        raise wrong(
+            target,
+            f"tile {list(tile)} with {stages} stages needs {needed >> 10} KiB of shared memory",
+            f"there are {_AMD_SHARED_BYTES >> 10} KiB: fewer stages or a smaller tile",
+        )
+
+
 def rules_of(target: GemmTarget, arch: str) -> str:
     """The architecture whose rules a kernel follows: convolutions are of CUTLASS 2.x, also where others are of 3.x."""
-    return ARCHS_2X[-1] if isinstance(target, ImplicitGemm) and arch not in ARCHS_2X else arch
+    other = arch not in ARCHS_2X and not is_amd(arch)
+    return ARCHS_2X[-1] if isinstance(target, ImplicitGemm) and other else arch
 
 
 def output_type(target: GemmTarget) -> str:
@@ -244,14 +243,6 @@ def tolerance(target: GemmTarget) -> float:
     if target.dtype == "fp32":
         return 1e-4 * rounded
     return {"fp16": 2e-3, "bf16": 1.6e-2, "fp32": 2e-3, "int32": 0.0}[output_type(target)] * rounded
-
-
-def _by(sizes: Triple) -> str:
-    return "x".join(map(str, sizes))
-
-
-def _short(element: str) -> str:
-    return element.rpartition("::")[2].removesuffix("_t")
 
 
 def formula(target: GemmTarget) -> str:
@@ -304,7 +295,7 @@ def _choice(target: GemmTarget, key: str, value: str, allowed: tuple[str, ...]) 
 
 def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout: str, arch: str) -> tuple[int, int]:
     """Elements by which A and B, and D, are aligned: 16 bytes, or what the fixed sizes allow."""
-    full = 1 if typed.simt else 16 // typed.size_bytes
+    full = 1 if typed.simt and not is_amd(arch) else 16 // typed.size_bytes
     contiguous = {"A": "k" if layout[0] == "r" else "m", "B": "n" if layout[1] == "r" else "k"}
     sizes = {name: getattr(target, name) for name in dict.fromkeys(contiguous.values()) if getattr(target, name)}
     align = target.alignment or full
@@ -321,7 +312,7 @@ def _alignments(target: GemmTarget, typed: _Type, kind: str, output: str, layout
             align //= 2
     # cp.async copies 4 bytes at least; TMA, and int8's tensor core operands, want whole 16.
     tma = arch in (ARCH_3X, ARCH_100)
-    least = full if kind == "int8" or tma else max(1, 4 // typed.size_bytes)
+    least = full if kind == "int8" or tma else 1 if is_amd(arch) else max(1, 4 // typed.size_bytes)
     if align < least:
         wanted = " and ".join(dict.fromkeys(contiguous.values()))
         raise wrong(
@@ -430,7 +421,7 @@ def _check_tile_90(target: GemmTarget, typed: _Type, tile: Triple) -> None:
 def _check_100(target: GemmTarget, kind: str, combine: str) -> None:
     if kind not in _TYPES_100:
         raise wrong(target, f"{kind} has no kernel for {ARCH_100}", "possible: " + ", ".join(_TYPES_100))
-    for name in ("tile", "warps", "cluster", "stages", "schedule", "batched"):
+    for name in ("tile", "warps", "cluster", "threads", "stages", "schedule", "batched"):
         if getattr(target, name):
             raise wrong(target, f"{ARCH_100} has one kernel for each type, without `{name}`", f"leave `{name}` out")
     if combine or target.split_k > 1:

@@ -19,7 +19,8 @@ from codegen.environment import Settings
 from codegen.gemm_candidates import Ranked, candidates
 from codegen.gemm_choice import Sizes, batch_of, flags_of, is_open, library_version, problem_of, runs_in_ci
 from codegen.gemm_decision import chosen, declared_sizes, fixed_sizes, size_names, typical_sizes
-from codegen.gemm_spec import ARCH_100, Triple, is_measurable, kernel_for, output_type, tolerance, wrong
+from codegen.gemm_kernel import ARCH_100, Triple
+from codegen.gemm_spec import is_measurable, kernel_for, output_type, tolerance, wrong
 from codegen.generate import Context, context_for
 from codegen.model import gemms_of, nameless
 from codegen.model_spec import read_model
@@ -107,6 +108,8 @@ class Survey(Frozen, frozen=True):
     """AIT_FORCE_PROFILER_CACHE."""
     notices: tuple[str, ...] = ()
     """For people: what is left out."""
+    hip: bool = False
+    """For AMD's GPUs."""
 
 
 def survey(
@@ -153,14 +156,21 @@ def survey(
     for target in gemms:
         _check_measurable(target)
     _check(variables)
-    compiler = context.toolchains.cuda()
+    vendors = {target.name: is_hip(context, target) for target in gemms}
+    if len(set(vendors.values())) > 1:
+        raise RequestError(
+            "not-profilable",
+            f"{', '.join(vendors)} are for GPUs of two vendors: only one is measured at a time",
+            next_step="name targets for one of them",
+        )
+    hip = any(vendors.values())
+    compiler = context.toolchains.hip() if hip else context.toolchains.cuda()
     cases: list[Case] = []
     unknown: list[str] = []
     for target in gemms:
-        archs = asked_archs(context, target, amd=False)
-        needs_arch(target, archs, "sm_80")
+        archs = asked_archs(context, target, amd=hip)
         sizes = _sizes(target, (*problems, largest[target.name]) if target.name in largest else problems)
-        archs = nvcc.normalised(archs, target.where)
+        archs = tuple(sorted(set(archs))) if hip else nvcc.normalised(archs, target.where)
         if first_on:
             arch = best_arch(archs, first_on)
             archs = (arch,) if arch and chosen(context, target, arch).wanted else ()
@@ -192,12 +202,13 @@ def survey(
     return Survey(
         cases=tuple(cases),
         toolkit=compiler.version,
-        library=library_version(context.toolchains.cutlass()),
-        flags={target.name: flags_of(context, target) for target in gemms},
+        library="" if hip else library_version(context.toolchains.cutlass()),
+        flags={target.name: flags_of(context, target, hip=hip) for target in gemms},
         build=context.build,
         cuda=dict(compiler.tool.roots).get("cuda", ""),
+        hip=hip,
         host_compiler=context.settings.host_compiler,
-        devices=visible_devices(variables, "cuda"),
+        devices=visible_devices(variables, "hip" if hip else "cuda"),
         environment=dict(context.environment),
         no_candidates=variables.is_on("DISABLE_PROFILER_CODEGEN") and not forced,
         continuous_integration=runs_in_ci(variables),
@@ -257,7 +268,7 @@ def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
         table["alignment"] = kernel.align
     else:
         table |= {"m": case.spec.m, "n": case.spec.n, "k": case.spec.k, "alignment": case.spec.alignment}
-    for name in ("tile", "warps", "cluster", "stages", "schedule"):
+    for name in ("tile", "warps", "cluster", "threads", "stages", "schedule"):
         value = getattr(ranked.candidate, name)
         if value:
             table[name] = list(value) if isinstance(value, tuple) else value
@@ -306,7 +317,7 @@ def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Sizes]:
 
 def _blank(target: GemmTarget) -> GemmTarget:
     """A target whose kernel nobody has chosen."""
-    return msgspec.structs.replace(target, tile=None, warps=None, cluster=None, stages=0, schedule="")
+    return msgspec.structs.replace(target, tile=None, warps=None, cluster=None, threads=None, stages=0, schedule="")
 
 
 def _check(variables: Settings) -> None:

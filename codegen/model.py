@@ -14,15 +14,16 @@ import msgspec
 from codegen import nvcc
 from codegen.compiled import asked_archs, generated_options, needs_output, plan_compiled
 from codegen.context import Context, Part
-from codegen.conv2d import ChosenConv2d, chosen_conv2d, conv2d_kernel
-from codegen.convolution import ImplicitGemm, implicit_gemm
+from codegen.conv2d import conv2d_kernel
+from codegen.convolution import ImplicitGemm, conv_of, implicit_gemm
 from codegen.cuda import CUTLASS_FLAGS, CUTLASS_INCLUDE, RESOURCES_2X, Unit, nvcc_recipe
 from codegen.cutlass_headers import Headers
 from codegen.gemm import kernel_sources, symbol_of
 from codegen.gemm_choice import Sizes as ProblemSizes
 from codegen.gemm_choice import is_open
-from codegen.gemm_decision import Choice, chosen, unmeasured
-from codegen.gemm_spec import GemmKernel, is_measurable, kernel_for
+from codegen.gemm_decision import Choice, ChosenForAll, chosen, chosen_for_all, unmeasured
+from codegen.gemm_kernel import GemmKernel
+from codegen.gemm_spec import is_measurable, kernel_for
 from codegen.hip import hip_recipe
 from codegen.model_ops import GemmLaunch, PlainLaunch
 from codegen.model_spec import Model, read_model
@@ -166,7 +167,7 @@ class _Chosen:
 def _chosen(context: Context, target: ModelTarget, model: Model, archs: tuple[str, ...]) -> _Chosen:
     """Equal ones are asked for once."""
     known: dict[GemmTarget, tuple[Choice, ...]] = {}
-    convs: dict[GemmTarget, ChosenConv2d] = {}
+    convs: dict[GemmTarget, ChosenForAll] = {}
     found = _Chosen(model, {}, {arch: [] for arch in archs}, [], [])
     ops = []
     for op in model.ops:
@@ -186,12 +187,12 @@ def _chosen(context: Context, target: ModelTarget, model: Model, archs: tuple[st
             conv, _ = _conv_target(target, op.launch, op.launch.conv, model.sizes)
             same = nameless(implicit_gemm(conv))
             if same not in convs:
-                convs[same] = chosen_conv2d(context, conv, archs)
+                convs[same] = chosen_for_all(context, implicit_gemm(conv), archs)
                 found.notices.extend(convs[same].notices)
                 found.read.extend(convs[same].read)
                 for arch, choices in convs[same].choices.items():
                     found.by_arch[arch].extend(choices)
-            op = replace(op, launch=replace(op.launch, kernel=conv2d_kernel(convs[same].target, archs)))
+            op = replace(op, launch=replace(op.launch, kernel=conv2d_kernel(conv_of(convs[same].target), archs)))
         ops.append(op)
     return replace(found, model=replace(model, ops=tuple(ops)))
 

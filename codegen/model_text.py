@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from codegen.gemm import newest_first
-from codegen.gemm_spec import GemmKernel
+from codegen.gemm_kernel import GemmKernel
 from codegen.model_memory import ALIGNMENT_BYTES, Life, grouped, packed
 from codegen.model_ops import GemmLaunch, Op, PlainLaunch
 from codegen.model_spec import Model

@@ -75,7 +75,7 @@ class GeneratedTarget(Target, frozen=True, kw_only=True):
 
 
 class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
-    """kind = "gemm": D = epilogue(alpha * A @ B + beta * C), one CUTLASS kernel an architecture. See `gemm`."""
+    """kind = "gemm": D = epilogue(alpha * A @ B + beta * C), of CUTLASS or in plain HIP. See `gemm`."""
 
     m: int = 0
     """Rows of A and D; 0 means known only at run time. Likewise `n` and `k`."""
@@ -103,6 +103,8 @@ class GemmTarget(GeneratedTarget, frozen=True, kw_only=True):
     """sm_80 only: warps of a threadblock along m, n, k."""
     cluster: tuple[int, int, int] | None = None
     """sm_90a only: threadblocks of a cluster."""
+    threads: tuple[int, int, int] | None = None
+    """gfx only: threads of a block along m, n, k (which is 1)."""
     stages: int = 0
     """0: chosen by arch (sm_80) or by what shared memory leaves (sm_90a)."""
     schedule: str = ""

@@ -15,7 +15,8 @@ from buildd import compdb
 from codegen.gemm import entry_file, interface, sources_of
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import Candidate, problem_of
-from codegen.gemm_spec import EPILOGUES, LAYOUTS, GemmKernel, is_measurable, is_plain, kernel_for, tolerance
+from codegen.gemm_kernel import GemmKernel
+from codegen.gemm_spec import EPILOGUES, LAYOUTS, is_measurable, is_plain, kernel_for, tolerance
 from codegen.gemm_survey import Case, candidate_spec, survey
 from codegen.plan import GeneratedFile, RequestError
 from codegen.target import GemmTarget

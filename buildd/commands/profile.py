@@ -89,6 +89,7 @@ async def _find(
     building: Awaitable[Builder],
     looking: Awaitable[tuple[tuple[Gpu, ...], str]],
 ) -> int:
+    from buildd.gpus import find_amd_gpus
     from buildd.profile_cache import flush_asked, open_profiles
     from buildd.profiling import Plan, Profiling
     from buildd.store import Store
@@ -101,7 +102,9 @@ async def _find(
         for line in flush_asked(survey.environment, store, request.project, request.build_id):
             say(f"buildd: {line}")
         gpus, why = await looking
-        alike, why = shown_gpus(gpus, why, survey.devices, lambda line: say(f"buildd: {line}"))
+        if survey.hip and not options.no_gpu:
+            gpus, why = find_amd_gpus()
+        alike, why = shown_gpus(gpus, why, survey.devices, lambda line: say(f"buildd: {line}"), hip=survey.hip)
         if not alike and not survey.continuous_integration and why != "--no-gpu":
             say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
         plan = Plan(request=request, survey=survey, gpus=alike, top=options.top, exhaustive=options.exhaustive)
@@ -119,7 +122,12 @@ async def _find(
 
 
 def shown_gpus(
-    gpus: tuple[Gpu, ...], why: str, devices: tuple[str, ...] | None, say: Callable[[str], None]
+    gpus: tuple[Gpu, ...],
+    why: str,
+    devices: tuple[str, ...] | None,
+    say: Callable[[str], None],
+    *,
+    hip: bool = False,
 ) -> tuple[tuple[Gpu, ...], str]:
     """Those of one model that a request may use, and why there is none.
 
@@ -127,15 +135,16 @@ def shown_gpus(
         why: as of `find_gpus`.
         devices: as of `visible`.
         say: is told that some are of another model.
+        hip: they are AMD's.
     """
     from buildd.gpus import visible
 
-    shown = visible(gpus, devices)
+    shown, variable = visible(gpus, devices), f"{'HIP' if hip else 'CUDA'}_VISIBLE_DEVICES"
     if gpus and not shown:
-        why = "CUDA_VISIBLE_DEVICES shows none"
+        why = f"{variable} shows none"
     alike = tuple(gpu for gpu in shown if (gpu.name, gpu.driver) == (shown[0].name, shown[0].driver))
     if len(alike) < len(shown):
-        say(f"measuring on {alike[0].name} only; show another model with CUDA_VISIBLE_DEVICES")
+        say(f"measuring on {alike[0].name} only; show another model with {variable}")
     return alike, why
 
 

@@ -14,10 +14,16 @@
 // run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
 // exactly; alpha keeps results near 1, so that errors of all types are of that scale. (A convolution has none: its weights
 // are scaled, by a power of two.)
+#ifdef __HIP__
+#include <hip/hip_bfloat16.h>
+#include <hip/hip_fp16.h>
+#include <hip/hip_runtime.h>
+#else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+#endif
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -29,6 +35,39 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#ifdef __HIP__
+// The same text for AMD's GPUs: what it uses has the same arguments there.
+#define cudaDevAttrL2CacheSize hipDeviceAttributeL2CacheSize
+#define cudaDeviceGetAttribute hipDeviceGetAttribute
+#define cudaError_t hipError_t
+#define cudaEventCreate hipEventCreate
+#define cudaEventDestroy (void)hipEventDestroy
+#define cudaEventElapsedTime hipEventElapsedTime
+#define cudaEventRecord hipEventRecord
+#define cudaEventSynchronize hipEventSynchronize
+#define cudaEvent_t hipEvent_t
+#define cudaFree (void)hipFree
+#define cudaGetDeviceCount hipGetDeviceCount
+#define cudaGetErrorString hipGetErrorString
+#define cudaGetLastError (void)hipGetLastError
+#define cudaMalloc hipMalloc
+#define cudaMemcpy hipMemcpy
+#define cudaMemcpyDeviceToHost hipMemcpyDeviceToHost
+#define cudaMemcpyHostToDevice hipMemcpyHostToDevice
+#define cudaMemset hipMemset
+#define cudaMemsetAsync hipMemsetAsync
+#define cudaSetDevice hipSetDevice
+#define cudaStreamSynchronize hipStreamSynchronize
+#define cudaStream_t hipStream_t
+#define cudaSuccess hipSuccess
+#define __bfloat162float static_cast<float>
+#define __float2bfloat16 hip_bfloat16
+using __nv_bfloat16 = hip_bfloat16;
+constexpr const char* kNoGpu = "no AMD GPU";
+#else
+constexpr const char* kNoGpu = "no GPU";
+#endif
 
 namespace {
 
@@ -78,9 +117,11 @@ void store(const std::string& type, double value, char* there) {
         *reinterpret_cast<__half*>(there) = __float2half(static_cast<float>(value));
     } else if (type == "bf16") {
         *reinterpret_cast<__nv_bfloat16*>(there) = __float2bfloat16(static_cast<float>(value));
+#ifndef __HIP__  // kernels for AMD's GPUs have no such type
     } else if (is_fp8(type)) {
         const auto kind = type == "fp8_e4m3" ? __NV_E4M3 : __NV_E5M2;
         *reinterpret_cast<__nv_fp8_storage_t*>(there) = __nv_cvt_double_to_fp8(value, __NV_SATFINITE, kind);
+#endif
     } else if (type == "int32") {
         *reinterpret_cast<int32_t*>(there) = static_cast<int32_t>(value);
     } else {
@@ -241,7 +282,7 @@ template <typename Turn>
 std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv] = problem;
     int devices = 0;
-    needed(cudaGetDeviceCount(&devices), "no GPU");  // the driver starts, which takes a while
+    needed(cudaGetDeviceCount(&devices), kNoGpu);  // the driver starts, which takes a while
     const bool bias = epilogue.rfind("bias", 0) == 0;
     const bool whole = type == "int8";
     const size_t count = std::max(1, batch), total = count * m * n;
@@ -268,7 +309,7 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     const size_t d_bytes = total * bytes_of(output);
     if (result.size() < d_bytes) result.resize(d_bytes);
     const double best_us = turn();
-    needed(cudaSetDevice(0), "no GPU");
+    needed(cudaSetDevice(0), kNoGpu);
     int cache_bytes = 0;
     needed(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, 0), "asking the GPU");
     const size_t flush_bytes = std::max<size_t>(2 * static_cast<size_t>(cache_bytes), 64 << 20);
