@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from buildd.hooks import inductor_cache, triton_why
-from buildd.hooks.triton_cache import FOLDER, Entry, Shelf
+from buildd.hooks.triton_cache import FOLDER, NOTE, Entry, Shelf
 
 FOLDERS = (FOLDER, inductor_cache.FOLDER)
 SHARE = 10
@@ -25,7 +25,7 @@ _TORN_S = 3600.0
 _NOTES = 1000
 """So many kernels' notes of what they were compiled from stay."""
 _UNLOCKED_S = 86400.0
-"""So old a lock is nobody's: it would have been removed by who held it."""
+"""So old a lock is nobody's: it would have been removed by who held it. What is noted of a tool may be of none by then."""
 
 
 def held(store: Path) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def trim(store: Path, limit_bytes: int) -> int:
         age_s = now_s - status.st_mtime
         if _NAME.fullmatch(entry.name):
             found.append((status.st_mtime_ns, status.st_size, entry.path))
-        elif age_s > (_UNLOCKED_S if entry.name.endswith(".lock") else _TORN_S):
+        elif age_s > (_UNLOCKED_S if entry.name.endswith((".lock", NOTE)) else _TORN_S):
             _remove(entry.path)
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):

@@ -122,50 +122,19 @@ def _install_loader() -> None:
     sys.path_importer_cache.clear()
 
 
-# ---------------------------------------------------------------- what was read
+def _module_of(name: str) -> types.ModuleType:
+    """A script beside this one."""
+    # No module of a user's has such a name.
+    found = importlib.util.spec_from_file_location(
+        f"buildd {name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    )
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
-class _Reads:
-    """Files that were opened for reading, besides those of the standard library and of Triton."""
-
-    def __init__(self) -> None:
-        self.paths: dict[str, None] = {}
-        # What start-up files of the environment (*.pth) loaded is no input, nor is this script.
-        self.before = frozenset(sys.modules)
-
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not arguments:
-            return
-        path, mode = arguments[0], arguments[1] if len(arguments) > 1 else None
-        if isinstance(path, str) and path and (mode is None or not set(str(mode)) & set("wax+")):
-            self.paths[os.path.abspath(path)] = None
-
-    def inputs(self, ignored: tuple[str, ...]) -> list[str]:
-        """Sorted; modules by their source, also where their bytecode was read."""
-        modules = [module for name, module in list(sys.modules.items()) if name not in self.before]
-        loaded = [getattr(module, "__file__", None) for module in modules]
-        found = {os.path.abspath(path) for path in loaded if path}
-        found.update(path for path in self.paths if not path.endswith(".pyc"))
-        others = (path for path in found if not path.startswith(ignored) and "\n" not in path)
-        return sorted(path for path in others if os.path.isfile(path))
-
-
-def _own_folders(triton_folder: str) -> tuple[str, ...]:
-    """Folders whose files are part of the tool's identity, or of no interest."""
-    site = [os.path.join(path, "triton") for path in sys.path if path]
-    names = [triton_folder, *site, "/proc", "/sys", "/dev", os.environ["TRITON_CACHE_DIR"]]
-    return (*(os.path.abspath(name) + os.sep for name in names), *_standard_library())
-
-
-@functools.cache
-def _standard_library() -> tuple[str, ...]:
-    import sysconfig
-
-    names = []
-    for folder in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}:
-        # Packages that the user installed lie below the standard library and count.
-        names += [os.path.join(folder, name) for name in os.listdir(folder) if not name.endswith("-packages")]
-    return tuple(name if os.path.isfile(name) else os.path.abspath(name) + os.sep for name in names)
+_files = _module_of("worker_triton_files.py")
 
 
 # ---------------------------------------------------------------- identity
@@ -245,21 +214,34 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     sys.addaudithook(reads.hook)
     kernel, function = _load(spec["source"], spec["module"], spec["kernel"])
     signature, constants, hints = _arguments(function, spec)
+    written = _write_stages_once(outputs)
     compiled = _compile(triton, function, kernel, spec, signature, constants, hints)
-    inputs = reads.inputs(_own_folders(triton_folder))
+    inputs = reads.inputs((*_files.own_folders(triton_folder), *outputs.values()))
     for name, path in outputs.items():
         content = _stage(compiled, name, spec)
-        with open(path, "wb") as stream:
-            stream.write(content)
+        if name not in written:
+            with open(path, "wb") as stream:
+                stream.write(content)
     with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
         stream.writelines(path + "\n" for path in inputs)
 
 
+def _write_stages_once(outputs: dict[str, str]) -> set[str]:
+    """Have Triton write its stages to where they are wanted; the names of those that it will."""
+    cache = sys.modules.get("triton.runtime.cache")
+    knobs = getattr(getattr(cache, "knobs", None), "cache", None)
+    if not hasattr(knobs, "manager_class"):  # before 3.4
+        return set()
+    stages = {name: path for name, path in outputs.items() if name != "metadata"}
+    knobs.manager_class = _files.stages_to(stages, cache.FileCacheManager)
+    return set(stages)
+
+
 @functools.cache
-def warm_up() -> tuple[str, _Reads]:
+def warm_up() -> tuple[str, Any]:
     """Import Triton, so that processes which are forked from this one need not; its folder, and who tells what is read
     from now on."""
-    reads = _Reads()
+    reads = _files.Reads()
     location = importlib.util.find_spec("triton")
     if location is None or not location.submodule_search_locations:
         raise Refused(f"triton is not installed for {sys.executable}; pip install triton there")
@@ -270,21 +252,9 @@ def warm_up() -> tuple[str, _Reads]:
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     _import_triton()
     if __name__ != "__main__":
-        _standard_library()
+        _files.standard_library()
         _module_of("worker_triton_first.py").begin()
     return folder, reads
-
-
-def _module_of(name: str) -> types.ModuleType:
-    """A script beside this one."""
-    # No module of a user's has such a name.
-    found = importlib.util.spec_from_file_location(
-        f"buildd {name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
-    )
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:

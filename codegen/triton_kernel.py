@@ -31,6 +31,7 @@ from codegen.python_worker import FOLDER, Worker, worker_of
 from codegen.target import TritonTarget
 
 WORKER = FOLDER / "worker_triton.py"
+WORKER_FILES = FOLDER / "worker_triton_files.py"
 
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=1.5)
 _STAGES = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
@@ -166,6 +167,7 @@ def _tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> Tool:
         name="triton",
         files=(
             ToolFile(role="worker", path=str(WORKER)),
+            ToolFile(role="worker's files", path=str(WORKER_FILES)),
             *(ToolFile(role=role, path=path) for role, path in identity.files.items()),
         ),
         facts=(

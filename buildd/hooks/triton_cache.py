@@ -36,6 +36,11 @@ _BACKENDS = ("cuda", "hip")
 _HIDDEN = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
 """With these a kernel depends on files that are not in Triton's key."""
 _OFF = ("", "0", "false", "no", "off")
+NOTE = ".tool"
+"""How names of notes end: what a tool's digest is, by its stamp."""
+_SETTLED_NS = 2_000_000_000
+_digests: dict[str, str] = {}
+"""Name of a note -> the digest that it tells."""
 _temporaries = itertools.count(1)
 _log = logging.getLogger("buildd.triton")
 
@@ -94,18 +99,21 @@ class Shelf:
 
     def open(self) -> bool:
         """Have the folder there; whether entries can be written to it."""
-        if not os.path.isdir(os.path.dirname(self.folder)):
-            return False
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.folder, 0o700)
-        status = os.lstat(self.folder)
+        try:
+            status = os.lstat(self.folder)
+        except FileNotFoundError:
+            if not os.path.isdir(os.path.dirname(self.folder)):
+                return False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder, 0o700)
+            status = os.lstat(self.folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise OSError(f"{self.folder} is not a folder of this user's alone")
         return os.access(self.folder, os.W_OK | os.X_OK)
 
     def take(self, key: str, group: str) -> Entry | None:
         """An entry that is whole; None where there is none."""
-        path = os.path.join(self.folder, name_of(key, group))
+        path = os.path.join(self.folder, name_of(key, group, self.folder))
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -134,25 +142,67 @@ class Shelf:
             with open(descriptor, "wb", buffering=0) as file:
                 if file.write(content) != len(content):
                     raise OSError("written in part")
-            os.replace(aside, os.path.join(self.folder, name_of(entry.key, entry.group)))
+            os.replace(aside, os.path.join(self.folder, name_of(entry.key, entry.group, self.folder)))
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(aside)
             raise
 
     def lock_path(self, key: str, group: str) -> str:
-        return os.path.join(self.folder, f"{name_of(key, group)}.lock")
+        return os.path.join(self.folder, f"{name_of(key, group, self.folder)}.lock")
 
 
-def name_of(key: str, group: str) -> str:
-    """The name of an entry's file: of all that Triton's key leaves out, too."""
+def name_of(key: str, group: str, notes: str = "") -> str:
+    """The name of an entry's file: of all that Triton's key leaves out, too.
+
+    Args:
+        notes: a folder where digests of large files are remembered, for other processes.
+    """
     parts = [key, group, str(_is_on("TRITON_STORE_BINARY_ONLY"))]
-    for name, value in sorted(os.environ.items()):
-        # Tools in place of Triton's own: their version is keyed, their content is not.
-        if name.startswith("TRITON_") and name.endswith("_PATH") and os.path.isfile(value):
-            status = os.stat(value)
-            parts.append(f"{name}={value} {status.st_ino} {status.st_size} {status.st_mtime_ns}")
+    # Tools in place of Triton's own: their version is keyed, their content is not.
+    for name in sorted(name for name in os.environ if name.startswith("TRITON_") and name.endswith("_PATH")):
+        if os.path.isfile(os.environ[name]):
+            parts.append(f"{name}={digest_of(os.environ[name], notes)}")
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def digest_of(path: str, notes: str = "") -> str:
+    """Of a file's content: it is read once for each state of it, where notes can be kept. Raises OSError."""
+    stamp = _stamp(path)
+    note = hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest() + NOTE
+    digest = _digests.get(note) or (_noted(os.path.join(notes, note)) if notes else "")
+    if not digest:
+        hasher = hashlib.blake2b(digest_size=16)
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                hasher.update(chunk)
+        digest = hasher.hexdigest()
+        # A file that was written just now may be written again without a trace: clocks of file systems have steps.
+        if abs(time.time_ns() - stamp[-1]) < _SETTLED_NS or _stamp(path) != stamp:
+            return digest
+        if notes:
+            with contextlib.suppress(OSError):
+                _write(os.path.join(notes, note), f"{digest} {_check_of(note, digest)}".encode())
+    _digests[note] = digest
+    return digest
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _noted(place: str) -> str:
+    """A digest that another process has noted; empty where there is none that is whole."""
+    with contextlib.suppress(OSError, ValueError), open(place, encoding="ascii") as file:
+        digest, check = file.read(256).split()
+        if check == _check_of(os.path.basename(place), digest):
+            return digest
+    return ""
+
+
+def _check_of(note: str, digest: str) -> str:
+    return hashlib.blake2b(f"{note} {digest}".encode(), digest_size=16).hexdigest()
 
 
 class Lock:
@@ -283,12 +333,11 @@ def manager_of(base: Any) -> Any:
                 return None
             if entry is None:
                 return None
-            paths = {}
-            for name, data in entry.files.items():
-                path = self._make_path(name)
-                if not _holds(path, data):
-                    _write(path, data)
-                paths[name] = path
+            paths = {name: self._make_path(name) for name in entry.files}
+            fresh = not os.listdir(self.cache_dir)
+            for name, path in paths.items():
+                if not (fresh and _make(path, entry.files[name])) and not _holds(path, entry.files[name]):
+                    _write(path, entry.files[name])
             return paths
 
         def _wait(self, filename: str) -> dict[str, str] | None:
@@ -325,6 +374,22 @@ def _holds(path: str, data: bytes) -> bool:
             return file.read(len(data) + 1) == data
     except OSError:
         return False
+
+
+def _make(path: str, data: bytes) -> bool:
+    """Make a new file; False where one is there.
+
+    Who meets half of it knows by its content, and puts a whole one in its place: so it need not be renamed. Triton
+    without us takes no file for whole that no group names.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    with open(descriptor, "wb", buffering=0) as file:
+        if file.write(data) != len(data):
+            raise OSError("written in part")
+    return True
 
 
 def _write(path: str, data: bytes) -> None:

@@ -59,14 +59,16 @@ class Noter:
     def asked(self, key: str, source: Any, backend: Any, options: Any, variables: Any) -> None:
         """A key was made. `key` is its text, the others what Triton made it of."""
         with self._lock:
-            self._pending[name_of(key)] = (source, backend, options, variables)
+            self._pending[key] = (source, backend, options, variables)
             while len(self._pending) > _PENDING:
                 self._pending.popitem(last=False)
 
     def compiled(self, name: str) -> None:
         """The kernel under a key was compiled; `name` is what Triton's cache calls it."""
         with self._lock:
-            made_of = self._pending.pop(name, None)
+            # Most keys hit, and need no name. Who compiles asked just now: the latest first.
+            key = next((key for key in reversed(self._pending) if name_of(key) == name), None)
+            made_of = self._pending.pop(key) if key is not None else None
         if made_of is None or not os.path.isdir(self._store):
             return
         facts = facts_of(*made_of) | {"installation": self._installation}
