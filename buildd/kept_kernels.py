@@ -1,7 +1,7 @@
-"""Triton's kernels and Inductor's graphs beside the store: their bound, whether they are sound, figures.
+"""Triton's kernels, Inductor's graphs and Python's bytecode beside the store: their bound, whether they are sound, figures.
 
 Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`,
-`hooks/inductor_cache`). An entry is one file, replaced by rename, and a digest covers all of it.
+`hooks/inductor_cache`, `hooks/bytecode`). An entry is one file, replaced by rename, and a digest covers all of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from buildd.hooks import inductor_cache, triton_why
+from buildd.hooks import bytecode, inductor_cache, triton_why
 from buildd.hooks.triton_cache import FOLDER, NOTE, Entry, Shelf
 
 FOLDERS = (FOLDER, inductor_cache.FOLDER)
@@ -38,7 +38,7 @@ def trim(store: Path, limit_bytes: int) -> int:
     """Remove what was not used for longest, until the others fit, and what killed processes have left; the
     bytes that are left."""
     found, now_s = [], time.time()
-    for entry, status in _all(store):
+    for entry, status in (*_all(store), *_statuses(store, bytecode.FOLDER)):
         age_s = now_s - status.st_mtime
         if _NAME.fullmatch(entry.name):
             found.append((status.st_mtime_ns, status.st_size, entry.path))
@@ -57,8 +57,8 @@ def trim(store: Path, limit_bytes: int) -> int:
 
 
 def clear(store: Path) -> int:
-    """Remove all kernels and graphs, and what they were compiled from; how many there were."""
-    for entry, _ in _statuses(store, triton_why.FOLDER):
+    """Remove all kernels and graphs, what they were compiled from, and bytecode; how many kernels and graphs there were."""
+    for entry, _ in (*_statuses(store, triton_why.FOLDER), *_statuses(store, bytecode.FOLDER)):
         _remove(entry.path)
     return sum(_remove(entry.path) for entry, _ in _all(store) if _NAME.fullmatch(entry.name))
 

@@ -1,5 +1,6 @@
 """What `buildd run` puts into each Python below it: Triton's cache goes through the store, torch's key names the CPU,
-kernels are recorded where that is asked for, and no build of an extension waits for one that was killed.
+kernels are recorded where that is asked for, no build of an extension waits for one that was killed, and bytecode is
+kept where Python keeps none.
 
 Its folder is on PYTHONPATH, and the sitecustomize that would have been found without it runs as ever. Knows when torch
 and Triton read their configuration, and sets no variable that a process without this file would stumble over: where it
@@ -58,6 +59,13 @@ def _free_extensions(file_baton: "Any") -> None:
         _beside("torch_baton").begin(file_baton)
 
 
+def _keep_bytecode() -> None:
+    """Have the bytecode of modules kept, where Python keeps none: torch takes seconds to compile."""
+    off = os.environ.get("BUILDD_DISABLE", "").lower() not in ("", "0", "false", "no", "off")
+    if os.environ.get("BUILDD_DIR") and not off:
+        _beside("bytecode").begin(sys.modules["_frozen_importlib_external"].SourceFileLoader, os.environ["BUILDD_DIR"])
+
+
 def _beside(name: str) -> "Any":
     """A file of this folder as a module."""
     if f"_buildd_{name}" in sys.modules:
@@ -90,9 +98,14 @@ def _name_capability() -> None:
 class _Watcher:
     """Sees modules being imported; finds none itself."""
 
+    _seen = False
+
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name == "torch.compiler.config":
             _name_capability()
+        if name in _LARGE and not self._seen:
+            self._seen = True
+            _carefully(name, _keep_bytecode)
         then = _THEN.get(name)
         if then is None:
             return None
@@ -104,6 +117,7 @@ class _Watcher:
         return None
 
 
+_LARGE = ("torch", "triton")
 _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.runtime.jit": _record_triton,
@@ -123,18 +137,22 @@ def _follow(spec: "Any", then: "Any") -> None:
 
     def exec_module(module: "Any") -> None:
         load(module)
-        try:
-            then(module)
-        except Exception as error:
-            # Whatever is wrong with us: the program runs as without us.
-            import logging
-
-            logging.getLogger("buildd.triton").info("%s is as without us: %r", spec.name, error)
+        _carefully(spec.name, then, module)
 
     try:
         spec.loader.exec_module = exec_module
     except AttributeError:
         pass
+
+
+def _carefully(name: str, then: "Any", *arguments: "Any") -> None:
+    """Whatever is wrong with us: the program runs as without us."""
+    try:
+        then(*arguments)
+    except Exception as error:
+        import logging
+
+        logging.getLogger("buildd.triton").info("%s is as without us: %r", name, error)
 
 
 def _run_the_next() -> None:
