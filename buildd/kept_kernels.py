@@ -1,4 +1,4 @@
-"""Triton's kernels, Inductor's graphs and Python's bytecode beside the store: their bound, whether they are sound, figures.
+"""Triton's kernels, Inductor's graphs, Python's bytecode beside the store: their bound, whether they are sound, figures.
 
 Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`,
 `hooks/inductor_cache`, `hooks/bytecode`). An entry is one file, replaced by rename, and a digest covers all of it.
@@ -25,7 +25,7 @@ _TORN_S = 3600.0
 _NOTES = 1000
 """So many kernels' notes of what they were compiled from stay."""
 _UNLOCKED_S = 86400.0
-"""So old a lock is nobody's: it would have been removed by who held it. What is noted of a tool may be of none by then."""
+"""So old a lock is nobody's: it would have been removed by who held it. A note of a tool may be of none by then."""
 
 
 def held(store: Path) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def trim(store: Path, limit_bytes: int) -> int:
 
 
 def clear(store: Path) -> int:
-    """Remove all kernels and graphs, what they were compiled from, and bytecode; how many kernels and graphs there were."""
+    """Remove all kernels and graphs (how many there were), what they were compiled from, and bytecode."""
     for entry, _ in (*_statuses(store, triton_why.FOLDER), *_statuses(store, bytecode.FOLDER)):
         _remove(entry.path)
     return sum(_remove(entry.path) for entry, _ in _all(store) if _NAME.fullmatch(entry.name))

@@ -228,8 +228,8 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
 
 def _write_stages_once(outputs: dict[str, str]) -> set[str]:
     """Have Triton write its stages to where they are wanted; the names of those that it will."""
-    cache = sys.modules.get("triton.runtime.cache")
-    knobs = getattr(getattr(cache, "knobs", None), "cache", None)
+    cache: Any = sys.modules.get("triton.runtime.cache")
+    knobs: Any = getattr(getattr(cache, "knobs", None), "cache", None)
     if not hasattr(knobs, "manager_class"):  # before 3.4
         return set()
     stages = {name: path for name, path in outputs.items() if name != "metadata"}

@@ -137,14 +137,88 @@ def test_graphs_share_the_bound_and_are_in_no_bundle(shelf: Shelf, store: Path) 
     assert kept_kernels.held(store) == (0, 0)
 
 
-def test_tools_in_place_of_tritons_own_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_in_place_of_tritons_own_are_told_apart_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = triton_cache.name_of(KEY, GROUP)
     tool = tmp_path / "ptxas"
     tool.write_text("one")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(tool))
     first = triton_cache.name_of(KEY, GROUP)
+    tool.write_text("two")
+    second = triton_cache.name_of(KEY, GROUP)
+    assert len({plain, first, second}) == 3
+    other = tmp_path / "elsewhere"
+    other.write_text("one")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
+    assert triton_cache.name_of(KEY, GROUP) == first
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files count as settled at once, and nothing is remembered yet."""
+    monkeypatch.setattr(triton_cache, "_SETTLED_NS", 0)
+    monkeypatch.setattr(triton_cache, "_values", {})
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_was_read_once_is_noted_for_other_processes(
+    shelf: Shelf, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "ptxas"
+    tool.write_text("one")
+    digest = triton_cache.digest_of(str(tool), shelf.folder)
+    (note,) = (store / "triton").glob(f"*{triton_cache.NOTE}")
+    forged = "0" * 32
+    check = triton_cache._check_of(note.name, forged)
+    for text, wanted in ((f"{forged} {check}", forged), (f"{forged} {check[:-1]}", digest), ("", digest)):
+        note.write_text(text)  # the first one shows that it is read at all
+        monkeypatch.setattr(triton_cache, "_values", {})
+        assert triton_cache.digest_of(str(tool), shelf.folder) == wanted
     tool.write_text("another")
-    assert len({plain, first, triton_cache.name_of(KEY, GROUP)}) == 3
+    assert triton_cache.digest_of(str(tool), shelf.folder) not in (digest, forged)
+    assert len(kept(store)) == 1 and kept_kernels.held(store)[0] == 1, "a note is no kernel"
+
+
+@pytest.mark.usefixtures("settled")
+def test_tritons_digest_of_itself_is_made_once_for_each_state_of_its_files(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "triton"
+    (folder / "_C").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    library = folder / "_C" / "libtriton.so"
+    library.write_text("one")
+    made: list[str] = []
+
+    def triton_key() -> str:
+        made.append(library.read_text())
+        return f"3.9-{made[-1]}"
+
+    def in_another_process() -> str:
+        monkeypatch.setattr(triton_cache, "_values", {})
+        return triton_cache.key_remembered(triton_key, str(folder))()
+
+    assert [in_another_process() for _ in range(3)] == ["3.9-one"] * 3 and made == ["one"]
+    library.write_text("two")
+    assert [in_another_process() for _ in range(2)] == ["3.9-two"] * 2 and made == ["one", "two"]
+    (folder / "language.py").write_text("")
+    in_another_process()
+    assert made == ["one", "two", "two"]
+    monkeypatch.setenv("BUILDD_DIR", str(tmp_path / "nowhere"))
+    assert in_another_process() == "3.9-two" and len(made) == 4
+
+
+def test_what_was_written_just_now_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_cache, "_SETTLED_NS", 3600 * 10**9)
+    tool = tmp_path / "ptxas"
+    tool.write_text("one")
+    before = triton_cache._stamp(str(tool))
+    monkeypatch.setattr(triton_cache, "_stamp", lambda path: before)  # a clock with coarse steps
+    first = triton_cache.digest_of(str(tool), str(tmp_path))
+    tool.write_text("two")
+    assert triton_cache.digest_of(str(tool), str(tmp_path)) != first
+    assert not list(tmp_path.glob(f"*{triton_cache.NOTE}"))
 
 
 # ---------------------------------------------------------------- one compiles
@@ -195,6 +269,13 @@ def compiled(manager: Any) -> dict[str, str]:
     return group
 
 
+def half_of_another(path: Path) -> None:
+    """A process that was killed while it made the first file of a folder."""
+    for other in path.parent.iterdir():
+        other.unlink()
+    path.write_bytes(FILES[path.name][:100])
+
+
 @pytest.mark.triton
 def test_a_kernel_is_found_from_another_folder_whatever_is_there(
     manager: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -205,7 +286,7 @@ def test_a_kernel_is_found_from_another_folder_whatever_is_there(
     found = manager(KEY).get_group(GROUP)
     assert {name: Path(path).read_bytes() for name, path in found.items()} == FILES
     assert all(path.startswith(str(tmp_path / "moved")) for path in found.values())
-    for damage in (lambda path: path.write_bytes(b"torn"), Path.unlink):
+    for damage in (lambda path: path.write_bytes(b"torn"), Path.unlink, half_of_another):
         damage(Path(found["add.cubin"]))
         assert Path(manager(KEY).get_group(GROUP)["add.cubin"]).read_bytes() == FILES["add.cubin"]
     (place,) = kept(store)

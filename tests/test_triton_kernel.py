@@ -311,6 +311,9 @@ def test_the_files_that_were_read_are_reported(tmp_path: Path, identity: Callabl
         "kernels/factor.json",
         "kernels/helper.py",
     }
+    # The stages are where they are wanted, and nowhere else.
+    beside = {path.suffix for path in (tmp_path / "job" / "triton").rglob("*") if path.is_file()}
+    assert beside == {".source", ".json"}
 
 
 @pytest.mark.triton

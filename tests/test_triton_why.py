@@ -13,7 +13,7 @@ from test_kernel_manifest import lay_out
 
 from buildd import kept_kernels
 from buildd.commands.explain_kernels import noted
-from buildd.hooks import inductor_why, triton_why
+from buildd.hooks import inductor_why, triton_record, triton_why
 from buildd.hooks.triton_why import Noter, name_of, reasons
 from tests.household import Household
 
@@ -130,6 +130,15 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     noter.asked("key", a_source(1), None, None, {})
     noter.compiled(name_of("key"))
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_that_nothing_is_recorded_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jit = SimpleNamespace(serialize_specialization_data=None)
+    recorder = triton_record.Recorder(jit, str(tmp_path / "gone"), str(tmp_path))
+    for number in range(3):
+        recorder.problem(f"kernel {number}")
+    (said,) = caplog.messages
+    assert "not recorded" in said and "No such file" in said and said.endswith("kernel 0")
 
 
 # ---------------------------------------------------------------- Inductor's graphs

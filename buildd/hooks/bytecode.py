@@ -1,9 +1,9 @@
 """Bytecode of Python's modules, kept in the store where Python can keep none beside them.
 
-Runs in the user's own process, from this one file, in the middle of imports: imports nothing that a start has not imported
-anyway, but hashing. A first `torch.compile` imports 1,500 modules, and to compile them takes seconds in every process, where
-their folders are read-only or another user's, or PYTHONDONTWRITEBYTECODE is set. Known by its source's text: no stamp
-decides. What is found is checked; whatever goes wrong, Python compiles.
+Runs in the user's own process, from this one file, in the middle of imports: imports nothing that a start has not
+imported anyway, but hashing. A first `torch.compile` imports 1,500 modules, and to compile them takes seconds in every
+process, where their folders are read-only or another user's, or PYTHONDONTWRITEBYTECODE is set. Known by its source's
+text: no stamp decides. What is found is checked; whatever goes wrong, Python compiles.
 """
 
 from __future__ import annotations

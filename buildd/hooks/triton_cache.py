@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 FOLDER = "triton"
@@ -29,6 +30,7 @@ _CHECKED = 48
 _MOST_BYTES = 256 << 20
 _MOST_WAIT_S = 60.0
 """For another process that compiles the same kernel; who compiles longer does not do so alone."""
+_MOST_FILES = 10_000
 _POLL_S = 0.005
 _USED_AGAIN_S = 3600.0
 _BACKENDS = ("cuda", "hip")
@@ -37,10 +39,11 @@ _HIDDEN = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRI
 """With these a kernel depends on files that are not in Triton's key."""
 _OFF = ("", "0", "false", "no", "off")
 NOTE = ".tool"
-"""How names of notes end: what a tool's digest is, by its stamp."""
+"""How names of notes end: what was made of a tool's files, by their stamps."""
+_MOST_NOTED = 1 << 20
 _SETTLED_NS = 2_000_000_000
-_digests: dict[str, str] = {}
-"""Name of a note -> the digest that it tells."""
+_values: dict[str, str] = {}
+"""Name of a note -> what it tells."""
 _temporaries = itertools.count(1)
 _log = logging.getLogger("buildd.triton")
 
@@ -168,23 +171,39 @@ def name_of(key: str, group: str, notes: str = "") -> str:
 
 def digest_of(path: str, notes: str = "") -> str:
     """Of a file's content: it is read once for each state of it, where notes can be kept. Raises OSError."""
-    stamp = _stamp(path)
-    note = hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest() + NOTE
-    digest = _digests.get(note) or (_noted(os.path.join(notes, note)) if notes else "")
-    if not digest:
+
+    def digest() -> str:
         hasher = hashlib.blake2b(digest_size=16)
         with open(path, "rb") as file:
             while chunk := file.read(1 << 20):
                 hasher.update(chunk)
-        digest = hasher.hexdigest()
+        return hasher.hexdigest()
+
+    return remembered(digest, lambda: [_stamp(path)], notes)
+
+
+def remembered(value_of: Callable[[], str], stamps_of: Callable[[], Sequence[tuple[int, ...]]], notes: str = "") -> str:
+    """What was made of files, unless they have changed. Raises OSError.
+
+    Args:
+        value_of: makes it: a text without blanks.
+        stamps_of: the files' stamps, each with the time of its last change (ns) at the end.
+        notes: a folder where it is remembered for other processes.
+    """
+    stamps = stamps_of()
+    note = hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest() + NOTE
+    value = _values.get(note) or (_noted(os.path.join(notes, note)) if notes else "")
+    if not value:
+        value = value_of()
         # A file that was written just now may be written again without a trace: clocks of file systems have steps.
-        if abs(time.time_ns() - stamp[-1]) < _SETTLED_NS or _stamp(path) != stamp:
-            return digest
+        now_ns = time.time_ns()
+        if any(abs(now_ns - stamp[-1]) < _SETTLED_NS for stamp in stamps) or stamps_of() != stamps:
+            return value
         if notes:
             with contextlib.suppress(OSError):
-                _write(os.path.join(notes, note), f"{digest} {_check_of(note, digest)}".encode())
-    _digests[note] = digest
-    return digest
+                _write(os.path.join(notes, note), f"{value} {_check_of(note, value)}".encode())
+    _values[note] = value
+    return value
 
 
 def _stamp(path: str) -> tuple[int, ...]:
@@ -193,16 +212,16 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 
 def _noted(place: str) -> str:
-    """A digest that another process has noted; empty where there is none that is whole."""
-    with contextlib.suppress(OSError, ValueError), open(place, encoding="ascii") as file:
-        digest, check = file.read(256).split()
-        if check == _check_of(os.path.basename(place), digest):
-            return digest
+    """What another process has noted; empty where there is nothing that is whole."""
+    with contextlib.suppress(OSError, ValueError), open(place, encoding="utf-8") as file:
+        value, check = file.read(_MOST_NOTED).split()
+        if check == _check_of(os.path.basename(place), value):
+            return value
     return ""
 
 
-def _check_of(note: str, digest: str) -> str:
-    return hashlib.blake2b(f"{note} {digest}".encode(), digest_size=16).hexdigest()
+def _check_of(note: str, value: str) -> str:
+    return hashlib.blake2b(f"{note} {value}".encode(), digest_size=16).hexdigest()
 
 
 class Lock:
@@ -415,3 +434,33 @@ def use(cache: Any) -> None:
     knobs = cache.knobs.cache
     if knobs.manager_class is None:
         knobs.manager_class = manager_of(cache.FileCacheManager)
+    if hasattr(cache, "triton_key"):
+        cache.triton_key = key_remembered(cache.triton_key, os.path.dirname(os.path.dirname(cache.__file__)))
+
+
+def key_remembered(triton_key: Callable[[], str], folder: str) -> Callable[[], str]:
+    """Triton's digest of itself, which would take each process a quarter of a second: it reads 500 MB.
+
+    Args:
+        triton_key: makes it.
+        folder: Triton's.
+    """
+
+    def stamps() -> list[tuple[int, ...]]:
+        found = []
+        for where, _, names in os.walk(folder, followlinks=True):
+            paths = (os.path.join(where, name) for name in names if name.endswith((".py", ".so")))
+            found += [_stamp(path) for path in paths]
+            if len(found) > _MOST_FILES:
+                raise OSError("a folder with more than Triton in it")
+        return sorted(found)
+
+    @functools.lru_cache
+    def key() -> str:
+        with _fails_open("Triton's own digest is made again"):
+            shelf = Shelf(os.environ.get("BUILDD_DIR", ""))
+            if not _is_on("BUILDD_DISABLE") and shelf.open():
+                return remembered(triton_key, stamps, shelf.folder)
+        return triton_key()
+
+    return key

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -24,6 +25,7 @@ _GENERATED = "torch._inductor."
 """What the modules begin with that Inductor writes kernels to."""
 _UNKEYED = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
 """With these a kernel depends on files that no manifest carries."""
+_log = logging.getLogger("buildd.triton")
 
 
 class Recorder:
@@ -40,6 +42,7 @@ class Recorder:
         self._serialize = jit.serialize_specialization_data
         self._folder = folder
         self._root = os.path.realpath(root)
+        self._lost = False
 
     def note(self, function: Any, compiled: dict[str, Any]) -> None:
         """One kernel, as Triton's hook tells of it."""
@@ -66,8 +69,13 @@ class Recorder:
 
     def problem(self, text: str) -> None:
         """Something that keeps a kernel out of the manifest, in words for the user."""
-        with contextlib.suppress(OSError):
+        try:
             self._write({PROBLEM: text})
+        except OSError as error:
+            # Nobody will read it there. The user waits for a manifest: one line, on stderr unless they log.
+            if not self._lost:
+                self._lost = True
+                _log.warning("buildd: kernels are not recorded: %s; the first one: %s", error, text)
 
     def _line(self, function: Any, compiled: dict[str, Any]) -> dict[str, Any]:
         if not compiled["specialization_data"]:
@@ -183,7 +191,8 @@ def begin(jit: Any) -> None:
         # Triton calls it because there is a hook: without us nothing would fail here.
         try:
             return serialize(*arguments, **named)
-        except Exception:
+        except Exception as error:
+            _log.info("a kernel's constants cannot be written down: %r", error)
             return ""
 
     def hook(**told: Any) -> Any:
