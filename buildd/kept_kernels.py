@@ -1,4 +1,4 @@
-"""Triton's kernels, Inductor's graphs, Python's bytecode beside the store: their bound, whether they are sound, figures.
+"""Triton's kernels, Inductor's graphs, Python's bytecode beside the store: their bound, are they sound, figures.
 
 Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`,
 `hooks/inductor_cache`, `hooks/bytecode`). An entry is one file, replaced by rename, and a digest covers all of it.
