@@ -14,9 +14,11 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which the model must not import.
     del sys.path[0]
 
+import contextlib
 import functools
 import importlib.util
 import inspect
+import io
 import json
 import os
 import re
@@ -50,6 +52,8 @@ def export(spec: dict[str, Any], archive: str, depfile: str) -> None:
         torch = warm_up()
     except ImportError as error:
         raise Refused(f"torch cannot be imported by {sys.executable}: {error}", source) from error
+    # A job uses one CPU, and torch's threads wait for each other where there are fewer CPUs than threads.
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = _model(torch, spec, _load(source))
     sizes = _sizes(spec)
@@ -71,7 +75,22 @@ def warm_up() -> Any:
     import torch
     import torch.export
 
+    if __name__ != "__main__":
+        _first_export(torch)
     return torch
+
+
+def _first_export(torch: Any) -> None:
+    """What torch does at the first export of a process takes longer than the export: most of it is imports. No result
+    depends on it; what fails here is left to the jobs."""
+    # It computes: a thread that it started would be in the way of forking.
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()
+    given = (torch.ones(3, 2),)
+    with contextlib.suppress(Exception), torch.no_grad():
+        program = torch.export.export(model, given, dynamic_shapes=({0: torch.export.Dim("rows")},))
+        program.module()(*given)
+        torch.export.save(program, io.BytesIO())
 
 
 def _load(source: str) -> types.ModuleType:
