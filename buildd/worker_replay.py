@@ -4,7 +4,10 @@ Knows nothing of buildd but that Triton's cache manager was changed when Triton 
 here, and found there, goes the way of every program's kernels, under the same keys. Standard library and triton only,
 and what the kernels' own modules import.
 
-    python worker_replay.py ROOT compile|prove        lines of a manifest on stdin, an answer on stdout for each
+    python worker_replay.py compile|prove ASKED_BY    lines of a manifest on stdin, an answer on stdout for each
+
+It runs in the folder that paths in the manifest are relative to. A process of its own compiles them, one after another:
+where that crashes or hangs, it costs one kernel, and another one goes on.
 
 All lines have one target, one set of variables, one search path and at most one script. A script is not run: of its
 statements those are carried out that define what its kernel mentions. What Inductor has generated comes with the line;
@@ -27,6 +30,8 @@ import importlib
 import importlib.util
 import json
 import os
+import select
+import signal
 import symtable
 import time
 import types
@@ -36,6 +41,8 @@ from typing import Any
 _OURS = "_buildd_triton_cache"
 _DEATH_SIGNAL = 1
 _SIGKILL = 9
+TIMEOUT_S = 600.0
+"""For one kernel."""
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 
 
@@ -334,24 +341,101 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def main(root: str, mode: str) -> int:
-    _end_with_parent()
-    # What modules print when they are imported is no answer.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def _answer(texts: list[bytes], prove: bool, answers: int, told: int) -> None:
+    """Compile one kernel after another; a byte on `told` after each answer."""
     session: Session | None = None
-    for text in sys.stdin.buffer:
+    for text in texts:
         line, started_s = json.loads(text), time.monotonic()
         try:
-            session = session or Session(root, mode == "prove", line)
+            session = session or Session(os.getcwd(), prove, line)
             answer = session.replay(line)
             answer |= {"triton": session.version, "python": session.python}
         except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
             answer = {"problem": _said(error)}
         answer["wall_s"] = time.monotonic() - started_s
-        print(json.dumps(answer), file=answers, flush=True)
+        os.write(answers, json.dumps(answer).encode() + b"\n")
+        os.write(told, b".")
+
+
+def _in_process(texts: list[bytes], prove: bool, answers: int) -> tuple[int, str]:
+    """A process of its own answers; how many it has, and what has become of it then."""
+    heard, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            _end_with_parent()
+            os.close(heard)
+            _answer(texts, prove, answers, told)
+            status = 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(told)
+    done = 0
+    late = False
+    while not late:
+        ready, _, _ = select.select([heard], [], [], TIMEOUT_S)
+        late = not ready
+        count = len(os.read(heard, 4096)) if ready else 0
+        if not count:
+            break
+        done += count
+    os.close(heard)
+    if late or done == len(texts):
+        # With all that it has started, which has nothing more to do.
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    _, status = os.waitpid(pid, 0)
+    if late:
+        return done, "it took too long and was stopped"
+    code = os.waitstatus_to_exitcode(status)
+    return done, f"its process ended with {signal.Signals(-code).name if code < 0 else f'status {code}'}"
+
+
+def warm_up() -> None:
+    """What Triton does once a process, so that processes which are forked from this one need not."""
+    # It says in every process that a default will change; nobody who compiles ahead can act on it.
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_triton_first.py")
+    found = importlib.util.spec_from_file_location("buildd first", path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    # Triton asks for the module of a kernel.
+    sys.modules[module.__name__] = module
+    # Where our hooks see a store, they see Triton being imported.
+    import triton  # noqa: F401
+
+    # Its kernels are nobody's.
+    store = os.environ.pop("BUILDD_DIR", None)
+    try:
+        found.loader.exec_module(module)
+        module.begin()
+    finally:
+        if store is not None:
+            os.environ["BUILDD_DIR"] = store
+
+
+def main(arguments: list[str]) -> int:
+    prove = arguments[0] == "prove"
+    private = os.environ.get("TMPDIR") or "/tmp"
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(private, "triton")
+    texts = sys.stdin.buffer.read().splitlines()
+    # What modules print when they are imported is no answer.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    while texts:
+        done, story = _in_process(texts, prove, answers)
+        del texts[:done]
+        if texts:
+            os.write(answers, json.dumps({"problem": story, "died": True}).encode() + b"\n")
+            del texts[0]
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -27,6 +27,7 @@ from codegen.target import (
     GemmTarget,
     HipTarget,
     ModelTarget,
+    RecordedTarget,
     RowwiseTarget,
     Target,
     TorchTarget,
@@ -176,6 +177,10 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.triton_kernel import plan_triton
 
             return plan_triton(context, target)
+        case RecordedTarget():
+            from codegen.triton_recorded import plan_recorded
+
+            return plan_recorded(context, target)
         case TorchTarget():
             from codegen.torch_model import plan_torch
 

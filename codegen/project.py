@@ -19,7 +19,7 @@ import msgspec
 from codegen.environment import plain_values
 from codegen.plan import RequestError
 from codegen.sources import leaves_root
-from codegen.target import KINDS, CompiledTarget, ModelTarget, OutputKind, Target, TorchTarget
+from codegen.target import INLINE_KINDS, KINDS, CompiledTarget, ModelTarget, OutputKind, Target, TorchTarget
 from protocol.described import described
 from protocol.messages import Request
 
@@ -254,8 +254,8 @@ def _target(name: str, table: Any, lines: _Lines, *, outside: bool) -> Target:
             file=lines.where(section),
             next_step=f"write it as [target.{name}] with kind and sources",
         )
-    kind = table.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
+    kind, kinds = table.get("kind"), KINDS if outside else INLINE_KINDS
+    if not isinstance(kind, str) or kind not in kinds:
         what = "has no kind" if kind is None else f"has the unknown kind {kind!r}{nearest(str(kind), KINDS)}"
         raise RequestError(
             "bad-project",
@@ -263,7 +263,7 @@ def _target(name: str, table: Any, lines: _Lines, *, outside: bool) -> Target:
             file=lines.where(section, "kind"),
             next_step="known kinds: " + ", ".join(KINDS),
         )
-    struct = KINDS[kind]
+    struct = kinds[kind]
     keys = [field for field in struct.__struct_fields__ if field not in _HIDDEN]
     _check_keys(table, ("kind", *keys), section, lines)
     _check_texts(name, table, lines)

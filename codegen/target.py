@@ -288,6 +288,19 @@ class ExtensionTarget(Target, frozen=True, kw_only=True):
     output_name: str = ""
 
 
+class RecordedTarget(Target, frozen=True, kw_only=True):
+    """kind = "recorded": Triton kernels of a manifest, all for one process. See `triton_recorded`."""
+
+    kernels: tuple[str, ...]
+    """Lines of the manifest."""
+    variables: dict[str, str] = {}
+    """Those in Triton's key when they were recorded."""
+    prove: bool = False
+    """Compile nothing; say what is not there."""
+    asked_by: str = ""
+    """The request: two that ask for the same have a process each, since each is told of every kernel."""
+
+
 KINDS: dict[str, type[Target]] = {
     "cuda": CudaTarget,
     "hip": HipTarget,
@@ -300,3 +313,5 @@ KINDS: dict[str, type[Target]] = {
     "torch": TorchTarget,
     "extension": ExtensionTarget,
 }
+INLINE_KINDS: dict[str, type[Target]] = {**KINDS, "recorded": RecordedTarget}
+"""Those of a request's own tables: one more, which nobody writes by hand."""

@@ -111,7 +111,7 @@ def plan_triton(context: Context, target: TritonTarget) -> Part:
     _check(context, target)
     environment = tool_environment(context.environment, Family.TRITON)
     worker = worker_of(context, WORKER.name, "triton", "Triton", environment)
-    tool = _tool(context, goals, worker)
+    tool = triton_tool(context, goals, worker)
     actions = tuple(_action(context, target, goal, tool, worker) for goal in goals)
     return Part(
         actions=actions,
@@ -151,8 +151,8 @@ def _check(context: Context, target: TritonTarget) -> None:
         raise RequestError("bad-project", f'target "{target.name}": num_stages must be at least 1', file=target.where)
 
 
-def _tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> Tool:
-    """The installed Triton as a closure."""
+def triton_tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> Tool:
+    """The installed Triton as a closure, which must have a backend for each of `goals`."""
     identity = worker.identity(context, Identity)
     wanted = {"cuda": "nvidia", "hip": "amd"}
     for goal in goals:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import ast
 import json
 import os
-import signal
+import select
+import subprocess
 import sys
-import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from serving import wait_until
 
 from buildd import kernel_manifest, recording
 from buildd.commands import warm_kernels
+from buildd.commands.warm_kernels import shared
 from buildd.kernel_manifest import Line, ManifestError, line_of
-from buildd.warming import Answer, Warming
 from buildd.worker_replay import needed
+from codegen.plan import Answer as ProbeAnswer
+from codegen.plan import Plan, RequestError
+from codegen.triton_recorded import HOOKS, REPLAY
+from protocol.messages import BuildId, Request, RequestId, spec_from
 from tests.household import Household
+from tests.test_triton_kernel import plan
 
 
 def text_of(**changed: object) -> bytes:
@@ -201,50 +207,110 @@ def test_the_program_s_own_python_is_found(tmp_path: Path, monkeypatch: pytest.M
 # ---------------------------------------------------------------- processes that answer, die, hang
 
 
-def answers(folder: Path, script: str, lines: list[Line], width: int = 2) -> list[tuple[str, Answer]]:
-    """What becomes of lines where the interpreter is a shell script."""
-    fake = folder / "python"
-    fake.write_text(f"#!/bin/sh\n{script}\n")
-    fake.chmod(0o755)
-    told: list[tuple[str, Answer]] = []
-    warming = Warming(str(fake), {"PATH": os.environ["PATH"]}, folder, timeout_s=30)
-    warming.run(lines, width, lambda line, answer: told.append((line.kernel.name, answer)))
-    return sorted(told, key=lambda pair: pair[0])
-
-
 def kernels(*names: str, **changed: object) -> list[Line]:
     return [line_of(text_of(name=name, **changed)) for name in names]
 
 
-def test_kernels_of_one_kind_share_a_process_and_others_do_not(tmp_path: Path) -> None:
-    script = 'while read line; do echo "{\\"hash\\": \\"$$\\"}"; done'
-    mixed = [*kernels("a", "b"), *kernels("c", "d", variables={"X": "1"}), *kernels("e", file="other.py")]
-    pids = {name: answer.hash for name, answer in answers(tmp_path, script, mixed, width=1)}
-    assert pids["a"] == pids["b"] and pids["c"] == pids["d"] and len(set(pids.values())) == 3
+def test_kernels_of_one_kind_share_a_process_and_others_do_not() -> None:
+    mixed = [*kernels("a", "b", "c"), *kernels("d", variables={"X": "1"}), *kernels("e", file="other.py")]
+
+    def names(cpus: int) -> list[list[str]]:
+        return sorted([line.kernel.name for line in share] for share in shared(mixed, cpus).values())
+
+    assert names(1) == names(3) == [["a", "b", "c"], ["d"], ["e"]]
+    assert names(4) == [["a", "c"], ["b"], ["d"], ["e"]]
+    assert names(64) == [["a"], ["b"], ["c"], ["d"], ["e"]]
+    assert shared([], 2) == {}
 
 
-def test_a_process_that_dies_takes_one_kernel_with_it(tmp_path: Path) -> None:
-    script = """while read line; do case "$line" in *'"bad"'*) echo oh no >&2; kill -SEGV $$;; esac; echo '{}'; done"""
-    told = answers(tmp_path, script, kernels("a", "bad", "c"))
-    assert [name for name, answer in told if answer.problem] == ["bad"]
-    assert dict(told)["bad"].problem == "its process ended with SIGSEGV: oh no"
-    assert [answer.problem for _, answer in answers(tmp_path, "exit 3", kernels("a"))] == [
-        "its process ended with status 3"
-    ]
+IDENTITY = {"triton": "9.9", "python": "3.11", "backends": [], "files": {"triton/core.py": __file__}}
+
+
+def planned(folder: Path, **changes: Any) -> Plan:
+    table = {
+        "kind": "recorded",
+        "kernels": ["{1}", "{2}"],
+        "variables": {"TRITON_F32_DEFAULT": "ieee"},
+        "asked_by": "r",
+    }
+    wanted = Request(
+        request_id=RequestId("r"),
+        build_id=BuildId("b"),
+        project=str(folder),
+        file="",
+        specs={"kernels.1": spec_from(table)},
+        environment={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/lib", "HOME": "/home/me", "TRITON_CACHE_DIR": "/private"},
+        interpreter=sys.executable,
+        store="/store",
+    )
+    return plan(
+        msgspec.structs.replace(wanted, **changes),
+        lambda probe: ProbeAnswer(status=0, stdout=json.dumps(IDENTITY), stderr=""),
+    )
+
+
+def test_kernels_of_one_process_are_one_action_that_is_never_answered_from_the_store(tmp_path: Path) -> None:
+    (action,) = planned(tmp_path).actions
+    assert action.uncacheable and action.warm and not action.outputs and action.payload == b"{1}\n{2}"
+    assert action.argv[2:] == ("compile", "r")
+    found = dict(action.environment)
+    assert found["BUILDD_DIR"] == "/store" and found["HOME"] == "/home/me" and found["TRITON_F32_DEFAULT"] == "ieee"
+    assert found["PYTHONPATH"].split(":")[1:] == ["/lib"] and os.path.isfile(f"{HOOKS}/sitecustomize.py")
+    assert "TRITON_CACHE_DIR" not in found and "BUILDD_RECACHE" not in found
+    (again,) = planned(tmp_path, recache=True).actions
+    assert dict(again.environment)["BUILDD_RECACHE"] == "1"
+
+
+def test_nobody_writes_them_into_a_project_file(tmp_path: Path) -> None:
+    (tmp_path / "buildd.toml").write_text('[target.x]\nkind = "recorded"\nkernels = []\n')
+    with pytest.raises(RequestError, match="unknown kind 'recorded'"):
+        planned(tmp_path, file="buildd.toml", specs={})
+
+
+def answers(folder: Path, triton: str, lines: list[Line]) -> list[dict[str, object]]:
+    """What the worker answers where the installed Triton is a file of ours, and a kernel has a second."""
+    (folder / "triton.py").write_text(triton)
+    code = f"import sys; sys.path.insert(0, {str(REPLAY.parent)!r}); import worker_replay as w; w.TIMEOUT_S = 1.0"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{code}; sys.path[0] = {str(folder)!r}; w.main(['compile', ''])"],
+        input=b"\n".join(line.text for line in lines),
+        cwd=folder,
+        env={"TMPDIR": str(folder)},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+DIES_ONCE = """
+import os, signal
+print("no answer")
+if not os.path.exists("died"):
+    open("died", "w").close()
+    {how}
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "story"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "its process ended with SIGSEGV"),
+        ("os._exit(3)", "its process ended with status 3"),
+        ("os._exit(0)", "its process ended with status 0"),
+        ("signal.pause()", "it took too long and was stopped"),
+    ],
+)
+def test_a_process_that_dies_or_hangs_takes_one_kernel_with_it(tmp_path: Path, how: str, story: str) -> None:
+    first, *others = answers(tmp_path, DIES_ONCE.format(how=how), kernels("a", "b", "c"))
+    assert first == {"problem": story, "died": True}
+    assert len(others) == 2 and all(str(other["problem"]).startswith("no Triton: ") for other in others)
 
 
 def test_a_process_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    fake = tmp_path / "python"
-    fake.write_text(
-        f"#!/bin/sh\nread line\nmkfifo {tmp_path}/never\ncat {tmp_path}/never & echo $! > {tmp_path}/pid\nwait\n"
-    )
-    fake.chmod(0o755)
-    told: list[Answer] = []
-    Warming(str(fake), {"PATH": os.environ["PATH"]}, tmp_path, timeout_s=3.0).run(
-        kernels("a"), 1, lambda line, answer: told.append(answer)
-    )
-    assert [answer.problem for answer in told] == ["it took too long and was stopped"]
-    assert gone(int((tmp_path / "pid").read_text()))
+    starts = "import os, subprocess, time\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    (answer,) = answers(tmp_path, starts + "time.sleep(600)", kernels("a"))
+    assert answer["died"] and gone(int((tmp_path / "pid").read_text()))
 
 
 def gone(pid: int) -> bool:
@@ -254,32 +320,9 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        import select
-
         return bool(select.select([descriptor], [], [], 60)[0])
     finally:
         os.close(descriptor)
-
-
-def test_who_is_interrupted_leaves_nobody_behind(tmp_path: Path) -> None:
-    fake = tmp_path / "python"
-    fake.write_text(
-        f"#!/bin/sh\nread line\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid\nread more\n"
-    )
-    fake.chmod(0o755)
-    began = threading.Event()
-
-    def interrupt() -> None:
-        wait_until((tmp_path / "pid").exists)
-        began.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        Warming(str(fake), {"PATH": os.environ["PATH"]}, tmp_path).run(kernels("a"), 1, lambda line, answer: None)
-    thread.join()
-    assert began.is_set() and gone(int((tmp_path / "pid").read_text()))
 
 
 # ---------------------------------------------------------------- Triton itself; only the driver is a stand-in
@@ -327,6 +370,10 @@ triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"]
 """
 HELPER = """
 import triton
+
+with open("/proc/self/cmdline") as told, open(__file__ + ".by", "w") as by:
+    by.write("a warm process" if "worker_host" in told.read() else "one of its own")
+
 import triton.language as tl
 
 SCALE = tl.constexpr(3)
@@ -391,6 +438,16 @@ def test_what_was_recorded_is_compiled_without_a_gpu_and_the_program_compiles_no
     status, said = triton_user.buildd("warm", "--manifest", "kernels.jsonl")
     assert status == 0 and "2 kernels: 0 hits, 2 compiled" in said and "another key" not in said, said
     assert not (second / "ran").exists() and not (second / "triton").exists()
+    by, deadline_s = second / "lib/helper.py.by", time.monotonic() + 100
+    assert by.read_text() == "one of its own"
+    while by.read_text() != "a warm process":
+        assert time.monotonic() < deadline_s
+        status, said = triton_user.buildd("warm", "--manifest", "kernels.jsonl")
+        assert status == 0 and "2 kernels: 2 hits, 0 compiled" in said, said
+    triton_user.environ["BUILDD_RECACHE"] = "1"
+    status, said = triton_user.buildd("warm", "--manifest", "kernels.jsonl")
+    assert status == 0 and "2 kernels: 0 hits, 2 compiled" in said and "another key" not in said, said
+    del triton_user.environ["BUILDD_RECACHE"]
     status, said = triton_user.buildd("run", "--record", "again.jsonl", *program, str(second / "ran"))
     assert status == 0 and "2 kernels, 0 compiled" in said, said
     assert (second / "again.jsonl").read_bytes() == manifest

@@ -1,7 +1,7 @@
 """`buildd warm --manifest FILE`: recorded Triton kernels compiled into the store, or looked up there.
 
-Knows the words and the exit status; `warming` has the processes, `kernel_manifest` the file. No daemon: the kernels are
-kept by the processes that compile them, as they are below `buildd run`.
+Knows the words and the exit status; `kernel_manifest` has the file. A request like any other, of a target for each
+process that kernels share (`triton_recorded`); what becomes of a kernel is a line of that process's output.
 """
 
 from __future__ import annotations
@@ -10,27 +10,41 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from argparse import Namespace
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from buildd import frameworks, kernel_manifest
+from buildd import kernel_manifest
 from buildd.cli import FAILED, OK
-from buildd.commands.common import print_lines
-from buildd.commands.request import chosen_jobs, store_of
+from buildd.commands.common import is_on, print_lines
+from buildd.commands.perform import carry_out, status_of
+from buildd.commands.request import chosen_jobs, selected_environment, store_of
 from buildd.commands.run import bound_kernels
-from buildd.hooks.triton_record import FOLDER, ROOT
 from buildd.kernel_manifest import Line as Recorded
-from buildd.store import Store
 from buildd.ui.text import Line, Style, clean, count, duration
-from buildd.warming import Answer, Warming, room
 from codegen.plan import RequestError
+from protocol import messages as m
 
 _ASKED_S = 60.0
+_STOPPED = "it was not compiled"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one kernel. Without `problem` it is in the store, or, with `prove`, `hit` says whether it is."""
+
+    hit: bool = False
+    hash: str = ""
+    triton: str = ""
+    python: str = ""
+    problem: str = ""
+    died: bool = False
+    """The process ended instead of answering."""
+    wall_s: float = 0.0
 
 
 class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="kernel"):
@@ -63,19 +77,103 @@ def warm(options: Namespace) -> int:
     environ = dict(os.environ)
     root = Path(options.directory or ".").resolve()
     lines = kernel_manifest.read(options.manifest)
-    width = min(chosen_jobs(options.jobs, environ) or room(len(lines)), max(len(lines), 1))
-    store = Path(store_of(environ))
+    jobs = chosen_jobs(options.jobs, environ)
     tally, started_s = _Tally(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="buildd-warm-") as private:
-        interpreter = interpreter_of(options.python, lines, root)
-        warming = Warming(interpreter, _variables(environ, store, private), root, prove=options.prove)
-        # Open, so that it is there; closed before kernels are bounded.
-        with Store.open(store):
-            warming.run(lines, width, lambda line, answer: _tell(line, answer, tally, options))
+    store = store_of(environ)
+    if lines:
+        request_id = m.RequestId(os.urandom(6).hex())
+        shares = shared(lines, jobs or len(os.sched_getaffinity(0)))
+        request = m.Request(
+            request_id=request_id,
+            build_id=m.BuildId(environ.get("BUILDD_BUILD_ID") or request_id),
+            project=str(root),
+            file="",
+            specs={name: _spec(share, request_id, options) for name, share in shares.items()},
+            environment=selected_environment(environ),
+            store=store,
+            mode=m.Mode.WARM,
+            jobs=jobs,
+            priority=m.Priority.WARM,
+            on_disconnect=m.OnDisconnect.CANCEL,
+            interpreter=interpreter_of(options.python, lines, root),
+            keep_going=True,
+            recache=is_on(environ, "BUILDD_RECACHE"),
+        )
+        view = Answers(shares, tally, options)
+        done = carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
+        if done.outcome not in (m.Outcome.BUILT, m.Outcome.FAILED):
+            return status_of(done)
     if not options.prove:
-        bound_kernels({**environ, "BUILDD_DIR": str(store)})
+        bound_kernels({**environ, "BUILDD_DIR": store})
     print_lines(_summary(tally, len(lines), time.monotonic() - started_s, options), to_stderr=options.json)
     return FAILED if tally.problems or tally.missing else OK
+
+
+def shared(lines: list[Recorded], cpus: int) -> dict[str, list[Recorded]]:
+    """Name of a target -> the kernels that one process compiles; as many as there are CPUs, at least one a group."""
+    groups: dict[tuple[Any, ...], list[Recorded]] = defaultdict(list)
+    for line in lines:
+        groups[line.group].append(line)
+    width = -(-cpus // len(groups)) if groups else 0
+    shares = [group[part::width] for group in groups.values() for part in range(min(width, len(group)))]
+    return {f"kernels.{number}": share for number, share in enumerate(shares, 1)}
+
+
+def _spec(share: list[Recorded], request_id: m.RequestId, options: Namespace) -> msgspec.Raw:
+    return m.spec_from(
+        {
+            "kind": "recorded",
+            "kernels": [line.text.decode() for line in share],
+            "variables": share[0].kernel.variables,
+            "prove": options.prove,
+            "asked_by": request_id,
+            "timeout_s": 1e6,  # the process has one for each kernel
+        }
+    )
+
+
+class Answers:
+    """The view of such a request: a kernel's answer is told as soon as it is there."""
+
+    def __init__(self, shares: dict[str, list[Recorded]], tally: _Tally, options: Namespace) -> None:
+        self._left = {name: deque(share) for name, share in shares.items()}
+        """Of each target those that have no answer yet, in the order in which they get one."""
+        self._targets: dict[m.JobId, str] = {}
+        self._said: dict[m.JobId, str] = {}
+        """What a job said last."""
+        self._why: dict[str, str] = {}
+        self._tally = tally
+        self._options = options
+
+    def event(self, event: m.Event) -> None:
+        body = event.body
+        match body:
+            case m.Started():
+                self._targets[body.job_id] = body.action
+            case m.LogLine(stream="stdout"):
+                self._answered(body)
+            case m.LogLine() if body.text.strip():
+                self._said[body.job_id] = body.text.strip()
+            case m.Failed():
+                self._why[body.action] = body.message
+            case m.Done(outcome=m.Outcome.BUILT | m.Outcome.FAILED):
+                for name, left in self._left.items():
+                    for line in left:
+                        problem = self._why.get(name) or body.message or _STOPPED
+                        _tell(line, Answer(problem=problem), self._tally, self._options)
+            case _:
+                pass
+
+    def _answered(self, body: m.LogLine) -> None:
+        left = self._left.get(self._targets.get(body.job_id, ""))
+        if left:
+            answer = msgspec.json.decode(body.text, type=Answer)
+            if answer.died and (said := self._said.pop(body.job_id, "")):
+                answer = msgspec.structs.replace(answer, problem=f"{answer.problem}: {said}")
+            _tell(left.popleft(), answer, self._tally, self._options)
+
+    def close(self) -> None:
+        pass
 
 
 def _check(options: Namespace) -> None:
@@ -126,14 +224,6 @@ def _serves(interpreter: str, versions: set[str], packages: tuple[str, ...]) -> 
         return False
     version, *found = told.stdout.split() or [""]
     return told.returncode == 0 and version in versions and set(packages) <= set(found)
-
-
-def _variables(environ: dict[str, str], store: Path, private: str) -> dict[str, str]:
-    """Of the processes that compile: kernels go to the store; Triton's own copies go with them."""
-    # BUILDD_DISABLE is about the daemon here, and none takes part; programs leave the store alone for it.
-    rest = {name: value for name, value in environ.items() if name not in (FOLDER, ROOT, "BUILDD_DISABLE")}
-    rest |= {"BUILDD_DIR": str(store), "TRITON_CACHE_DIR": private}
-    return rest | {"PYTHONPATH": frameworks.variables(rest)["PYTHONPATH"]}
 
 
 def _tell(line: Recorded, answer: Answer, tally: _Tally, options: Namespace) -> None:
