@@ -267,17 +267,18 @@ def test_nobody_writes_them_into_a_project_file(tmp_path: Path) -> None:
         planned(tmp_path, file="buildd.toml", specs={})
 
 
-def answers(folder: Path, triton: str, lines: list[Line]) -> list[dict[str, object]]:
-    """What the worker answers where the installed Triton is a file of ours, and a kernel has a second."""
+def answers(folder: Path, triton: str, lines: list[Line], timeout_s: float = 600.0) -> list[dict[str, object]]:
+    """What the worker answers where the installed Triton is a file of ours."""
     (folder / "triton.py").write_text(triton)
-    code = f"import sys; sys.path.insert(0, {str(REPLAY.parent)!r}); import worker_replay as w; w.TIMEOUT_S = 1.0"
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPLAY.parent)!r}); import worker_replay as w; w.TIMEOUT_S = {timeout_s}"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"{code}; sys.path[0] = {str(folder)!r}; w.main(['compile', ''])"],
         input=b"\n".join(line.text for line in lines),
         cwd=folder,
         env={"TMPDIR": str(folder)},
         capture_output=True,
-        timeout=60,
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -298,19 +299,23 @@ if not os.path.exists("died"):
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process ended with SIGSEGV"),
         ("os._exit(3)", "its process ended with status 3"),
         ("os._exit(0)", "its process ended with status 0"),
-        ("signal.pause()", "it took too long and was stopped"),
     ],
 )
-def test_a_process_that_dies_or_hangs_takes_one_kernel_with_it(tmp_path: Path, how: str, story: str) -> None:
+def test_a_process_that_dies_takes_one_kernel_with_it(tmp_path: Path, how: str, story: str) -> None:
     first, *others = answers(tmp_path, DIES_ONCE.format(how=how), kernels("a", "b", "c"))
     assert first == {"problem": story, "died": True}
     assert len(others) == 2 and all(str(other["problem"]).startswith("no Triton: ") for other in others)
 
 
 def test_a_process_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    starts = "import os, subprocess, time\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
-    (answer,) = answers(tmp_path, starts + "time.sleep(600)", kernels("a"))
-    assert answer["died"] and gone(int((tmp_path / "pid").read_text()))
+    starts = "import os, subprocess, time\nopen('aside', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    starts += "os.replace('aside', 'pid')\ntime.sleep(600)\n"
+    timeout_s = 0.5
+    while not (tmp_path / "pid").exists():  # a busy machine may need longer until it hangs
+        (answer,) = answers(tmp_path, starts, kernels("a"), timeout_s)
+        assert answer == {"problem": "it took too long and was stopped", "died": True}
+        timeout_s *= 3
+    assert gone(int((tmp_path / "pid").read_text()))
 
 
 def gone(pid: int) -> bool:
