@@ -518,7 +518,7 @@ def killed():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["refused", "killed"])
 def test_a_model_too_big_for_memory_is_told(user: Household, how: str) -> None:
-    project = Checkout(user, how)
+    project = Checkout(user, f"big-{how}")
     (project.folder / "net.py").write_text(TOO_BIG)
     (project.folder / "buildd.toml").write_text(
         f'[target.big]\nkind = "torch"\nsource = "net.py"\nfunction = "{how}"\nfactory = true\n'
