@@ -40,7 +40,8 @@ IDLE_TIMEOUT_S = 3600.0
 MEMORY_CAP_BYTES = 1 << 30
 """Above this the daemon takes nothing new, finishes what it has and ends; the next client starts a fresh one beside."""
 IDLE_CAP_BYTES = 56 << 20
-"""What a resting daemon may hold; memory that a large build left fragmented is given back by starting anew."""
+"""What a resting daemon may hold; memory that a large build left fragmented is given back by starting anew, once nobody
+may miss the processes that would end with it: each has torch or Triton imported, which takes seconds."""
 
 FILE_LIMIT = 65_536
 
@@ -218,8 +219,14 @@ class Daemon:
             if noted:  # somebody builds, and needed nothing of us so far
                 self._touched_s = time.monotonic()
                 quiet_s = 0.0
-            alone = not self.server.status().clients
-            if alone and self._rested and own_memory_bytes() > IDLE_CAP_BYTES and not self.server.draining:
+            alone, warm_s = not self.server.status().clients, self.scheduler.runner.warm_s()
+            if (
+                alone
+                and self._rested
+                and not warm_s
+                and own_memory_bytes() > IDLE_CAP_BYTES
+                and not self.server.draining
+            ):
                 # What a large build left is fragmented: only a new process gives it back.
                 _log.info("starting anew: %d MiB held while idle", own_memory_bytes() >> 20)
                 self.restart = True
@@ -231,7 +238,8 @@ class Daemon:
                 return
             # With a client there, or more held than there should be, it is worth looking again soon.
             soon = not self._rested or not alone
-            await self._sleep(REST_AFTER_S if soon else self._idle_timeout_s - quiet_s)
+            left_s = self._idle_timeout_s - quiet_s
+            await self._sleep(REST_AFTER_S if soon else min(left_s, warm_s or left_s))
 
     async def _sleep(self, seconds: float) -> None:
         """Until a request comes, at most so long."""

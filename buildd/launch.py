@@ -137,3 +137,13 @@ def out_of_memory(status: int, output: Iterable[bytes], oom_kills: int) -> bool:
     if status == 128 + SIGKILL or any(map(_NO_MEMORY.search, texts)):
         return True
     return oom_kills > 0 and not any(map(_COMPILE_ERROR.search, texts))
+
+
+def memory_file(name: str, data: bytes) -> int:
+    """A descriptor of a file that is nowhere, to be read from its beginning. Raises OSError."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

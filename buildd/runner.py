@@ -14,15 +14,17 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 
 from buildd import spawner
 from buildd.errors import RunnerError
-from buildd.launch import SIGKILL, Exit, KillReason, Launch, decode, out_of_memory, start_error
+from buildd.launch import SIGKILL, Exit, KillReason, Launch, decode, memory_file, out_of_memory, start_error
 from buildd.memory import OomCounter
 from buildd.streams import Capture, Lines
 from buildd.usage import Sampler, end_all
+from buildd.warm_workers import IDLE_S
 from protocol.messages import Timing
 
 __all__ = ["Exit", "Job", "KillReason", "Launch", "OnLine", "Runner"]
@@ -370,6 +372,7 @@ class Runner:
         self._sampler = Sampler()
         self._oom_counter = OomCounter()
         self._helper: _Helper | None = None
+        self._warm_until_s = 0.0
         self._former: list[_Helper] = []
         self._number = 0
         self._closed = False
@@ -429,8 +432,13 @@ class Runner:
             await former.close()
         self._sampler.close()
 
+    def warm_s(self) -> float:
+        """How long processes are still kept that later jobs start faster from: they end with us."""
+        return max(0.0, self._warm_until_s - time.monotonic())
+
     def spare(self) -> None:
         """Memory is short: let processes end that are kept only so that later jobs start faster."""
+        self._warm_until_s = 0.0
         if self._helper is not None:
             self._helper.send(spawner.REQUEST.pack(spawner.SPARE, 0, 0.0, 0, 0), [])
 
@@ -461,7 +469,7 @@ class Runner:
         passed: list[int] = []
         try:
             known_by = [launch.warm.encode()] if launch.warm else []
-            passed.append(_memory_file("launch", spawner.pack_spec(cwd, [*known_by, *argv], environment)))
+            passed.append(memory_file("launch", spawner.pack_spec(cwd, [*known_by, *argv], environment)))
             for name in ("stdout", "stderr"):
                 if launch.quiet:
                     job._files[name] = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -473,7 +481,7 @@ class Runner:
                 os.set_blocking(ours, False)
                 job._attach(name, ours)
             if launch.payload:
-                passed.append(_memory_file("stdin", launch.payload))
+                passed.append(memory_file("stdin", launch.payload))
         except OSError as error:
             for descriptor in passed:
                 os.close(descriptor)
@@ -481,16 +489,9 @@ class Runner:
             job._failed(failure)
             raise failure from error
         helper.jobs[self._number] = job
+        if launch.warm:
+            self._warm_until_s = time.monotonic() + IDLE_S
         kind = spawner.WARM if launch.warm else spawner.LAUNCH
         request = spawner.REQUEST.pack(kind, self._number, 0.0, launch.umask, bool(launch.payload))
         helper.send(request, passed)
         return job
-
-
-def _memory_file(name: str, data: bytes) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor

@@ -198,6 +198,31 @@ def test_down_ends_one_that_just_starts_itself_anew(
     assert process.returncode == 0 and "starting anew" in output, output
 
 
+WARM = """
+import os
+from buildd import daemon
+from buildd.runner import Runner
+daemon.IDLE_CAP_BYTES, daemon.REST_AFTER_S, looks = 1, 0.05, []
+Runner.warm_s = lambda runner: looks.append(0) or (0.1 if len(looks) < 3 else 0.0)
+os.execv = lambda program, arguments: print(f"{len(looks)} looks", flush=True) or os._exit(0)
+daemon.serve()
+"""
+"""A daemon that holds too much, beside processes that are kept for 0.1 s more, twice."""
+
+
+def test_one_whose_workers_are_warm_starts_anew_once_they_are_gone(daemon: Daemon) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", WARM],
+        env={**daemon.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    daemon.processes.append(process)
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and "3 looks" in output, output
+
+
 def test_a_wrong_setting_is_named(daemon: Daemon) -> None:
     process = daemon.start(BUILDD_MEMORY="plenty")
     output, _ = process.communicate(timeout=DEADLINE_S)

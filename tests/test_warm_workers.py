@@ -290,12 +290,15 @@ def test_one_that_nobody_asks_for_ends_by_itself(place: Place) -> None:
 
 def test_where_memory_is_short_it_ends_and_its_job_goes_on(place: Place) -> None:
     async def told() -> None:
+        assert not place.runner.warm_s()
         former = await place.until(fresh=False)
+        assert place.runner.warm_s()
         keeper = place.runner.processes()[0]
         heard = asyncio.Event()
         job: Job = await place.runner.launch(place.launch("waits"), lambda stream, line: heard.set())
         await asyncio.wait_for(heard.wait(), DEADLINE_S)
         place.runner.spare()
+        assert not place.runner.warm_s()
         deadline_s = time.monotonic() + DEADLINE_S
         while former["by"] in children_of(keeper):
             assert time.monotonic() < deadline_s
