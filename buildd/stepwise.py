@@ -155,7 +155,8 @@ class Stepwise(Execution, ABC):
         inner.scratch = self._private
         # Where the tool has no root of that name, paths are what they are on this machine.
         project = "" if "project" in dict(building.tool(self.action).roots) else building.project
-        plan = expand(steps, self.action, project, building.roots)
+        content = building.snapshot.digest(self.action.inputs[0]) if building.roots else None
+        plan = expand(steps, self.action, project, building.roots, content or "")
         inner.begin(plan if framed else unframed(plan), steps.said)
         return inner
 

@@ -50,13 +50,14 @@ _LEAST_BYTES = 64 << 20
 _UNIT = "-cuid="
 
 
-def expand(steps: Steps, action: Action, project: str = "", roots: Roots = ()) -> Plan:
+def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), content: str = "") -> Plan:
     """A plan that does what an action does, in steps; its last action makes the object.
 
     Args:
         action: one whose `steps` are these; its last argument is the source, its first output the object.
         project: folder that relative paths start from, where it may be seen in the result; else it is a root.
         roots: folders that have another name each time.
+        content: digest of the source where there are such: other sources of one name are in other folders of that kind.
     """
     source = action.inputs[0] if isinstance(action.argv[-1], Ref) else action.argv[-1]
     stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", os.path.basename(source).rpartition(".")[0])
@@ -64,7 +65,7 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = ()) -
     folder = f"{made.path}.steps"
     extension = os.path.splitext(source)[1]
     ends = (named(os.path.join(project, path), roots) for path in (action.inputs[0], made.path))
-    identity = _module_id(steps.identity, *ends)
+    identity = _module_id("\0".join((steps.identity, content)) if content else steps.identity, *ends)
     units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]
     values = {SOURCE + extension: source, FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
     values |= {MAIN: os.path.basename(source), UNIT: units[-1] if units else _hashed(identity)}

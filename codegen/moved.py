@@ -52,8 +52,10 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     """
     if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # hipcc names modules after the source's absolute path
-    if compile.makes is Makes.HEADER or (compile.makes is Makes.LINKED and compile.family is Family.NVCC):
+    if compile.makes is Makes.HEADER:
         return ()
+    if compile.family is Family.NVCC and (compile.relocatable or compile.makes is Makes.LINKED):
+        return ()  # of two folders with one name each object needs a module of its own: they may be linked together
     # Where a link leads to the folder the compiler may write either name.
     mark = MAPPED if os.path.isabs(mapped) and os.path.realpath(folder) == folder else ""
     packed = any(_PACKED.fullmatch(flag) for flag in compile.flags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -46,6 +47,9 @@ def test_temporary_folders_are_roots_by_their_kind() -> None:
     )
     assert compile_of("a.c", folder="/p/CMakeFiles/CMakeScratch/TryCompile-aB34eF/x")[0][0][0] == "TryCompile"
     assert compile_of("a.c", folder="/home/u/tmp/p")[0] == ()
+    for flag, roots in (("-O2", (("tmp", "/tmp/tmpab_12cd3"),)), ("-rdc=true", ()), ("-dc", ()), ("-dlto", ())):
+        nvcc = parse(("/cuda/bin/nvcc", "-c", "a.cu", flag), "/tmp/tmpab_12cd3")
+        assert moved.roots_of(nvcc, "/tmp/tmpab_12cd3", "") == roots
 
 
 def test_only_whole_folders_are_referred_to() -> None:
@@ -179,6 +183,7 @@ def test_nvcc_in_another_temporary_folder_hits(user: Household) -> None:
         "plain": "__global__ void k(int *p) { *p = X; }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
         "host": "__global__ void k(int *p) { *p = X; }\nchar const *file() { return __FILE__; }\n",
         "device": "__global__ void k(char const **p) { *p = __FILE__; }\n",
+        "other": "namespace { __global__ void k(int *p) { *p = X + NUMBER; } }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
     }
 
     def compile(number: int, name: str, *, mapped: bool = False) -> bytes:
@@ -187,7 +192,7 @@ def test_nvcc_in_another_temporary_folder_hits(user: Household) -> None:
         for place in (folder / "include", build):
             place.mkdir(parents=True, exist_ok=True)
         (folder / "include/x.h").write_text("#define X 1\n")
-        (folder / f"{name}.cu").write_text(f"#include <x.h>\n{texts[name]}")
+        (folder / f"{name}.cu").write_text(f"#include <x.h>\n{texts[name]}".replace("NUMBER", f"{number}"))
         where = (
             f"-isystem={folder}/include",
             "-c",
@@ -203,7 +208,7 @@ def test_nvcc_in_another_temporary_folder_hits(user: Household) -> None:
         assert done.returncode == 0, done.stderr
         assert f"{folder}/include/x.h" in (build / f"{name}.d").read_text()
         made = (build / f"{name}.o").read_bytes()
-        assert (f"{number:08}".encode() in made) == (name != "plain" and not mapped)
+        assert (f"{number:08}".encode() in made) == (name in ("host", "device") and not mapped)
         return made
 
     assert compile(1, "plain") == compile(2, "plain")
@@ -213,6 +218,9 @@ def test_nvcc_in_another_temporary_folder_hits(user: Household) -> None:
     assert compile(1, "host", mapped=True) == compile(2, "host", mapped=True)
     assert compile(1, "device", mapped=True) == compile(2, "device", mapped=True)
     assert foreign.counts() == (3, 7)
+    # They may be linked together: what is theirs alone has names of its own.
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_8_other_cu_[0-9a-f]{8}", compile(number, "other"))) for number in (1, 2)]
+    assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
 
 
 @needs_gcc
