@@ -38,6 +38,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _MADV_POPULATE_WRITE = 23
 _READ_S = 2.0
+_AHEAD_S = 0.05
+"""So long after a command the next one's process is forked: whoever asks at once would share the processors with it."""
 _SPARE_S = 60.0
 """So long after the last command a fork waits for the next: it holds 14 MB."""
 _BACKLOG = 64
@@ -109,11 +111,13 @@ def _serve(place: str, lifeline: int) -> None:
 def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
     running: dict[int, int] = {}
     spare: _Spare | None = None
+    wanted = False
     waiting = select.poll()
     waiting.register(listening, select.POLLIN)
     waiting.register(lifeline, select.POLLIN)
     while True:
-        ready = {descriptor for descriptor, _ in waiting.poll(_SPARE_S * 1000 if spare else None)}
+        patience_ms = _SPARE_S * 1000 if spare else _AHEAD_S * 1000 if wanted else None
+        ready = {descriptor for descriptor, _ in waiting.poll(patience_ms)}
         if lifeline in ready:
             if spare:
                 spare.dismiss()
@@ -121,12 +125,15 @@ def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
         if not ready and spare:
             spare.dismiss()
             spare = None
+        elif not ready:
+            wanted = False
+            with contextlib.suppress(OSError):  # no room for it now: the next command's is made when that comes
+                spare = _spare(stamp, [listening.fileno(), lifeline, *running], ahead=True)
         for descriptor in ready.intersection(running):
             waiting.unregister(descriptor)
             os.close(descriptor)
             os.waitpid(running.pop(descriptor), 0)
-            with contextlib.suppress(OSError):  # no room for it now: the next command's is made when that comes
-                spare = spare or _spare(stamp, [listening.fileno(), lifeline, *running], ahead=True)
+            wanted = spare is None
         if listening.fileno() in ready:
             connection, _ = listening.accept()
             with connection:
@@ -138,7 +145,7 @@ def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
             descriptor = os.pidfd_open(spare.pid)
             running[descriptor] = spare.pid
             waiting.register(descriptor, select.POLLIN)
-            spare = None
+            spare, wanted = None, False
 
 
 @dataclass(frozen=True, slots=True)
