@@ -260,8 +260,8 @@ def plan(
     # nvcc names its module after the source's absolute path, which links relocatable device code: cwd is in the key.
     # In steps its name is ours, and made of what a moving folder is called every time.
     # A precompiled header holds every path by which something was included.
-    named = nvcc and not roots
-    sensitive = named or compile.makes is Makes.HEADER or (effects.path_sensitive and not mapped)
+    named_by_path = nvcc and not roots
+    sensitive = named_by_path or compile.makes is Makes.HEADER or (effects.path_sensitive and not mapped)
     if sensitive or (nvcc and not moved.is_below(request.project, roots)):
         environment = tuple(sorted((*environment, ("PWD", request.project))))
     if isinstance(steps, Steps) and steps.silent and roots:

@@ -119,14 +119,14 @@ def begin(loader: Any, store: str) -> None:
                 found = kept.take(name)
                 if found is not None:
                     return found
-        except Exception:
+        except (OSError, ValueError, EOFError, TypeError):
             # The edge between us and the user's program: Python compiles, and puts another in its place.
             pass
         code = compile_source(self, data, path, _optimize=_optimize)
         if name:
             try:
                 kept.put(name, code)
-            except Exception:
+            except (OSError, ValueError):
                 # As above: a full disk, a store that is gone.
                 pass
         return code
