@@ -90,6 +90,7 @@ class Lookup:
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
+        self._read: dict[str, tuple[str, ...]] = {}
         self._places = precompiled.Places(snapshot, self.folders)
         self._precompiled: dict[str, precompiled.Candidates] = {}
         self._candidates_of: dict[object, precompiled.Candidates] = {}
@@ -98,6 +99,10 @@ class Lookup:
         """The discovered inputs of an action; None where they are not known here: it was neither found nor filed, but
         another request's run of it was joined."""
         return self._discovered.get(action.name, () if action.discovery is Discovery.NONE else None)
+
+    def read_by(self, action: Action) -> tuple[str, ...] | None:
+        """As `used_by`, and also of a run whose result was not stored: for whoever watches."""
+        return self._read.get(action.name, self.used_by(action))
 
     def take_over(self, discovered: Mapping[str, tuple[str, ...]], folders: Mapping[str, int]) -> None:
         """Take what another request has found of actions that stand as they did.
@@ -291,13 +296,13 @@ class Lookup:
             started_ns: when the run began, by the file system's clock.
             named: roots whose folder stands in the result.
         """
-        if action.uncacheable:
-            if action.discovery is Discovery.REPORTED and read is not None:
-                # For whoever watches; no record of the request is kept (`uptodate`).
-                self._discovered[action.name] = tuple(self._used(action, read, private, started_ns, {})[0])
-            return Filing(None, action.uncacheable)
         snapshot = self.snapshot
         moved: dict[str, bool] = {}
+        used, changed = self._used(action, read or (), private, started_ns, moved)
+        if read is not None:
+            self._read[action.name] = tuple(used)
+        if action.uncacheable:
+            return Filing(None, action.uncacheable)
         stale = [
             path
             for path, digest in missing.inputs
@@ -307,9 +312,8 @@ class Lookup:
             return Filing(None, stale=tuple(stale))
         if read is None and action.discovery.value != "none":
             return Filing(None, "the tool did not say which files it read")
-        used, stale = self._used(action, read or (), private, started_ns, moved)
-        if stale:
-            return Filing(None, stale=tuple(stale))
+        if changed:
+            return Filing(None, stale=tuple(changed))
         names = self._names_of(tool)
         taken = self.precompiled_of(action)
         stale = [path for path in taken.absent if os.path.lexists(snapshot.absolute(path))]

@@ -102,7 +102,7 @@ class Watch:
         known = dict.fromkeys(self._inputs(plan))
         complete = not self._failed
         for action in plan.actions:
-            used = building.lookup.used_by(action)
+            used = building.lookup.read_by(action)
             complete = complete and used is not None
             known.update(dict.fromkeys(used or ()))
         seen: dict[str, m.Digest | None] = {}
