@@ -46,7 +46,7 @@ class Names:
         module = _MODULE % known.encode()
         return re.compile(
             rb"(?:\d+_GLOBAL__N__?|_INTERNAL_?\d*|__nv_static_\d+_?|\d+__nv_static_\d+_?)?" + module
-            + rb"|(?:[^\s\"\0]*/)?tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_"
+            + rb"|(?:[^\s\"\0]*/)?tmpxft_[0-9a-f]+_[0-9a-f]+[-_]\d+_"
         )  # fmt: skip
 
     def same(self, data: bytes) -> bytes:
