@@ -29,6 +29,8 @@ class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     wall_s: float = 0.0
     saved_s: float = 0.0
     message: str = ""
+    command: str = ""
+    """Of a `buildd run`, as in a shell; empty for requests."""
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from buildd import precompiled
+from buildd import precompiled, runlog
 from buildd.building import HIT, Building
 from buildd.command import DEPFILE, output_path
 from buildd.files import Files
@@ -29,6 +29,7 @@ from codegen.plan import Action
 from protocol import messages as m
 
 _PIECE_BYTES = 256 << 10
+_MOST_EVENTS = 1 << 20
 _NO_SPACE = b"No space left on device"
 
 
@@ -259,7 +260,7 @@ class Compiling(Building):
         self.keep(self)
 
     def keep_log(self) -> None:
-        """A build of ten thousand compiles would have ten thousand of them."""
+        """A build of ten thousand compiles would have ten thousand of them; see `runlog`."""
 
     # ---------------------------------------------------------------- what is said
 
@@ -283,6 +284,8 @@ class Compiling(Building):
         self.carried_out = True
 
     def tell_end(self, outcome: m.Outcome) -> None:
+        if self.counts.failures:
+            runlog.note(self.store.folder, self.request.build_id, self.log.after(0, _MOST_EVENTS))
         if self.carried_out:
             for output in self.outputs:
                 self.log.append(output)

@@ -39,14 +39,7 @@ class Notes:
     """
 
     def __init__(self, store: Path, build: str) -> None:
-        folder = answers.prepare(store) / answers.NOTES
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        while True:
-            self._descriptor = os.open(folder / name_of(build), flags, 0o600)
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-            if os.fstat(self._descriptor).st_nlink:
-                return
-            os.close(self._descriptor)  # counted and removed just before it was locked
+        self._descriptor = held(answers.prepare(store) / answers.NOTES / name_of(build))
 
     def figures(self) -> tuple[int, float]:
         """How many hits there were so far, and the seconds that they saved."""
@@ -67,6 +60,28 @@ class Notes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def held(path: Path) -> int:
+    """A file of a build, made where it is not there and locked until its descriptor is closed. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        descriptor = os.open(path, flags, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # counted and removed just before it was locked
+
+
+@contextlib.contextmanager
+def left(path: Path) -> Iterator[int]:
+    """A file that no build holds any more, and none will until the end. Raises OSError, also where one holds it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def name_of(build: str) -> str:
@@ -94,17 +109,13 @@ def count(store: Shelf) -> int:
 
 def _taken(path: Path) -> list[tuple[bytes, int]]:
     """A file's records, and the file is gone; nothing where somebody has it. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with left(path) as descriptor:
         status = os.fstat(descriptor)
         if not status.st_nlink:
             return []
         found = list(_records(os.pread(descriptor, status.st_size, 0)))
         os.unlink(path)
         return found
-    finally:
-        os.close(descriptor)
 
 
 def _files(store: Path) -> list[Path]:

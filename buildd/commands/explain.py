@@ -71,7 +71,8 @@ def tell_last(project: str, target: str = "", only: str = "", *, json: bool = Fa
     builds = []
     if store is not None:
         with store:
-            builds = [build for build in store.builds(SEARCHED) if build.project == os.path.realpath(project)]
+            place = os.path.realpath(project)
+            builds = [each for each in store.builds(SEARCHED) if each.project == place and not each.summary.command]
     if not builds:
         raise RequestError("unknown-build", f"no build of {project} is kept", next_step="buildd build makes one")
     build = builds[0]

@@ -81,11 +81,11 @@ def build_lines(builds: Iterable[Build]) -> list[Line]:
         what = f"{text.count(figures.hits, 'hit')}, {max(0, figures.misses - figures.failures)} compiled"
         if figures.failures:
             what += f", {figures.failures} failed"
-        targets = text.clean(" ".join(build.targets)) or "-"
+        targets = f"run -- {figures.command}" if figures.command else " ".join(build.targets) or "-"
         lines.append(
             Line(
                 f"{text.clean(build.build_id)}  {when}  {build.outcome.value:<9}  {text.duration(figures.wall_s):>9}  "
-                f"{what}  {text.shortened(targets, 40)}  {text.clean(build.project)}",
+                f"{what}  {text.shortened(text.clean(targets), 40)}  {text.clean(build.project)}",
                 styles.get(build.outcome, Style.ERROR),
             )
         )

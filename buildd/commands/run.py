@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -21,16 +22,18 @@ from buildd.cli import OK, USAGE
 from buildd.commands.common import is_on, parser, print_note, print_problem
 from buildd.errors import BuilddError
 from protocol.errors import ProtocolError
-from protocol.messages import BuildFigures, BuildId
+from protocol.messages import BuildFigures, BuildId, Done, Outcome
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from buildd.notes import Notes
+    from buildd.runlog import FailedCompiles
     from protocol.client import Client
 
 _STATUS_S = 5.0
 _LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
+_INTERRUPTED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 
 
@@ -84,16 +87,49 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
             environ["BUILDD_MAP_PATHS"] = os.path.realpath(os.getcwd())
         _flush_profiles(environ)
         notes = _notes(environ, build)
+        failed = _failed(environ, build) if opened else nullcontext()
         jobserver = offered_jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
         print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
         return _carry_out(rest, environ)
-    with client, notes, jobserver:
+    with client, notes, jobserver, failed as failures:
+        started_ns = time.time_ns()
         status = _carry_out(rest, environ)
         bound_kernels(environ)
-        if opened and not options.quiet:
-            print(f"buildd: {summary(figures_of(environ, build, notes))}", file=sys.stderr)
+        if failures is not None:
+            figures = figures_of(environ, build, notes)
+            if not options.quiet:
+                print(f"buildd: {summary(figures)}", file=sys.stderr)
+            _keep(Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, failures)
     return status
+
+
+def _keep(
+    store: Path,
+    build: BuildId,
+    command: Sequence[str],
+    started_ns: int,
+    status: int,
+    figures: BuildFigures,
+    failures: FailedCompiles,
+) -> None:
+    """Have `buildd log` know of it; what compiled nothing was no build."""
+    if figures == BuildFigures():
+        return
+    from buildd import runlog
+
+    outcome = Outcome.BUILT if status == 0 else Outcome.CANCELLED if status in _INTERRUPTED else Outcome.FAILED
+    done = Done(
+        outcome=outcome,
+        message=f"{command[0]} ended with status {status}" if outcome is Outcome.FAILED else "",
+        hits=figures.hits,
+        misses=figures.misses,
+        failures=figures.failures,
+        wall_s=max(0, time.time_ns() - started_ns) / 1e9,
+        saved_s=figures.saved_s,
+    )
+    with suppress(BuilddError, OSError):
+        runlog.keep(store, build, command, started_ns, summary(figures), done, failures.told())
 
 
 def _connected(environ: Mapping[str, str]) -> Client:
@@ -120,6 +156,12 @@ def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:
     from buildd.notes import Notes
 
     return Notes(Path(environ["BUILDD_DIR"]), build)
+
+
+def _failed(environ: Mapping[str, str], build: BuildId) -> FailedCompiles:
+    from buildd.runlog import FailedCompiles
+
+    return FailedCompiles(Path(environ["BUILDD_DIR"]), build)
 
 
 def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:

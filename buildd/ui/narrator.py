@@ -279,14 +279,15 @@ class Narrator:
             case Outcome.BUILT:
                 if self.telling.verbosity > Verbosity.WARNING:
                     return []
-                what = text.count(len(self.model.targets), "target")
+                what = f" {text.count(len(self.model.targets), 'target')}" if self.model.targets else ""
                 saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.005 else ""
                 verb = "warmed" if self.telling.mode is Mode.WARM else "built"
-                tally = f"{verb} {what}: {self._tally(body)}, {duration(body.wall_s)}{saved}"
+                tally = f"{verb}{what}: {self._tally(body)}, {duration(body.wall_s)}{saved}"
                 return [*self._artifact_lines(), Line(tally, Style.GOOD)]
             case Outcome.FAILED:
-                failed = text.count(body.failures or self.model.failures, "action") + " failed"
-                lines = [Line(f"failed: {failed}, {self._tally(body)}, {duration(body.wall_s)}", Style.ERROR)]
+                failures = body.failures or self.model.failures
+                failed = f"{text.count(failures, 'action')} failed, " if failures else ""
+                lines = [Line(f"failed: {failed}{self._tally(body)}, {duration(body.wall_s)}", Style.ERROR)]
                 if not self.model.failures:  # Nothing else has said why.
                     lines += error_lines(body)
                 return lines
@@ -315,7 +316,8 @@ class Narrator:
 
     def _tally(self, body: messages.Done) -> str:
         hits, compiled = body.hits or self.model.hits, self.model.compiled
-        if body.outcome is Outcome.BUILT and not compiled:  # Events were dropped on the way; the sum was not.
+        # Events were dropped on the way, or each was not told (`buildd run`); the sum was.
+        if not compiled and (body.outcome is Outcome.BUILT or not self.model.planned):
             compiled = max(0, body.misses - body.failures)
         return f"{text.count(hits, 'hit')}, {compiled} compiled"
 
