@@ -42,6 +42,8 @@ _NOT_WORTH_IT = Built(outcome=BuildOutcome.CANCELLED, message="what was measured
 
 
 _Work = tuple[Case, Ranked]
+_Key = tuple[str, str]
+"""A problem, and the flags that its kernels are compiled with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Profiling:
         self._slots = asyncio.Semaphore(plan.most_builds)
         self._builds: dict[str, asyncio.Task[Built]] = {}
         self._ready: asyncio.Queue[tuple[Case, Ranked, str, bool] | None] = asyncio.Queue()
-        self._best_us: dict[str, float] = {}
+        self._best_us: dict[_Key, float] = {}
         self._harness: asyncio.Task[tuple[str, ...]] | None = None
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
         self._turns = {gpu: Turns(gpu, plan.leases) for gpu in plan.gpus}
@@ -103,11 +105,11 @@ class Profiling:
         """Target of a candidate -> when its build began, 0 where it was found; its cores' time; when it ended."""
         self._dropped = self._in_one_source = False
         self._gpu_failures = 0
-        self._bad: set[tuple[str, str]] = set()
-        """Problem and candidate, where it was seen not to work."""
-        self._tried: set[tuple[str, str]] = set()
-        self._times: dict[str, dict[str, tuple[float, float]]] = {}
-        """Problem -> candidate -> estimate and time; what says which others are not worth a compile."""
+        self._bad: set[tuple[_Key, str]] = set()
+        """Of what was asked and its candidates, those that were seen not to work."""
+        self._tried: set[tuple[_Key, str]] = set()
+        self._times: dict[_Key, dict[str, tuple[float, float]]] = {}
+        """Candidate -> estimate and time; what says which others are not worth a compile."""
         self._wanting: dict[str, list[_Work]] = {}
         """Target of a candidate -> whom it is built for."""
         self._skipped: list[_Work] = []
@@ -118,14 +120,14 @@ class Profiling:
         survey, plan = self._plan.survey, self._plan
         measures = bool(plan.gpus) and not survey.continuous_integration
         cases = self._cases()
-        known = {case.problem: self._known(case) for case in cases}
+        known = {self._key(case): self._known(case) for case in cases}
         for case in cases:
-            times = [row.time_us for row in known[case.problem].values() if row.outcome is Outcome.MEASURED]
-            self._best_us[case.problem] = min(times, default=0.0) if not survey.again else 0.0
-            self._bad.update((case.problem, name) for name, row in known[case.problem].items() if not row.works)
+            times = [row.time_us for row in known[self._key(case)].values() if row.outcome is Outcome.MEASURED]
+            self._best_us[self._key(case)] = min(times, default=0.0) if not survey.again else 0.0
+            self._bad.update((self._key(case), name) for name, row in known[self._key(case)].items() if not row.works)
             if not survey.again:
                 for ranked in case.ranked:
-                    if row := known[case.problem].get(ranked.candidate.name):
+                    if row := known[self._key(case)].get(ranked.candidate.name):
                         self._learn(case, ranked, row.time_us)
         work: list[_Work] = []
         if survey.continuous_integration:
@@ -134,8 +136,8 @@ class Profiling:
             lists = self._to_try(cases, known)
             # The likeliest of every problem first: each soon has something to be compared with.
             work = [one for several in zip_longest(*lists) for one in several if one is not None]
-        fresh = {case.problem for case, _ in work}
-        self._tried = {(case.problem, ranked.candidate.name) for case, ranked in work}
+        fresh = {self._key(case) for case, _ in work}
+        self._tried = {(self._key(case), ranked.candidate.name) for case, ranked in work}
         if work:
             with Presence(self._plan.request.store, self._plan.request.project) as presence:
                 try:
@@ -150,7 +152,7 @@ class Profiling:
         for case, ranked in self._skipped:
             self._report(case, ranked, "skipped", note=_NOT_WORTH_IT.message)
         for case in cases:
-            self._tell(self._chosen(case, known=case.problem not in fresh))
+            self._tell(self._chosen(case, known=self._key(case) not in fresh))
         span_s = max(0.0, self._last_s - self._first_s) * len(plan.gpus)
         return Summary(
             wall_s=time.monotonic() - self._began_s,
@@ -187,10 +189,13 @@ class Profiling:
             capability=gpus[0].capability if gpus else "",
         )
 
+    def _key(self, case: Case) -> _Key:
+        return case.problem, self._plan.survey.flags[case.target]
+
     def _known(self, case: Case) -> dict[str, Profile]:
         return self._cache.of(self.setting(case), case.problem) if self._plan.gpus else {}
 
-    def _to_try(self, cases: Sequence[Case], known: dict[str, dict[str, Profile]]) -> list[list[_Work]]:
+    def _to_try(self, cases: Sequence[Case], known: dict[_Key, dict[str, Profile]]) -> list[list[_Work]]:
         """For each problem what is not settled yet; the others' candidates last, as they have to be built anyway."""
         exhaustive, again = self._plan.exhaustive, self._plan.survey.again
         others: list[tuple[Ranked, ...]] = [()] * len(cases)
@@ -199,7 +204,7 @@ class Profiling:
         lists: list[list[_Work]] = []
         for case, other in zip(cases, others, strict=True):
             wanted = case.ranked if exhaustive else (*likely(case, self._plan.top), *other)
-            rows = {} if again else known[case.problem]
+            rows = {} if again else known[self._key(case)]
             settled = {name for name, row in rows.items() if not exhaustive or row.outcome is not Outcome.HOPELESS}
             left = [(case, ranked) for ranked in wanted if ranked.candidate.name not in settled]
             lists.append([one for one in left if not self._cannot_win(*one)])
@@ -208,11 +213,11 @@ class Profiling:
     def _cannot_win(self, case: Case, ranked: Ranked) -> bool:
         if self._plan.exhaustive or not self._plan.gpus:
             return False
-        return cannot_win(ranked.estimate_us, self._times.get(case.problem, {}).values())
+        return cannot_win(ranked.estimate_us, self._times.get(self._key(case), {}).values())
 
     def _learn(self, case: Case, ranked: Ranked, time_us: float) -> None:
         if time_us > 0:
-            self._times.setdefault(case.problem, {})[ranked.candidate.name] = (ranked.estimate_us, time_us)
+            self._times.setdefault(self._key(case), {})[ranked.candidate.name] = (ranked.estimate_us, time_us)
 
     def _random(self, cases: Sequence[Case]) -> list[_Work]:
         """CI_FLAG: two of all candidates are built, so that their code is known to compile; nothing is measured."""
@@ -269,7 +274,7 @@ class Profiling:
                 self._report(case, ranked, "built", built=compiled)
             return
         self._tally["failed"] += 1
-        self._bad.add((case.problem, ranked.candidate.name))
+        self._bad.add((self._key(case), ranked.candidate.name))
         if built.is_its_own_fault and self._plan.gpus:
             self._write(case, ranked, Measured(outcome=Outcome.UNBUILT, note=built.message))
         self._report(case, ranked, Outcome.UNBUILT.value, note=built.message)
@@ -325,7 +330,7 @@ class Profiling:
             found = await bench.measure(
                 question(case, library, candidate_spec(case, ranked)[0]),
                 lambda: self._turn(gpu),
-                lambda: 0.0 if self._plan.exhaustive else self._best_us[case.problem],
+                lambda: 0.0 if self._plan.exhaustive else self._best_us[self._key(case)],
                 timeout_s=self._plan.timeout_s,
             )
         except GpuFailed as error:
@@ -337,8 +342,8 @@ class Profiling:
         self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
         self._learn(case, ranked, found.time_us)
         if found.outcome is Outcome.MEASURED:
-            best_us = self._best_us[case.problem]
-            self._best_us[case.problem] = min(best_us or found.time_us, found.time_us)
+            best_us = self._best_us[self._key(case)]
+            self._best_us[self._key(case)] = min(best_us or found.time_us, found.time_us)
         await asyncio.sleep(0)  # the GPU is free: the next one begins before this one is written down
         self._write(case, ranked, found)
         note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
@@ -394,7 +399,7 @@ class Profiling:
             note=found.note,
         )
         if not profile.works:
-            self._bad.add((case.problem, profile.candidate))
+            self._bad.add((self._key(case), profile.candidate))
         try:
             self._dropped = not self._cache.save([profile], epoch=self._epoch) or self._dropped
         except BuilddError as error:
@@ -447,9 +452,9 @@ class Profiling:
                 tflops=1e-6 * case.operations / best.time_us,
             )
         # Of those that were tried just now, the likeliest that does work; of what nobody tried, the likeliest.
-        tried = {name for problem, name in self._tried if problem == case.problem}
+        tried = {name for key, name in self._tried if key == self._key(case)}
         names = [ranked.candidate.name for ranked in case.ranked]
-        likely = (name for name in names if (name in tried or not tried) and (case.problem, name) not in self._bad)
+        likely = (name for name in names if (name in tried or not tried) and (self._key(case), name) not in self._bad)
         guess = next(likely, "")
         if self._plan.survey.continuous_integration:
             guess = smallest(case.spec, case.arch).name

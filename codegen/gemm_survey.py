@@ -5,6 +5,7 @@ Knows requests and targets; builds and measures nothing (`buildd/profiling`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -273,13 +274,13 @@ def candidate_spec(case: Case, ranked: Ranked) -> tuple[str, dict[str, object]]:
         if value:
             table[name] = list(value) if isinstance(value, tuple) else value
     sizes = "" if shared else f"_{case.spec.m}x{case.spec.n}x{case.spec.k}"
-    return f"{PREFIX}{ranked.kernel}{sizes}", table
+    return f"{PREFIX}{ranked.kernel}{sizes}{_mark(case.spec)}", table
 
 
 def compiled_for(case: Case, ranked: Ranked) -> str:
     """What is the same for candidates that one compile is enough for."""
     # A convolution's sizes are those of its entry point, which is compiled in no time.
-    return ranked.kernel if case.image else candidate_spec(case, ranked)[0]
+    return f"{ranked.kernel}{_mark(case.spec)}" if case.image else candidate_spec(case, ranked)[0]
 
 
 def _conv_spec(case: Case, gemm: ImplicitGemm, ranked: Ranked) -> tuple[str, dict[str, object]]:
@@ -290,7 +291,15 @@ def _conv_spec(case: Case, gemm: ImplicitGemm, ranked: Ranked) -> tuple[str, dic
         value = getattr(conv, name)
         table[name] = list(value) if isinstance(value, tuple) else value
     numbers = (conv.shape[3], conv.filters, *conv.kernel, *conv.stride, *conv.padding, *conv.dilation)
-    return f"{PREFIX}{ranked.kernel}_{case.arch}_{'x'.join(map(str, numbers))}", table
+    return f"{PREFIX}{ranked.kernel}_{case.arch}_{'x'.join(map(str, numbers))}{_mark(conv)}", table
+
+
+def _mark(target: GemmTarget | Conv2dTarget) -> str:
+    """What tells candidates of one kernel apart that targets compile with different flags; empty for those without."""
+    ways = (target.flags, target.define, target.map_paths)
+    if not any(ways):
+        return ""
+    return f"_f{hashlib.sha256(msgspec.json.encode(ways)).hexdigest()[:12]}"
 
 
 def _own_gemm(context: Context, target: Target) -> list[GemmTarget]:

@@ -75,6 +75,8 @@ class Bench:
         self.folder, self.store = folder, store
         self.words = words
         """Of the candidates, in their order."""
+        self.words_with: dict[str, tuple[str, ...]] = {}
+        """Of those that are compiled with a flag."""
         self.asked: list[str] = []
         self.told: list[Told] = []
         self.said: list[str] = []
@@ -93,11 +95,12 @@ class Bench:
         if not self.launches and request.environment.get("BUILDD_SPLIT_KERNELS") != "0":
             failed = (f"{name}/build/kernels/gemm_sm90a_{number}.cpp.o",)
             return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, failed=failed, message="no launch", misses=1)
-        if self.words[number] == "fail":
+        words = next((self.words_with[flag] for flag in table["flags"] if flag in self.words_with), self.words)
+        if words[number] == "fail":
             return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, message="no", misses=1)
         place = self.folder / "build" / name / f"lib{name}.so"
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(self.words[number])
+        place.write_text(words[number])
         return Built(outcome=m.Outcome.BUILT, paths=(str(place),), misses=1)
 
     async def close(self) -> None:
@@ -226,6 +229,28 @@ def test_problems_share_candidates(tmp_path: Path, store: Store) -> None:
     assert [one.candidate for one in bench.chosen] == [names(cases[0])[1]] * 2
     odd = msgspec.structs.replace(TARGET, name="odd", n=60)
     assert bench.profile(survey_of(case_of(1, odd))).built == 1, "another alignment is another kernel"
+
+
+def test_the_same_problem_with_other_flags_is_another_one(tmp_path: Path, store: Store) -> None:
+    careful = msgspec.structs.replace(TARGET, name="careful", flags=("-fmad=false",))
+    bench, cases = Bench(tmp_path, store, "time 4", "time 5", "time 6"), (case_of(3), case_of(3, careful))
+    bench.words_with["-fmad=false"] = ("time 9", "fail", "time 8")
+    first, second, third = names(cases[0])
+    assert names(cases[1]) == [first, second, third] and cases[0].problem == cases[1].problem
+    given = survey_of(*cases, flags={"g": "", "careful": "-fmad=false"})
+    assert bench.profile(survey_of(cases[0])).measured == 3
+    bench.told.clear()
+    # What one of them has measured says nothing of the other, in either order.
+    for asked in (given, msgspec.structs.replace(given, cases=cases[::-1])):
+        summary = bench.profile(asked)
+        best = {one.target: (one.candidate, one.time_us) for one in bench.chosen}
+        assert best == {"g": (first, 4.0), "careful": (third, 8.0)}
+        assert (summary.measured, summary.failed) == ((2, 1) if asked is given else (0, 0))
+    assert len(set(bench.asked)) == len(bench.asked) == 6
+    with bench.open() as cache:
+        setting = bench.begin(given, cache).setting(cases[1])
+        rows = {name: row.outcome.value for name, row in cache.of(setting, cases[1].problem).items()}
+    assert rows == {first: "measured", second: "unbuilt", third: "measured"}
 
 
 def test_only_the_likely_are_tried_unless_all_are_asked_for(tmp_path: Path, store: Store) -> None:
