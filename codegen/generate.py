@@ -200,14 +200,22 @@ def _check_archs(request: Request, targets: Iterable[Target]) -> None:
     """An architecture of the request that no target takes would be passed over in silence."""
     kinds = tuple(targets)
     for arch in request.arch:
-        users = (HipTarget,) if arch.startswith("gfx") else (CudaTarget, GemmTarget, Conv2dTarget, ExtensionTarget)
-        both = (RowwiseTarget, ElementwiseTarget, ModelTarget, TritonTarget)
-        if not any(isinstance(target, (*users, *both)) for target in kinds):
+        if not any(_takes(target, amd=arch.startswith("gfx")) for target in kinds):
             raise RequestError(
                 "bad-arch",
                 f'no target of this request can be made for "{arch}"',
                 next_step="leave it out, or name targets of the other vendor",
             )
+
+
+def _takes(target: Target, *, amd: bool) -> bool:
+    """Whether an architecture of this vendor that is asked for says what a target is made for."""
+    match target:
+        case TritonTarget():
+            return True
+        case GemmTarget() | RowwiseTarget() | ElementwiseTarget() | ModelTarget():
+            return not target.arch or any(arch.startswith("gfx") == amd for arch in target.arch)
+    return isinstance(target, HipTarget if amd else CudaTarget | Conv2dTarget | ExtensionTarget)
 
 
 def _check_outputs(parts: dict[str, Part]) -> None:

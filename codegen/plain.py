@@ -204,11 +204,13 @@ def is_hip(context: Context, target: GeneratedTarget) -> bool:
     named = target.arch or context.request.arch
     vendors = {arch.startswith("gfx") for arch in named}
     if len(vendors) > 1:
+        asked = "has" if target.arch else "names no architecture, and is asked for"
+        once = "" if target.arch else "name one vendor's with --arch, or "
         raise RequestError(
             "bad-arch",
-            f'target "{target.name}" has architectures of two vendors: {", ".join(named)}',
+            f'target "{target.name}" {asked} architectures of two vendors: {", ".join(named)}',
             file=target.where,
-            next_step="give each vendor a target of its own; equal kernels have one text",
+            next_step=f"{once}give each vendor a target of its own; equal kernels have one text",
         )
     hip = vendors == {True}
     needs_arch(target, asked_archs(context, target, amd=hip), "sm_80")

@@ -137,6 +137,38 @@ def test_an_architecture_that_no_target_takes_is_refused(tmp_path: Path, toolkit
     assert caught.value.code == "bad-arch" and "gfx90a" in caught.value.message
 
 
+ONE_TEXT = ['"gemm"', '"rowwise"\nop = "softmax"\nshape = [0, 64]']
+"""Kinds whose kernels are made for GPUs of either vendor."""
+
+
+def kernels(folder: Path, kind: str, own: str, *arch: str) -> set[str]:
+    (folder / "buildd.toml").write_text(f"[target.a]\nkind = {kind}\n{own}")
+    plan = plan_for(request_for(folder, arch=arch))
+    return {os.path.splitext(file.path)[1] for file in plan.files if "/kernels/" in file.path}
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize("kind", ONE_TEXT)
+def test_the_request_says_the_vendor_where_the_target_does_not(tmp_path: Path, kind: str) -> None:
+    assert kernels(tmp_path, kind, "", "gfx90a") == {".hip"}
+    assert kernels(tmp_path, kind, 'arch = ["gfx1100"]', "gfx90a") == {".hip"}
+
+
+@pytest.mark.parametrize("kind", ONE_TEXT)
+def test_two_vendors_at_once_are_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(
+        RequestError, match=r'target "a" names no architecture, .* two vendors: sm_80, gfx90a'
+    ) as caught:
+        kernels(tmp_path, kind, "", "sm_80", "gfx90a")
+    assert caught.value.next_step.startswith("name one vendor's with --arch, or")
+    with pytest.raises(RequestError, match='target "a" has architectures of two vendors') as caught:
+        kernels(tmp_path, kind, 'arch = ["sm_80", "gfx90a"]')
+    assert caught.value.next_step.startswith("give each vendor a target of its own")
+    for own, asked in (("sm_80", "gfx90a"), ("gfx90a", "sm_80")):
+        with pytest.raises(RequestError, match=f'no target of this request can be made for "{asked}"'):
+            kernels(tmp_path, kind, f'arch = ["{own}"]', asked)
+
+
 def test_the_project_can_set_variables_and_the_client_wins(tmp_path: Path, toolkit: Path) -> None:
     folder = tmp_path / "project"
     sources(folder, "src/a.cu", "main.cu")
