@@ -53,9 +53,16 @@ class ProfileCache:
                 found[row.setting, row.problem, row.candidate] = row
         return list(found.values())
 
-    def save(self, profiles: Iterable[Profile], *, epoch: int | None = None, older: bool = True) -> bool:
+    def save(
+        self, profiles: Iterable[Profile], *, epoch: int | None = None, older: bool = True, more: bool = False
+    ) -> bool:
         """As `Profiles.save`; False also where nothing may be written."""
-        return self._own is not None and self._own.save(profiles, epoch=epoch, older=older)
+        return self._own is not None and self._own.save(profiles, epoch=epoch, older=older, more=more)
+
+    def publish(self) -> None:
+        """As `Profiles.publish`."""
+        if self._own is not None:
+            self._own.publish()
 
     def flush(self, build: str = "") -> bool:
         """As `Profiles.flush`. What may not be written stays."""

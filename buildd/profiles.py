@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ _INSERT = (
     # What a short look said never replaces a whole measurement.
     + " WHERE (excluded.outcome = 'measured' OR profiles.outcome <> 'measured')"
 )
+_PAUSE = 20.0
+"""All rows are read for the file: with 5,000 that takes 70 ms. So long nothing is published, for each second of it."""
+_LEAST_PAUSE_S = 1.0
 _LATER = "AND excluded.measured_ns > profiles.measured_ns"
 
 
@@ -99,23 +103,30 @@ class Profiles:
     Args:
         database: whose tables they are.
         folder: where the file for plans is written; made when it is missing.
+        clock_s: says when that was, as time.monotonic.
     """
 
-    def __init__(self, database: Database, folder: Path) -> None:
+    def __init__(self, database: Database, folder: Path, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.database = database
         self.folder = folder
+        self._clock_s = clock_s
+        self._next_s = 0.0
+        """Whoever writes row after row has them published then."""
 
     def epoch(self) -> int:
         """How often the profiles were emptied; for `save`."""
         rows = self.database.rows("SELECT value FROM meta WHERE name = ?", (_EPOCH,))
         return as_int(rows[0][0]) if rows else 0
 
-    def save(self, profiles: Iterable[Profile], *, epoch: int | None = None, older: bool = True) -> bool:
+    def save(
+        self, profiles: Iterable[Profile], *, epoch: int | None = None, older: bool = True, more: bool = False
+    ) -> bool:
         """Write rows, each in place of the one that it is measured again; False where they were dropped.
 
         Args:
             epoch: what `epoch` said when measuring began: rows from before a flush are not written.
             older: also in place of one that was measured later.
+            more: others follow soon, and `publish` after the last one: plans may learn of these a little later.
 
         Raises: StoreFull, StoreError.
         """
@@ -133,7 +144,7 @@ class Profiles:
             return True
 
         saved = self.database.transact(work)
-        if saved:
+        if saved and not (more and self._clock_s() < self._next_s):
             self.publish()
         return saved
 
@@ -197,7 +208,7 @@ class Profiles:
 
     def publish(self) -> None:
         """Write the file that plans read, where it would differ. Raises StoreError."""
-        place = self.folder / FILE
+        place, began_s = self.folder / FILE, self._clock_s()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Read under the lock: of two that publish at once the later one knows what the earlier one does.
@@ -211,6 +222,8 @@ class Profiles:
                 file=str(place),
                 next_step="free some space" if error.errno in NO_SPACE else "check this folder's permissions",
             ) from error
+        ended_s = self._clock_s()
+        self._next_s = ended_s + max(_LEAST_PAUSE_S, (ended_s - began_s) * _PAUSE)
 
 
 def count(database: Database) -> tuple[int, int]:

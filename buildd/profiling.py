@@ -149,6 +149,9 @@ class Profiling:
                 finally:
                     if presence.is_last():
                         self._tidy()
+                    self._publish()
+        elif any(known.values()):
+            self._publish()  # whoever measured it may have been killed before
         for case, ranked in self._skipped:
             self._report(case, ranked, "skipped", note=_NOT_WORTH_IT.message)
         for case in cases:
@@ -401,10 +404,16 @@ class Profiling:
         if not profile.works:
             self._bad.add((self._key(case), profile.candidate))
         try:
-            self._dropped = not self._cache.save([profile], epoch=self._epoch) or self._dropped
+            self._dropped = not self._cache.save([profile], epoch=self._epoch, more=True) or self._dropped
         except BuilddError as error:
             self._dropped = True
             self._say(f"{ranked.candidate.name} is not written down: {error.message}")
+
+    def _publish(self) -> None:
+        try:
+            self._cache.publish()
+        except BuilddError as error:
+            self._say(f"plans do not know yet what was measured: {error.message}")
 
     def _report(
         self,

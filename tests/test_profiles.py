@@ -65,6 +65,25 @@ def test_a_short_look_never_replaces_a_whole_measurement(store: Store) -> None:
     assert profiles.of(H200, PROBLEM)["b"].outcome is Outcome.MEASURED
 
 
+def test_rows_that_come_one_by_one_are_published_once_in_a_while_and_none_is_lost(store: Store) -> None:
+    place, now_s = store.folder / "profiles", 100.0
+    profiles = Profiles(store.database, place, clock_s=lambda: now_s)
+    assert profiles.save([row("first")], more=True) and chosen(place) == "first"
+    published = (place / best.FILE).stat().st_mtime_ns
+    for number in range(50):
+        assert profiles.save([row(f"n{number}", time_us=9.0 - number / 10)], more=True)
+    assert (place / best.FILE).stat().st_mtime_ns == published and chosen(place) == "first"
+    # Killed now: who comes next has every row, and who looks at one of them has it published.
+    assert len(profiles_of(store).of(H200, PROBLEM)) == 51
+    now_s += 60.0
+    assert profiles.save([row("n50", time_us=9.5)], more=True) and chosen(place) == "n49"
+    profiles.save([row("last", time_us=1.0)], more=True)
+    assert chosen(place) == "n49"
+    profiles.publish()
+    assert chosen(place) == "last"
+    assert profiles.save([row("alone", time_us=0.5)]) and chosen(place) == "alone"
+
+
 def test_plans_read_the_fastest_that_was_found_right(store: Store) -> None:
     profiles = profiles_of(store)
     place = store.folder / "profiles"

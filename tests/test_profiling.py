@@ -24,6 +24,7 @@ from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Profile
 from buildd.profiling import Plan, Profiling
 from buildd.store import Store
+from codegen import best
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import Candidate, candidate_from, problem_of
 from codegen.gemm_spec import kernel_for
@@ -229,6 +230,26 @@ def test_problems_share_candidates(tmp_path: Path, store: Store) -> None:
     assert [one.candidate for one in bench.chosen] == [names(cases[0])[1]] * 2
     odd = msgspec.structs.replace(TARGET, name="odd", n=60)
     assert bench.profile(survey_of(case_of(1, odd))).built == 1, "another alignment is another kernel"
+
+
+def test_what_was_measured_is_published_at_the_end_also_where_a_process_was_killed_before(
+    tmp_path: Path, store: Store
+) -> None:
+    bench, case = Bench(tmp_path, store, "time 9", "time 5", "time 4"), case_of(3)
+    file = store.folder / "profiles" / best.FILE
+
+    def published() -> list[str]:
+        return [one.candidate for one in best.published([str(file.parent)])]
+
+    bench.profile(survey_of(case))
+    assert published() == [names(case)[2]]
+    with bench.open() as cache:  # rows of one that was killed: in the index, and not in the file
+        setting = bench.begin(survey_of(case), cache).setting(case)
+        ours = cache.of(setting, case.problem)[names(case)[0]]
+        assert cache.save([msgspec.structs.replace(ours, time_us=2.0)], more=True)
+        assert cache.save([msgspec.structs.replace(ours, time_us=1.0, candidate=names(case)[1])], more=True)
+    assert bench.profile(survey_of(case)).measured == 0
+    assert published() == [names(case)[1]]
 
 
 def test_the_same_problem_with_other_flags_is_another_one(tmp_path: Path, store: Store) -> None:
