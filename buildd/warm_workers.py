@@ -26,8 +26,10 @@ PRIVATE = b"TMPDIR"
 MOST = 2
 """How many are kept: one with torch holds 400 MB."""
 AGAIN_S = 60.0
-"""After this long another one is tried in place of one that could not be used."""
+"""After this long another one is tried in place of one that could not be used, or does not answer."""
 FORK_S = 2.0
+"""A job waits so long for its process; the spawner does nothing else meanwhile. One that lives and has not answered may
+be starved: the job is started as ever, and the process is taken back when it does answer."""
 IDLE_S = 300.0
 """One that nobody asks for so long ends by itself."""
 
@@ -41,12 +43,14 @@ def key_of(identity: bytes, argv: list[bytes], variables: Mapping[bytes, bytes])
 
 
 class _Host:
-    __slots__ = ("channel", "pid", "ready", "used_s")
+    __slots__ = ("asked_s", "channel", "pid", "ready", "used_s")
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
         self.channel = channel
         self.ready = False
+        self.asked_s = 0.0
+        """Since when an answer is due that nobody waits for any more; 0 where none is."""
         self.used_s = time.monotonic()
 
 
@@ -74,11 +78,14 @@ class Hosts:
     def receive(self, descriptor: int) -> None:
         """One has said something, or is gone."""
         key, host = next(item for item in self._hosts.items() if item[1].channel.fileno() == descriptor)
-        if self._heard(host, 64) == READY:
-            host.ready = True
+        said = self._heard(host, 64)
+        if said == READY or (host.asked_s and len(said) == FORKED.size):
+            # The job of a late answer was started otherwise: nobody lets it go on, so it ends.
+            host.ready, host.asked_s = True, 0.0
         else:
             self._drop(key)
-            self._failed[key] = time.monotonic()
+            if not host.asked_s:
+                self._failed[key] = time.monotonic()
 
     def fork(self, key: Key, umask: int, descriptors: list[int], *, with_input: bool) -> int:
         """A new job's pid; 0 where there is no process for it that can be used now.
@@ -95,7 +102,10 @@ class Hosts:
             socket.send_fds(host.channel, [JOB.pack(umask, with_input)], [waits, *descriptors])
             watch = select.poll()
             watch.register(host.channel, select.POLLIN)
-            answer = self._heard(host, FORKED.size) if watch.poll(FORK_S * 1000) else b""
+            if not watch.poll(FORK_S * 1000):
+                host.ready, host.asked_s = False, time.monotonic()
+                return 0
+            answer = self._heard(host, FORKED.size)
             if len(answer) != FORKED.size:
                 # Its packages have changed, or something is wrong with it: another one is made.
                 self._drop(key)
@@ -114,6 +124,9 @@ class Hosts:
     def want(self, key: Key) -> None:
         """Have one for jobs to come."""
         now_s = time.monotonic()
+        host = self._hosts.get(key)
+        if host is not None and host.asked_s and now_s - host.asked_s > AGAIN_S:
+            self._drop(key)
         if key in self._hosts or now_s - self._failed.get(key, -AGAIN_S) < AGAIN_S:
             return
         self._failed.pop(key, None)

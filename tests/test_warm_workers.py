@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from buildd import warm_workers
 from buildd.launch import Exit, KillReason, Launch
 from buildd.runner import Job, Runner
 from buildd.spawner import children_of, stat_of
@@ -252,6 +254,60 @@ def test_one_that_is_killed_is_not_missed(place: Place) -> None:
         assert ended.ok and found["by"] != former["by"]
 
     story(place, told)
+
+
+def test_one_that_is_starved_is_taken_back_when_it_answers(place: Place) -> None:
+    async def told() -> None:
+        former = await place.until(fresh=False)
+        os.kill(former["by"], signal.SIGSTOP)
+        try:
+            for _ in range(2):
+                found, ended = await place.run()
+                assert ended.ok and found["fresh"], "its job does not wait"
+        finally:
+            os.kill(former["by"], signal.SIGCONT)
+        assert (await place.until(fresh=False))["by"] == former["by"]
+        keeper = place.runner.processes()[0]
+        deadline_s = time.monotonic() + DEADLINE_S
+        while children_of(keeper) != [former["by"]]:  # what it forked too late ends
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+        os.kill(former["by"], signal.SIGSTOP)
+        assert (await place.run())[0]["fresh"]
+        os.kill(former["by"], signal.SIGKILL)
+        assert (await place.until(fresh=False))["by"] != former["by"]
+
+    story(place, told)
+
+
+def test_one_that_never_answers_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_workers, "FORK_S", 0.01)
+    poll, launch = select.poll(), place.launch()
+    variables = {name.encode(): value.encode() for name, value in launch.environment}
+    key = warm_workers.key_of(b"one", [os.fsencode(word) for word in launch.argv], variables)
+    with open(os.devnull, "rb") as null:
+        hosts = warm_workers.Hosts(poll, null.fileno())
+        try:
+            deadline_s = time.monotonic() + DEADLINE_S
+            while key not in hosts._hosts or not hosts._hosts[key].ready:
+                assert time.monotonic() < deadline_s
+                hosts._failed.clear()  # a file that was written a moment before is not trusted
+                hosts.want(key)
+                for descriptor, _ in poll.poll(1000):
+                    hosts.receive(descriptor)
+            pid = hosts._hosts[key].pid
+            os.kill(pid, signal.SIGSTOP)
+            assert hosts.fork(key, 0o022, [null.fileno()] * 3, with_input=False) == 0
+            hosts.want(key)
+            assert hosts._hosts[key].pid == pid, "it may still answer"
+            monkeypatch.setattr(warm_workers, "AGAIN_S", 0.0)
+            hosts.want(key)
+            assert hosts._hosts[key].pid != pid
+        finally:
+            hosts.close()
+            for child in hosts.pids:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 def test_it_ends_with_the_process_that_keeps_it(place: Place) -> None:
