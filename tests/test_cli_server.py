@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from buildd import cli_client
 from buildd.identity import package_stamp
 from tests.estate import DEADLINE_S, Estate, end_estate, make_estate, until
 from tests.household import ROOT
+from tests.serving import short_folder
 from tests.toolkit import host_compiler, make_toolkit
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
@@ -216,6 +218,58 @@ def test_the_next_command_is_waited_for_by_a_process_that_may_die(estate: Estate
     until(lambda: state(killed) == "Z", "it lives")
     estate.build()
     assert submitters(estate)[-1] not in (killed, expected)
+
+
+SERVER = """
+import sys
+from buildd import cli_server
+cli_server._AHEAD_S = float(sys.argv[2])
+server = cli_server.begin(sys.argv[1])
+print(server.pid, flush=True)
+sys.stdin.read()
+server.end()
+"""
+"""With another pause; ends with its standard input."""
+
+
+@contextmanager
+def server(place: Path, pause_s: float) -> Iterator[int]:
+    command = [sys.executable, "-P", "-c", SERVER, str(place), str(pause_s)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path)))}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        pid = int(process.stdout.readline())
+        until((place / cli_client.SOCKET).exists, "nobody takes commands")
+        yield pid
+        process.stdin.close()
+        assert process.wait(DEADLINE_S) == 0
+
+
+def taken_by(place: Path) -> int:
+    """The process that a command is given, which is then not let go on."""
+    until(package_stamp.__wrapped__, "the code is too young to be told by its stamps")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(place / cli_client.SOCKET))
+        data = cli_client.pack(["log"], {}, 0o022, [])
+        socket.send_fds(connection, [data], [0, 0, 1, 2])
+        answer = connection.recv(5)
+        assert answer[:1] == cli_client.TAKEN
+        return int.from_bytes(answer[1:], "little")
+
+
+def test_the_process_of_the_next_command_is_forked_after_a_pause_and_not_before() -> None:
+    with short_folder() as place:
+        with server(place, pause_s=86400.0) as pid:
+            for _ in range(3):
+                taken_by(place)
+                # It waits again, with nobody left: whoever takes the next command is forked when that has come.
+                until(lambda: not children(pid) and state(pid) == "S", "the command's process is still there")
+                assert not children(pid)
+        with server(place, pause_s=0.0) as pid:
+            first = taken_by(place)
+            until(lambda: children(pid) not in ([], [first]), "nobody waits for the next command")
+            expected = [child for child in children(pid) if child != first]
+            assert [taken_by(place)] == expected
 
 
 def test_a_socket_that_was_removed_is_missed_by_nobody(estate: Estate) -> None:
