@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ class Tally:
     builds: int = 0
     """`buildd build`."""
     programs: int = 0
+    moves: int = 0
     wrong: int = 0
     false_misses: int = 0
     hits: int = 0
@@ -65,16 +67,30 @@ class Beside:
         user: whose daemon serves; it must be up.
         folder: everything is made there; its path has to be short.
         nvcc: empty: plain C++ only.
+        moves: the project is in a folder of a random name, as Python makes them for pip and others; `moved`.
     """
 
-    def __init__(self, user: Household, folder: Path, nvcc: str, rng: random.Random, units: tuple[str, ...]) -> None:
-        self.user, self.rng, self.folder = user, rng, folder
-        self.work = ForeignEdited(folder / "project", nvcc, rng, units)
-        self.foreign = Foreign(user, folder / "build", str(self.work.folder / "toolkit" / "bin") if nvcc else "")
+    def __init__(
+        self,
+        user: Household,
+        folder: Path,
+        nvcc: str,
+        rng: random.Random,
+        units: tuple[str, ...],
+        *,
+        moves: bool = False,
+    ) -> None:
+        self.user, self.rng, self.folder, self.moves = user, rng, folder, moves
+        place = Path(tempfile.mkdtemp()) if moves else folder
+        self.work = ForeignEdited(place / "project", nvcc, folder / "real", rng, units)
+        self.foreign = Foreign(user, folder / "build", self._tools())
         self.tally = Tally()
         self._right: dict[str, tuple[Compiled, Path]] = {}
         self._pool = ThreadPoolExecutor(2)
         (folder / "helpers.cpp").write_text(_HELPERS)
+
+    def _tools(self) -> str:
+        return str(self.work.folder / "toolkit" / "bin") if self.work.cuobjdump else ""
 
     def edit(self, name: str) -> list[str]:
         """Carry an edit out and compile everything. Returns what is wrong then."""
@@ -101,6 +117,17 @@ class Beside:
         if stored and failing == self.tally.failing and after.misses > before.misses:
             self.tally.false_misses += after.misses - before.misses
         return faults
+
+    def moved(self) -> list[str]:
+        """What is wrong in a folder of another name, where objects may hold what it is called."""
+        assert self.moves
+        former = self.work.folder
+        self.work.move(Path(tempfile.mkdtemp()) / former.name)
+        former.parent.rmdir()
+        self.foreign.search(self._tools())
+        self._right.clear()
+        self.tally.moves += 1
+        return self.check("moved")
 
     def restarted(self) -> None:
         """The daemon begins anew; what it knew by heart is gone."""
@@ -235,3 +262,8 @@ class Beside:
 
     def close(self) -> None:
         self._pool.shutdown()
+
+    def remove(self) -> None:
+        """Everything that was made."""
+        for place in (self.folder, *((self.work.folder.parent,) if self.moves else ())):
+            shutil.rmtree(place, ignore_errors=True)

@@ -46,13 +46,17 @@ class Foreign:
         self.user = user
         self.folder = folder
         self.build = BuildId(f"build of {folder.name}")
-        self.plain = {
-            **user.environ,
-            "PATH": f"{path}{os.pathsep}{user.environ['PATH']}" if path else user.environ["PATH"],
-        }
-        self.environ = {**self.plain, **variables(self.plain, self.build)}
+        self.plain: dict[str, str] = {}
+        self.environ: dict[str, str] = {}
+        self.search(path)
         self.notes = Notes(user.store, self.build)
         weakref.finalize(self, self.notes.close)
+
+    def search(self, path: str) -> None:
+        """Have tools found there first, as a `buildd run` that begins now would."""
+        usual = self.user.environ["PATH"]
+        self.plain = {**self.user.environ, "PATH": f"{path}{os.pathsep}{usual}" if path else usual}
+        self.environ = {**self.plain, **variables(self.plain, self.build)}
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name

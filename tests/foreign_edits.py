@@ -157,24 +157,27 @@ class ForeignEdited(Edited):
     """The project.
 
     Args:
-        folder: it is made there, its toolkit beside it.
+        folder: it is made there.
         nvcc: of a real toolkit; empty where there is only a host compiler.
+        real: that toolkit is copied there.
         units: CUDA sources.
     """
 
-    def __init__(self, folder: Path, nvcc: str, rng: random.Random, units: tuple[str, ...] = ("a",)) -> None:
+    def __init__(
+        self, folder: Path, nvcc: str, real: Path, rng: random.Random, units: tuple[str, ...] = ("a",)
+    ) -> None:
         self.level = 1
         self.more: set[str] = set()
         self.relocatable = False
         self.oddity = "nothing"
-        self.real = folder.with_name("real")
+        self.real = real
         self.source_path = "src"
         cuobjdump = ""
         if nvcc:
-            real = Path(nvcc).parents[1]
-            copy_toolkit(real, self.real, "include/cuda_runtime.h")
-            self._assembler = str(real / "bin" / "ptxas")
-            self._runtime_header = (real / "include" / "cuda_runtime.h").read_text()
+            given = Path(nvcc).parents[1]
+            copy_toolkit(given, self.real, "include/cuda_runtime.h")
+            self._assembler = str(given / "bin" / "ptxas")
+            self._runtime_header = (given / "include" / "cuda_runtime.h").read_text()
             cuobjdump = str(Path(nvcc).with_name("cuobjdump"))
         super().__init__(folder, "cuda", str(self.real / "bin" / "nvcc"), cuobjdump, rng, units if nvcc else ())
         for sub in ("inc0", "data", "out", "clean"):
@@ -184,6 +187,13 @@ class ForeignEdited(Edited):
         self.plain_unit()
 
     # ------------------------------------------------------------ the project
+
+    def move(self, folder: Path) -> None:
+        """Have the project, with all that was made in it, in another folder."""
+        former = str(self.folder)
+        self.folder = self.folder.rename(folder)
+        self.source_path = self.source_path.replace(former, str(folder))
+        self.environment = {name: value.replace(former, str(folder)) for name, value in self.environment.items()}
 
     def unit(self, name: str) -> None:
         super().unit(name)

@@ -50,6 +50,21 @@ def test_random_edits_of_plain_sources(user: Household) -> None:
     beside.close()
 
 
+def test_a_project_in_folders_of_changing_names(user: Household) -> None:
+    beside = Beside(user, user.folder, "", random.Random(4), (), moves=True)
+    place = beside.work.folder
+    try:
+        assert beside.check() == [] and beside.moved() == []
+        assert beside.foreign.counts() == (1, 1), "nothing of the folder is in the object"
+        # What is: such an object is another one in each of them.
+        assert beside.edit("flag -g") == beside.edit("odd.h has its file") == beside.edit("absolute paths") == []
+        assert beside.moved() == [] and not place.parent.exists()
+        assert beside.foreign.counts() == (1, 5) and beside.tally.moves == 2
+    finally:
+        beside.close()
+        shutil.rmtree(beside.work.folder.parent)
+
+
 @pytest.mark.cuda
 def test_edits_that_only_one_pass_or_one_architecture_sees(user: Household) -> None:
     nvcc = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvcc")
