@@ -11,19 +11,16 @@ import asyncio
 import errno
 import logging
 import os
-import socket
-import subprocess
-import sys
 import time
-from collections import deque
 from collections.abc import Callable
 
 from buildd import spawner
 from buildd.errors import RunnerError
+from buildd.helper import Helper
 from buildd.launch import SIGKILL, Exit, KillReason, Launch, decode, memory_file, out_of_memory, start_error
 from buildd.memory import OomCounter
 from buildd.streams import Capture, Lines
-from buildd.usage import Sampler, end_all
+from buildd.usage import Sampler
 from buildd.warm_workers import IDLE_S
 from protocol.messages import Timing
 
@@ -40,7 +37,7 @@ _READ_BYTES = 64 << 10
 class Job:
     """A tool that runs. Made by `Runner.launch`."""
 
-    def __init__(self, runner: Runner, helper: _Helper, number: int, launch: Launch, on_line: OnLine) -> None:
+    def __init__(self, runner: Runner, helper: Helper[Job], number: int, launch: Launch, on_line: OnLine) -> None:
         loop = asyncio.get_running_loop()
         self.launch = launch
         self.pid = 0
@@ -87,7 +84,7 @@ class Job:
             self._reason = reason
         self._helper.end(self._number, 0.0 if reason is KillReason.MEMORY else self._runner.grace_s)
 
-    # ---------------------------------------------------------------- called by the runner
+    # ---------------------------------------------------------------- called by the runner and its helper
 
     async def _end(self) -> None:
         """Kill it and wait until it is gone, started or not."""
@@ -140,7 +137,7 @@ class Job:
         os.close(descriptor)
         del self._streams[descriptor]
 
-    def _begun(self, pid: int) -> None:
+    def begun(self, pid: int) -> None:
         self.pid = pid
         self._runner._sampler.add(pid)
         if self.launch.timeout_s > 0:
@@ -148,7 +145,7 @@ class Job:
         if not self._started.done():
             self._started.set_result(None)
 
-    def _failed(self, error: RunnerError) -> None:
+    def failed(self, error: RunnerError) -> None:
         for descriptor in list(self._streams):
             self._detach(descriptor)
         self._drop_files()
@@ -157,7 +154,7 @@ class Job:
                 future.set_exception(error)
                 future.exception()  # counts as looked at, also when nobody waits any more
 
-    def _exited(self, status: int, timing: Timing) -> None:
+    def exited(self, status: int, timing: Timing) -> None:
         self._ended = (status, timing)
         self._set_timer(self._runner.linger_s, self._overstayed)
 
@@ -168,7 +165,7 @@ class Job:
         else:
             self._finish_streams()
 
-    def _all_gone(self) -> None:
+    def all_gone(self) -> None:
         self._gone = True
         # No process is left, so all output is in the pipes. One that is still open is held by a stranger.
         for descriptor in list(self._streams):
@@ -185,13 +182,13 @@ class Job:
             self._tell(name, lines.finish())
         self._advance()
 
-    def _was_lost(self) -> None:
+    def was_lost(self) -> None:
         self._lost = True
         if self._ended is None:
             self._ended = (128 + SIGKILL, Timing())
         if not self._started.done():
             self._started.set_result(None)
-        self._all_gone()
+        self.all_gone()
         self._finish_streams()
 
     def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
@@ -236,128 +233,6 @@ class Job:
         return out_of_memory(status, output.values(), self._runner._oom_counter.read() - self._oom_kills)
 
 
-class _Helper:
-    """One life of the spawner process and the jobs that it keeps."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.jobs: dict[int, Job] = {}
-        self.lost: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._outgoing: deque[tuple[bytes, list[int]]] = deque()
-        self._closed = False
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", spawner.__file__, str(theirs.fileno()), str(runner.grace_s)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._channel.close()
-            raise RunnerError(
-                f"the process that starts tools could not be started: {error.strerror}",
-                file=sys.executable,
-                next_step="check the limits on processes and open files (ulimit -u, ulimit -n)",
-            ) from error
-        finally:
-            theirs.close()
-        self._channel.setblocking(False)
-        self._loop.add_reader(self._channel, self._receive)
-
-    def send(self, packet: bytes, descriptors: list[int]) -> None:
-        """Send a packet with descriptors, which are closed here once they are on their way."""
-        self._outgoing.append((packet, descriptors))
-        self._flush()
-
-    def end(self, number: int, grace_s: float) -> None:
-        self.send(spawner.REQUEST.pack(spawner.KILL, number, grace_s, 0, 0), [])
-
-    def _flush(self) -> None:
-        while self._outgoing:
-            packet, descriptors = self._outgoing[0]
-            try:
-                if not self._closed:
-                    socket.send_fds(self._channel, [packet], descriptors)
-            except BlockingIOError:
-                self._loop.add_writer(self._channel, self._flush)
-                return
-            except OSError:  # it died; `_receive` sees that too and answers for its jobs
-                pass
-            self._outgoing.popleft()
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if not self._closed:
-            self._loop.remove_writer(self._channel)
-
-    def _receive(self) -> None:
-        while not self._closed:
-            try:
-                data = self._channel.recv(spawner.REPLY.size)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                data = b""
-            if not data:
-                self.hang_up()
-                self.lost = self._loop.create_task(self._answer_for_jobs())
-                return
-            self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        kind, number, pid, status, peak_bytes, user_s, system_s, wall_ns = spawner.REPLY.unpack(data)
-        job = self.jobs[number]
-        if kind == spawner.STARTED:
-            job._begun(pid)
-        elif kind == spawner.FAILED:
-            del self.jobs[number]
-            job._failed(start_error(job.launch, status & 0xFFFF, status >> 16))
-        elif kind == spawner.EXITED:
-            job._exited(
-                status, Timing(wall_s=wall_ns / 1e9, user_s=user_s, system_s=system_s, peak_rss_bytes=peak_bytes)
-            )
-        elif kind == spawner.GONE:
-            del self.jobs[number]
-            job._all_gone()
-
-    def hang_up(self) -> None:
-        """Close the channel; the process ends by itself once it has ended its jobs."""
-        if not self._closed:
-            self._closed = True
-            self._loop.remove_reader(self._channel)
-            self._loop.remove_writer(self._channel)
-            self._channel.close()
-            self._flush()
-            self.runner._forget(self)
-
-    async def _answer_for_jobs(self) -> None:
-        """The process was killed, so nobody keeps its tools any more: end them from here."""
-        jobs, self.jobs = list(self.jobs.values()), {}
-        log.warning("the process that starts tools was killed (pid %d); %d jobs lost", self.process.pid, len(jobs))
-        await self._loop.run_in_executor(None, self.process.wait)
-        sessions = {job.pid for job in jobs if job.pid}
-        if sessions:
-            seen = [self.runner._sampler.seen(pid) for pid in sessions]
-            await self._loop.run_in_executor(None, end_all, sessions, seen)
-        for job in jobs:
-            job._was_lost()
-
-    async def close(self) -> None:
-        self.hang_up()
-        if self.lost is not None:
-            await self.lost
-        try:
-            await self._loop.run_in_executor(None, self.process.wait, self.runner.grace_s + 5)
-        except subprocess.TimeoutExpired:  # a tool hangs in the kernel, so its keeper waits for it
-            log.warning("the process that starts tools (pid %d) does not end; killing it", self.process.pid)
-            self.process.kill()
-            await self._loop.run_in_executor(None, self.process.wait)
-
-
 class Runner:
     """Runs tools on one event loop.
 
@@ -371,9 +246,9 @@ class Runner:
         self.linger_s = linger_s
         self._sampler = Sampler()
         self._oom_counter = OomCounter()
-        self._helper: _Helper | None = None
+        self._helper: Helper[Job] | None = None
         self._warm_until_s = 0.0
-        self._former: list[_Helper] = []
+        self._former: list[Helper[Job]] = []
         self._number = 0
         self._closed = False
 
@@ -442,15 +317,15 @@ class Runner:
         if self._helper is not None:
             self._helper.send(spawner.REQUEST.pack(spawner.SPARE, 0, 0.0, 0, 0), [])
 
-    def _current(self) -> _Helper:
+    def _current(self) -> Helper[Job]:
         if self._closed:
             raise RunnerError("the runner is closed")
         if self._helper is None:
-            self._helper = _Helper(self)
+            self._helper = Helper(self.grace_s, self._sampler, self._forget)
             self._sampler.keeper = self._helper.process.pid
         return self._helper
 
-    def _forget(self, helper: _Helper) -> None:
+    def _forget(self, helper: Helper[Job]) -> None:
         if self._helper is helper:
             self._helper = None
             self._sampler.keeper = 0
@@ -486,7 +361,7 @@ class Runner:
             for descriptor in passed:
                 os.close(descriptor)
             failure = start_error(launch, error.errno or errno.EIO, 0)
-            job._failed(failure)
+            job.failed(failure)
             raise failure from error
         helper.jobs[self._number] = job
         if launch.warm:
