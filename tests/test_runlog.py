@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,18 @@ def test_what_compiles_nothing_or_is_part_of_a_run_is_no_build_of_its_own(foreig
     foreign.write("buildd.toml", "")
     status, words = foreign.user.buildd("explain", "--last", "-C", str(foreign.folder))
     assert status == 2 and "no build of" in words
+
+
+@needs_gcc
+def test_a_report_has_the_program_of_a_run_and_not_its_arguments(foreign: Foreign) -> None:
+    assert run(foreign, "gcc -c a.c; true --passphrase 'open sesame'") == 0
+    report = foreign.folder / "report.tar.gz"
+    foreign.user.buildd("doctor", "--bundle", str(report))
+    with tarfile.open(report) as archive:
+        member = archive.extractfile("buildd-report/builds.txt")
+        assert member is not None
+        text = member.read().decode()
+    assert "  run -- sh  " in text and "sesame" not in text
 
 
 # ---------------------------------------------------------------- the file

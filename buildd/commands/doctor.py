@@ -10,6 +10,9 @@ import socket
 import tarfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from buildd.cli import DAEMON, OK, USAGE
 from buildd.commands import checks
@@ -17,6 +20,9 @@ from buildd.commands.checks import Finding, Level
 from buildd.commands.common import parser, print_lines, print_problem
 from buildd.ui.redact import Redactor
 from buildd.ui.text import Line, Style, clean
+
+if TYPE_CHECKING:
+    from buildd.buildlog import Build
 
 _LOG_TAIL_BYTES = 64 << 10
 _BUILDS = 20
@@ -121,6 +127,12 @@ def _log_tail(environ: Mapping[str, str]) -> str:
         return f"no daemon log: {error}\n"
 
 
+def _without_arguments(build: Build) -> Build:
+    """Of a `buildd run` the program alone: what else a command says is the user's own."""
+    summary = build.summary
+    return structs.replace(build, summary=structs.replace(summary, command=summary.command.partition(" ")[0]))
+
+
 def _builds() -> str:
     from buildd.commands.log import build_lines, open_store
     from buildd.errors import BuilddError
@@ -130,6 +142,6 @@ def _builds() -> str:
         if store is None:
             return "no store\n"
         with store:
-            return "".join(line.text + "\n" for line in build_lines(store.builds(_BUILDS)))
+            return "".join(line.text + "\n" for line in build_lines(map(_without_arguments, store.builds(_BUILDS))))
     except BuilddError as error:
         return f"no builds can be read: {error.message}\n"
