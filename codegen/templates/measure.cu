@@ -47,12 +47,13 @@
 #define cudaEventRecord hipEventRecord
 #define cudaEventSynchronize hipEventSynchronize
 #define cudaEvent_t hipEvent_t
-#define cudaFree (void)hipFree
+#define cudaFree hipFree
 #define cudaGetDeviceCount hipGetDeviceCount
 #define cudaGetErrorString hipGetErrorString
 #define cudaGetLastError (void)hipGetLastError
 #define cudaMalloc hipMalloc
 #define cudaMemcpy hipMemcpy
+#define cudaMemcpyDeviceToDevice hipMemcpyDeviceToDevice
 #define cudaMemcpyDeviceToHost hipMemcpyDeviceToHost
 #define cudaMemcpyHostToDevice hipMemcpyHostToDevice
 #define cudaMemset hipMemset
@@ -142,7 +143,7 @@ struct Memory {
 
     Memory() = default;
     Memory(const Memory&) = delete;
-    ~Memory() { cudaFree(device); }
+    ~Memory() { (void)cudaFree(device); }
 
     void allocate(size_t bytes, const char* what) { needed(cudaMalloc(&device, std::max<size_t>(bytes, 16)), what); }
 };
