@@ -16,7 +16,7 @@ from buildd.building import Building
 from buildd.eventlog import RequestLog
 from buildd.files import Files
 from buildd.store import Store
-from codegen.plan import Plan
+from codegen.plan import Action, Plan
 from protocol import messages as m
 
 MOST_NAMED = 50
@@ -101,8 +101,12 @@ class Watch:
         self.fresh = {path for path in self.fresh if self._told.get(path, 0.0) > building.begun_s}
         known = dict.fromkeys(self._inputs(plan))
         complete = not self._failed
+        folders = {*building.lookup.folders, *building.searched}
         for action in plan.actions:
-            used = building.lookup.read_by(action)
+            used = building.lookup.used_by(action)
+            if used is None and action.name in building.was_read:
+                used = _read(building, action)
+                folders.update(building.lookup.around(action, building.tool(action), used))
             complete = complete and used is not None
             known.update(dict.fromkeys(used or ()))
         seen: dict[str, m.Digest | None] = {}
@@ -118,7 +122,7 @@ class Watch:
                 seen[path] = None if fact is None else fact.digest
         # What a build that failed has not read it would have read without the error.
         self.contents = seen if complete else {**self.contents, **seen}
-        self._listings.update(os.path.normpath(snapshot.absolute(folder)) for folder in building.lookup.folders)
+        self._listings.update(os.path.normpath(snapshot.absolute(folder)) for folder in folders)
         self.settle()
 
     def _describe(self, plan: Plan) -> None:
@@ -245,6 +249,15 @@ class Watch:
         if digest is None:
             return before not in ("", None)
         return digest != before and (self._failed or before in ("", None))
+
+
+def _read(building: Building, action: Action) -> tuple[str, ...]:
+    """What a run of an action read that is not declared, by the names that its request has for files."""
+    mine = os.path.realpath(building.store.scratch_folder()) + "/"
+    names = dict.fromkeys(map(building.lookup.normal, building.was_read[action.name]))
+    return tuple(
+        name for name in names if name not in action.inputs and not building.snapshot.absolute(name).startswith(mine)
+    )
 
 
 def _real_path(path: str, resolved: dict[str, str]) -> str:
