@@ -16,7 +16,7 @@ from typing import Any
 
 from buildd import sweep, uptodate
 from buildd.building import Building
-from buildd.carried import Base, Carry, carry, is_whole, taken
+from buildd.carried import Base, Carry, carry, is_whole, taken, watched_by
 from buildd.files import Files, Snapshot
 from buildd.hints import Hints
 from buildd.stamps import Mark
@@ -45,6 +45,7 @@ class _Verified:
     record: uptodate.Record
     hints: int
     """`Hints.count` before it was found true."""
+    project: str
     paths: list[bytes]
     stamps: bytes
     """Of the files in folders that are not watched: the system's, the toolchain's."""
@@ -221,7 +222,7 @@ class Watches:
             return None
 
         def work() -> Carry | None:
-            if not self._hints.barrier(store.scratch_folder()):
+            if not self._hints.barrier(store.scratch_folder()) or not self._hints.stands(base.project):
                 return None
             touched = self._hints.touched_since(base.mark)
             return None if touched is None else carry(base, touched, files, sweep.sweep_of(store.folder))
@@ -241,31 +242,25 @@ class Watches:
     def _untouched(self, verified: _Verified, store: Store, files: Files) -> bool:
         if not self._hints.barrier(store.scratch_folder()) or self._hints.count != verified.hints:
             return False
+        if not self._hints.stands(verified.project):
+            return False
         snapshot = Snapshot(files, "/")
         return sweep.sweep_of(store.folder).all_equal(verified.paths, verified.stamps) and all(
             snapshot.folder_stamp(folder) == stamp for folder, stamp in verified.folders
         )
 
     def _split(self, record: uptodate.Record, hints: int, project: str) -> _Verified:
-        covered: dict[bytes, bool] = {}
-
-        def is_watched(path: bytes) -> bool:
-            folder = os.path.dirname(path)
-            if folder not in covered:
-                # Not outside of the project: what is done to the folders above gives no hint there.
-                name = os.fsdecode(folder)
-                covered[folder] = f"{name}/".startswith(f"{project}/") and self._hints.covers(name)
-            return covered[folder] and not os.path.islink(path)
-
-        left = [index for index, path in enumerate(record.paths) if not is_watched(path)]
+        is_watched = watched_by(project, self._hints.covers)
+        left = [index for index, path in enumerate(record.paths) if not is_watched(os.fsdecode(path))]
         size = len(record.stamps) // max(1, len(record.paths))
         folders = [(os.fsdecode(folder), stamp) for folder, stamp in record.folders]
         return _Verified(
             record,
             hints,
+            project,
             [record.paths[index] for index in left],
             b"".join(record.stamps[size * index : size * (index + 1)] for index in left),
-            tuple((folder, stamp) for folder, stamp in folders if not is_watched(os.fsencode(f"{folder}/."))),
+            tuple((folder, stamp) for folder, stamp in folders if not is_watched(f"{folder}/.")),
         )
 
     async def close(self) -> None:
@@ -313,11 +308,15 @@ class Watches:
             for watch in list(self._watches.values()):
                 found, moved = await self._in_pool(watch.changed, paths)
                 if moved or everything:
-                    # A folder that came is watched before its files are looked at: it may have been filled at once.
-                    await self._in_pool(watch.settle)
-                    await self._rearm()
-                    found |= await self._in_pool(watch.changed_anywhere)
-                self._tell(watch, found)
+                    await self._look_everywhere(watch, found)
+                else:
+                    self._tell(watch, found)
+
+    async def _look_everywhere(self, watch: Watch, found: dict[str, None]) -> None:
+        # A folder that came is watched before its files are looked at: it may have been filled at once.
+        await self._in_pool(watch.settle)
+        await self._rearm()
+        self._tell(watch, found | await self._in_pool(watch.changed_anywhere))
 
     def _tell(self, watch: Watch, found: Iterable[str]) -> None:
         self._hints.note(found)  # some of it gave no event
@@ -345,6 +344,6 @@ class Watches:
                 began_s = time.monotonic()
                 async with self._looking:
                     if not await self._in_pool(watch.unmoved):
-                        self._tell(watch, await self._in_pool(watch.changed_anywhere))
+                        await self._look_everywhere(watch, {})
                 took_s += time.monotonic() - began_s
             pause_s = max(SWEEP_S, took_s / SWEEP_SHARE)

@@ -21,6 +21,8 @@ from protocol import messages as m
 
 MOST_NAMED = 50
 """Changed paths that are named."""
+_MOST_PARTS = 400
+"""Of a path, with all that links on its way put in: links may lead in a circle."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class Watch:
     """The last build failed: what it would have read next is not known, so every file in the folders may count."""
     _real: dict[str, list[str]] = field(default_factory=dict)
     """What a file is really called -> its names in `contents`, where they differ."""
+    _links: set[str] = field(default_factory=set)
+    """On the way to those, by their real names."""
     _told: dict[str, float] = field(default_factory=dict)
     """When a change was told last, on the monotonic clock."""
     fresh: set[str] = field(default_factory=set)
@@ -153,21 +157,31 @@ class Watch:
     def settle(self) -> None:
         """Have the folders and stamps that belong to `contents`."""
         self._real.clear()
-        folders = {folder for folder in self._listings if self._counts(f"{folder}/")}
+        self._links.clear()
+        folders: set[str] = set()
+
+        def add(folder: str) -> None:
+            while folder not in folders:  # up to the project: a folder above may be moved, or a link be turned
+                folders.add(folder)
+                if folder == self.project or not folder.startswith(f"{self.project}/"):
+                    break
+                folder = os.path.dirname(folder)
+
         # What a build makes is no change, but a request that nothing was touched for need not look at it.
-        folders.update(os.path.dirname(path) for path in self._outputs)
+        for folder in (*self._listings, *map(os.path.dirname, self._outputs)):
+            if self._counts(f"{folder}/"):
+                add(folder)
         resolved: dict[str, str] = {}
         for path in self.contents:
             real = _real_path(path, resolved)
             if real != path:
                 self._real.setdefault(real, []).append(path)
-                folders.add(os.path.dirname(real))
-            folder = os.path.dirname(path)
-            while folder not in folders:  # up to the project: a folder above may be moved, or a link be turned
-                folders.add(folder)
-                if folder == self.project or not folder.startswith(self.project):
-                    break
-                folder = os.path.dirname(folder)
+                add(os.path.dirname(real))
+                for link in _links_to(path):
+                    if link.startswith(f"{self.project}/"):
+                        self._links.add(link)
+                        add(os.path.dirname(link))
+            add(os.path.dirname(path))
         self.folders = {_existing(folder) for folder in folders}
 
     def _restamp(self) -> None:
@@ -190,8 +204,10 @@ class Watch:
         moved = False
         for path in paths:
             names = [*self._real.get(path, ()), *((path,) if path in self.contents else ())]
-            if not names and os.path.isdir(path) != (path in self.folders):
-                # A folder that came or went: whatever is below it is to be looked at.
+            if path in self._links:
+                moved = True
+            elif not names and (path in self.folders or os.path.isdir(path)):
+                # A folder that came or went, or is another one now: whatever is below it is to be looked at.
                 moved = True
                 names = [name for name in self.contents if name.startswith(f"{path}/")]
             for name in names:
@@ -272,6 +288,25 @@ def _real_path(path: str, resolved: dict[str, str]) -> str:
     if folder not in resolved:
         resolved[folder] = os.path.realpath(folder)
     return os.path.join(resolved[folder], name)
+
+
+def _links_to(path: str) -> Iterator[str]:
+    """The links on the way to what a path means, each by its real name."""
+    at, left = "/", path.split("/")
+    for _ in range(_MOST_PARTS):
+        while left and left[0] in ("", ".", ".."):
+            at = os.path.dirname(at) if left.pop(0) == ".." else at
+        if not left:
+            return
+        step = os.path.join(at, left.pop(0))
+        try:
+            target = os.readlink(step)
+        except OSError:
+            at = step
+            continue
+        yield step
+        at = "/" if target.startswith("/") else at
+        left = [*target.split("/"), *left]
 
 
 def _existing(folder: str) -> str:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from floor import DEADLINE_S, Floor
-from test_watch import built, wait_for, watching
+from estate import why_no_namespaces
+from floor import DEADLINE_S, Floor, Shop
+from test_watch import built, settled, wait_for, watching
 
 from buildd import watches
 from protocol import messages as m
@@ -68,7 +75,7 @@ def test_headers_of_what_was_built_before_another_input_changed(floor: Floor) ->
             await shop.until(log, lambda body: isinstance(body, m.Finished) and body.action == "a.cu.o")
             floor.write("include/z.h", "while it is read\n")
             floor.write("go", "")
-            assert (await shop.finish(log)).ran().count("b.cu.o") == 2
+            assert (await shop.finish(log)).ran().count("b.cu.o") >= 2
             await watcher.next(m.Watching)
             floor.write(NESTED, "other\n")
             await watcher.changes({NESTED})
@@ -88,3 +95,167 @@ def test_headers_that_come_first_of_a_result_that_is_not_stored(floor: Floor) ->
             await watcher.changes({"first/sub/y.h"})
 
     asyncio.run(go())
+
+
+def first(floor: Floor, name: str) -> None:
+    """A folder of headers through a link: include -> links/now -> one or two."""
+    shutil.rmtree(floor.project / "include")
+    (floor.project / "links").mkdir()
+    for number in ("one", "two"):
+        put(floor, f"{number}/x.h", f"{number}\n")
+    (floor.project / "links/now").symlink_to(f"../{name}")
+    (floor.project / "include").symlink_to("links/now")
+
+
+def turn(link: Path, to: str) -> None:
+    """At once, and with no other name that an event could tell of."""
+    link.unlink()
+    link.symlink_to(to)
+
+
+def replace(old: Path, new: Path) -> None:
+    """Another folder in place of one: what is below has the names that it had."""
+    aside = new.with_name("aside")
+    old.rename(aside)
+    new.rename(old)
+
+
+async def stands_or_is_built(floor: Floor, change: Callable[[], None], told: str) -> None:
+    """A change of a.cu's header is told at once, and is in the next build of whoever watches and knows the last one."""
+    async with watching(floor) as (shop, watcher):
+        known = (await settled(shop, floor)).request_id
+        change()
+        assert "a.cu.o" in (await built(shop, floor.request(known=known))).ran()
+        await watcher.changes({told})
+
+
+def test_a_link_on_the_way_to_a_folder_is_turned(floor: Floor) -> None:
+    first(floor, "one")
+    link = floor.project / "links/now"
+    asyncio.run(stands_or_is_built(floor, lambda: turn(link, "../two"), "include/x.h"))
+
+
+def test_a_link_on_the_way_is_turned_in_a_tree_that_was_found_untouched(floor: Floor) -> None:
+    first(floor, "one")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            await verified(shop, floor)
+            turn(floor.project / "links/now", "../two")
+            assert "a.cu.o" in (await shop.build(floor.request())).ran()
+
+    asyncio.run(go())
+
+
+def test_a_link_to_a_link_to_a_file_is_turned(floor: Floor) -> None:
+    for number in ("one", "two"):
+        put(floor, f"{number}/y.h", f"{number}\n")
+    (floor.project / "links").mkdir()
+    (floor.project / "links/now.h").symlink_to("../one/y.h")
+    (floor.project / NESTED).unlink()
+    (floor.project / NESTED).symlink_to("../../links/now.h")
+    link = floor.project / "links/now.h"
+    asyncio.run(stands_or_is_built(floor, lambda: turn(link, "../two/y.h"), NESTED))
+
+
+def test_a_folder_above_is_replaced(floor: Floor) -> None:
+    put(floor, "include/a/b/c/z.h", "old\n")
+    put(floor, "../new/c/z.h", "new\n")
+    floor.write("include/x.h", '#include "a/b/c/z.h"\n')
+    change = partial(replace, floor.project / "include/a/b", floor.folder / "new")
+    asyncio.run(stands_or_is_built(floor, change, "include/a/b/c/z.h"))
+
+
+def test_a_folder_outside_of_the_project_is_replaced(floor: Floor) -> None:
+    for name in ("shared", "new"):
+        (floor.folder / name).mkdir()
+        (floor.folder / name / "z.h").write_text(f"{name}\n")
+    floor.write("include/x.h", '#include "../../shared/z.h"\n')
+    change = partial(replace, floor.folder / "shared", floor.folder / "new")
+    asyncio.run(stands_or_is_built(floor, change, f"{floor.folder}/shared/z.h"))
+
+
+def test_the_folder_that_the_project_is_in_is_replaced(floor: Floor) -> None:
+    """As a clone that is made anew around it: nothing tells of that in the project."""
+
+    async def go() -> None:
+        above = floor.folder / "above"
+        floor.project = floor.project.rename(above.with_name("project"))
+        above.mkdir()
+        floor.project = floor.project.rename(above / "project")
+        async with watching(floor) as (shop, _):
+            known = (await settled(shop, floor)).request_id
+            shutil.copytree(above, floor.folder / "new")
+            (floor.folder / "new/project" / NESTED).write_text("new\n")
+            replace(above, floor.folder / "new")
+            request = floor.request(known=known)
+            assert "a.cu.o" in (await built(shop, request)).ran()
+            floor.write(NESTED, "and a save\n")
+            assert "a.cu.o" in (await built(shop, floor.request(known=request.request_id))).ran()
+
+    asyncio.run(go())
+
+
+def test_a_file_is_saved_under_another_of_its_names(floor: Floor) -> None:
+    os.link(floor.project / NESTED, floor.folder / "elsewhere.h")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, _):
+            known = (await settled(shop, floor)).request_id
+            (floor.folder / "elsewhere.h").write_text("saved there\n")
+            assert "a.cu.o" in (await built(shop, floor.request(known=known))).ran()
+            await verified(shop, floor)
+            (floor.folder / "elsewhere.h").write_text("and again\n")
+            assert "a.cu.o" in (await built(shop, floor.request())).ran()
+
+    asyncio.run(go())
+
+
+async def verified(shop: Shop, floor: Floor) -> None:
+    """Until the next build is answered without a look at any file under watch."""
+    await built(shop, floor.request())
+    for folder, names, _ in os.walk(floor.project):
+        for path in (folder, *(f"{folder}/{name}" for name in names)):
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+    known = shop.scheduler.intake.watches._verified
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
+    while not known:
+        assert asyncio.get_running_loop().time() < deadline
+        assert (await built(shop, floor.request())).done.misses == 0
+
+
+MOUNTED = """
+import asyncio, subprocess, sys
+from pathlib import Path
+from tests.floor import Floor
+from tests.test_watch import built, settled, watching
+
+floor = Floor(Path(sys.argv[1]))
+for path, text in (("src/a.cu", '#include "x.h"'), ("src/b.cu", "b"), ("include/x.h", "x"), ("../x.h", "mounted")):
+    floor.write(path, text)
+
+async def go():
+    async with watching(floor) as (shop, watcher):
+        known = (await settled(shop, floor)).request_id
+        subprocess.run(["mount", "--bind", str(floor.folder), str(floor.project / "include")], check=True)
+        request = floor.request(known=known)
+        assert "a.cu.o" in (await built(shop, request)).ran(), "what was there before"
+        floor.write("include/x.h", "and a save")
+        await watcher.changes({"include/x.h"})
+        assert "a.cu.o" in (await built(shop, floor.request(known=request.request_id))).ran(), "a save there"
+
+asyncio.run(go())
+"""
+
+
+@pytest.mark.skipif(bool(why_no_namespaces()), reason="no namespaces")
+def test_another_folder_is_mounted_over_one(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", MOUNTED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root}/tests"},
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
