@@ -138,6 +138,17 @@ class Watches:
             if base is not None:
                 self._bases[name] = base
 
+    async def refused(self, request: m.Request) -> None:
+        """A request could not be planned: those that watch the same targets wait for whatever may mend that."""
+        for watch in self._of(request):
+            async with self._looking:
+                await self._in_pool(watch.refused)
+                await self._rearm()
+
+    def _of(self, request: m.Request) -> list[Watch]:
+        name = uptodate.name_of(request) if self._names else None
+        return [watch for request_id, watch in self._watches.items() if self._names.get(request_id) == name]
+
     def has(self, request: m.Request) -> bool:
         """Whether somebody watches just these targets."""
         return bool(self._names) and uptodate.name_of(request) in self._names.values()
@@ -148,9 +159,7 @@ class Watches:
 
     def fresh(self, request: m.Request) -> set[str]:
         """The files of a request's targets that were saved since their last build: absolute paths."""
-        name = uptodate.name_of(request) if self._names else None
-        of = [watch for request_id, watch in self._watches.items() if self._names.get(request_id) == name]
-        return set[str]().union(*(watch.fresh for watch in of))
+        return set[str]().union(*(watch.fresh for watch in self._of(request)))
 
     async def still_true(self, store: Store, files: Files, request: m.Request) -> uptodate.Record | None:
         """The record of a request if it still holds. Where its folders are watched and nothing was touched in them, no
@@ -197,10 +206,14 @@ class Watches:
 
     def may_be_brief(self, request: m.Request) -> bool:
         """Whether a request that has nothing to do may be answered with just that."""
+        if not all(watch.is_planned for watch in self._of(request)):
+            return False  # it would go on knowing nothing
         return request.known is None or self._base(request) is not None
 
     def stood(self, request: m.Request) -> None:
         """A request had nothing to do: whoever knew all before it does so still."""
+        for watch in self._of(request):
+            watch.stood()
         base = self._base(request)
         if base is not None:
             self._bases[uptodate.name_of(request)] = replace(base, request_id=request.request_id)
@@ -316,7 +329,12 @@ class Watches:
         # A folder that came is watched before its files are looked at: it may have been filled at once.
         await self._in_pool(watch.settle)
         await self._rearm()
-        self._tell(watch, found | await self._in_pool(watch.changed_anywhere))
+        found |= await self._in_pool(watch.changed_anywhere)
+        while watch.expects:
+            await self._in_pool(watch.settle)
+            await self._rearm()
+            found |= await self._in_pool(watch.changed_anywhere)
+        self._tell(watch, found)
 
     def _tell(self, watch: Watch, found: Iterable[str]) -> None:
         self._hints.note(found)  # some of it gave no event

@@ -6,21 +6,29 @@ nor who is told (`watches`). Everything here runs in worker threads, one call at
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from buildd import sweep, uptodate
 from buildd.building import Building
 from buildd.eventlog import RequestLog
-from buildd.files import Files
+from buildd.files import Files, appeared_since
+from buildd.includes import mentioned
 from buildd.store import Store
 from codegen.plan import Action, Plan
 from protocol import messages as m
 
 MOST_NAMED = 50
 """Changed paths that are named."""
+MOST_FOLDERS = 1000
+"""Of a folder that came, and of a project that cannot be planned: watched for files that may count."""
+_PASSING = re.compile(r"\..*|.*~|#.*#|\d+|.*___jb_(?:tmp|old)___|__pycache__|.*\.pyc|compile_commands\.json")
+"""Names that editors and tools write in passing: what is new by such a name is nothing that a build waits for."""
 _MOST_PARTS = 400
 """Of a path, with all that links on its way put in: links may lead in a circle."""
 
@@ -38,6 +46,8 @@ class Watch:
     """Absolute path of every file that counts -> what the last build saw, or what was told since; None: not there."""
     folders: set[str] = field(default_factory=set)
     """Where those are, and where others would be found first."""
+    is_planned: bool = True
+    """It is known what the targets are built of: there was a plan."""
     polled: tuple[str, ...] = ()
     unreadable: frozenset[str] = frozenset()
     """Of all watches' folders those whose names this user may not read."""
@@ -45,6 +55,10 @@ class Watch:
     """Folders in which a new name may count."""
     _others: dict[str, m.Digest | None] = field(default_factory=dict)
     """Files in those that count for nothing yet."""
+    _came: set[str] = field(default_factory=set)
+    """Folders that came to those, not looked at yet."""
+    _narrow: set[str] | None = None
+    """What `_listings` was before the project could not be planned any more."""
     _outputs: set[str] = field(default_factory=set)
     _system: tuple[str, ...] = ()
     _failed: bool = False
@@ -85,7 +99,8 @@ class Watch:
         if self.request.file:
             known[os.path.join(self.project, self.request.file)] = None
         if plan is None:
-            self._failed = True
+            self.is_planned = False
+            self._widen()
         else:
             self._describe(plan)
             known.update(dict.fromkeys(map(self._absolute, self._inputs(plan))))
@@ -100,20 +115,25 @@ class Watch:
     def learn(self, building: Building, outcome: m.Outcome) -> None:
         """Take on what a build of these targets has seen."""
         plan, snapshot = building.plan, building.snapshot
+        self.is_planned, self._narrow = True, None
         self._describe(plan)
-        self._failed = outcome is not m.Outcome.BUILT
+        if outcome is not m.Outcome.CANCELLED:
+            self._failed = outcome is not m.Outcome.BUILT
         self.fresh = {path for path in self.fresh if self._told.get(path, 0.0) > building.begun_s}
         known = dict.fromkeys(self._inputs(plan))
-        complete = not self._failed
-        folders = {*building.lookup.folders, *building.searched}
+        complete = outcome is m.Outcome.BUILT
+        unknown: dict[tuple[str, ...], list[str]] = {}
+        unfiled: dict[str, tuple[str, ...]] = {}
         for action in plan.actions:
             used = building.lookup.used_by(action)
             if used is None and action.name in building.was_read:
-                used = _read(building, action)
-                folders.update(building.lookup.around(action, building.tool(action), used))
+                used = unfiled[action.name] = _read(building, action)
+            elif used is None:
+                unknown.setdefault((*action.search, *building.tool(action).search), []).extend(action.inputs)
             complete = complete and used is not None
             known.update(dict.fromkeys(used or ()))
         seen: dict[str, m.Digest | None] = {}
+        moved: dict[str, bool] = {}
         for spelled in known:
             if self._counts(path := self._absolute(spelled)):
                 # By the name that the build knows it by: it must be the content that the build has seen, and what it
@@ -121,13 +141,54 @@ class Watch:
                 is_newer = self._told.get(path, 0.0) > building.begun_s
                 if path in self.contents and (is_newer or not snapshot.has_seen(spelled)):
                     seen[path] = self.contents[path]
-                    continue
-                fact = snapshot.fact(spelled)
-                seen[path] = None if fact is None else fact.digest
+                elif snapshot.has_seen(spelled):
+                    fact = snapshot.fact(spelled)
+                    seen[path] = None if fact is None else fact.digest
+                else:
+                    seen[path] = self._digest_since(path, building.started_ns, moved)
+        for search, sources in unknown.items():
+            for path in mentioned(map(self._absolute, sources), list(map(self._absolute, search)), self._counts):
+                if path not in seen and path not in self.contents:
+                    seen[path] = self._digest_since(path, building.started_ns, moved)
+        folders = {*building.lookup.folders, *building.searched}
+        for action in plan.actions:
+            if action.name in unfiled:
+                folders.update(building.lookup.around(action, building.tool(action), unfiled[action.name]))
         # What a build that failed has not read it would have read without the error.
         self.contents = seen if complete else {**self.contents, **seen}
         self._listings.update(os.path.normpath(snapshot.absolute(folder)) for folder in folders)
         self.settle()
+
+    def refused(self) -> None:
+        """The project cannot be planned as it is, so any file of it may be what is missing."""
+        self._widen()
+        self.settle()
+
+    def stood(self) -> None:
+        """A build had nothing to do: what is known of the last one that had still holds."""
+        self._failed = False
+        if self._narrow is not None:
+            self._listings, self._narrow = self._narrow, None
+
+    def _widen(self) -> None:
+        self._failed = True
+        self._narrow = set(self._listings) if self._narrow is None else self._narrow
+        self._listings.update(self._folders_below(self.project))
+
+    def _folders_below(self, top: str) -> Iterator[str]:
+        """And itself, the nearest first; not those of outputs, nor behind links."""
+        made = set(map(os.path.dirname, self._outputs))
+        left = deque([top])
+        for _ in range(MOST_FOLDERS):
+            if not left:
+                return
+            yield (folder := left.popleft())
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                left += [
+                    entry.path
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and not _is_passing(entry.name) and entry.path not in made
+                ]
 
     def _describe(self, plan: Plan) -> None:
         # Not normalised by links: that is how the project's own files are spelled.
@@ -210,6 +271,10 @@ class Watch:
                 # A folder that came or went, or is another one now: whatever is below it is to be looked at.
                 moved = True
                 names = [name for name in self.contents if name.startswith(f"{path}/")]
+                is_near = f"{path}/".startswith(f"{self.project}/") or os.path.dirname(path) in self._listings
+                if is_near and path not in self.folders and self._may_count(path):
+                    self._came.add(path)
+                    self._listings.update(self._folders_below(path))
             for name in names:
                 self._restamp_one(name)  # before its content: what is written in between is found by the next sweep
                 if self._differs(name):
@@ -219,9 +284,22 @@ class Watch:
         return found, moved
 
     def changed_anywhere(self) -> dict[str, None]:
-        """The same of all files."""
+        """The same of all files, and of folders that came."""
         self._restamp()
-        return dict.fromkeys(path for path in list(self.contents) if self._differs(path))
+        found = dict.fromkeys(path for path in list(self.contents) if self._differs(path))
+        came, self._came = self._came, set()
+        for top in came:
+            for folder in self._folders_below(top):
+                if folder not in self._listings:
+                    self._came.add(folder)  # only now: nobody has watched it so far
+                found.update(dict.fromkeys(filter(self._is_news, _files_in(folder))))
+            self._listings.update(self._came)
+        return found
+
+    @property
+    def expects(self) -> bool:
+        """Whether there are folders that are to be watched and looked at."""
+        return bool(self._came)
 
     def unmoved(self) -> bool:
         """Whether every file has its stamp still: a fast look, for changes that gave no event."""
@@ -246,6 +324,15 @@ class Watch:
         fact = self.files.fact(path)
         return None if fact is None else fact.digest
 
+    def _digest_since(self, path: str, since_ns: int, moved: dict[str, bool]) -> m.Digest | None:
+        """What a build that began then has read, though nobody looked; none where that is not sure: told as a change,
+        it is read again.
+
+        Args:
+            moved: as in `appeared_since`.
+        """
+        return None if appeared_since(path, since_ns, moved) else self._digest(path)
+
     def _differs(self, path: str) -> bool:
         digest = self._digest(path)
         if digest == self.contents[path]:
@@ -257,14 +344,29 @@ class Watch:
 
     def _is_news(self, path: str) -> bool:
         """Whether a file that counted for nothing may count now: it is new, or any could be what is missing."""
-        folder = os.path.dirname(path)
-        if not self._counts(path) or not (self._failed or folder in self._listings):
+        if path in self.contents or not self._may_count(path):
             return False
         before, digest = self._others.get(path, ""), self._digest(path)
         self._others[path] = digest
         if digest is None:
             return before not in ("", None)
         return digest != before and (self._failed or before in ("", None))
+
+    def _may_count(self, path: str) -> bool:
+        is_place = self._failed or os.path.dirname(path) in self._listings
+        return is_place and self._counts(path) and not _is_passing(os.path.basename(path))
+
+
+def _is_passing(name: str) -> bool:
+    return _PASSING.fullmatch(name) is not None
+
+
+def _files_in(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.is_file()]
+    except OSError:
+        return []
 
 
 def _read(building: Building, action: Action) -> tuple[str, ...]:

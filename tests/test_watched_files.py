@@ -11,12 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from estate import why_no_namespaces
-from floor import DEADLINE_S, Floor, Shop
-from test_watch import built, settled, wait_for, watching
+from floor import DEADLINE_S, Floor, Shop, fake_plan
+from test_watch import Watcher, built, settled, wait_for, watching
 
 from buildd import watches
+from codegen.plan import Knowledge, Plan, RequestError
 from protocol import messages as m
 
 NESTED = "include/sub/y.h"
@@ -97,7 +99,108 @@ def test_headers_that_come_first_of_a_result_that_is_not_stored(floor: Floor) ->
     asyncio.run(go())
 
 
-def first(floor: Floor, name: str) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_missing_header_that_a_header_names(floor: Floor, is_there: bool) -> None:
+    """Nobody has read anything, and the compiler does not say where it looked."""
+    (floor.project / NESTED).unlink()
+    if not is_there:
+        (floor.project / "include/sub").rmdir()
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            assert (await built(shop, floor.request())).done.outcome is m.Outcome.FAILED
+            put(floor, NESTED, "mended\n")
+            await watcher.changes({NESTED})
+
+    asyncio.run(go())
+
+
+def test_a_header_that_the_first_build_fails_in(floor: Floor) -> None:
+    floor.write(NESTED, "//! error broken\n")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            assert (await built(shop, floor.request())).done.outcome is m.Outcome.FAILED
+            floor.write(NESTED, "mended\n")
+            await watcher.changes({NESTED})
+
+    asyncio.run(go())
+
+
+def test_a_folder_that_comes_with_files_in_it(floor: Floor) -> None:
+    """Of sources, and one that is searched first."""
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            await built(shop, floor.request())
+            for folder, name in (("src/more", "c.cu"), ("first/sub", "y.h")):
+                aside = floor.folder / "aside"
+                aside.mkdir()
+                (aside / name).write_text("came with it\n")
+                aside.rename(floor.project / folder)
+                await watcher.changes({f"{folder}/{name}"})
+                floor.write(f"{folder}/late.h", "later\n")
+                await watcher.changes({f"{folder}/late.h"})
+
+    asyncio.run(go())
+
+
+def test_what_editors_write_in_passing_is_no_change(floor: Floor) -> None:
+    """After a failure, too, when anything may count."""
+    floor.write("src/a.cu", "//! error broken\n")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            for text in ("//! error broken\n", "mended\n"):
+                floor.write("src/a.cu", text)
+                await built(shop, floor.request())
+                for name in ("src/.a.cu.swp", "src/a.cu~", "include/#x.h#", ".git/index", "compile_commands.json"):
+                    put(floor, name, text)
+                floor.write("src/4913", "").unlink()
+                floor.write("src/b.cu", text)
+                await watcher.changes({"src/b.cu"})
+            named = {path for body in watcher.told() if isinstance(body, m.Changed) for path in body.paths}
+            assert named <= {"src/a.cu", "src/b.cu"}
+
+    asyncio.run(go())
+
+
+def test_what_a_project_waits_for_that_cannot_be_planned(floor: Floor) -> None:
+    """A source in a folder that no plan knew of; and what is built then has a record."""
+
+    def make(request: m.Request, knowledge: Knowledge) -> Plan:
+        if not list(floor.project.glob("kernels/fast/*.cu")):
+            raise RequestError("missing-source", "no file matches kernels/fast/*.cu")
+        plan = fake_plan(request, knowledge)
+        return msgspec.structs.replace(plan, read=(*plan.read, f"{floor.project}/kernels/fast"))
+
+    put(floor, "kernels/fast/k.cu", "")
+    floor.options["make"] = make
+
+    async def go() -> None:
+        async with Shop(floor) as shop:
+            async with asyncio.timeout(DEADLINE_S):
+                while (await built(shop, floor.request())).done.message != "nothing to do":
+                    pass
+            shutil.rmtree(floor.project / "kernels")
+            watcher = Watcher(shop)
+            await watcher.next(m.Watching)
+            assert (await built(shop, floor.request())).done.outcome is m.Outcome.REFUSED
+            put(floor, "kernels/fast/k.cu", "")
+            await watcher.changes({"kernels/fast/k.cu"})
+            assert (await built(shop, floor.request())).done.outcome is m.Outcome.BUILT
+            floor.write(NESTED, "other\n")
+            await watcher.changes({NESTED})
+            (floor.project / "kernels/fast/k.cu").unlink()
+            floor.write("src/b.cu", "other\n")
+            assert (await built(shop, floor.request())).done.outcome is m.Outcome.REFUSED
+            put(floor, "kernels/fast/l.cu", "")
+            await watcher.changes({"kernels/fast/l.cu"})
+
+    asyncio.run(go())
+
+
+def behind_links(floor: Floor, name: str) -> None:
     """A folder of headers through a link: include -> links/now -> one or two."""
     shutil.rmtree(floor.project / "include")
     (floor.project / "links").mkdir()
@@ -130,13 +233,13 @@ async def stands_or_is_built(floor: Floor, change: Callable[[], None], told: str
 
 
 def test_a_link_on_the_way_to_a_folder_is_turned(floor: Floor) -> None:
-    first(floor, "one")
+    behind_links(floor, "one")
     link = floor.project / "links/now"
     asyncio.run(stands_or_is_built(floor, lambda: turn(link, "../two"), "include/x.h"))
 
 
 def test_a_link_on_the_way_is_turned_in_a_tree_that_was_found_untouched(floor: Floor) -> None:
-    first(floor, "one")
+    behind_links(floor, "one")
 
     async def go() -> None:
         async with watching(floor) as (shop, _):
