@@ -190,6 +190,7 @@ class Lookup:
     def _missing(
         self, first: Digest, components: list[keys.Component], action: Action, why: tuple[str, ...]
     ) -> Missing:
+        self._discovered.pop(action.name, None)  # of a result that did not fit
         inputs = tuple((path, self.snapshot.digest(path)) for path in action.inputs)
         return Missing(first, keys.encode(components) if components else b"", why, inputs)
 
