@@ -73,9 +73,14 @@ class Folder:
             # The watch would follow a folder that was moved; its name may mean another one by now.
             self._hints.leave(self)
         name = os.fsdecode(event.name)
+        path = f"{self.path}/{name}" if name and not gone else self.path
+        if event.mask & InotifyConstants.IN_ISDIR and event.mask & InotifyConstants.IN_ATTRIB:
+            # A folder's own times or rights, as copying programs set them.
+            self._hints.note([path])
+            return
         if name and event.mask & _NAMES:
-            self._hints.renamed(f"{self.path}/{name}")
-        self._hints.hint(f"{self.path}/{name}" if name and not gone else self.path)
+            self._hints.renamed(path)
+        self._hints.hint(path)
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         self._hints.lost(self)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from buildd import sweep, uptodate
 from buildd.building import Building
 from buildd.eventlog import RequestLog
-from buildd.files import Files, appeared_since
+from buildd.files import LARGE_BYTES, Files, appeared_since
 from buildd.includes import mentioned
 from buildd.store import Store
 from codegen.plan import Action, Plan
@@ -271,8 +271,9 @@ class Watch:
                 # A folder that came or went, or is another one now: whatever is below it is to be looked at.
                 moved = True
                 names = [name for name in self.contents if name.startswith(f"{path}/")]
-                is_near = f"{path}/".startswith(f"{self.project}/") or os.path.dirname(path) in self._listings
-                if is_near and path not in self.folders and self._may_count(path):
+                if path == self.project and os.path.isdir(path):
+                    found[path] = None  # nobody knows what else is in it now
+                elif self._may_have_come(path):
                     self._came.add(path)
                     self._listings.update(self._folders_below(path))
             for name in names:
@@ -292,7 +293,8 @@ class Watch:
             for folder in self._folders_below(top):
                 if folder not in self._listings:
                     self._came.add(folder)  # only now: nobody has watched it so far
-                found.update(dict.fromkeys(filter(self._is_news, _files_in(folder))))
+                news = (path for path in _files_in(folder) if path not in self.contents and self._may_count(path))
+                found.update(dict.fromkeys(news))
             self._listings.update(self._came)
         return found
 
@@ -346,11 +348,18 @@ class Watch:
         """Whether a file that counted for nothing may count now: it is new, or any could be what is missing."""
         if path in self.contents or not self._may_count(path):
             return False
-        before, digest = self._others.get(path, ""), self._digest(path)
+        stamp = self.files.stamp(path)
+        is_text = stamp is not None and stamp.size <= LARGE_BYTES  # nobody reads gigabytes that count for nothing yet
+        before, digest = self._others.get(path, ""), self._digest(path) if is_text else stamp and m.Digest(str(stamp))
         self._others[path] = digest
         if digest is None:
             return before not in ("", None)
         return digest != before and (self._failed or before in ("", None))
+
+    def _may_have_come(self, folder: str) -> bool:
+        """Whether files of a folder may count from now on: it is new, or another one under a name that counts."""
+        is_near = f"{folder}/".startswith(f"{self.project}/") or os.path.dirname(folder) in self._listings
+        return is_near and os.path.isdir(folder) and (folder in self.folders or self._may_count(folder))
 
     def _may_count(self, path: str) -> bool:
         is_place = self._failed or os.path.dirname(path) in self._listings

@@ -362,3 +362,34 @@ def test_another_folder_is_mounted_over_one(tmp_path: Path) -> None:
         timeout=2 * DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_that_is_searched_first_is_replaced(floor: Floor) -> None:
+    """It was empty, and comes with a file in it."""
+    put(floor, "../new/x.h", "comes first\n")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            await built(shop, floor.request())
+            replace(floor.project / "first", floor.folder / "new")
+            await watcher.changes({"first/x.h"})
+
+    asyncio.run(go())
+
+
+def test_headers_of_a_result_that_is_not_stored_where_another_one_was(floor: Floor) -> None:
+    """The stored one was met first, and did not fit."""
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            await built(shop, floor.request())
+            put(floor, "first/sub/z.h", "below\n")
+            floor.write("first/x.h", '#include "sub/z.h"\n__TIME__\n')
+            assert "a.cu.o" in (await built(shop, floor.request())).ran()
+            floor.write("first/sub/z.h", "one\n")
+            await watcher.changes({"first/sub/z.h"})
+            await built(shop, floor.request())
+            floor.write("first/sub/z.h", "two\n")
+            await watcher.changes({"first/sub/z.h"})
+
+    asyncio.run(go())
