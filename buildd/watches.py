@@ -129,6 +129,7 @@ class Watches:
                     before = watch.contents.keys(), watch.folders
                     await self._in_pool(watch.learn, building, outcome)
                     await self._rearm()
+                    self._tell(watch, await self._in_pool(watch.came_unseen))
                     if before != (watch.contents.keys(), watch.folders):
                         # What counts only now may have changed before somebody looked for that.
                         self._tell(watch, await self._in_pool(watch.changed_anywhere))
@@ -329,6 +330,7 @@ class Watches:
         # A folder that came is watched before its files are looked at: it may have been filled at once.
         await self._in_pool(watch.settle)
         await self._rearm()
+        found |= await self._in_pool(watch.came_unseen)
         found |= await self._in_pool(watch.changed_anywhere)
         while watch.expects:
             await self._in_pool(watch.settle)
@@ -361,7 +363,10 @@ class Watches:
             for watch in list(self._watches.values()):
                 began_s = time.monotonic()
                 async with self._looking:
+                    found = await self._in_pool(watch.came_unseen)
                     if not await self._in_pool(watch.unmoved):
-                        await self._look_everywhere(watch, {})
+                        await self._look_everywhere(watch, found)
+                    else:
+                        self._tell(watch, found)
                 took_s += time.monotonic() - began_s
             pause_s = max(SWEEP_S, took_s / SWEEP_SHARE)

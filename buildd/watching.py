@@ -74,6 +74,10 @@ class Watch:
     _stamps: tuple[list[bytes], bytearray] = field(default_factory=lambda: ([], bytearray()))
     _places: dict[str, int] = field(default_factory=dict)
     """Of each file its place in these."""
+    _absent: list[str] = field(default_factory=list)
+    """Files that are not there."""
+    _names: dict[str, frozenset[str]] = field(default_factory=dict)
+    """What is in folders that give no events, where new names count."""
     _said: set[str] = field(default_factory=set)
     """Folders of which was told that they may not be read."""
 
@@ -250,6 +254,7 @@ class Watch:
         packed = sweep.packed([number for _, stamp in there for number in stamp])
         self._stamps = [os.fsencode(path) for path, _ in there], bytearray(packed)
         self._places = {path: place for place, (path, _) in enumerate(there)}
+        self._absent = [path for path in self.contents if path not in self._places]
 
     def _restamp_one(self, path: str) -> None:
         stamp, place = self.files.stamp(path), self._places.get(path)
@@ -306,7 +311,19 @@ class Watch:
     def unmoved(self) -> bool:
         """Whether every file has its stamp still: a fast look, for changes that gave no event."""
         paths, stamps = self._stamps
+        if any(map(os.path.isfile, self._absent)):
+            return False
         return sweep.sweep_of(self.store.folder).all_equal(paths, bytes(stamps))
+
+    def came_unseen(self) -> dict[str, None]:
+        """What came to or went from folders that give no events, since this was asked last."""
+        found: dict[str, None] = {}
+        for folder in self._listings.intersection(self.polled):
+            names = frozenset(_entries(folder))
+            before, self._names[folder] = self._names.get(folder, names), names
+            others = (path for path in before ^ names if path not in self.contents and self._may_count(path))
+            found.update(dict.fromkeys(others))
+        return found
 
     def tell(self, found: Iterable[str]) -> None:
         names = [os.path.relpath(p, self.project) if p.startswith(f"{self.project}/") else p for p in found]
@@ -371,9 +388,12 @@ def _is_passing(name: str) -> bool:
 
 
 def _files_in(folder: str) -> list[str]:
+    return [path for path in _entries(folder) if os.path.isfile(path)]
+
+
+def _entries(folder: str) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            return [entry.path for entry in entries if entry.is_file()]
+        return [f"{folder}/{name}" for name in os.listdir(folder)]
     except OSError:
         return []
 

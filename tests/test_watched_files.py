@@ -17,7 +17,7 @@ from estate import why_no_namespaces
 from floor import DEADLINE_S, Floor, Shop, fake_plan
 from test_watch import Watcher, built, settled, wait_for, watching
 
-from buildd import watches
+from buildd import hints, watches
 from codegen.plan import Knowledge, Plan, RequestError
 from protocol import messages as m
 
@@ -391,5 +391,24 @@ def test_headers_of_a_result_that_is_not_stored_where_another_one_was(floor: Flo
             await built(shop, floor.request())
             floor.write("first/sub/z.h", "two\n")
             await watcher.changes({"first/sub/z.h"})
+
+    asyncio.run(go())
+
+
+def test_what_comes_and_goes_where_nothing_gives_events(floor: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "SWEEP_S", 0.05)
+    monkeypatch.setattr(hints, "file_system_of", lambda path: "nfs4")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            await built(shop, floor.request())
+            floor.write("src/c.cu", "a new source\n")
+            await watcher.changes({"src/c.cu"})
+            floor.write("first/x.h", "comes first\n")
+            await watcher.changes({"first/x.h"})
+            (floor.project / "src/b.cu").unlink()
+            await watcher.changes({"src/b.cu"})
+            floor.write("src/b.cu", "it is back\n")
+            await watcher.changes({"src/b.cu"})
 
     asyncio.run(go())
