@@ -98,13 +98,16 @@ def _change(environ: MutableMapping[str, str]) -> None:
     # Read from the environment when torch was imported, unless the program has set it since.
     config.cache_key_tag = changed[TAG]
     from torch._inductor import codecache, remote_cache
+    from torch._inductor.runtime import compile_tasks
 
-    from buildd.hooks import inductor_cache, inductor_why, triton_cache, triton_why
+    from buildd.hooks import inductor_cache, inductor_why, torch_assembler, triton_cache, triton_why
 
     if inductor_cache.is_wanted() and hasattr(remote_cache.RemoteCache, "backend_override_cls"):
         inductor_cache.begin(remote_cache, triton_cache, changed["BUILDD_DIR"])
     if hasattr(codecache, "compiled_fx_graph_hash"):
         inductor_why.begin(codecache, triton_why, changed["BUILDD_DIR"])
+    if hasattr(compile_tasks, "_set_triton_ptxas_path"):
+        torch_assembler.name_it(compile_tasks)
     if environ.get("TRITON_CACHE_MANAGER"):
         return
     try:

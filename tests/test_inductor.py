@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,57 @@ def test_kernels_that_inductor_generates_are_recorded_and_compiled_elsewhere(tri
     shutil.rmtree(triton_user.folder / "triton", ignore_errors=True)
     status, said = triton_user.buildd("run", *program, timeout_s=600)
     assert status == 0 and f"{found[1]} kernels, 0 compiled" in said, said
+
+
+ITSELF = """
+from torch.utils import _triton
+from torch._inductor import async_compile, compile_fx
+# As its code generator does before it compiles anything: the version of the assembler is remembered from here on.
+_triton.triton_hash_with_backend()
+# As Inductor does where its workers are not up yet.
+compile_tasks._set_triton_ptxas_path()
+load("triton_poi_fused_exp_0", SOURCE).precompile(warm_cache_only=True)
+"""
+
+
+def torch_with_an_assembler(folder: Path) -> None:
+    """A torch that brings a ptxas, as wheels for CUDA 13 do or did: this one by links, and Triton's newer ptxas."""
+    real = {name: Path(find_spec(name).origin).parent for name in ("torch", "triton")}  # type: ignore[union-attr, arg-type]
+    inside = ("torch", "torch/_inductor", "torch/_inductor/runtime")
+    for place in inside:
+        (folder / place).mkdir(parents=True)
+    for place in (*inside, "torch/bin"):
+        for path in (real["torch"].parent / place).glob("*"):
+            here = folder / place / path.name
+            if not here.exists() and path.name not in ("bin", "__pycache__"):
+                here.parent.mkdir(exist_ok=True)
+                here.symlink_to(path)
+    # Either place: they differ by torch's version.
+    for place in ("torch/bin", "torch/_inductor/bin"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "ptxas").symlink_to(real["triton"] / "backends/nvidia/bin/ptxas-blackwell")
+
+
+@pytest.mark.triton
+def test_a_kernel_has_one_key_whichever_process_compiles_it(triton_user: Household) -> None:
+    folder = triton_user.folder
+    torch_with_an_assembler(folder / "site")
+    source = GENERATED.replace('"cuda", 90', '"cuda", 80').replace("cc=90, major=9", "cc=80, major=8")
+    worker = "compile_tasks._worker_compile_triton("
+    assert source.count(worker) == 1
+    (folder / "worker.py").write_text(source)
+    head, _, tail = source.partition("# As one of Inductor's")
+    (folder / "itself.py").write_text(head + ITSELF + tail.partition("{}, {})\n")[2])
+    triton_user.environ["PYTHONPATH"] = f"{folder / 'site'}:{triton_user.environ['PYTHONPATH']}"
+    said = []
+    for name in ("itself", "worker"):
+        caches = {"TRITON_CACHE_DIR": str(folder / f"t-{name}"), "TORCHINDUCTOR_CACHE_DIR": str(folder / f"i-{name}")}
+        triton_user.environ |= caches
+        status, output = triton_user.buildd("run", "--", sys.executable, f"{name}.py", timeout_s=600)
+        assert status == 0, output
+        said.append(re.search(r"(\d+) kernels, (\d+) compiled", output))
+    first, second = said
+    assert first and second and first[1] == first[2] == second[1] and second[2] == "0", said
 
 
 def test_a_daemon_that_is_killed_while_it_compiles_costs_no_program_its_numbers(torch: Torch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import short_folder
+from serving import short_folder, wait_until
 
 from buildd import collect, kept_kernels
 from buildd.frameworks import HOOKS, TAG, tag, variables, without_hooks
@@ -248,6 +248,72 @@ def test_a_lock_ends_with_its_process_and_is_not_waited_for_by_its_thread(tmp_pa
     assert taken == [False]
     lock.release()
     assert not os.path.exists(path) and Lock(path).take()
+
+
+HOLDER = """
+import subprocess, sys
+from buildd.hooks.triton_cache import Lock
+lock = Lock(sys.argv[1])
+print(lock.take(), flush=True)
+if sys.stdin.readline():
+    # As ptxas: the time is a child's, for as long as its parent lives.
+    subprocess.run([sys.executable, "-c", "import os\\nparent = os.getppid()\\nwhile os.getppid() == parent: pass"])
+"""
+
+
+@contextlib.contextmanager
+def holder(path: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lock, and computes when it is told to."""
+    command = [sys.executable, "-c", HOLDER, path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "True\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Looked(Lock):
+    """Looks at its holder when that has computed since the last time, and the third time that ends."""
+
+    def __init__(self, path: str, process: subprocess.Popen[str]) -> None:
+        super().__init__(path)
+        self.process = process
+        self.looks: list[str] = []
+
+    def progress(self) -> str:
+        wait_until(lambda: super(Looked, self).progress() not in ("", *self.looks))
+        self.looks.append(super().progress())
+        if len(self.looks) == 3:
+            self.process.kill()
+        return self.looks[-1]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_computes_is_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.lock")
+    with holder(path) as process:
+        assert process.stdin is not None
+        process.stdin.write("compute\n")
+        process.stdin.flush()
+        lock = Looked(path, process)
+        assert triton_cache._waited(lock) and len(lock.looks) >= 3
+        lock.release()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_is_stopped_or_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.lock")
+    with holder(path):
+        assert Lock(path).progress() and not triton_cache._waited(Lock(path))
+        Path(path).write_text("1000000000\n")  # of another pid namespace
+        assert not Lock(path).progress() and not triton_cache._waited(Lock(path))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_cache, "_MOST_WAIT_S", 0.1)
 
 
 # ---------------------------------------------------------------- Triton's interface

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -123,6 +124,23 @@ def test_notes_are_kept_bounded_and_flushed(tmp_path: Path) -> None:
     assert place.exists()
     kept_kernels.clear(store)
     assert noted(store) == [] and not place.exists()
+
+
+def test_a_kernel_whose_key_is_made_another_way_is_told_all_the_same(tmp_path: Path) -> None:
+    noter = Noter(str(tmp_path), "aa")
+    noter.asked("key", SimpleNamespace(name="add"), None, None, {})
+    noter.compiled(name_of("key"))
+    (told,) = noted(tmp_path)
+    assert told.kernel == "add" and told.reasons[0].startswith("why is not known: AttributeError")
+    line = json.loads((tmp_path / triton_why.FOLDER / triton_why.LOG).read_text())
+    assert line["key"] == name_of("key")
+
+
+def test_what_fails_beside_a_program_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "buildd.triton")
+    with triton_why.careful("not told"):
+        raise RuntimeError("another Triton")
+    assert caplog.messages == ["not told: RuntimeError('another Triton')"]
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:

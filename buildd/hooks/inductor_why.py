@@ -7,7 +7,6 @@ where it fails, a graph is compiled without a reason.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -89,7 +88,7 @@ def begin(codecache: Any, notes: Any, store: str) -> None:
 
     def compiled_fx_graph_hash(*arguments: Any, **named: Any) -> Any:
         key, lines = make(*arguments, **named)
-        with contextlib.suppress(Exception):  # between us and the user's program
+        with notes.careful("why a graph is compiled is not told"):
             note(key, lines, notes, store)
         return key, lines
 

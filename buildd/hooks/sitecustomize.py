@@ -53,6 +53,12 @@ def _share_graphs(remote_cache: "Any") -> None:
             cache.begin(remote_cache, _beside("triton_cache"), os.environ["BUILDD_DIR"])
 
 
+def _name_assembler(compile_tasks: "Any") -> None:
+    """Have one key for a kernel, whether Inductor compiles it in this process or in a worker."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("torch_assembler").name_it(compile_tasks)
+
+
 def _free_extensions(file_baton: "Any") -> None:
     """Have no build of an extension wait for one that was killed."""
     if os.environ.get("BUILDD_DIR"):
@@ -123,6 +129,7 @@ _THEN = {
     "triton.runtime.jit": _record_triton,
     "torch._inductor.codecache": _explain_inductor,
     "torch._inductor.remote_cache": _share_graphs,
+    "torch._inductor.runtime.compile_tasks": _name_assembler,
     "torch._inductor.runtime.triton_heuristics": _record_inductor,
     "torch.utils.file_baton": _free_extensions,
 }

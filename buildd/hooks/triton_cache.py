@@ -28,8 +28,8 @@ HEAD = struct.Struct("<16s32sI")
 """Magic; digest of all that follows the digest; length of the facts, which the files' contents follow."""
 _CHECKED = 48
 _MOST_BYTES = 256 << 20
-_MOST_WAIT_S = 60.0
-"""For another process that compiles the same kernel; who compiles longer does not do so alone."""
+_MOST_WAIT_S, _LONGEST_WAIT_S = 60.0, 600.0
+"""For another process that has a kernel to compile and computes nothing; for one that computes."""
 _MOST_FILES = 10_000
 _POLL_S = 0.005
 _USED_AGAIN_S = 3600.0
@@ -231,15 +231,15 @@ class Lock:
     """Path -> the process and thread that hold it: they must not wait for themselves."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._descriptor = -1
         self._owner = 0
 
     def take(self) -> bool:
         """Take it if nobody has it."""
-        if self._held.get(self._path) == (os.getpid(), threading.get_ident()):
+        if self._held.get(self.path) == (os.getpid(), threading.get_ident()):
             return True
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink == 0:  # its last holder removed it meanwhile
@@ -250,17 +250,33 @@ class Lock:
                 return False
             raise
         self._descriptor, self._owner = descriptor, os.getpid()
-        self._held[self._path] = (self._owner, threading.get_ident())
+        with contextlib.suppress(OSError):
+            os.pwrite(descriptor, b"%d\n" % self._owner, 0)
+        self._held[self.path] = (self._owner, threading.get_ident())
         return True
+
+    def progress(self) -> str:
+        """How much whoever holds it has computed so far, itself and in processes like ptxas; empty where nobody can
+        tell: in another pid namespace. Compared only."""
+        try:
+            with open(self.path, encoding="ascii") as file:
+                pid = int(file.read(20))
+            found = [_ticks(pid)]
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                    found += [_ticks(int(child)) for child in file.read().split()]
+        except (OSError, ValueError):
+            return ""
+        return repr(found)
 
     def release(self) -> None:
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1
-        self._held.pop(self._path, None)
+        self._held.pop(self.path, None)
         if self._owner == os.getpid():  # in a child that was forked meanwhile it is still the parent's
             with contextlib.suppress(OSError):
-                os.unlink(self._path)
+                os.unlink(self.path)
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
@@ -268,6 +284,12 @@ class Lock:
     def __del__(self) -> None:
         if self._descriptor >= 0:
             self.release()
+
+
+def _ticks(pid: int) -> list[str]:
+    """CPU times of a process and of those that it has waited for. Raises OSError."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[11:15]
 
 
 def _is_on(name: str) -> bool:
@@ -363,12 +385,8 @@ def manager_of(base: Any) -> Any:
             """Come to be the one who compiles, or find what another one has compiled meanwhile."""
             assert self._shelf is not None
             lock = Lock(self._shelf.lock_path(self._kernel, filename))
-            until_s, pause_s = time.monotonic() + _MOST_WAIT_S, _POLL_S
-            while not lock.take():
-                if time.monotonic() > until_s:
-                    return None
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 0.1)
+            if not _waited(lock):
+                return None
             self._lock = lock
             found = self._find(filename)
             if found is not None:
@@ -385,6 +403,22 @@ def manager_of(base: Any) -> Any:
                 self._shelf.put(Entry(self._kernel, filename, {name: self._made[name] for name in group}))
 
     return CacheManager
+
+
+def _waited(lock: Lock) -> bool:
+    """Take a lock, as soon as nobody has it; False where whoever has it gets nowhere. Raises OSError."""
+    begun_s = until_s = time.monotonic()
+    computed, pause_s = "", _POLL_S
+    while not lock.take():
+        if (now_s := time.monotonic()) >= until_s:
+            before, computed = computed, lock.progress()
+            if until_s > begun_s and (computed in ("", before) or now_s - begun_s > _LONGEST_WAIT_S):
+                _log.info("%s: not waited for any longer", lock.path)
+                return False
+            until_s = now_s + _MOST_WAIT_S
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+    return True
 
 
 def _holds(path: str, data: bytes) -> bool:

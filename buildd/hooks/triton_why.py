@@ -2,7 +2,7 @@
 
 Runs in the user's own process, from this one file: standard library and triton only. Knows what Triton's keys are made
 of, and what of that a person understands; sources are kept as digests of their lines. Nothing here decides anything:
-where it fails, a kernel is compiled without a reason.
+where it fails, a kernel is compiled all the same, and what is told of it says so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
@@ -40,6 +41,7 @@ _TABLES = {
 _NAMES = {"kernel", "file", "target", "triton", "installation", "tool", "line", "source", "first", "uses", "libraries"}
 _NAMES |= set(_TABLES)
 _UNSET = "unset"
+_log = logging.getLogger("buildd.triton")
 
 
 class Noter:
@@ -71,20 +73,25 @@ class Noter:
             made_of = self._pending.pop(key) if key is not None else None
         if made_of is None or not os.path.isdir(self._store):
             return
-        facts = facts_of(*made_of) | {"installation": self._installation}
         folder = folder_in(self._store)
+        with alone(folder):
+            try:
+                line = self._compared(folder, *made_of)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                # A Triton whose insides are others; who counts what was compiled counts this one too.
+                why = f"why is not known: {type(error).__name__}: {error}"
+                line = {"kernel": str(getattr(made_of[0], "name", "?")), "target": "?", "reasons": [why]}
+            tell(folder, {"time_s": time.time(), "key": name, **line})
+
+    def _compared(self, folder: str, *made_of: Any) -> dict[str, Any]:
+        """What is told of a kernel; its facts are noted. Raises OSError, and whatever another Triton leads to."""
+        facts = facts_of(*made_of) | {"installation": self._installation}
         identity = f"{facts['file']}\0{facts['kernel']}"
         place = os.path.join(folder, hashlib.blake2b(identity.encode(), digest_size=16).hexdigest())
-        with alone(folder):
-            before = _whole(read(place))
-            line = {
-                "time_s": time.time(),
-                "kernel": f"{facts['file']}:{facts['line']}: {facts['kernel']}",
-                "target": facts["target"],
-                "reasons": reasons(facts, before),
-            }
-            write(place, [*(one for one in before if one != facts), facts][-_KEPT:])
-            tell(folder, line)
+        before = _whole(read(place))
+        write(place, [*(one for one in before if one != facts), facts][-_KEPT:])
+        kernel = f"{facts['file']}:{facts['line']}: {facts['kernel']}"
+        return {"kernel": kernel, "target": facts["target"], "reasons": reasons(facts, before)}
 
 
 def name_of(key: str) -> str:
@@ -235,6 +242,15 @@ def tell(folder: str, line: dict[str, Any]) -> None:
         file.write(json.dumps(line).encode() + b"\n")
 
 
+@contextlib.contextmanager
+def careful(what: str) -> Iterator[None]:
+    """The edge between us and the user's program: what fails is logged, and the program goes on."""
+    try:
+        yield
+    except Exception as error:
+        _log.info("%s: %r", what, error)
+
+
 def begin(cache: Any, store: str) -> None:
     """Note what Triton compiles from now on.
 
@@ -247,7 +263,7 @@ def begin(cache: Any, store: str) -> None:
 
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> Any:
         key = make(src, backend, backend_options, env_vars=env_vars)
-        with contextlib.suppress(Exception):  # between us and the user's program
+        with careful("what a key is made of is not noted"):
             if not noter:
                 # By now Triton has its own digest ready; it takes a quarter of a second.
                 noter.append(Noter(store, hashlib.sha256(cache.triton_key().encode()).hexdigest()[:24]))
@@ -261,7 +277,7 @@ def begin(cache: Any, store: str) -> None:
 
         def put_group(self, filename: str, group: Any) -> Any:
             made = super().put_group(filename, group)
-            with contextlib.suppress(Exception):  # between us and the user's program
+            with careful("why a kernel was compiled is not told"):
                 if noter:
                     noter[0].compiled(self._kernel)
             return made
