@@ -14,7 +14,6 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which the model must not import.
     del sys.path[0]
 
-import contextlib
 import functools
 import importlib.util
 import inspect
@@ -28,6 +27,8 @@ import warnings
 from typing import Any
 
 sys.dont_write_bytecode = True
+_problems: list[str] = []
+"""Of this process before it had jobs, in words for the user of each."""
 
 
 class Refused(Exception):
@@ -52,6 +53,8 @@ def export(spec: dict[str, Any], archive: str, depfile: str) -> None:
         torch = warm_up()
     except ImportError as error:
         raise Refused(f"torch cannot be imported by {sys.executable}: {error}", source) from error
+    for problem in _problems:
+        print(f"{source}: note: {problem}", file=sys.stderr)
     # A job uses one CPU, and torch's threads wait for each other where there are fewer CPUs than threads.
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -82,15 +85,18 @@ def warm_up() -> Any:
 
 def _first_export(torch: Any) -> None:
     """What torch does at the first export of a process takes longer than the export: most of it is imports. No result
-    depends on it; what fails here is left to the jobs."""
+    depends on it; what fails here is left to the jobs, which say so."""
     # It computes: a thread that it started would be in the way of forking.
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()
     given = (torch.ones(3, 2),)
-    with contextlib.suppress(Exception), torch.no_grad():
-        program = torch.export.export(model, given, dynamic_shapes=({0: torch.export.Dim("rows")},))
-        program.module()(*given)
-        torch.export.save(program, io.BytesIO())
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model, given, dynamic_shapes=({0: torch.export.Dim("rows")},))
+            program.module()(*given)
+            torch.export.save(program, io.BytesIO())
+    except Exception as error:  # what torch says of this installation
+        _problems.append(f"torch could not export a model of one layer, so this export takes longer: {_said(error)}")
 
 
 def _load(source: str) -> types.ModuleType:

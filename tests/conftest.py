@@ -107,6 +107,15 @@ def guest(host: Estate) -> Iterator[Estate]:
     end_guest(guest)
 
 
+@pytest.fixture(scope="module")
+def user() -> Iterator[Household]:
+    """A user for a whole file: what is warm for its first test is so for the others."""
+    with short_folder() as folder:
+        household = Household(folder)
+        yield household
+        assert household.end() == []
+
+
 @pytest.fixture
 def triton_user() -> Iterator[Household]:
     """A user whose programs compile Triton kernels, which then warns of nothing."""

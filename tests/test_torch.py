@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,14 +52,6 @@ def torch_folder() -> Path:
     found = importlib.util.find_spec("torch")
     assert found is not None and found.origin is not None
     return Path(found.origin).parent
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with tempfile.TemporaryDirectory(prefix="bdt", dir="/tmp") as made:
-        one = Household(Path(made))
-        yield one
-        assert one.end() == []
 
 
 def lay_out(folder: Path, torch_folder: Path) -> Path:

@@ -12,9 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,20 +59,17 @@ WITH_CCACHE = "#!/bin/sh\necho a ccache was called >&2\nexit 1\n"
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with tempfile.TemporaryDirectory(prefix="bdt", dir="/tmp") as made:
-        one = Household(Path(made))
-        ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        assert ninja, "extra `test` brings one"
-        tools = one.folder / "tools"
-        tools.mkdir()
-        (tools / "ninja").symlink_to(ninja)
-        (tools / "ccache").write_text(WITH_CCACHE)
-        (tools / "ccache").chmod(0o755)
-        one.environ["PATH"] = f"{tools}:{one.environ['PATH']}"
-        (one.folder / "ops.cpp").write_text(SOURCE)
-        yield one
-        assert one.end() == []
+def user(user: Household) -> Household:
+    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert ninja, "extra `test` brings one"
+    tools = user.folder / "tools"
+    tools.mkdir()
+    (tools / "ninja").symlink_to(ninja)
+    (tools / "ccache").write_text(WITH_CCACHE)
+    (tools / "ccache").chmod(0o755)
+    user.environ["PATH"] = f"{tools}:{user.environ['PATH']}"
+    (user.folder / "ops.cpp").write_text(SOURCE)
+    return user
 
 
 def lay_out(folder: Path) -> Path:

@@ -8,9 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -331,14 +329,6 @@ class Checkout:
     def compare(self) -> None:
         """The package computes what the archive does."""
         self.python(COMPARE, "build/mlp/mlp.pt2", "mlp.pt2")
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with tempfile.TemporaryDirectory(prefix="bdt", dir="/tmp") as made:
-        one = Household(Path(made))
-        yield one
-        assert one.end() == []
 
 
 @pytest.mark.torch

@@ -9,9 +9,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -42,14 +40,6 @@ factory = true
 inputs = [{{ shape = [2, 2] }}]
 timeout_s = {timeout_s}
 """
-
-
-@pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with tempfile.TemporaryDirectory(prefix="bdt", dir="/tmp") as made:
-        one = Household(Path(made))
-        yield one
-        assert one.end() == []
 
 
 def project(folder: Path, **modules: str) -> Path:
@@ -112,8 +102,7 @@ def by_host(user: Household, folder: Path) -> str:
     raise AssertionError("no process with torch imported within the deadline")
 
 
-def test_what_models_are_exported_from_has_all_imported_and_may_be_forked(tmp_path: Path) -> None:
-    code = """
+EXPORT = """
 import importlib.util, json, os, sys
 def module(path):
     found = importlib.util.spec_from_file_location("host", path)
@@ -127,7 +116,11 @@ before = set(sys.modules)
 worker.export(json.load(sys.stdin), "model.pt2", "inputs")
 print(json.dumps(sorted(name for name in set(sys.modules) - before)))
 """
-    (tmp_path / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n")
+
+
+def exported_in(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """A model exported as by a process that is forked for it."""
+    (folder / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n")
     spec = {
         "source": "net.py",
         "function": "net",
@@ -143,14 +136,28 @@ print(json.dumps(sorted(name for name in set(sys.modules) - before)))
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(WORKER)],
         input=json.dumps(spec),
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == ["net"]
+    return done
+
+
+def test_what_models_are_exported_from_has_all_imported_and_may_be_forked(tmp_path: Path) -> None:
+    done = exported_in(tmp_path, EXPORT)
+    assert json.loads(done.stdout.splitlines()[-1]) == ["net"] and "note:" not in done.stderr
+
+
+def test_that_a_first_export_fails_is_told_by_the_exports_that_follow(tmp_path: Path) -> None:
+    fails = "import torch.export\nreal, torch.export.Dim = torch.export.Dim, None\n"
+    load = "worker = host.load(sys.argv[1])\n"
+    code = EXPORT.replace(load, f"{fails}{load}torch.export.Dim = real\n")
+    said = exported_in(tmp_path, code).stderr
+    assert "net.py: note: torch could not export a model of one layer" in said and "TypeError" in said, said
+    assert (tmp_path / "model.pt2").exists()
 
 
 def test_torch_upgraded_under_a_running_pool_is_the_torch_of_the_next_export(user: Household) -> None:

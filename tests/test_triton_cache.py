@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import short_folder, wait_until
+from serving import wait_until
 
 from buildd import collect, kept_kernels
 from buildd.frameworks import HOOKS, TAG, tag, variables, without_hooks
@@ -465,12 +465,9 @@ print(sum(hits), len(hits))
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        (folder / "twice.py").write_text(KERNEL)
-        yield household
-        assert household.end() == []
+def user(user: Household) -> Household:
+    (user.folder / "twice.py").write_text(KERNEL)
+    return user
 
 
 def run(user: Household, name: str, **environ: str) -> subprocess.Popen[str]:
