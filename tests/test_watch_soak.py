@@ -179,12 +179,17 @@ class Editor:
         return path
 
     def write_by_other_name(self) -> str:
-        path, other = self.floor.project / self.random.choice(HEADERS), self.floor.folder / f"other-{self.number}"
-        if path.is_file():
-            os.link(path.resolve(), other)
+        """That it has one is seen when it is written next: of the link itself no event tells."""
+        path = self.random.choice(HEADERS)
+        place, other = self.floor.project / path, self.floor.folder / path.replace("/", "-")
+        if place.is_file() and other.exists() and other.samefile(place):
             self.silent = True
-            other.write_text(self._text(other.name))
-        return path.name
+            other.write_text(self._text(path))
+        elif place.is_file():
+            other.unlink(missing_ok=True)
+            os.link(place.resolve(), other)
+            self.write(path)
+        return path
 
 
 async def told(floor: Floor, watcher: Watcher, since: int, before: Model, after: Model) -> None:
