@@ -402,7 +402,7 @@ def test_down_ends_the_daemon(daemon: subprocess.Popen[bytes], environ: dict[str
 def test_a_build_through_a_daemon(environ: dict[str, str], project: Path) -> None:
     done = buildd("build", environ=environ, cwd=project)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("built ")
+    assert done.stdout.splitlines()[-1].startswith("built: ")
     assert done.stderr == ""
 
 
@@ -413,7 +413,7 @@ def test_json_lines_on_stdout_and_words_on_stderr(environ: dict[str, str], proje
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["body"]["type"] == "done"
-    assert "built " in done.stderr
+    assert "built: " in done.stderr
     assert isinstance(json.loads((project / "trace.json").read_bytes()), list)
 
 

@@ -474,4 +474,4 @@ def test_a_look_up_is_few_queries_that_scan_no_table(store: Store, monkeypatch: 
     assert 2 <= len(asked) <= 5
     for statement, given in asked:
         steps = [row[-1] for row in ask(f"EXPLAIN QUERY PLAN {statement}", given)]
-        assert steps and not [step for step in steps if step.startswith("SCAN")], steps
+        assert steps and not [step for step in steps if step.startswith(b"SCAN")], steps
