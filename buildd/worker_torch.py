@@ -17,10 +17,12 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which torch must not import.
     del sys.path[0]
 
+import contextlib
 import functools
 import importlib
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -199,7 +201,46 @@ def warm_up() -> tuple[Any, frozenset[str]]:
     torch = _import_torch()
     for name in ("torch._inductor.compile_fx", "torch._inductor.package", "torch.export"):
         importlib.import_module(name)
+    if __name__ != "__main__":
+        for name in (*_LATER, *_patterns()):
+            # Another torch has others, or lacks what one needs: a job imports what it comes to need.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     return torch, before
+
+
+_LATER = (
+    "torch.export._unlift",
+    "torch.fx.experimental.validator",
+    "torch.utils.cpp_extension",
+    "torch.utils.serialization",
+    "torch._dynamo.repro.aoti",
+    "torch._export.passes._node_metadata_hook",
+    "torch._inductor.choices",
+    "torch._inductor.codegen.cpp_wrapper_cpu_array_ref",
+    "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.halide",
+    "torch._inductor.codegen.mps",
+    "torch._inductor.codegen.pallas",
+    "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.extern_node_serializer",
+    "torch._inductor.fx_passes.efficient_conv_bn_eval",
+    "torch._inductor.fx_passes.freezing_patterns",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._inductor.fx_passes.pad_mm",
+    "sympy.tensor.tensor",
+)
+"""What Inductor imports in the middle of a compile (torch 2.13), with all that these import."""
+
+
+def _patterns() -> list[str]:
+    """The same of a package of some thirty modules."""
+    name = "torch._inductor.fx_passes.serialized_patterns"
+    with contextlib.suppress(ImportError):
+        return [f"{name}.{one.name}" for one in pkgutil.iter_modules(importlib.import_module(name).__path__)]
+    return []
 
 
 def _private_places(private: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -149,6 +150,37 @@ def exported_in(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 def test_what_models_are_exported_from_has_all_imported_and_may_be_forked(tmp_path: Path) -> None:
     done = exported_in(tmp_path, EXPORT)
     assert json.loads(done.stdout.splitlines()[-1]) == ["net"] and "note:" not in done.stderr
+
+
+COMPILE = """
+os.environ["TMPDIR"] = os.path.join(os.getcwd(), "private")
+worker = host.load(os.path.join(os.path.dirname(sys.argv[1]), "worker_torch.py"))
+assert host.may_fork(), os.listdir("/proc/self/task")
+before = set(sys.modules)
+try:
+    spec = {"name": "m", "mode": "", "options": {}, "threads": 1, "compiler": "g++"}
+    worker.compile_model(spec, "model.pt2", "p.pt2", "d")
+except worker.Refused as error:
+    assert "this compiler compiles nothing" in str(error), error
+    print(json.dumps(sorted(name for name in set(sys.modules) - before)))
+"""
+
+
+def test_what_models_are_compiled_from_has_nearly_all_imported_and_may_be_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "private").mkdir()
+    fails = "echo error: this compiler compiles nothing >&2; exit 1"
+    asks = f'exec {shutil.which("g++")} "$@"'
+    (tmp_path / "bin/g++").write_text(f'#!/bin/sh\ncase "$*" in *.cpp*) {fails};; *) {asks};; esac\n')
+    (tmp_path / "bin/g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    exported_in(tmp_path, EXPORT)
+    code = EXPORT.partition("worker = host.load")[0] + COMPILE
+    later = json.loads(exported_in(tmp_path, code).stdout.splitlines()[-1])
+    assert len(later) < 40, "nearly two hundred without what it imports beforehand"
 
 
 def test_that_a_first_export_fails_is_told_by_the_exports_that_follow(tmp_path: Path) -> None:
