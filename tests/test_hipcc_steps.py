@@ -134,6 +134,7 @@ def test_a_text_of_which_only_the_digest_is_kept_is_made_again_for_a_step_that_h
     build(floor)
     name = plan_for(request_for(floor.project)).actions[0].name
     evict(floor, name, f"{name}: device compile gfx90a")
+    shutil.rmtree(floor.project / "build")  # else nothing is to be done, once the folders are old enough to tell
     assert ran(build(floor)) == ["device compile gfx90a"]
     assert_same(floor)
 

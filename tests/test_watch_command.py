@@ -74,9 +74,9 @@ def test_a_broken_project_file_is_said_and_mended(guest: Estate) -> None:
     try:
         session.round()
         good = (guest.project / "buildd.toml").read_text()
-        guest.write("buildd.toml", "[target.demo\n")
+        save(guest, "buildd.toml", "[target.demo\n")
         assert session.round()["outcome"] == "refused"
-        guest.write("buildd.toml", good)
+        save(guest, "buildd.toml", good)
         assert session.round()["outcome"] == "built"
     finally:
         session.end()
