@@ -94,6 +94,11 @@ class Building:
     """The actions of which that is so."""
     carried: frozenset[int] = frozenset()
     """Actions that stand as whoever asked has seen them last: they are hits, and nothing is told of them."""
+    was_read: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What actions read, by name, where the look-ups do not know it: nothing was stored, another request's job was
+    joined, or the files were looked at afresh since."""
+    searched: set[str] = field(default_factory=set)
+    """Folders that look-ups stood on before the files were looked at afresh."""
     mark: Mark | None = None
     """From before anything was looked at; only where somebody watches."""
     costs_s: dict[int, float] = field(default_factory=dict)
@@ -233,6 +238,8 @@ class Building:
     def forget_inputs(self, action: Action) -> None:
         """Everything that the snapshot knows may be old: a file changed while an action ran."""
         made = dict(self.products)
+        self.was_read |= self.lookup.discovered
+        self.searched.update(self.lookup.folders)
         self.renew()
         for path, product in made.items():
             self.snapshot.produced(path, product.digest)
@@ -312,6 +319,8 @@ class Building:
         action, exit = self.plan.actions[index], ran.exit
         said = exit.stdout or (without_report(exit.stderr) if action.reports else exit.stderr)
         self.costs_s[index] = exit.timing.wall_s
+        if ran.read is not None:
+            self.was_read[action.name] = ran.read
         self._note_said(index, bool(ran.note or said))
         for output, made in zip(action.outputs, ran.made, strict=True):
             self.place_made(output.path, made.file, made.product)

@@ -7,6 +7,7 @@ In doubt there is nothing to carry over, and everything is looked up.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def taken(building: Building, covers: Callable[[str], bool], watched_still: Set[
     plan, lookup, snapshot = building.plan, building.lookup, building.snapshot
     if building.request.recache or building.mark is None or plan.recompile is not Recompile.BY_CONTENT:
         return None
-    is_watched = _watched(snapshot.project, covers)
+    is_watched = watched_by(snapshot.project, covers)
     outside: dict[str, Fact] = {}
     unknown: set[str] = set()
     watched: set[str] = set()
@@ -253,20 +254,31 @@ def take_over(building: Building, carry: Carry) -> None:
     counts.saved_s = sum(building.costs_s.values())
 
 
-def _watched(project: str, covers: Callable[[str], bool]) -> Callable[[str], bool]:
+def watched_by(project: str, covers: Callable[[str], bool]) -> Callable[[str], bool]:
     """Whether what happens to a file (absolute) gives a hint: never outside of the project, where what is done to the
-    folders above it gives none, and not where a link leads to it: the hint would have another name."""
+    folders above it gives none, and not where a link leads to it, or it has another name: the hint would have that one.
+    """
     known: dict[str, bool] = {}
 
-    def is_watched(path: str) -> bool:
-        folder = os.path.dirname(path)
+    def is_covered(folder: str) -> bool:
         if folder not in known:
             known[folder] = (
-                f"{folder}/".startswith(f"{project}/") and covers(folder) and os.path.realpath(folder) == folder
+                f"{folder}/".startswith(f"{project}/")
+                and covers(folder)
+                and os.path.realpath(folder) == folder
+                and (folder == project or is_covered(os.path.dirname(folder)))
             )
-        return known[folder] and not os.path.islink(path)
+        return known[folder]
 
-    return is_watched
+    return lambda path: is_covered(os.path.dirname(path)) and not _has_other_names(path)
+
+
+def _has_other_names(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1)
 
 
 def _those(plan: Plan, indices: set[int]) -> Iterable[tuple[int, Action]]:

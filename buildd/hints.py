@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
+import select
 import shutil
 import tempfile
 import threading
@@ -43,6 +44,13 @@ _MASK = Mask(
     | InotifyConstants.IN_MOVE_SELF
     | InotifyConstants.IN_ONLYDIR
 )
+_NAMES = Mask(
+    InotifyConstants.IN_CREATE
+    | InotifyConstants.IN_DELETE
+    | InotifyConstants.IN_MOVED_FROM
+    | InotifyConstants.IN_MOVED_TO
+)
+_MOUNTS = "/proc/self/mountinfo"
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +61,11 @@ class Folder:
         self.path = path
         self.descriptor = WatchDescriptor(-1)
         self._hints = hints
+        self._identity = _identity(path)
+
+    def stands(self) -> bool:
+        """Whether the path still leads to the folder that is watched."""
+        return self._identity is not None and _identity(self.path) == self._identity
 
     def on_event(self, event: InotifyEvent) -> None:
         gone = event.mask & (InotifyConstants.IN_DELETE_SELF | InotifyConstants.IN_MOVE_SELF)
@@ -60,7 +73,14 @@ class Folder:
             # The watch would follow a folder that was moved; its name may mean another one by now.
             self._hints.leave(self)
         name = os.fsdecode(event.name)
-        self._hints.hint(f"{self.path}/{name}" if name and not gone else self.path)
+        path = f"{self.path}/{name}" if name and not gone else self.path
+        if event.mask & InotifyConstants.IN_ISDIR and event.mask & InotifyConstants.IN_ATTRIB:
+            # A folder's own times or rights, as copying programs set them.
+            self._hints.note([path])
+            return
+        if name and event.mask & _NAMES:
+            self._hints.renamed(path)
+        self._hints.hint(path)
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         self._hints.lost(self)
@@ -82,6 +102,9 @@ class Hints:
         self._most = most or _limit()
         self._notifier: InotifyFD | None = None
         self._folders: dict[str, Folder] = {}
+        self._above: frozenset[str] = frozenset()
+        """Those, and all folders that they are in."""
+        self._mounts = _Mounts()
         self._remote: dict[int, bool] = {}
         """Devices whose other users' changes give no event."""
         self._paths: set[str] = set()
@@ -114,14 +137,14 @@ class Hints:
             Those that give no events: on a network, unreadable, gone, or beyond the share of the kernel's limit.
         """
         wanted = dict.fromkeys(folders)
+        kept = {**wanted, self._cookies: None}
+        # A link may have been turned, a folder above replaced: what is watched then has another name or none.
+        for folder in list(self._folders.values()):
+            if folder.path not in kept or not folder.stands():
+                self.leave(folder)
         with self._lock:
-            kept = {**wanted, self._cookies: None}
-            superfluous = [folder for path, folder in self._folders.items() if path not in kept]
-            new = [path for path in wanted if path not in self._folders]
-        for folder in superfluous:
-            self.leave(folder)
-        with self._lock:
-            polled = tuple(path for path in new if not self._add(path))
+            polled = tuple(path for path in wanted if path not in self._folders and not self._add(path))
+            self._above = frozenset(_with_those_above(self._folders))
         return polled
 
     def mark(self) -> Mark:
@@ -147,6 +170,11 @@ class Hints:
         """Whether what happens in a folder gives hints."""
         return folder in self._folders
 
+    def stands(self, folder: str) -> bool:
+        """Whether a folder is watched, and still the one of that name: for one above which nothing is watched."""
+        watched = self._folders.get(folder)
+        return watched is not None and watched.stands()
+
     def barrier(self, scratch: Path) -> bool:
         """Wait until everything that happened before this call has been hinted at. In a worker thread.
 
@@ -155,6 +183,11 @@ class Hints:
         Args:
             scratch: a local folder in which files may be made.
         """
+        if self._mounts.have_changed():
+            # Over any folder there may be another one now, and no event tells of that.
+            for folder in list(self._folders.values()):
+                self.leave(folder)
+            self._miss()
         with self._lock:
             if self._cookies not in self._folders:  # there is none yet, or it was removed, perhaps with its store
                 cookies = tempfile.mkdtemp(prefix="cookies-", dir=scratch)
@@ -181,6 +214,7 @@ class Hints:
             return taken
 
     def close(self) -> None:
+        self._mounts.close()
         notifier, self._notifier = self._notifier, None
         with self._lock:
             self._folders.clear()
@@ -208,16 +242,15 @@ class Hints:
 
     def missed(self) -> None:
         """The kernel's queue was full."""
-        with self._lock:
-            self.count += 1
-            self._forgotten = self.count
-            if self._missed:
-                return  # every folder says so
-            self._missed = True
-            told, self._told = self._told, True
-        _log.warning("inotify's queue overflowed: every watched file is looked at")
-        if not told:
-            self._tell()
+        if self._miss():  # every folder says so
+            _log.warning("inotify's queue overflowed: every watched file is looked at")
+
+    def renamed(self, path: str) -> None:
+        """A name came or went. Where it is that of a folder on the way to watched ones, those are others now."""
+        if path in self._above:
+            for folder in list(self._folders.values()):
+                if f"{folder.path}/".startswith(f"{path}/"):
+                    self.leave(folder)
 
     def lost(self, folder: Folder) -> None:
         """A folder that is no longer there under its name. It is watched anew when somebody asks for it."""
@@ -227,6 +260,19 @@ class Hints:
                 self._turns += 1
 
     # ----------------------------------------------------------------
+
+    def _miss(self) -> bool:
+        """Anything may have been touched; False where that is known already."""
+        with self._lock:
+            self.count += 1
+            self._forgotten = self.count
+            if self._missed:
+                return False
+            self._missed = True
+            told, self._told = self._told, True
+        if not told:
+            self._tell()
+        return True
 
     def _remember(self, path: str) -> None:
         self.count += 1
@@ -257,6 +303,9 @@ class Hints:
         except OSError as error:
             _log.warning("%s cannot be watched and is polled: %s", path, error.strerror)
             return False
+        if not folder.stands():  # another one may be watched, which nobody would find out
+            self._notifier.remove_callbacks([(folder.descriptor, CallbackId(id(folder)))])
+            return False
         self._folders[path] = folder
         self._turns += 1
         return True
@@ -272,6 +321,45 @@ class Hints:
         self.lost(folder)
         if self._notifier is not None:
             self._notifier.remove_callbacks([(folder.descriptor, CallbackId(id(folder)))])
+
+
+class _Mounts:
+    """Tells that something was mounted or unmounted; the kernel wakes whoever polls the list."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._file = -1
+        with contextlib.suppress(OSError):
+            self._file = os.open(_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+            self._poll.register(self._file, select.POLLPRI)
+            self._poll.poll(0)
+
+    def have_changed(self) -> bool:
+        """Since this was asked last."""
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            self._poll.unregister(file)
+            os.close(file)
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _with_those_above(folders: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for folder in folders:
+        while folder not in found and folder != "/":
+            found.add(folder)
+            folder = os.path.dirname(folder)
+    return found
 
 
 def _limit() -> int:

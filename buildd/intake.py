@@ -143,6 +143,7 @@ class Intake:
             await self._adopt(building, plan, await self.watches.carry(opened.store, opened.files, request, plan))
             building.urgent = building.nodes_of(self.watches.fresh(request))
         except (RequestError, BuilddError, OSError) as error:
+            await self.watches.refused(request)
             _refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
             return None
         except Exception as error:  # the edge: a fault of ours must not leave the client waiting

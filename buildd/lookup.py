@@ -90,7 +90,6 @@ class Lookup:
         self.folders: dict[str, int] = {}
         """Stamps of all folders that an answer stood on."""
         self._discovered: dict[str, tuple[str, ...]] = {}
-        self._read: dict[str, tuple[str, ...]] = {}
         self._places = precompiled.Places(snapshot, self.folders)
         self._precompiled: dict[str, precompiled.Candidates] = {}
         self._candidates_of: dict[object, precompiled.Candidates] = {}
@@ -100,9 +99,14 @@ class Lookup:
         another request's run of it was joined."""
         return self._discovered.get(action.name, () if action.discovery is Discovery.NONE else None)
 
-    def read_by(self, action: Action) -> tuple[str, ...] | None:
-        """As `used_by`, and also of a run whose result was not stored: for whoever watches."""
-        return self._read.get(action.name, self.used_by(action))
+    @property
+    def discovered(self) -> Mapping[str, tuple[str, ...]]:
+        """What `used_by` says, by an action's name."""
+        return self._discovered
+
+    def around(self, action: Action, tool: Tool, used: Sequence[str]) -> tuple[str, ...]:
+        """The folders in which another file would be found in place of one of these, as a run reads them now."""
+        return tuple(folder for folder, _ in self._survey(used, action, tool).folders)
 
     def take_over(self, discovered: Mapping[str, tuple[str, ...]], folders: Mapping[str, int]) -> None:
         """Take what another request has found of actions that stand as they did.
@@ -186,6 +190,7 @@ class Lookup:
     def _missing(
         self, first: Digest, components: list[keys.Component], action: Action, why: tuple[str, ...]
     ) -> Missing:
+        self._discovered.pop(action.name, None)  # of a result that did not fit
         inputs = tuple((path, self.snapshot.digest(path)) for path in action.inputs)
         return Missing(first, keys.encode(components) if components else b"", why, inputs)
 
@@ -296,13 +301,10 @@ class Lookup:
             started_ns: when the run began, by the file system's clock.
             named: roots whose folder stands in the result.
         """
-        snapshot = self.snapshot
-        moved: dict[str, bool] = {}
-        used, changed = self._used(action, read or (), private, started_ns, moved)
-        if read is not None:
-            self._read[action.name] = tuple(used)
         if action.uncacheable:
             return Filing(None, action.uncacheable)
+        snapshot = self.snapshot
+        moved: dict[str, bool] = {}
         stale = [
             path
             for path, digest in missing.inputs
@@ -312,8 +314,9 @@ class Lookup:
             return Filing(None, stale=tuple(stale))
         if read is None and action.discovery.value != "none":
             return Filing(None, "the tool did not say which files it read")
-        if changed:
-            return Filing(None, stale=tuple(changed))
+        used, stale = self._used(action, read or (), private, started_ns, moved)
+        if stale:
+            return Filing(None, stale=tuple(stale))
         names = self._names_of(tool)
         taken = self.precompiled_of(action)
         stale = [path for path in taken.absent if os.path.lexists(snapshot.absolute(path))]

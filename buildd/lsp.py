@@ -71,17 +71,23 @@ class Findings:
     """The same of what the build under way has told."""
     _planned: int = 0
     """Actions of its plan, where it has one."""
+    _has_all: bool = True
+    """No event of it was lost."""
 
     def begin(self) -> None:
         self._lines, self._jobs, self._new, self._hit, self._told, self._planned = {}, {}, {}, "", {}, 0
+        self._has_all = True
 
     def take(self, body: m.EventBody) -> bool:
         """Take in what happened; whether that was the end."""
         match body:
             case m.Planned(actions=actions):
                 self._planned = actions
+            case m.Lagged():
+                self._has_all = False
             case m.Started(job_id=job, action=action):
                 self._jobs[job] = action
+                self._lines.pop(action, None)  # it runs again: an input changed under it
             case m.CacheHit(action=action, kernels=kernels):
                 self._hit = action
                 self._new[action] = kernels
@@ -112,12 +118,11 @@ class Findings:
         old = {(k.name, k.arch): k for kernels in self.kernels.values() for k in kernels}
         self.kernels = standing(self.kernels, self._new, self._planned)
         self.files = self._told
-        # What it said nothing of went well; of a plan all of which it told of, the others are there no more.
-        is_whole = self.kernels is self._new
+        # What it told nothing of stands as it did and has nothing to say, or is there no more.
         self.diagnostics = {
             action: found
             for action, found in self.diagnostics.items()
-            if action in self._new or not (is_whole or any(each.severity is m.Severity.ERROR for each in found))
+            if action in self._new or not (self._has_all or any(each.severity is m.Severity.ERROR for each in found))
         }
         now = {(k.name, k.arch): k for kernels in self.kernels.values() for k in kernels}
         moves = {(one.name, one.arch): one for one, other in moved(old.values(), now.values()) if one and other}
@@ -128,11 +133,13 @@ class Findings:
         self.names = {**known, **dict(zip(missing, demangled(missing), strict=True))}
 
     def by_file(self) -> dict[str, list[m.Diagnostic]]:
-        """Findings by absolute path; those without a file are at the project file."""
+        """Findings by absolute path, but for files that were removed; those without a file are at the project file."""
         found: dict[str, list[m.Diagnostic]] = {}
         for several in self.diagnostics.values():
             for diagnostic in several:
                 path = os.path.normpath(os.path.join(self.project, diagnostic.file or "buildd.toml"))
+                if diagnostic.file and not os.path.exists(path):
+                    continue
                 if diagnostic not in found.setdefault(path, []):
                     found[path].append(diagnostic)
         return found

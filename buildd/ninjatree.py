@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from buildd import depfiles
 from buildd.devicecode import kernels_of_file
+from buildd.includes import mentioned
 from buildd.trees import Edge, TreeError, asked, is_system, searched, source_root, toolkits
 from codegen.commandline import TOOLS
 from codegen.foreign import MARK
@@ -59,6 +60,8 @@ class NinjaTree:
         """Command -> its first output, as ninja spells it."""
         self.device: tuple[str, ...] = ()
         """Outputs that may hold device code."""
+        self.failed: dict[str, str] = {}
+        """Outputs whose commands failed the last time, with what those said: ninja does not know what they read."""
         self.targets = tuple(targets) or (os.path.basename(self.folder),)
         """Names for people."""
         self._targets = tuple(targets)
@@ -67,6 +70,8 @@ class NinjaTree:
         """The manifest, as it was when the tree was described."""
         self._commands: tuple[_Stamp | None, ...] | None = None
         """The same of `by_command`."""
+        self._compiled: dict[str, tuple[str, str]] = {}
+        """Output -> its first input and its command, as ninja spells them."""
         self._explicit: set[str] = set()
         self._manifest: set[str] = set()
         self._folders: set[str] = set()
@@ -114,11 +119,23 @@ class NinjaTree:
                 self._load_read(new if len(new) <= _MOST_ASKED else ())
         named = {*self._explicit, *self._manifest, *(path for read in self._read.values() for path in read)}
         files = {path for spelled in named - self._made if not self._is_left_out(path := self._absolute(spelled))}
+        files.update(self._mentioned())
         folders = {os.path.dirname(path) for path in files}
         folders.update(folder for folder in self._folders if f"{folder}/".startswith(f"{self.project}/"))
         # Where ninja writes, new names come with every build.
         folders = {folder for folder in folders if self.project == self.folder or not self.is_inside(folder)}
         self.inputs = tuple(sorted(files | {folder for folder in folders if os.path.isdir(folder)}))
+
+    def _mentioned(self) -> Iterator[str]:
+        """What the sources of failed commands include: where it is missing or wrong, a save there mends it."""
+        for output in self.failed.keys() & self._compiled.keys():
+            source, command = self._compiled[output]
+            search = list(map(self._absolute, searched(command)))
+            for path in mentioned([self._absolute(source)], search, lambda path: not self._is_left_out(path)):
+                # Not what the compiler has found in folders of its own.
+                is_missed = os.path.isfile(path) or os.path.basename(path) in self.failed[output]
+                if is_missed and path not in self.outputs:
+                    yield path
 
     def is_inside(self, path: str) -> bool:
         """Whether a path is in the build folder."""
@@ -179,6 +196,7 @@ class NinjaTree:
     def _load_commands(self) -> None:
         entries: list[dict[str, str]] = json.loads(self._ask("-t", "compdb"))
         self.by_command = {entry["command"]: entry.get("output", "") for entry in entries}
+        self._compiled = {entry["output"]: (entry["file"], entry["command"]) for entry in entries if "output" in entry}
         self.device = tuple(
             entry["output"]
             for entry in entries
@@ -322,6 +340,10 @@ class NinjaReader:
         self.tree.log.read()
         self._number += 1
         kernels: tuple[m.Kernel, ...] = ()
+        if edge.status:
+            self.tree.failed[self._output] = "\n".join(edge.lines)
+        else:
+            self.tree.failed.pop(self._output, None)
         if self._output and not edge.status:
             self._built.add(self._output)
             kernels = kernels_of_file(self.tree.absolute(self._output))

@@ -16,7 +16,7 @@ from typing import Any
 
 from buildd import sweep, uptodate
 from buildd.building import Building
-from buildd.carried import Base, Carry, carry, is_whole, taken
+from buildd.carried import Base, Carry, carry, is_whole, taken, watched_by
 from buildd.files import Files, Snapshot
 from buildd.hints import Hints
 from buildd.stamps import Mark
@@ -45,6 +45,7 @@ class _Verified:
     record: uptodate.Record
     hints: int
     """`Hints.count` before it was found true."""
+    project: str
     paths: list[bytes]
     stamps: bytes
     """Of the files in folders that are not watched: the system's, the toolchain's."""
@@ -128,6 +129,7 @@ class Watches:
                     before = watch.contents.keys(), watch.folders
                     await self._in_pool(watch.learn, building, outcome)
                     await self._rearm()
+                    self._tell(watch, await self._in_pool(watch.came_unseen))
                     if before != (watch.contents.keys(), watch.folders):
                         # What counts only now may have changed before somebody looked for that.
                         self._tell(watch, await self._in_pool(watch.changed_anywhere))
@@ -136,6 +138,17 @@ class Watches:
             base = await self._in_pool(self._base_of, building, self._bases.get(name))
             if base is not None:
                 self._bases[name] = base
+
+    async def refused(self, request: m.Request) -> None:
+        """A request could not be planned: those that watch the same targets wait for whatever may mend that."""
+        for watch in self._of(request):
+            async with self._looking:
+                await self._in_pool(watch.refused)
+                await self._rearm()
+
+    def _of(self, request: m.Request) -> list[Watch]:
+        name = uptodate.name_of(request) if self._names else None
+        return [watch for request_id, watch in self._watches.items() if self._names.get(request_id) == name]
 
     def has(self, request: m.Request) -> bool:
         """Whether somebody watches just these targets."""
@@ -147,9 +160,7 @@ class Watches:
 
     def fresh(self, request: m.Request) -> set[str]:
         """The files of a request's targets that were saved since their last build: absolute paths."""
-        name = uptodate.name_of(request) if self._names else None
-        of = [watch for request_id, watch in self._watches.items() if self._names.get(request_id) == name]
-        return set[str]().union(*(watch.fresh for watch in of))
+        return set[str]().union(*(watch.fresh for watch in self._of(request)))
 
     async def still_true(self, store: Store, files: Files, request: m.Request) -> uptodate.Record | None:
         """The record of a request if it still holds. Where its folders are watched and nothing was touched in them, no
@@ -196,10 +207,14 @@ class Watches:
 
     def may_be_brief(self, request: m.Request) -> bool:
         """Whether a request that has nothing to do may be answered with just that."""
+        if not all(watch.is_planned for watch in self._of(request)):
+            return False  # it would go on knowing nothing
         return request.known is None or self._base(request) is not None
 
     def stood(self, request: m.Request) -> None:
         """A request had nothing to do: whoever knew all before it does so still."""
+        for watch in self._of(request):
+            watch.stood()
         base = self._base(request)
         if base is not None:
             self._bases[uptodate.name_of(request)] = replace(base, request_id=request.request_id)
@@ -221,7 +236,7 @@ class Watches:
             return None
 
         def work() -> Carry | None:
-            if not self._hints.barrier(store.scratch_folder()):
+            if not self._hints.barrier(store.scratch_folder()) or not self._hints.stands(base.project):
                 return None
             touched = self._hints.touched_since(base.mark)
             return None if touched is None else carry(base, touched, files, sweep.sweep_of(store.folder))
@@ -241,31 +256,25 @@ class Watches:
     def _untouched(self, verified: _Verified, store: Store, files: Files) -> bool:
         if not self._hints.barrier(store.scratch_folder()) or self._hints.count != verified.hints:
             return False
+        if not self._hints.stands(verified.project):
+            return False
         snapshot = Snapshot(files, "/")
         return sweep.sweep_of(store.folder).all_equal(verified.paths, verified.stamps) and all(
             snapshot.folder_stamp(folder) == stamp for folder, stamp in verified.folders
         )
 
     def _split(self, record: uptodate.Record, hints: int, project: str) -> _Verified:
-        covered: dict[bytes, bool] = {}
-
-        def is_watched(path: bytes) -> bool:
-            folder = os.path.dirname(path)
-            if folder not in covered:
-                # Not outside of the project: what is done to the folders above gives no hint there.
-                name = os.fsdecode(folder)
-                covered[folder] = f"{name}/".startswith(f"{project}/") and self._hints.covers(name)
-            return covered[folder] and not os.path.islink(path)
-
-        left = [index for index, path in enumerate(record.paths) if not is_watched(path)]
+        is_watched = watched_by(project, self._hints.covers)
+        left = [index for index, path in enumerate(record.paths) if not is_watched(os.fsdecode(path))]
         size = len(record.stamps) // max(1, len(record.paths))
         folders = [(os.fsdecode(folder), stamp) for folder, stamp in record.folders]
         return _Verified(
             record,
             hints,
+            project,
             [record.paths[index] for index in left],
             b"".join(record.stamps[size * index : size * (index + 1)] for index in left),
-            tuple((folder, stamp) for folder, stamp in folders if not is_watched(os.fsencode(f"{folder}/."))),
+            tuple((folder, stamp) for folder, stamp in folders if not is_watched(f"{folder}/.")),
         )
 
     async def close(self) -> None:
@@ -313,11 +322,21 @@ class Watches:
             for watch in list(self._watches.values()):
                 found, moved = await self._in_pool(watch.changed, paths)
                 if moved or everything:
-                    # A folder that came is watched before its files are looked at: it may have been filled at once.
-                    await self._in_pool(watch.settle)
-                    await self._rearm()
-                    found |= await self._in_pool(watch.changed_anywhere)
-                self._tell(watch, found)
+                    await self._look_everywhere(watch, found)
+                else:
+                    self._tell(watch, found)
+
+    async def _look_everywhere(self, watch: Watch, found: dict[str, None]) -> None:
+        # A folder that came is watched before its files are looked at: it may have been filled at once.
+        await self._in_pool(watch.settle)
+        await self._rearm()
+        found |= await self._in_pool(watch.came_unseen)
+        found |= await self._in_pool(watch.changed_anywhere)
+        while watch.expects:
+            await self._in_pool(watch.settle)
+            await self._rearm()
+            found |= await self._in_pool(watch.changed_anywhere)
+        self._tell(watch, found)
 
     def _tell(self, watch: Watch, found: Iterable[str]) -> None:
         self._hints.note(found)  # some of it gave no event
@@ -344,7 +363,10 @@ class Watches:
             for watch in list(self._watches.values()):
                 began_s = time.monotonic()
                 async with self._looking:
+                    found = await self._in_pool(watch.came_unseen)
                     if not await self._in_pool(watch.unmoved):
-                        self._tell(watch, await self._in_pool(watch.changed_anywhere))
+                        await self._look_everywhere(watch, found)
+                    else:
+                        self._tell(watch, found)
                 took_s += time.monotonic() - began_s
             pause_s = max(SWEEP_S, took_s / SWEEP_SHARE)

@@ -219,20 +219,27 @@ def test_what_a_kernel_needs_in_words() -> None:
     assert needs(now, before).endswith("(was 28 registers)")
 
 
-def test_findings_of_an_action_are_replaced_by_its_next_end() -> None:
-    findings = Findings("/p")
+def project_of(folder: Path, *names: str) -> str:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return str(folder)
+
+
+def test_findings_of_an_action_are_replaced_by_its_next_end(tmp_path: Path) -> None:
+    findings = Findings(project_of(tmp_path, "src/a.cu"))
     job = m.JobId(1)
     findings.begin()
     findings.take(m.Started(job_id=job, action="a", command=""))
     findings.take(m.LogLine(job_id=job, stream="stderr", text="src/a.cu(3): warning #177-D: never used"))
     findings.take(m.Finished(job_id=job, action="a", timing=m.Timing()))
-    assert [d.line for d in findings.by_file()["/p/src/a.cu"]] == [3]
+    assert [d.line for d in findings.by_file()[f"{tmp_path}/src/a.cu"]] == [3]
     findings.begin()
     findings.take(m.CacheHit(job_id=m.JobId(0), action="a", reason=""))
     assert findings.by_file() == {}
 
 
-def test_findings_of_what_is_there_no_more_go() -> None:
+def test_findings_of_what_is_there_no_more_go(tmp_path: Path) -> None:
     def kernel(name: str) -> m.Kernel:
         return m.Kernel(name=name, arch="sm_80", registers=10)
 
@@ -244,7 +251,7 @@ def test_findings_of_what_is_there_no_more_go() -> None:
     def hit(action: str) -> m.CacheHit:
         return m.CacheHit(job_id=m.JobId(0), action=action, reason="", kernels=(kernel(action),))
 
-    findings, job = Findings("/p"), m.JobId(1)
+    findings, job = Findings(project_of(tmp_path, "b.cu")), m.JobId(1)
     so = m.Artifact(target="t", name="t.so", path="t.so", digest=m.Digest(""), size_bytes=1)
     build(findings, hit("t/a"), hit("t/b"), so, actions=2)
     findings.begin()
@@ -252,10 +259,64 @@ def test_findings_of_what_is_there_no_more_go() -> None:
     said = m.Failed(job_id=job, action="t/b", kind=m.FailureKind.COMPILE_ERROR, message="", diagnostics=(error,))
     findings.take(said)
     findings.take(m.Done(outcome=m.Outcome.FAILED))
-    assert list(findings.by_file()) == ["/p/b.cu"] and findings.of_function("t/b")
+    assert list(findings.by_file()) == [f"{tmp_path}/b.cu"] and findings.of_function("t/b")
     build(findings, so, actions=2)
     assert findings.by_file() == {} and findings.of_function("t/a"), "it stands as it did, and is not told of"
     build(findings, hit("t/a"), actions=1)
     assert (
         not findings.of_function("t/b") and not findings.holders("t/a", Form.SASS) and list(findings.names) == ["t/a"]
     )
+
+
+def warned(findings: Findings, line: int, outcome: m.Outcome) -> None:
+    """A build that runs action t/a, which warns of a line."""
+    job = m.JobId(1)
+    findings.take(m.Started(job_id=job, action="t/a", command=""))
+    findings.take(m.LogLine(job_id=job, stream="stderr", text=f"a.cu({line}): warning #177-D: never used"))
+    if outcome is not m.Outcome.CANCELLED:
+        findings.take(m.Finished(job_id=job, action="t/a", timing=m.Timing()))
+        findings.take(m.Done(outcome=outcome))
+
+
+def lines_of(findings: Findings) -> list[int]:
+    return [each.line for several in findings.by_file().values() for each in several]
+
+
+def test_warnings_of_what_stands_as_it_did_before_them_go(tmp_path: Path) -> None:
+    """A save that brought one was taken back after a build that came to nothing: the next one tells nothing of it."""
+    findings = Findings(project_of(tmp_path, "a.cu"))
+    findings.begin()
+    warned(findings, 3, m.Outcome.FAILED)
+    assert lines_of(findings) == [3]
+    findings.begin()
+    findings.take(m.Planned(targets=("t",), actions=2))
+    findings.take(m.Done(outcome=m.Outcome.BUILT))
+    assert lines_of(findings) == []
+
+
+def test_warnings_stay_where_what_was_told_of_them_may_be_lost(tmp_path: Path) -> None:
+    findings = Findings(project_of(tmp_path, "a.cu"))
+    findings.begin()
+    warned(findings, 3, m.Outcome.BUILT)
+    findings.begin()
+    findings.take(m.Lagged(first=1, last=9))
+    findings.take(m.Done(outcome=m.Outcome.BUILT))
+    assert lines_of(findings) == [3]
+
+
+def test_warnings_of_a_run_whose_input_changed_are_those_of_the_next_one(tmp_path: Path) -> None:
+    findings = Findings(project_of(tmp_path, "a.cu"))
+    findings.begin()
+    warned(findings, 3, m.Outcome.CANCELLED)
+    warned(findings, 4, m.Outcome.BUILT)
+    assert lines_of(findings) == [4]
+
+
+def test_findings_of_a_file_that_was_removed_go_though_the_build_still_fails(tmp_path: Path) -> None:
+    findings = Findings(project_of(tmp_path, "a.cu"))
+    findings.begin()
+    warned(findings, 3, m.Outcome.FAILED)
+    (tmp_path / "a.cu").unlink()
+    findings.begin()
+    findings.take(m.Done(outcome=m.Outcome.FAILED))
+    assert lines_of(findings) == []

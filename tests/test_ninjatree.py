@@ -121,6 +121,23 @@ def test_an_error_is_told_with_its_command_and_its_place(folder: Path) -> None:
     assert not any("gcc" in body.text for body in told if isinstance(body, m.LogLine))
 
 
+@needs_gcc
+def test_what_may_mend_a_source_that_failed_is_watched(folder: Path) -> None:
+    """Also a header that another one includes, and a missing one wherever it would be."""
+    headers = {"include/x.h": '#include "sub/y.h"\n', "include/sub/y.h": '#include <stddef.h>\n#include "z.h"\n'}
+    write(folder, **headers)
+    tree = NinjaTree(str(folder / "build"), ["a.o"], ENVIRON)
+    tree.describe()
+    run(tree)
+    tree.describe()
+    assert {"include/x.h", "include/sub/y.h", "include/sub/z.h", "include/z.h", "include/sub"} <= names(tree)
+    assert not any(name.endswith("stddef.h") for name in names(tree)), "the compiler has it"
+    write(folder, **{"include/sub/z.h": "#define X 2\n"})
+    run(tree)
+    tree.describe()
+    assert "include/sub/z.h" in names(tree) and "include/z.h" not in names(tree)
+
+
 def test_a_target_that_is_not_there_and_a_folder_without_a_tree(folder: Path) -> None:
     tree = NinjaTree(str(folder / "build"), ["none"], ENVIRON)
     with pytest.raises(TreeError, match="unknown target 'none'"):
