@@ -328,6 +328,8 @@ class _Mounts:
 
     def __init__(self) -> None:
         self._poll = select.poll()
+        self._lock = threading.Lock()
+        """A poll object serves one thread at a time."""
         self._file = -1
         with contextlib.suppress(OSError):
             self._file = os.open(_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
@@ -336,7 +338,8 @@ class _Mounts:
 
     def have_changed(self) -> bool:
         """Since this was asked last."""
-        return bool(self._poll.poll(0))
+        with self._lock:
+            return bool(self._poll.poll(0))
 
     def close(self) -> None:
         file, self._file = self._file, -1

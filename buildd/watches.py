@@ -19,6 +19,7 @@ from buildd.building import Building
 from buildd.carried import Base, Carry, carry, is_whole, taken, watched_by
 from buildd.files import Files, Snapshot
 from buildd.hints import Hints
+from buildd.lessons import lesson_of
 from buildd.stamps import Mark
 from buildd.store import Store
 from buildd.watching import Watch
@@ -123,13 +124,16 @@ class Watches:
         if not self._watches or building.request.mode not in (m.Mode.BUILD, m.Mode.WARM):
             return
         name = uptodate.name_of(building.request)
+        if name not in self._names.values():
+            return
+        lesson = await self._in_pool(lesson_of, building)
         for request_id, watch in list(self._watches.items()):
             if self._names.get(request_id) == name:
                 async with self._looking:
                     before = watch.contents.keys(), watch.folders
-                    await self._in_pool(watch.learn, building, outcome)
+                    came = await self._in_pool(watch.learn, lesson, outcome)
                     await self._rearm()
-                    self._tell(watch, await self._in_pool(watch.came_unseen))
+                    self._tell(watch, came | await self._in_pool(watch.came_unseen))
                     if before != (watch.contents.keys(), watch.folders):
                         # What counts only now may have changed before somebody looked for that.
                         self._tell(watch, await self._in_pool(watch.changed_anywhere))
@@ -361,12 +365,19 @@ class Watches:
             await asyncio.sleep(pause_s)
             took_s = 0.0
             for watch in list(self._watches.values()):
-                began_s = time.monotonic()
                 async with self._looking:
-                    found = await self._in_pool(watch.came_unseen)
-                    if not await self._in_pool(watch.unmoved):
-                        await self._look_everywhere(watch, found)
-                    else:
+                    found, is_unmoved, cpu_s = await self._in_pool(_swept, watch)
+                    if is_unmoved:
                         self._tell(watch, found)
-                took_s += time.monotonic() - began_s
+                    else:
+                        await self._look_everywhere(watch, found)
+                took_s += cpu_s
             pause_s = max(SWEEP_S, took_s / SWEEP_SHARE)
+
+
+def _swept(watch: Watch) -> tuple[dict[str, None], bool, float]:
+    """What came unseen, whether all else is as it was, and the CPU seconds of this thread: what others on the machine
+    make it wait is no reason to look less often."""
+    began_s = time.thread_time()
+    found, is_unmoved = watch.came_unseen(), watch.unmoved()
+    return found, is_unmoved, time.thread_time() - began_s

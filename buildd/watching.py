@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from buildd import sweep, uptodate
-from buildd.building import Building
 from buildd.eventlog import RequestLog
 from buildd.files import LARGE_BYTES, Files, appeared_since
 from buildd.includes import mentioned
+from buildd.lessons import Lesson, named_in
 from buildd.store import Store
-from codegen.plan import Action, Plan
+from codegen.plan import Plan
 from protocol import messages as m
 
 MOST_NAMED = 50
@@ -107,7 +107,7 @@ class Watch:
             self._widen()
         else:
             self._describe(plan)
-            known.update(dict.fromkeys(map(self._absolute, self._inputs(plan))))
+            known.update(dict.fromkeys(map(self._absolute, named_in(plan, self._absolute))))
             record = uptodate.recorded(self.store, self.request)
             tools = {file.path for tool in plan.tools for file in tool.files}
             if record is not None:
@@ -116,52 +116,44 @@ class Watch:
         self.contents = {path: self._digest(path) for path in known if self._counts(path)}
         self.settle()
 
-    def learn(self, building: Building, outcome: m.Outcome) -> None:
-        """Take on what a build of these targets has seen."""
-        plan, snapshot = building.plan, building.snapshot
+    def learn(self, lesson: Lesson, outcome: m.Outcome) -> dict[str, None]:
+        """Take on what a build of these targets has seen.
+
+        Returns:
+            Files that came since it began to folders of which nobody knew until now that new names count there.
+        """
+        before = self._listings
         self.is_planned, self._narrow = True, None
-        self._describe(plan)
+        self._describe(lesson.plan)
         if outcome is not m.Outcome.CANCELLED:
             self._failed = outcome is not m.Outcome.BUILT
-        self.fresh = {path for path in self.fresh if self._told.get(path, 0.0) > building.begun_s}
-        known = dict.fromkeys(self._inputs(plan))
-        complete = outcome is m.Outcome.BUILT
-        unknown: dict[tuple[str, ...], list[str]] = {}
-        unfiled: dict[str, tuple[str, ...]] = {}
-        for action in plan.actions:
-            used = building.lookup.used_by(action)
-            if used is None and action.name in building.was_read:
-                used = unfiled[action.name] = _read(building, action)
-            elif used is None:
-                unknown.setdefault((*action.search, *building.tool(action).search), []).extend(action.inputs)
-            complete = complete and used is not None
-            known.update(dict.fromkeys(used or ()))
-        seen: dict[str, m.Digest | None] = {}
+        self.fresh = {path for path in self.fresh if self._told.get(path, 0.0) > lesson.begun_s}
+        found: dict[str, m.Digest | None] = {}
         moved: dict[str, bool] = {}
-        for spelled in known:
+        for spelled in lesson.read:
             if self._counts(path := self._absolute(spelled)):
-                # By the name that the build knows it by: it must be the content that the build has seen, and what it
-                # looked at before an input changed under it is forgotten.
-                is_newer = self._told.get(path, 0.0) > building.begun_s
-                if path in self.contents and (is_newer or not snapshot.has_seen(spelled)):
-                    seen[path] = self.contents[path]
-                elif snapshot.has_seen(spelled):
-                    fact = snapshot.fact(spelled)
-                    seen[path] = None if fact is None else fact.digest
+                is_newer = self._told.get(path, 0.0) > lesson.begun_s
+                if spelled in lesson.seen and not (is_newer and path in self.contents):
+                    found[path] = lesson.seen[spelled]
+                elif path in self.contents:
+                    found[path] = self.contents[path]
                 else:
-                    seen[path] = self._digest_since(path, building.started_ns, moved)
-        for search, sources in unknown.items():
+                    found[path] = self._digest_since(path, lesson.started_ns, moved)
+        for search, sources in lesson.unknown.items():
             for path in mentioned(map(self._absolute, sources), list(map(self._absolute, search)), self._counts):
-                if path not in seen and path not in self.contents:
-                    seen[path] = self._digest_since(path, building.started_ns, moved)
-        folders = {*building.lookup.folders, *building.searched}
-        for action in plan.actions:
-            if action.name in unfiled:
-                folders.update(building.lookup.around(action, building.tool(action), unfiled[action.name]))
+                if path not in found and path not in self.contents:
+                    found[path] = self._digest_since(path, lesson.started_ns, moved)
         # What a build that failed has not read it would have read without the error.
-        self.contents = seen if complete else {**self.contents, **seen}
-        self._listings.update(os.path.normpath(snapshot.absolute(folder)) for folder in folders)
+        is_whole = outcome is m.Outcome.BUILT and lesson.is_whole
+        self.contents = found if is_whole else {**self.contents, **found}
+        self._listings.update(lesson.folders)
         self.settle()
+        came = (path for folder in self._listings - before for path in _files_in(folder))
+        return {
+            path: None
+            for path in came
+            if path not in self.contents and self._may_count(path) and appeared_since(path, lesson.started_ns, moved)
+        }
 
     def refused(self) -> None:
         """The project cannot be planned as it is, so any file of it may be what is missing."""
@@ -204,11 +196,6 @@ class Watch:
         self._listings = {path for path in map(self._absolute, plan.read) if os.path.isdir(path)}
         for action in plan.actions:
             self._listings.update(self._absolute(folder) for folder in action.search)
-
-    def _inputs(self, plan: Plan) -> Iterator[str]:
-        yield from (path for path in plan.read if not os.path.isdir(self._absolute(path)))
-        for action in plan.actions:
-            yield from action.inputs
 
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self.project, path))
@@ -396,15 +383,6 @@ def _entries(folder: str) -> list[str]:
         return [f"{folder}/{name}" for name in os.listdir(folder)]
     except OSError:
         return []
-
-
-def _read(building: Building, action: Action) -> tuple[str, ...]:
-    """What a run of an action read that is not declared, by the names that its request has for files."""
-    mine = os.path.realpath(building.store.scratch_folder()) + "/"
-    names = dict.fromkeys(map(building.lookup.normal, building.was_read[action.name]))
-    return tuple(
-        name for name in names if name not in action.inputs and not building.snapshot.absolute(name).startswith(mine)
-    )
 
 
 def _real_path(path: str, resolved: dict[str, str]) -> str:

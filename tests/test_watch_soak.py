@@ -1,4 +1,4 @@
-"""Random edits of a watched project: after each the watch tells what matters, and the next build is the right one.
+"""Random edits of a project with two watches: after each both tell what matters, and the next build is the right one.
 
 BUILDD_SOAK="FIRST:COUNT:STEPS" takes other seeds and more edits than the few of every day.
 """
@@ -10,17 +10,18 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from floor import Floor, Shop
+from floor import Floor, Shop, Story
 from test_watch import Watcher, built, clean, watching
 
 from buildd import watches
 from protocol import messages as m
 
+Build = Callable[[Shop, m.Request], Awaitable[Story]]
 FIRST, COUNT, STEPS = map(int, os.environ.get("BUILDD_SOAK", "3:2:10").split(":"))
 SOURCES = ("src/a.cu", "src/b.cu", "src/c.cu")
 HEADERS = ("include/x.h", "include/z.h", "include/sub/y.h", "first/x.h", "first/sub/y.h", "src/x.h", "src/sub/y.h")
@@ -221,16 +222,20 @@ def test_random_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 
     async def go() -> None:
         async with watching(floor) as (shop, watcher):
-            known = ""
+            known, several = "", (watcher, Watcher(shop))
+            await several[1].next(m.Watching)
             for _ in range(STEPS):
-                before, since = Model(floor.project), len(watcher.told())
+                before, since = Model(floor.project), [len(each.told()) for each in several]
                 editor.did.append(f"-- {before.library is not None} {sorted(before.read)}")
                 editor.edit()
                 after = Model(floor.project)
                 if known and not editor.silent and editor.random.random() < 0.5:
                     editor.did.append("told")
-                    await told(floor, watcher, since, before, after)
-                known = await right(shop, floor, after, known if editor.random.random() < 0.9 else "none")
+                    for each, number in zip(several, since, strict=True):
+                        await told(floor, each, number, before, after)
+                # Half of the edits come while the watches learn.
+                build = editor.random.choice((built, Shop.build))
+                known = await right(shop, floor, after, known if editor.random.random() < 0.9 else "none", build)
             if Model(floor.project).library is not None:
                 assert floor.library == await clean(floor)
 
@@ -241,10 +246,10 @@ def test_random_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
         raise
 
 
-async def right(shop: Shop, floor: Floor, model: Model, known: str) -> str:
+async def right(shop: Shop, floor: Floor, model: Model, known: str, build: Build) -> str:
     """A build makes what the model says; what is known then."""
     request = floor.request(known=m.RequestId(known))
-    story = await built(shop, request)
+    story = await build(shop, request)
     assert (story.done.outcome is m.Outcome.BUILT) == (model.library is not None), story.done
     if model.library is None:
         return known

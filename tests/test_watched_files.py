@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +20,9 @@ from floor import DEADLINE_S, Floor, Shop, fake_plan
 from test_watch import Watcher, built, settled, wait_for, watching
 
 from buildd import hints, watches
+from buildd.building import Building
+from buildd.watches import Watches
+from buildd.watching import Watch
 from codegen.plan import Knowledge, Plan, RequestError
 from protocol import messages as m
 
@@ -62,6 +67,63 @@ def test_headers_of_a_job_that_was_joined(floor: Floor) -> None:
             await watcher.next(m.Watching)
             floor.write(NESTED, "other\n")
             await watcher.changes({NESTED})
+
+    asyncio.run(go())
+
+
+@pytest.fixture
+def before_learning(monkeypatch: pytest.MonkeyPatch) -> dict[int, Callable[[], object]]:
+    """What happens just before a watch learns of a good build, by how many did so before."""
+    calls: dict[int, Callable[[], object]] = {}
+    numbers = itertools.count()
+    learn = Watch.learn
+
+    def learn_later(watch: Watch, lesson: Any, outcome: m.Outcome) -> dict[str, None]:
+        if outcome is m.Outcome.BUILT:
+            calls.get(next(numbers), lambda: None)()
+        return learn(watch, lesson, outcome)
+
+    monkeypatch.setattr(Watch, "learn", learn_later)
+    return calls
+
+
+def test_two_watches_learn_the_same_of_files_that_were_looked_at_afresh(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch, before_learning: dict[int, Callable[[], object]]
+) -> None:
+    """To find out where a header would shadow another one, the first to learn looks at what includes it."""
+    learn = Watches.learn
+
+    async def learn_after_a_change(self: Watches, building: Building, outcome: m.Outcome) -> None:
+        building.forget_inputs(building.plan.actions[0])  # as when an input changed under the last job
+        await learn(self, building, outcome)
+
+    monkeypatch.setattr(Watches, "learn", learn_after_a_change)
+    monkeypatch.setattr(watches, "BURST_S", 1.0)  # the save is told after that
+    before_learning[0] = lambda: floor.write("src/a.cu", "saved\n")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            other = Watcher(shop)
+            await other.next(m.Watching)
+            await built(shop, floor.request())
+            for each in (watcher, other):
+                await each.changes({"src/a.cu"})
+
+    asyncio.run(go())
+
+
+def test_what_came_before_it_was_known_that_new_names_count(
+    floor: Floor, before_learning: dict[int, Callable[[], object]]
+) -> None:
+    (floor.project / "first/sub").mkdir()
+    before_learning[0] = lambda: floor.write("first/sub/y.h", "shadows\n")
+
+    async def go() -> None:
+        async with watching(floor) as (shop, watcher):
+            await built(shop, floor.request())
+            await watcher.changes({"first/sub/y.h"})
+            await built(shop, floor.request())
+            assert sum(isinstance(body, m.Changed) for body in watcher.told()) == 1
 
     asyncio.run(go())
 
@@ -330,6 +392,7 @@ async def verified(shop: Shop, floor: Floor) -> None:
 MOUNTED = """
 import asyncio, subprocess, sys
 from pathlib import Path
+from typing import Any
 from tests.floor import Floor
 from tests.test_watch import built, settled, watching
 
