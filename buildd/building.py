@@ -359,14 +359,7 @@ class Building:
                 started_ns=self.started_ns,
                 finished_ns=time.time_ns(),
                 outcome=done.outcome,
-                summary=BuildSummary(
-                    hits=done.hits,
-                    misses=done.misses,
-                    failures=done.failures,
-                    wall_s=done.wall_s,
-                    saved_s=done.saved_s,
-                    message=done.message,
-                ),
+                summary=BuildSummary.of(done),
             ),
             events,
         )

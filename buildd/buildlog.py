@@ -13,7 +13,7 @@ import msgspec
 from buildd.database import Database
 from buildd.values import MAX_VALUE_BYTES, as_int, compress, decompress, seal, unseal
 from protocol.described import described
-from protocol.messages import BuildId, Outcome, RequestId
+from protocol.messages import BuildId, Done, Outcome, RequestId
 
 MOST_BUILDS = 200
 MOST_BYTES = 100 << 20
@@ -31,6 +31,19 @@ class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     message: str = ""
     command: str = ""
     """Of a `buildd run`, as in a shell; empty for requests."""
+
+    @classmethod
+    def of(cls, done: Done, *, command: str = "") -> BuildSummary:
+        """From the last event."""
+        return cls(
+            hits=done.hits,
+            misses=done.misses,
+            failures=done.failures,
+            wall_s=done.wall_s,
+            saved_s=done.saved_s,
+            message=done.message,
+            command=command,
+        )
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,15 +114,7 @@ def keep(
         started_ns=started_ns,
         finished_ns=finished_ns,
         outcome=done.outcome,
-        summary=BuildSummary(
-            hits=done.hits,
-            misses=done.misses,
-            failures=done.failures,
-            wall_s=done.wall_s,
-            saved_s=done.saved_s,
-            message=done.message,
-            command=line,
-        ),
+        summary=BuildSummary.of(done, command=line),
     )
     # The index alone is opened: the command has ended, and somebody waits.
     with contextlib.closing(Database(store, read_only=False, notice=lambda text: None)) as database:

@@ -116,6 +116,16 @@ def user() -> Iterator[Household]:
         assert household.end() == []
 
 
+@pytest.fixture(scope="module")
+def kept_user() -> Iterator[Household]:
+    """The same with a daemon that is up when a test begins."""
+    with short_folder() as folder:
+        household = Household(folder)
+        with kept_up(household):
+            yield household
+        assert household.end() == []
+
+
 @pytest.fixture
 def triton_user() -> Iterator[Household]:
     """A user whose programs compile Triton kernels, which then warns of nothing."""

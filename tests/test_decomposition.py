@@ -7,15 +7,13 @@ import importlib.util
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import short_folder
 
 from codegen.commandline import parse
 from codegen.foreign import steps_key
-from tests.foreign import Foreign, kept_up, prerequisites
+from tests.foreign import Foreign, prerequisites
 from tests.household import Household
 from tests.objects import anonymous, contents
 from tests.test_nvcc_steps import KERNEL
@@ -31,12 +29,8 @@ def test_what_is_asked_once_for_all_sources_outputs_and_depfiles() -> None:
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        with kept_up(household):
-            yield household
-        assert household.end() == []
+def user(kept_user: Household) -> Household:
+    return kept_user
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import short_folder
 
 from buildd.compiling import Delivery, Figures, decoded, encoded, make_rules, pieces
 from buildd.stamps import Folder, Stamps, listed_names
@@ -18,7 +16,7 @@ from codegen.foreign import MARK, Described, plan, sent_variables, system_folder
 from codegen.parsing import Depfile, HandThrough, Reason
 from codegen.plan import Tool
 from protocol import messages as m
-from tests.foreign import Foreign, kept_up
+from tests.foreign import Foreign
 from tests.household import Household
 from tests.toolkit import host_compiler
 
@@ -185,12 +183,8 @@ class Edited:
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        with kept_up(household):
-            yield household
-        assert household.end() == []
+def user(kept_user: Household) -> Household:
+    return kept_user
 
 
 @pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")

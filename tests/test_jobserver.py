@@ -102,14 +102,6 @@ class Project:
         return max(*self.seen(), *(int(line) for line in (self.folder / "most").read_text().split()))
 
 
-@pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        yield household
-        assert household.end() == []
-
-
 def run(user: Household, folder: Path, *command: str, path: str = "") -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "buildd", "run", "-j", str(JOBS), "--", *command],

@@ -8,7 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from serving import short_folder, wait_until
 
 from protocol.client import Client
 from protocol.messages import Queued
-from tests.foreign import Foreign, kept_up, prerequisites, same_files
+from tests.foreign import Foreign, prerequisites, same_files
 from tests.household import Household
 from tests.toolkit import host_compiler, make_toolkit
 
@@ -26,12 +26,8 @@ Make = Callable[..., Foreign]
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        with kept_up(household):
-            yield household
-        assert household.end() == []
+def user(kept_user: Household) -> Household:
+    return kept_user
 
 
 @pytest.fixture(scope="module")

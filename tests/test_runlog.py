@@ -7,29 +7,37 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from buildd import runlog
+from buildd.commands import run as commands_run
+from buildd.errors import StoreError
 from buildd.runlog import FailedCompiles
-from protocol.messages import Event, EventBody, Failed, FailureKind, JobId, LogLine, Planned, RequestId, Started
-from tests.foreign import Foreign, kept_up
+from protocol.messages import (
+    BuildFigures,
+    BuildId,
+    Event,
+    EventBody,
+    Failed,
+    FailureKind,
+    JobId,
+    LogLine,
+    Planned,
+    RequestId,
+    Started,
+)
+from tests.foreign import Foreign
 from tests.household import Household
-from tests.serving import short_folder
 from tests.toolkit import host_compiler
 
 needs_gcc = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
-    with short_folder() as folder:
-        household = Household(folder)
-        with kept_up(household):
-            yield household
-        assert household.end() == []
+def user(kept_user: Household) -> Household:
+    return kept_user
 
 
 @pytest.fixture
@@ -173,3 +181,15 @@ def test_nothing_is_noted_where_no_run_wants_it_and_what_a_killed_one_left_goes(
     (tmp_path / "left").rename(tmp_path / "answers" / runlog.FOLDER / "killed")
     with FailedCompiles(tmp_path, "next"):
         assert [path.name for path in (tmp_path / "answers" / runlog.FOLDER).iterdir()] == ["next"]
+
+
+def test_a_row_that_cannot_be_written_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("index.db: disk is full")
+
+    monkeypatch.setattr(runlog, "keep", refuse)
+    with FailedCompiles(tmp_path, "b") as failures:
+        commands_run._keep(tmp_path, BuildId("b"), ["make"], 0, 0, BuildFigures(hits=1), failures)
+    assert "`buildd log` does not know of this run: index.db: disk is full" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -128,8 +128,10 @@ def _keep(
         wall_s=max(0, time.time_ns() - started_ns) / 1e9,
         saved_s=figures.saved_s,
     )
-    with suppress(BuilddError, OSError):
+    try:
         runlog.keep(store, build, command, started_ns, summary(figures), done, failures.told())
+    except (BuilddError, OSError) as error:
+        print_note(f"`buildd log` does not know of this run: {error}")
 
 
 def _connected(environ: Mapping[str, str]) -> Client:
