@@ -252,12 +252,15 @@ class Hints:
                 if f"{folder.path}/".startswith(f"{path}/"):
                     self.leave(folder)
 
-    def lost(self, folder: Folder) -> None:
-        """A folder that is no longer there under its name. It is watched anew when somebody asks for it."""
+    def lost(self, folder: Folder) -> bool:
+        """A folder that is no longer there under its name; False where that is known. It is watched anew when somebody
+        asks for it."""
         with self._lock:
-            if self._folders.get(folder.path) is folder:
-                del self._folders[folder.path]
-                self._turns += 1
+            if self._folders.get(folder.path) is not folder:
+                return False
+            del self._folders[folder.path]
+            self._turns += 1
+            return True
 
     # ----------------------------------------------------------------
 
@@ -318,8 +321,7 @@ class Hints:
 
     def leave(self, folder: Folder) -> None:
         """Watch a folder no longer."""
-        self.lost(folder)
-        if self._notifier is not None:
+        if self.lost(folder) and self._notifier is not None:
             self._notifier.remove_callbacks([(folder.descriptor, CallbackId(id(folder)))])
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from test_watch import Watcher, built, settled, wait_for, watching
 
 from buildd import hints, watches
 from buildd.building import Building
+from buildd.hints import Hints
 from buildd.watches import Watches
 from buildd.watching import Watch
 from codegen.plan import Knowledge, Plan, RequestError
@@ -475,3 +477,13 @@ def test_what_comes_and_goes_where_nothing_gives_events(floor: Floor, monkeypatc
             await watcher.changes({"src/b.cu"})
 
     asyncio.run(go())
+
+
+def test_barriers_of_several_requests_at_once(tmp_path: Path) -> None:
+    found = Hints(lambda: None)
+    found.watch([str(tmp_path)])
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(lambda _: found.barrier(tmp_path), range(100)))
+    finally:
+        found.close()
