@@ -235,13 +235,14 @@ class Blobs:
         row = self._row(raw) if raw is not None else None
         if raw is None or row is None:
             return False
-        temporary = destination.parent / f".buildd-{os.getpid()}-{secrets.token_hex(6)}.tmp"
+        folder = os.path.dirname(destination)
+        temporary = os.path.join(folder, f".buildd-{os.getpid()}-{secrets.token_hex(6)}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             try:
                 fd = os.open(temporary, flags, 0o777 if executable else 0o666)
             except FileNotFoundError:
-                destination.parent.mkdir(parents=True, exist_ok=True)
+                os.makedirs(folder, exist_ok=True)
                 fd = os.open(temporary, flags, 0o777 if executable else 0o666)
             try:
                 with open(fd, "w+b", buffering=0) as file:
@@ -250,7 +251,8 @@ class Blobs:
                             write_all(file, chunk)
                 os.rename(temporary, destination)
             except BaseException:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
                 raise
         except BadBlob:
             self.drop_bad(raw)

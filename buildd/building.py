@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from buildd.steps import LookUp, NodeSpec
 from buildd.store import Counter, Result, Store
 from codegen.environment import Settings
 from codegen.moved import Roots
-from codegen.plan import Action, Plan, Resources, Steps, Tool
+from codegen.plan import Action, Output, Plan, Resources, Steps, Tool
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
@@ -105,6 +105,10 @@ class Building:
     """What each action's job took when it ran, as far as it is known here."""
     started: set[int] = field(default_factory=set)
     """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
+    keys: dict[str, m.Digest] = field(default_factory=dict)
+    """Of the results that actions were found to have, or got, by the actions' names."""
+    looked_again: bool = False
+    """Some inputs changed while it was built: what it has seen is not all of one moment."""
     scratch: str = ""
     """Private folder of made files that are not put into the project; made when first needed."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -240,17 +244,23 @@ class Building:
         made = dict(self.products)
         self.was_read |= self.lookup.discovered
         self.searched.update(self.lookup.folders)
+        self.looked_again = True
         self.renew()
         for path, product in made.items():
             self.snapshot.produced(path, product.digest)
 
     def take(self, action: Action, result: Result) -> bool:
         """Use a stored result: its outputs become products, and files where outputs are wanted."""
+        self.keys[action.name] = result.key
+        return self.put(action.outputs, result)
+
+    def put(self, outputs: Sequence[Output], result: Result) -> bool:
+        """As `take`, of outputs of any action; False where one of them is not in the store."""
         self.store.touch((result.key,))
         stored = {output.name: output for output in result.outputs}
-        if any(output.name not in stored for output in action.outputs):
+        if any(output.name not in stored for output in outputs):
             return False
-        for output in action.outputs:
+        for output in outputs:
             entry = stored[output.name]
             if not self._place(output.path, entry.digest, executable=output.executable):
                 return False
@@ -265,7 +275,6 @@ class Building:
         fact = self.files.fact(str(destination))
         if fact is not None and fact.digest == digest and usable(destination, executable):
             return True
-        destination.parent.mkdir(parents=True, exist_ok=True)
         return self.store.restore(digest, destination, executable=executable)
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
@@ -332,6 +341,7 @@ class Building:
 
     def published(self, result: Result) -> None:
         """A job of this request is stored."""
+        self.keys[result.action] = result.key
 
     def close(self) -> None:
         """Remove what was only needed while it was built."""

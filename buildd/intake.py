@@ -11,13 +11,14 @@ import logging
 import os
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from buildd import history, notes, prove, published, sweep, uptodate
+from buildd import history, notes, prove, published, restored, sweep, uptodate
 from buildd.building import Building
 from buildd.carried import Carry, take_over
 from buildd.compiles import Compiles
@@ -40,6 +41,8 @@ from protocol import messages as m
 
 _BUILDS = m.Digest(blake3(b"builds").hexdigest())
 """Name of the record with what builds came to."""
+_HEARD_S = 0.002
+"""So long after the last event of a build nothing is written down: a thread would keep the loop from sending it."""
 _NOTHING = Resources(cpus=0, memory_bytes=0, wall_s=0.0)
 """What an action needs that nobody runs."""
 _log = logging.getLogger(__name__)
@@ -94,6 +97,8 @@ class Intake:
         self._store_limit_bytes = store_limit_bytes
         self._make = make
         self._opening = asyncio.Lock()
+        self._recording: dict[m.Digest, asyncio.Event] = {}
+        """Builds that were answered, and whose records are not written yet."""
         self.watches = Watches(in_pool)
 
     async def receive(
@@ -125,13 +130,8 @@ class Intake:
         building = Building(request, log, opened.store, opened.files, opened.notebook, opened.surveys)
         building.settled_s = self.watches.settled_s(request, building.begun_s)
         building.mark = self.watches.mark(request)
-        if uptodate.may_use(request) and self.watches.may_be_brief(request):
-            record = await self.watches.still_true(opened.store, opened.files, request)
-            if record is not None and not to_measure(record.unmeasured, request.measures):
-                uptodate.tell(record, building)
-                self.watches.stood(request)
-                await self._in_pool(building.keep_log)
-                return None
+        if uptodate.may_use(request) and self.watches.may_be_brief(request) and await self._stands(opened, building):
+            return None
         try:
             plan = await self._plan_or_last(opened, building)
             if plan.recompile is Recompile.NEVER and request.mode is m.Mode.BUILD:
@@ -154,6 +154,56 @@ class Intake:
             await self._in_pool(prove.answer, building, [] if found is None else found)
             return None
         return building
+
+    async def _stands(self, opened: OpenStore, building: Building) -> bool:
+        """Whether a request was answered from the record of the last one."""
+        request = building.request
+        await self._wait_for_record(request)
+        if self.watches.has(request):
+            record = await self.watches.still_true(opened.store, opened.files, request)
+            found = None if record is None else uptodate.Standing(record, complete=True)
+        else:
+            found = await self._in_pool(uptodate.standing, opened.store, opened.files, request)
+        if found is None or to_measure(found.record.unmeasured, request.measures):
+            return False
+        if found.complete:
+            uptodate.tell(found.record, building)
+            self.watches.stood(request)
+        else:
+            results = await restored.put_back(building, found.record, self._in_pool)
+            if results is None:
+                return False
+            with self.recording(request):
+                restored.tell(found.record, results, building)
+                await self.heard(request)
+                await self._in_pool(restored.keep_again, building, found.record)
+        await self._in_pool(building.keep_log)
+        return True
+
+    @contextmanager
+    def recording(self, request: m.Request) -> Iterator[None]:
+        """The last event of a build is told, and then its record is written: whoever asks the same meanwhile waits."""
+        if not uptodate.may_use(request):
+            yield
+            return
+        name = uptodate.name_of(request)
+        over = self._recording[name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            if self._recording.get(name) is over:
+                del self._recording[name]
+            over.set()
+
+    async def heard(self, request: m.Request) -> None:
+        """Wait until the last event of a build is on its way."""
+        if uptodate.may_use(request):
+            await asyncio.sleep(_HEARD_S)
+
+    async def _wait_for_record(self, request: m.Request) -> None:
+        over = self._recording.get(uptodate.name_of(request)) if self._recording else None
+        if over is not None:
+            await over.wait()
 
     async def plan(self, request: m.Request) -> Plan:
         """The plan of a request, and nothing more. Raises RequestError, BuilddError."""

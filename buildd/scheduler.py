@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from buildd import uptodate
+from buildd import restored
 from buildd.admission import Ask, Budget, Running
 from buildd.arrivals import Arrivals
 from buildd.building import OUR_FAULT, Building
@@ -393,21 +393,14 @@ class Scheduler:
             for artifact in building.artifacts():
                 building.log.append(artifact)
         building.tell_progress(0, "", 0.0)
-
-        def work() -> None:
-            building.close()
-            building.notebook.write()
-            if complete.outcome is m.Outcome.BUILT:
-                building.remember() if isinstance(building, Compiling) else uptodate.keep(building)
-            building.files.save()
-
-        try:
-            await self._in_pool(work)
-        except Exception:  # the edge: what is written here only saves time, and the build is done
-            _log.exception("what is known of %s was not kept", complete.request)
         failures = f"{building.counts.failures} of {len(building.plan.actions)} actions failed"
-        with self.intake.watches.ending(complete.request):
+        with self.intake.watches.ending(complete.request), self.intake.recording(building.request):
             building.tell_done(complete.outcome, message=failures if complete.outcome is m.Outcome.FAILED else "")
+            await self.intake.heard(building.request)
+            try:
+                await self._in_pool(_keep, building, complete.outcome)
+            except Exception:  # the edge: what is written here only saves time, and the build is done
+                _log.exception("what is known of %s was not kept", complete.request)
             await self._in_pool(building.keep_log)
             await self.intake.watches.learn(building, complete.outcome)
 
@@ -488,3 +481,12 @@ class Scheduler:
             _log.error(
                 "a task of the scheduler failed; what led here:\n%s", self.state.story, exc_info=task.exception()
             )
+
+
+def _keep(building: Building, outcome: m.Outcome) -> None:
+    """Write down what was learned from a request that was built."""
+    building.close()
+    building.notebook.write()
+    if outcome is m.Outcome.BUILT:
+        building.remember() if isinstance(building, Compiling) else restored.keep(building)
+    building.files.save()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -17,6 +19,7 @@ from buildd.building import Building
 from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.store import Store
+from buildd.surroundings import Above, folders_above, names_in
 from codegen.environment import TOOL_PATH, user_file
 from codegen.plan import Recompile, Unmeasured
 from protocol import messages as m
@@ -30,7 +33,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     stamps: bytes
     """Five 64-bit numbers a file, see `files.Stamp` and `sweep.packed`."""
     folders: list[tuple[bytes, int]]
-    """Folders whose listing mattered, with `Snapshot.folder_stamp`."""
+    """Folders whose listing mattered, with `Snapshot.folder_stamp`, or `_NO_STAMP` where only `around` tells."""
     young: list[tuple[bytes, str]]
     """Files too young for their stamp to be trusted, with their digest: read once more by the next request."""
     targets: tuple[str, ...]
@@ -40,8 +43,25 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     artifacts: list[m.Artifact]
     unmeasured: tuple[Unmeasured, ...] = ()
     """Of the plan: whoever can measure that is not answered from here."""
+    made: int = 0
+    """How many of the files are outputs: the last ones."""
+    results: str = ""
+    """Name of the list of results that the outputs came from, see `restored`; empty where there is none."""
+    around: dict[int, str] = {}
+    """Place of a folder above outputs in `folders` -> `surroundings.names_in` of it: outputs come and go there."""
 
 
+class Standing(NamedTuple):
+    """A record whose inputs are as they were."""
+
+    record: Record
+    complete: bool
+    """So are its outputs: there is nothing to do."""
+
+
+_NO_STAMP = -2
+"""In the place of a folder's stamp that was too young: none is equal to it."""
+_STAMP_BYTES = 8 * sweep.FIELDS
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
@@ -78,25 +98,59 @@ def recorded(store: Store, request: m.Request) -> Record | None:
 
 def still_true(store: Store, files: Files, request: m.Request) -> Record | None:
     """The record of a request if every stamp in it still holds. In a worker thread."""
+    found = standing(store, files, request)
+    return found.record if found is not None and found.complete else None
+
+
+def standing(store: Store, files: Files, request: m.Request) -> Standing | None:
+    """The record of a request if all that its outputs were made of is as it was. In a worker thread."""
     record = recorded(store, request)
     if record is None:
         return None
-    if not sweep.sweep_of(store.folder).all_equal(record.paths, record.stamps):
+    inputs = len(record.paths) - record.made
+    sweeps = sweep.sweep_of(store.folder)
+    if not sweeps.all_equal(record.paths[:inputs], record.stamps[: inputs * _STAMP_BYTES]):
         return None
-    snapshot = Snapshot(files, "/")
-    for folder, seen in record.folders:
-        if snapshot.folder_stamp(os.fsdecode(folder)) != seen:
-            return None
+    stamped = _folders_now(record, Snapshot(files, "/"), record.paths[inputs:])
+    if stamped is None:
+        return None
+    is_news = stamped != record.folders
+    record = msgspec.structs.replace(record, folders=stamped) if is_news else record
+    complete = sweeps.all_equal(record.paths[inputs:], record.stamps[inputs * _STAMP_BYTES :])
     if record.young:
-        for path, digest in record.young:
-            fact = files.fact(os.fsdecode(path))
-            if fact is None or fact.digest != digest:
-                return None
-        now_ns = files.now_ns()
-        still = [(p, d) for p, d in record.young if not _trusted(os.fsdecode(p), now_ns)]
+        looked_ns = files.now_ns()
+        outputs = frozenset(record.paths[inputs:])
+        if not all(_holds(files, path, digest) for path, digest in record.young if path not in outputs):
+            return None
+        complete = complete and all(_holds(files, path, digest) for path, digest in record.young if path in outputs)
+        still = [(path, digest) for path, digest in record.young if not _trusted(os.fsdecode(path), looked_ns)]
         if len(still) < len(record.young):
-            store.save_record(name_of(request), msgspec.msgpack.encode(msgspec.structs.replace(record, young=still)))
-    return record
+            record, is_news = msgspec.structs.replace(record, young=still), True
+    if complete and is_news:
+        save(store, request, record)
+    return Standing(record, complete)
+
+
+def _folders_now(record: Record, snapshot: Snapshot, outputs: Sequence[bytes]) -> list[tuple[bytes, int]] | None:
+    """The folders with their stamps of now; None where a name came or went that is no output."""
+    found = []
+    above: Above | None = None
+    for index, (folder, seen) in enumerate(record.folders):
+        place = os.fsdecode(folder)
+        stamp = snapshot.folder_stamp(place)
+        if stamp != seen:
+            if index not in record.around:
+                return None
+            above = above or folders_above(map(os.fsdecode, outputs))
+            if names_in(place, above) != record.around[index]:
+                return None
+        found.append((folder, seen if stamp == -1 else stamp))
+    return found
+
+
+def _holds(files: Files, path: bytes, digest: str) -> bool:
+    fact = files.fact(os.fsdecode(path))
+    return fact is not None and fact.digest == digest
 
 
 def _trusted(path: str, now_ns: int) -> bool:
@@ -104,59 +158,72 @@ def _trusted(path: str, now_ns: int) -> bool:
     return stamp is not None and trustworthy(stamp, now_ns)
 
 
-def keep(building: Building) -> None:
-    """Write the record of a request that was just built, if all of it can be told from stamps. In a worker thread.
+def save(store: Store, request: m.Request, record: Record) -> None:
+    """Write a record down. In a worker thread."""
+    store.save_record(name_of(request), msgspec.msgpack.encode(record))
+    if not store.read_only:
+        sweep.sweep_of(store.folder).expect(len(record.paths))
 
-    Not kept: results that could not be stored, output of tools that a hit has to say again, a folder that changed just
-    now (the next request keeps it then).
+
+def record_of(building: Building, results: str = "") -> Record | None:
+    """The record of a request that was just built; None where not all of it can be told from stamps. In a worker
+    thread.
+
+    That is so with results that could not be stored, output of tools that a hit has to say again, a folder that changed
+    just now (the next request has a record then).
+
+    Args:
+        results: as the record has it.
     """
     lookup, snapshot = building.lookup, building.snapshot
     if building.said_something or not building.writes_outputs or building.plan.recompile is not Recompile.BY_CONTENT:
-        return
-    if any(action.uncacheable for action in building.plan.actions):
-        return
+        return None
+    if building.looked_again or any(action.uncacheable for action in building.plan.actions):
+        return None
     now_ns = building.files.now_ns()
     paths: list[bytes] = []
     stamps = bytearray()
     young: list[tuple[bytes, str]] = []
+    moved: dict[str, bool] = {}
     used: dict[str, None] = {}
     for action in building.plan.actions:
         discovered = lookup.used_by(action)
         if discovered is None:
-            return
+            return None
         used.update(dict.fromkeys((*action.inputs, *discovered)))
-    for path in (*used, *(file.path for tool in building.plan.tools for file in tool.files)):
+    generated = (file.path for file in building.plan.files)
+    for path in (*used, *generated, *(file.path for tool in building.plan.tools for file in tool.files)):
         if path in building.products:
             continue
+        # Whoever asked may have heard the end already, and changed what nobody has looked at.
+        if not snapshot.has_seen(path) and not held(snapshot.absolute(path), building.started_ns, moved):
+            return None
         fact = snapshot.fact(path)
         if fact is None:
-            return
+            return None
         _add(snapshot.absolute(path), fact.stamp, fact.digest, now_ns, paths, stamps, young)
-    for path, product in building.products.items():
-        known = snapshot.seen(path)  # as it was put there, not as it may have become
-        if known is None or known[0] is None or known[0].stamp.size != product.size_bytes:
-            return
-        _add(snapshot.absolute(path), known[0].stamp, product.digest, now_ns, paths, stamps, young)
     folders = dict(lookup.folders)
-    moved: dict[str, bool] = {}
     for path in (*building.plan.read, *searched(building.request)):
         # These were read for the plan, before anybody took their stamps.
         if not held(path, building.started_ns, moved):
-            return
+            return None
         stamp = stamp_of(path)
         if stamp is not None:
             fact = snapshot.fact(path)
             if fact is None:
-                return
+                return None
             _add(path, fact.stamp, fact.digest, now_ns, paths, stamps, young)
         else:
             folders[path] = snapshot.folder_stamp(path)
-    if -1 in folders.values():
-        return
-    record = Record(
+    if not _add_outputs(building, now_ns, paths, stamps, young):
+        return None
+    around = _around(building, folders)
+    if any(stamp == -1 and index not in around for index, stamp in enumerate(folders.values())):
+        return None
+    return Record(
         paths,
         bytes(stamps),
-        [(os.fsencode(snapshot.absolute(folder)), stamp) for folder, stamp in folders.items()],
+        [(os.fsencode(snapshot.absolute(f)), _NO_STAMP if stamp == -1 else stamp) for f, stamp in folders.items()],
         young,
         building.plan.targets,
         len(building.plan.actions),
@@ -164,10 +231,49 @@ def keep(building: Building) -> None:
         building.plan.notices,
         building.artifacts(),
         building.plan.unmeasured,
+        len(building.products),
+        results,
+        around,
     )
-    building.store.save_record(name_of(building.request), msgspec.msgpack.encode(record))
-    if not building.store.read_only:
-        sweep.sweep_of(building.store.folder).expect(len(paths))
+
+
+def _around(building: Building, folders: Mapping[str, int]) -> dict[int, str]:
+    """What is in the folders above outputs, where it is what was there when their stamps were taken."""
+    snapshot = building.snapshot
+    above = folders_above(map(snapshot.absolute, building.products))
+    found = {}
+    for index, (folder, stamp) in enumerate(folders.items()):
+        place = snapshot.absolute(folder)
+        if os.path.normpath(place) in above and (names := names_in(place, above, complete=True)):
+            # Looked at before it is compared with what was seen: it may be changed at any moment.
+            now = Snapshot(building.files, "/").folder_stamp(place)
+            if snapshot.as_listed(folder) if stamp == -1 else now == stamp:
+                found[index] = names
+    return found
+
+
+def with_outputs_of(building: Building, record: Record) -> Record | None:
+    """A record whose outputs were just put there anew; None where one is not as it was put there."""
+    inputs = len(record.paths) - record.made
+    outputs = frozenset(record.paths[inputs:])
+    paths, stamps = record.paths[:inputs], bytearray(record.stamps[: inputs * _STAMP_BYTES])
+    young = [(path, digest) for path, digest in record.young if path not in outputs]
+    if not _add_outputs(building, building.files.now_ns(), paths, stamps, young):
+        return None
+    return msgspec.structs.replace(record, paths=paths, stamps=bytes(stamps), young=young, made=len(building.products))
+
+
+def _add_outputs(
+    building: Building, now_ns: int, paths: list[bytes], stamps: bytearray, young: list[tuple[bytes, str]]
+) -> bool:
+    """Add what was made; False where one is not as it was put there."""
+    snapshot = building.snapshot
+    for path, product in building.products.items():
+        known = snapshot.seen(path)  # as it was put there, not as it may have become
+        if known is None or known[0] is None or known[0].stamp.size != product.size_bytes:
+            return False
+        _add(snapshot.absolute(path), known[0].stamp, product.digest, now_ns, paths, stamps, young)
+    return True
 
 
 def held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:

@@ -1,0 +1,227 @@
+"""Outputs that are gone and whose inputs stand are put back without a plan, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from buildd import collect
+from buildd.eventlog import RequestLog
+from buildd.store import Store
+from buildd.surroundings import folders_above, names_in
+from codegen.plan import GeneratedFile, Knowledge, Plan
+from protocol import messages as m
+from tests.floor import Floor, Shop, Story, fake_plan
+from tests.test_soundness import build, built, clean, settle
+
+plans = 0
+
+
+def counted(request: m.Request, knowledge: Knowledge) -> Plan:
+    """The project's own folder is searched too: outputs come and go in it."""
+    global plans
+    plans += 1
+    plan = fake_plan(request, knowledge)
+    *compiles, link = plan.actions
+    compiles = [
+        msgspec.structs.replace(each, argv=(*each.argv, "-I", "."), search=(*each.search, ".")) for each in compiles
+    ]
+    notes = GeneratedFile(path="made/notes.txt", content=b"for people\n")
+    return msgspec.structs.replace(plan, actions=(*compiles, link), files=(notes,))
+
+
+@pytest.fixture
+def floor(tmp_path: Path) -> Floor:
+    floor = Floor(tmp_path, make=counted)
+    floor.write("include/x.h", "x\n")
+    floor.write("src/a.cu", '#include "x.h"\na\n')
+    floor.write("src/b.cu", "b\n")
+    build(floor)
+    return floor
+
+
+def gone(floor: Floor) -> None:
+    shutil.rmtree(floor.project / "build")
+
+
+@contextmanager
+def planned(times: int) -> Iterator[None]:
+    before = plans
+    yield
+    assert plans - before == times
+
+
+def assert_hits(story: Story) -> None:
+    done = story.done
+    assert (done.outcome, done.hits, done.misses, done.message) == (m.Outcome.BUILT, 3, 0, ""), story
+
+
+def test_outputs_that_are_gone_are_put_back_without_a_plan(floor: Floor) -> None:
+    long_way = build(floor)
+    left = {path.name: path.read_bytes() for path in (floor.project / "build").iterdir()}
+    gone(floor)
+    with planned(0):
+        story = build(floor)
+    assert_hits(story)
+    assert {path.name: path.read_bytes() for path in (floor.project / "build").iterdir()} == left
+    assert sorted(hit.action for hit in story.of(m.CacheHit)) == ["a.cu.o", "all.so", "b.cu.o"]
+    assert story.of(m.Artifact) == long_way.of(m.Artifact)
+    assert story.done.saved_s > 0 and story.of(m.Planned)[0].actions == 3
+    with Store.open(floor.store) as store:
+        last = store.builds()[0]
+        assert last.targets == ("all",) and last.summary.hits == 3
+    with planned(0):
+        assert build(floor).done.message == "nothing to do"
+
+
+def test_what_is_as_it_should_be_is_not_written_again(floor: Floor) -> None:
+    kept, lost = floor.project / "build/b.cu.o", floor.project / "build/a.cu.o"
+    inode = kept.stat().st_ino
+    lost.write_text("tampered")
+    with planned(0):
+        assert_hits(build(floor))
+    assert kept.stat().st_ino == inode and built(floor) == clean(floor)
+
+
+def test_the_folder_of_outputs_may_come_and_go_in_one_that_is_searched(floor: Floor) -> None:
+    """Its stamp is another one then, and its names are looked at: as after `rm -rf build` in the project's folder."""
+    for _ in range(3):
+        shutil.rmtree(floor.project / "build")
+        with planned(0):
+            assert_hits(build(floor))
+        assert built(floor) == clean(floor)
+    with planned(0):
+        assert build(floor).done.message == "nothing to do"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda floor: floor.write("include/x.h", "y\n"),
+        lambda floor: floor.write("first/x.h", "found first\n"),
+        lambda floor: floor.write("src/c.cu", "c\n"),
+        lambda floor: (floor.project / "made/notes.txt").unlink(),
+        lambda floor: floor.write("unrelated", "beside the folder of outputs, where headers are searched\n"),
+    ],
+    ids=["input", "shadowing", "source", "generated", "name"],
+)
+def test_whatever_else_changed_takes_a_plan(floor: Floor, change: Callable[[Floor], object]) -> None:
+    gone(floor)
+    change(floor)
+    with planned(1):
+        assert build(floor).done.outcome is m.Outcome.BUILT
+    assert built(floor) == clean(floor)
+    assert (floor.project / "made/notes.txt").read_text() == "for people\n"
+
+
+def test_results_that_were_flushed_are_made_again(floor: Floor) -> None:
+    with Store.open(floor.store) as store:
+        assert collect.flush(store, "a.cu*").results == 1
+    gone(floor)
+    story = build(floor)
+    assert story.ran() == ["a.cu.o"] and story.done.hits == 2, story
+    assert built(floor) == clean(floor)
+
+
+def test_a_damaged_output_in_the_store_is_made_again(floor: Floor) -> None:
+    with Store.open(floor.store) as store:
+        store.database.transact(lambda index: index.execute("UPDATE blobs SET data = zeroblob(20)"))
+    gone(floor)
+    story = build(floor)
+    assert len(story.ran()) == 3 and len(story.of(m.CacheHit)) == 0, story
+    assert built(floor) == clean(floor)
+
+
+def test_a_lost_list_of_results_takes_a_plan(floor: Floor) -> None:
+    with Store.open(floor.store) as store:
+        lists = [name for (name,) in store.database.rows("SELECT name FROM records") if store.record(name.hex())]
+        lists = [name for name in lists if b"a.cu.o" in (store.record(name.hex()) or b"") and name]
+        store.database.transact(
+            lambda index: [index.execute("DELETE FROM records WHERE name = ?", (name,)) for name in lists[:1]]
+        )
+    gone(floor)
+    assert_hits(build(floor))
+    assert built(floor) == clean(floor)
+
+
+@pytest.mark.parametrize("path", ["include/x.h", "src/a.cu", "src/new.cu", "first/x.h"])
+def test_what_is_saved_when_the_end_is_told_is_built_next(floor: Floor, path: str) -> None:
+    """The record of a build is written after its last event: it must be of what the build has seen."""
+
+    async def saved_at_the_end(request: m.Request) -> None:
+        async with Shop(floor) as shop:
+            log = RequestLog(request.request_id)
+            log.listen(lambda event: floor.write(path, "saved\n") if isinstance(event.body, m.Done) else None)
+            shop.scheduler.submit(request, log)
+            await shop.finish(log)
+
+    for recache in (True, False):
+        gone(floor)
+        settle(floor)
+        asyncio.run(saved_at_the_end(floor.request(recache=recache)))
+        build(floor)
+        assert built(floor) == clean(floor), path
+        floor.write(path, "again\n")
+        build(floor)
+        assert built(floor) == clean(floor), path
+
+
+def test_who_asks_right_after_the_end_finds_its_record(floor: Floor) -> None:
+    async def twice() -> None:
+        async with Shop(floor) as shop:
+            assert_hits(await shop.build(floor.request()))
+            assert (await shop.build(floor.request())).done.message == "nothing to do"
+
+    gone(floor)
+    settle(floor)
+    with planned(0):
+        asyncio.run(twice())
+
+
+# ---------------------------------------------------------------- what is beside outputs
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("include", "build/obj"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("a.h", "build/obj/a.o"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("include")
+    return tmp_path
+
+
+def test_outputs_come_and_go_and_nothing_else(project: Path) -> None:
+    above = folders_above([f"{project}/build/obj/a.o", f"{project}/build/obj/b.o"])
+    before = names_in(str(project), above, complete=True)
+    assert before and names_in(f"{project}/.", above) == before
+    shutil.rmtree(project / "build")
+    assert names_in(str(project), above) == before
+    assert names_in(str(project), above, complete=True) == ""
+    assert names_in(f"{project}/build", above) == ""
+
+
+@pytest.mark.parametrize("what", ["file", "removed", "folder", "link", "output"])
+def test_every_other_name_counts_with_its_kind(project: Path, what: str) -> None:
+    above = folders_above([f"{project}/build/obj/a.o"])
+    before = names_in(str(project), above)
+    if what == "file":
+        (project / "b.h").touch()
+    elif what == "removed":
+        (project / "a.h").unlink()
+    elif what == "folder":
+        (project / "a.h").unlink()
+        (project / "a.h").mkdir()
+    elif what == "link":
+        (project / "link").unlink()
+        (project / "link").symlink_to("build")
+    else:
+        (project / "build").rename(project / "elsewhere")
+        (project / "build").symlink_to("include")
+    assert names_in(str(project), above) != before
