@@ -26,12 +26,12 @@ from typing import NoReturn
 
 from buildd import cli_client
 from buildd.cli_client import GO, SOCKET, STREAMS, TAKEN
-from buildd.identity import package_stamp
+from buildd.identity import as_marked, code_marks, package_stamp
 
 _IMPORTED = (
     *("argparse", "difflib", "buildd.commands.build", "buildd.commands.daemon_control", "buildd.commands.explain"),
     *("buildd.commands.log", "buildd.commands.measured_first", "buildd.commands.perform", "buildd.commands.warm"),
-    *("buildd.frameworks", "buildd.location", "buildd.ui.live", "protocol.autostart", "protocol.client"),
+    *("buildd.frameworks", "buildd.location", "buildd.ui.live", "locale", "protocol.autostart", "protocol.client"),
 )
 """What commands import when they need it."""
 _PR_SET_PDEATHSIG = 1
@@ -94,7 +94,7 @@ def _serve(place: str, lifeline: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the daemon's: it ends this process
     os.close(os.pidfd_open(os.getpid()))  # a kernel without them (before 5.3) is told now, not at the first command
-    stamp = package_stamp()
+    code = _Code()
     _warm_up()
     path = f"{place}/{SOCKET}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -102,13 +102,29 @@ def _serve(place: str, lifeline: int) -> None:
         listening.listen(_BACKLOG)
         os.rename(f"{path}.new", path)
         made = os.stat(path).st_ino
-        _take_commands(listening, lifeline, stamp)
+        _take_commands(listening, lifeline, code)
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == made:  # another daemon's may stand there by now
             os.unlink(path)
 
 
-def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
+class _Code:
+    """The code that this process has imported."""
+
+    def __init__(self) -> None:
+        self._marks = code_marks()
+        stamp = package_stamp()  # from the daemon's start, before anything was imported
+        self._stamp = stamp if package_stamp.__wrapped__() == stamp else ""
+
+    def stands(self) -> bool:
+        """Whether it is the code that a command would import now."""
+        if as_marked(self._marks):
+            return bool(self._stamp)
+        # Perhaps only Python has put a folder for bytecode into one of ours.
+        return package_stamp.__wrapped__() == self._stamp != ""
+
+
+def _take_commands(listening: socket.socket, lifeline: int, code: _Code) -> None:
     running: dict[int, int] = {}
     spare: _Spare | None = None
     wanted = False
@@ -128,7 +144,7 @@ def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
         elif not ready:
             wanted = False
             with contextlib.suppress(OSError):  # no room for it now: the next command's is made when that comes
-                spare = _spare(stamp, [listening.fileno(), lifeline, *running], ahead=True)
+                spare = _spare(code, [listening.fileno(), lifeline, *running], ahead=True)
         for descriptor in ready.intersection(running):
             waiting.unregister(descriptor)
             os.close(descriptor)
@@ -140,7 +156,7 @@ def _take_commands(listening: socket.socket, lifeline: int, stamp: str) -> None:
                 if not (spare and spare.use(connection)):
                     if spare:
                         spare.dismiss()
-                    spare = _spare(stamp, [listening.fileno(), lifeline, connection.fileno(), *running], ahead=False)
+                    spare = _spare(code, [listening.fileno(), lifeline, connection.fileno(), *running], ahead=False)
                     spare.use(connection)
             descriptor = os.pidfd_open(spare.pid)
             running[descriptor] = spare.pid
@@ -167,7 +183,7 @@ class _Spare:
         os.waitpid(self.pid, 0)
 
 
-def _spare(stamp: str, foreign: Sequence[int], *, ahead: bool) -> _Spare:
+def _spare(code: _Code, foreign: Sequence[int], *, ahead: bool) -> _Spare:
     """Fork a process that runs one command.
 
     Args:
@@ -190,7 +206,7 @@ def _spare(stamp: str, foreign: Sequence[int], *, ahead: bool) -> _Spare:
         os._exit(0)
     libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     its.close()
-    _run(socket.socket(fileno=passed[0]), stamp)
+    _run(socket.socket(fileno=passed[0]), code)
 
 
 def _own_memory(libc: ctypes.CDLL) -> None:
@@ -208,21 +224,37 @@ def _warm_up() -> None:
     """Import what commands need, and keep the garbage collector from touching, and so copying, what is shared."""
     for name in _IMPORTED:
         importlib.import_module(name)
-    from codegen import environment
-
-    environment.select({})
+    _use_once()
     gc.collect()
     gc.freeze()
 
 
-def _run(connection: socket.socket, stamp: str) -> NoReturn:
+def _use_once() -> None:
+    """Have made what is made at first use: the table of variables, decoders, patterns, each a millisecond or so."""
+    from buildd.commands import common, request
+    from codegen import environment
+    from protocol import endpoint, places, wire
+    from protocol.described import described
+    from protocol.messages import Accepted, Pong
+
+    environment.find("")
+    described(endpoint.Endpoint)
+    wire.decode_from_daemon(wire.encode(Pong()))
+    wire.decode_from_control(wire.encode(Accepted()))
+    places.place_name()
+    parser = common.parser("", "")
+    request.add_request_arguments(parser)
+    parser.parse_args([])
+
+
+def _run(connection: socket.socket, code: _Code) -> NoReturn:
     """Be the process of one command."""
     status = b""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):  # the daemon may have begun with some ignored
             signal.signal(number, signal.SIG_DFL)
-        arguments = _taken(connection, stamp)
+        arguments = _taken(connection, code)
         if arguments is not None:
             from buildd.cli import main
 
@@ -238,13 +270,13 @@ def _run(connection: socket.socket, stamp: str) -> NoReturn:
             os._exit(0)
 
 
-def _taken(connection: socket.socket, stamp: str) -> list[str] | None:
+def _taken(connection: socket.socket, code: _Code) -> list[str] | None:
     """Become what the caller is, and return its arguments; None where it has to run its command itself."""
     connection.settimeout(_READ_S)
     data, descriptors = _received(connection)
     fields = data.split(b"\0")
     mine = cli_client.identity()
-    if len(descriptors) != 4 or fields[: len(mine)] != mine or not stamp or package_stamp() != stamp:
+    if len(descriptors) != 4 or fields[: len(mine)] != mine or not code.stands():
         connection.sendall(b"\0" * 5)
         return None
     connection.sendall(TAKEN + os.getpid().to_bytes(4, "little"))

@@ -45,6 +45,27 @@ def package_stamp() -> str:
     return sha256(repr(facts).encode(errors="surrogateescape")) if newest_ns < time.time_ns() - YOUNG_NS else ""
 
 
+def code_marks() -> tuple[tuple[str, int, int], ...]:
+    """Our source files and the folders that they are in, each with its inode and the time of its last change."""
+    files = [path for _, path in _sources()]
+    folders = dict.fromkeys(os.path.dirname(path) for path in files)
+    marked = ((path, os.stat(path)) for path in (*files, *folders))
+    return tuple((path, status.st_ino, status.st_ctime_ns) for path, status in marked)
+
+
+def as_marked(marks: tuple[tuple[str, int, int], ...]) -> bool:
+    """Whether `code_marks` would say the same now."""
+    look = os.stat
+    try:
+        for path, inode, changed_ns in marks:
+            status = look(path)
+            if status.st_ctime_ns != changed_ns or status.st_ino != inode:
+                return False
+    except OSError:
+        return False
+    return True
+
+
 def _sources() -> Iterator[tuple[str, str]]:
     import codegen
     import protocol

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from buildd import cli_client
-from buildd.identity import package_stamp
+from buildd.identity import PACKAGES, YOUNG_NS, package_stamp
 from tests.estate import DEADLINE_S, Estate, end_estate, make_estate, until
 from tests.household import ROOT
 from tests.serving import short_folder
@@ -190,6 +192,48 @@ def test_who_is_not_the_same_runs_alone(estate: Estate, what: str, tmp_path: Pat
     process = subprocess.Popen(command, env=estate.environ, cwd=estate.folder, stdout=subprocess.PIPE)
     assert b"built 1 target" in process.communicate(timeout=DEADLINE_S)[0]
     assert submitters(estate)[-1:] in ([], [process.pid])
+
+
+def test_code_that_was_changed_is_taken_for_other_code(toolkit: Path, tmp_path: Path) -> None:
+    """As by an upgrade in place: neither its process for commands nor the daemon may go on with what they imported."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    estate = make_estate(toolkit, PYTHONPATH=os.pathsep.join((str(tmp_path), *filter(None, sys.path))))
+    try:
+        newest_ns = max(path.stat().st_ctime_ns for path in tmp_path.rglob("*"))
+        until(lambda: time.time_ns() - newest_ns > YOUNG_NS, "the copied code stays young")
+        assert estate.buildd("up")[0] == 0
+        until(lambda: next(estate.run_folder.rglob(cli_client.SOCKET), None), "nobody takes commands")
+        before = estate.daemon()
+        for _ in range(2):  # the first one has Python make its folders for bytecode
+            process = estate.begin()
+            assert estate.finish(process).status == 0
+            assert submitters(estate)[-1] != process.pid, "it was not handed over"
+        assert estate.daemon() == before
+        with open(tmp_path / "buildd/cli.py", "a") as code:
+            code.write("# another version\n")
+        assert estate.build().status == 0
+        assert estate.daemon() not in (before, None), "the daemon of before was asked"
+    finally:
+        end_estate(estate)
+
+
+def test_a_command_imports_nothing_and_makes_no_decoder(estate: Estate) -> None:
+    """Of what all commands use: each would do it again, in its own process."""
+    script = (
+        "import sys\n"
+        "from buildd import cli, cli_server\n"
+        "from protocol import described, wire\n"
+        "cli_server._warm_up()\n"
+        "before = set(sys.modules), set(described._described)\n"
+        "assert cli.main(sys.argv[1:]) == 0\n"
+        "made = set(sys.modules) - before[0], described._described - before[1]\n"
+        # These two: where this process has no stamp of the code, it reads it.
+        "print('MADE', [name for name in made[0] if 'blake3' not in name], made[1])\n"
+    )
+    command = [sys.executable, "-P", "-c", script, "build", "-C", str(estate.project)]
+    ran = subprocess.run(command, env=estate.environ, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True)
+    assert "MADE [] set()" in ran.stdout, ran.stdout
 
 
 def waiting(estate: Estate) -> int:
