@@ -249,7 +249,10 @@ def _use_once() -> None:
 
 def _run(connection: socket.socket, code: _Code) -> NoReturn:
     """Be the process of one command."""
+    from protocol import client
+
     status = b""
+    client.put_off = []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):  # the daemon may have begun with some ignored
@@ -265,7 +268,10 @@ def _run(connection: socket.socket, code: _Code) -> NoReturn:
         pass  # a reader that has gone away, as at the end of `cli.main`
     finally:
         try:
+            fcntl.fcntl(connection, fcntl.F_SETFL, 0)  # a caller that ends now has heard all
             connection.sendall(status)
+            for end in client.put_off:
+                end()
         finally:
             os._exit(0)
 

@@ -431,15 +431,6 @@ class Snapshot:
         """What `listing` said, if it was asked; never looks."""
         return self._listings.get(folder)
 
-    def as_listed(self, folder: str) -> bool:
-        """Whether the names in a folder are those that `listing` said, where it was asked."""
-        _, seen = self._marks.get(folder, (0, None))
-        try:
-            names = frozenset(os.listdir(self.absolute(folder)))
-        except OSError:
-            return False
-        return seen is not None and seen == self._mark(folder) and names == self._listings[folder]
-
     def listed_since(self, folder: str, since_ns: int) -> bool:
         """Whether no name came to or went from a folder since. When in doubt: no."""
         mark = self._mark(folder)

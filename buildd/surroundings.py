@@ -37,22 +37,28 @@ def folders_above(outputs: Iterable[str]) -> Above:
     return above
 
 
-def names_in(folder: str, above: Above, *, complete: bool = False) -> str:
-    """A digest of the names in a folder, of their kinds and of where links lead, as it is with all outputs in place;
-    empty where the folder cannot be read.
-
-    Args:
-        complete: empty also where an output is not in place.
-    """
-    mine = above.get(os.path.normpath(folder), {})
+def entries(folder: str) -> dict[str, str] | None:
+    """The names in a folder, their kinds, where links lead: none where it is gone, None where it cannot be read."""
     try:
         with os.scandir(folder) as listing:
-            found = {entry.name: _kind(entry) for entry in listing}
+            return {entry.name: _kind(entry) for entry in listing}
+    except FileNotFoundError:
+        return {}
     except OSError:
-        return ""
-    if complete and not mine.keys() <= found.keys():
-        return ""
-    return blake3(repr(sorted((mine | found).items())).encode(errors="surrogateescape")).hexdigest()
+        return None
+
+
+def names_in(folder: str, above: Above) -> str:
+    """A digest of the entries of a folder as they are with all outputs in place: one that is gone will hold just these.
+    Empty where there is nothing to tell."""
+    found = entries(folder)
+    mine = above.get(os.path.normpath(folder), {})
+    return digest(mine | found) if found is not None and (found or mine) else ""
+
+
+def digest(found: dict[str, str]) -> str:
+    """Of entries."""
+    return blake3(repr(sorted(found.items())).encode(errors="surrogateescape")).hexdigest()
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

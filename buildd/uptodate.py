@@ -19,7 +19,7 @@ from buildd.building import Building
 from buildd.files import Files, Snapshot, Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.store import Store
-from buildd.surroundings import Above, folders_above, names_in
+from buildd.surroundings import Above, digest, entries, folders_above, names_in
 from codegen.environment import TOOL_PATH, user_file
 from codegen.plan import Recompile, Unmeasured
 from protocol import messages as m
@@ -238,18 +238,22 @@ def record_of(building: Building, results: str = "") -> Record | None:
 
 
 def _around(building: Building, folders: Mapping[str, int]) -> dict[int, str]:
-    """What is in the folders above outputs, where it is what was there when their stamps were taken."""
+    """What is in the folders above outputs, where that is what was there when they were looked at, and the outputs."""
     snapshot = building.snapshot
     above = folders_above(map(snapshot.absolute, building.products))
-    found = {}
+    around = {}
     for index, (folder, stamp) in enumerate(folders.items()):
         place = snapshot.absolute(folder)
-        if os.path.normpath(place) in above and (names := names_in(place, above, complete=True)):
-            # Looked at before it is compared with what was seen: it may be changed at any moment.
-            now = Snapshot(building.files, "/").folder_stamp(place)
-            if snapshot.as_listed(folder) if stamp == -1 else now == stamp:
-                found[index] = names
-    return found
+        mine = above.get(os.path.normpath(place))
+        found = entries(place) if mine else None
+        if not mine or not found or not mine.keys() <= found.keys():
+            continue
+        seen = snapshot.listed(folder)
+        # Looked at before it is compared: it may be changed at any moment.
+        now = Snapshot(building.files, "/").folder_stamp(place) if seen is None else 0
+        if now == stamp if seen is None else found.keys() == seen | mine.keys():
+            around[index] = digest(found)
+    return around
 
 
 def with_outputs_of(building: Building, record: Record) -> Record | None:

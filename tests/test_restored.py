@@ -21,16 +21,18 @@ from tests.floor import Floor, Shop, Story, fake_plan
 from tests.test_soundness import build, built, clean, settle
 
 plans = 0
+SEARCHED = (".", "build")
 
 
 def counted(request: m.Request, knowledge: Knowledge) -> Plan:
-    """The project's own folder is searched too: outputs come and go in it."""
+    """Folders are searched in which outputs come and go."""
     global plans
     plans += 1
     plan = fake_plan(request, knowledge)
     *compiles, link = plan.actions
+    more = [word for folder in SEARCHED for word in ("-I", folder)]
     compiles = [
-        msgspec.structs.replace(each, argv=(*each.argv, "-I", "."), search=(*each.search, ".")) for each in compiles
+        msgspec.structs.replace(each, argv=(*each.argv, *more), search=(*each.search, *SEARCHED)) for each in compiles
     ]
     notes = GeneratedFile(path="made/notes.txt", content=b"for people\n")
     return msgspec.structs.replace(plan, actions=(*compiles, link), files=(notes,))
@@ -199,12 +201,22 @@ def project(tmp_path: Path) -> Path:
 
 def test_outputs_come_and_go_and_nothing_else(project: Path) -> None:
     above = folders_above([f"{project}/build/obj/a.o", f"{project}/build/obj/b.o"])
-    before = names_in(str(project), above, complete=True)
+    before = names_in(str(project), above)
     assert before and names_in(f"{project}/.", above) == before
     shutil.rmtree(project / "build")
     assert names_in(str(project), above) == before
-    assert names_in(str(project), above, complete=True) == ""
-    assert names_in(f"{project}/build", above) == ""
+
+
+def test_a_folder_of_outputs_alone_may_be_gone(project: Path) -> None:
+    above = folders_above([f"{project}/build/obj/a.o"])
+    before = names_in(f"{project}/build/obj", above)
+    (project / "build/obj/a.o").unlink()
+    assert names_in(f"{project}/build/obj", above) == before
+    (project / "build/obj").rmdir()
+    assert names_in(f"{project}/build/obj", above) == before and names_in(f"{project}/nothing", above) == ""
+    (project / "build/obj").mkdir()
+    (project / "build/obj/b.h").touch()
+    assert names_in(f"{project}/build/obj", above) != before
 
 
 @pytest.mark.parametrize("what", ["file", "removed", "folder", "link", "output"])
