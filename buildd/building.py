@@ -107,8 +107,6 @@ class Building:
     """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
     keys: dict[str, m.Digest] = field(default_factory=dict)
     """Of the results that actions were found to have, or got, by the actions' names."""
-    looked_again: bool = False
-    """Some inputs changed while it was built: what it has seen is not all of one moment."""
     scratch: str = ""
     """Private folder of made files that are not put into the project; made when first needed."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -244,7 +242,6 @@ class Building:
         made = dict(self.products)
         self.was_read |= self.lookup.discovered
         self.searched.update(self.lookup.folders)
-        self.looked_again = True
         self.renew()
         for path, product in made.items():
             self.snapshot.produced(path, product.digest)

@@ -178,7 +178,7 @@ def record_of(building: Building, results: str = "") -> Record | None:
     lookup, snapshot = building.lookup, building.snapshot
     if building.said_something or not building.writes_outputs or building.plan.recompile is not Recompile.BY_CONTENT:
         return None
-    if building.looked_again or any(action.uncacheable for action in building.plan.actions):
+    if any(action.uncacheable for action in building.plan.actions):
         return None
     now_ns = building.files.now_ns()
     paths: list[bytes] = []

@@ -15,10 +15,11 @@ from buildd import collect
 from buildd.eventlog import RequestLog
 from buildd.store import Store
 from buildd.surroundings import folders_above, names_in
-from codegen.plan import GeneratedFile, Knowledge, Plan
+from codegen.plan import Discovery, GeneratedFile, Knowledge, Plan
 from protocol import messages as m
+from tests.estate import until
 from tests.floor import Floor, Shop, Story, fake_plan
-from tests.test_soundness import build, built, clean, settle
+from tests.test_soundness import build, built, clean, during, settle
 
 plans = 0
 SEARCHED = (".", "build")
@@ -184,6 +185,33 @@ def test_who_asks_right_after_the_end_finds_its_record(floor: Floor) -> None:
     settle(floor)
     with planned(0):
         asyncio.run(twice())
+
+
+def test_an_input_that_changed_when_its_own_action_was_done(tmp_path: Path) -> None:
+    """Nobody looks at it again in this build, and another action has the whole project looked at afresh: what is there
+    then is not what was compiled."""
+
+    def undiscovered(request: m.Request, knowledge: Knowledge) -> Plan:
+        plan = fake_plan(request, knowledge)
+        found = [
+            msgspec.structs.replace(each, discovery=Discovery.NONE, search=()) if each.name == "b.cu.o" else each
+            for each in plan.actions
+        ]
+        return msgspec.structs.replace(plan, actions=tuple(found), read=())
+
+    floor = Floor(tmp_path, make=undiscovered)
+    floor.write("include/x.h", "x\n")
+    floor.write("src/a.cu", '#include "x.h"\na\n')
+    floor.write("src/b.cu", "b\n")
+
+    def change() -> None:
+        until((floor.project / "build/b.cu.o").exists, "b.cu is not compiled")
+        floor.write("src/b.cu", "saved meanwhile\n")
+        floor.write("include/x.h", "saved as well\n")
+
+    during(floor, change)
+    build(floor)
+    assert built(floor) == clean(floor) and built(floor, "b.cu") == clean(floor, "b.cu")
 
 
 # ---------------------------------------------------------------- what is beside outputs
