@@ -19,6 +19,7 @@ import pytest
 
 from buildd import cli_client
 from buildd.identity import PACKAGES, YOUNG_NS, package_stamp
+from protocol.client import Client
 from tests.estate import DEADLINE_S, Estate, end_estate, make_estate, until
 from tests.household import ROOT
 from tests.serving import short_folder
@@ -234,6 +235,16 @@ def test_a_command_imports_nothing_and_makes_no_decoder(estate: Estate) -> None:
     command = [sys.executable, "-P", "-c", script, "build", "-C", str(estate.project)]
     ran = subprocess.run(command, env=estate.environ, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True)
     assert "MADE [] set()" in ran.stdout, ran.stdout
+
+
+def test_a_command_says_goodbye_though_its_end_is_told_first(estate: Estate) -> None:
+    for _ in range(3):
+        process = estate.begin()
+        assert estate.finish(process).status == 0
+        assert submitters(estate)[-1] != process.pid, "it was not handed over"
+    with Client.connect(environ=estate.environ) as client:
+        until(lambda: client.status().clients == 0, "a client has not left")
+        assert "clients_died" not in client.status().counters
 
 
 def waiting(estate: Estate) -> int:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from serving import Serving, a_request, serving, short_folder, wait_until
 
+from protocol import client as client_module
 from protocol.aio import AsyncClient
 from protocol.autostart import find_or_start, spawn
 from protocol.client import Client, find, submit_through
@@ -123,6 +124,19 @@ def test_a_daemon_is_started_and_found_again(place: Place) -> None:
     with Client.connect(environ=place.environ) as client:
         assert client.status().instance == first
     assert len(place.starts()) == 1
+
+
+def test_what_closing_waits_for_may_come_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.start()
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(client_module, "put_off", ends)
+    with place.connect() as client:
+        client.ping()
+        context = client._sockets.context
+    (end,) = ends
+    assert not context.closed
+    end()
+    assert context.closed
 
 
 def test_the_daemon_is_detached(place: Place) -> None:
