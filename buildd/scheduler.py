@@ -397,12 +397,13 @@ class Scheduler:
         with self.intake.watches.ending(complete.request), self.intake.recording(building.request):
             building.tell_done(complete.outcome, message=failures if complete.outcome is m.Outcome.FAILED else "")
             await self.intake.heard(building.request)
+            # First: what is looked at for the record was not seen by the build.
+            await self.intake.watches.learn(building, complete.outcome)
             try:
                 await self._in_pool(_keep, building, complete.outcome)
             except Exception:  # the edge: what is written here only saves time, and the build is done
                 _log.exception("what is known of %s was not kept", complete.request)
             await self._in_pool(building.keep_log)
-            await self.intake.watches.learn(building, complete.outcome)
 
     # ---------------------------------------------------------------- admission, samples, progress
 
