@@ -29,7 +29,7 @@ from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import smallest
-from codegen.gemm_pick import cannot_win, for_capability, likely, shared
+from codegen.gemm_pick import cannot_win, for_capability, likely_of, shared
 from codegen.gemm_survey import PREFIX, Case, Survey, candidate_spec
 from protocol.messages import Outcome as BuildOutcome
 from protocol.messages import Request
@@ -52,6 +52,7 @@ class Plan:
 
     Args:
         top: so many of the likeliest candidates of each problem.
+        room: more of them where all problems' are fewer compiles than this.
         exhaustive: all of them, each measured in full.
         measure: command that measures, before its arguments; None where that still has to be built.
         leases: folder of the GPUs' leases.
@@ -61,6 +62,7 @@ class Plan:
     survey: Survey
     gpus: tuple[Gpu, ...]
     top: int = 2
+    room: int = 0
     exhaustive: bool = False
     measure: tuple[str, ...] | None = None
     leases: str = LEASES
@@ -201,12 +203,13 @@ class Profiling:
     def _to_try(self, cases: Sequence[Case], known: dict[_Key, dict[str, Profile]]) -> list[list[_Work]]:
         """For each problem what is not settled yet; the others' candidates last, as they have to be built anyway."""
         exhaustive, again = self._plan.exhaustive, self._plan.survey.again
+        chosen = likely_of(cases, self._plan.top, self._plan.room)
         others: list[tuple[Ranked, ...]] = [()] * len(cases)
         if self._plan.gpus and not exhaustive:
-            others = shared(cases, self._plan.top)
+            others = shared(cases, chosen)
         lists: list[list[_Work]] = []
-        for case, other in zip(cases, others, strict=True):
-            wanted = case.ranked if exhaustive else (*likely(case, self._plan.top), *other)
+        for case, own, other in zip(cases, chosen, others, strict=True):
+            wanted = case.ranked if exhaustive else (*own, *other)
             rows = {} if again else known[self._key(case)]
             settled = {name for name, row in rows.items() if not exhaustive or row.outcome is not Outcome.HOPELESS}
             left = [(case, ranked) for ranked in wanted if ranked.candidate.name not in settled]

@@ -53,8 +53,8 @@ _MOST_ACCUMULATORS = 192
 """Registers of a thread that hold results; more do not leave enough for the rest (255 at most), and spill."""
 
 
-_LATER = 0.08
-"""For each candidate with the same tile that is tried before."""
+_LATER = 0.3
+"""For the candidates with the same tile that are tried before, times the root of their number."""
 
 
 class Ranked(Frozen, frozen=True):
@@ -120,13 +120,12 @@ def _of_shapes(target: GemmTarget, arch: str, sizes: Sizes) -> tuple[Ranked, ...
 
 
 def _varied(ranked: list[Ranked]) -> tuple[Ranked, ...]:
-    """The first few should differ in more than their clusters: each further one of a tile comes a little later."""
-    alike: dict[tuple[Triple, str], int] = {}
+    """The first few should differ in more than cluster and schedule: each further one of a tile comes later."""
+    alike: dict[Triple, int] = {}
     placed: list[tuple[float, str, Ranked]] = []
     for one in ranked:
-        tile = (one.candidate.tile, one.candidate.schedule)
-        count = alike[tile] = alike.get(tile, -1) + 1
-        placed.append((one.estimate_us * (1 + _LATER * count), one.kernel, one))
+        count = alike[one.candidate.tile] = alike.get(one.candidate.tile, -1) + 1
+        placed.append((one.estimate_us * (1 + _LATER * math.sqrt(count)), one.kernel, one))
     return tuple(one for *_, one in sorted(placed, key=lambda place: place[:2]))
 
 
@@ -149,12 +148,13 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes)
     at_once = max(1, min(machine.shared_bytes // (stages * (rows + columns) * depth * size), 3))
     if kernel.three:
         at_once = 1 if kernel.cooperative else 2  # pingpong: two tiles, one computes while the other stores
-    intensity = rows * columns / (rows + columns)
-    share = min(1.0, 0.35 + intensity / (130 if kernel.three else 100))
-    rate = machine.flops * _RATES[target.dtype] * share * (1.0 if at_once > 1 else 0.93)
     # Processors of a cluster load what they share once.
-    if cluster_rows * cluster_columns > 1 and tiles >= machine.processors:
-        rate *= 1.03 if cluster_rows > 1 else 1.02
+    intensity = rows * columns / (rows / cluster_columns + columns / cluster_rows)
+    share = min(1.0, 0.35 + intensity / (140 if kernel.three else 100))
+    if kernel.three:
+        # An instruction takes its operands from shared memory, too slowly where it has few columns.
+        share = min(share, 0.35 + columns / 185)
+    rate = machine.flops * _RATES[target.dtype] * share * (1.0 if at_once > 1 or kernel.three else 0.93)
     rounds = math.ceil(tiles / machine.processors)
     # The last round is seldom full; with several tiles at once its tail is shorter.
     full = tiles / machine.processors
@@ -163,15 +163,17 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes)
     taps, again = (target.taps, target.again) if isinstance(target, ImplicitGemm) else (1, 1.0)
     flops_tile = 2.0 * rows * columns * (taps * math.ceil(k_each / taps / depth) * depth)
     compute_us = effective * flops_tile / rate * 1e6
+    # A cooperative tile is stored while nothing else is computed.
+    stored_us = rounds * rows * columns * 2 / machine.bytes_s * machine.processors * 1e6 if kernel.cooperative else 0.0
     # One processor alone cannot take all of the memory's rate: few tiles wait for it.
     busy = min(1.0, tiles * at_once / machine.processors)
     loaded = (
-        (tiles_n * m * k / again + tiles_m * n * k) * size * 0.25
+        (tiles_n / cluster_columns * m * k / again + tiles_m / cluster_rows * n * k) * size * 0.25
         + (m * k / again + n * k) * size * 0.75
         + m * n * 2 * target.split_k
     )
     memory_us = count * loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
-    return machine.start_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)
+    return machine.start_us + stored_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)
 
 
 def _accumulators(kernel: GemmKernel) -> int:

@@ -47,12 +47,39 @@ def likely(case: Case, top: int) -> tuple[Ranked, ...]:
     return tuple(ranked for ranked in case.ranked if ranked.estimate_us <= most_us)[:top]
 
 
-def shared(cases: Sequence[Case], top: int) -> list[tuple[Ranked, ...]]:
-    """For each problem what the others' likely candidates bring it: kernels that are compiled anyway."""
-    built = {compiled_for(case, ranked) for case in cases for ranked in likely(case, top)}
+def likely_of(cases: Sequence[Case], top: int, room: int = 0) -> list[tuple[Ranked, ...]]:
+    """For each problem the candidates that are worth a compile.
+
+    Args:
+        top: of each problem so many of its own.
+        room: where all of these are fewer compiles, there are more until they are as many: those that are nearest to
+            the best estimate of their problem. They cost next to no time where processors would wait otherwise.
+    """
+    found = [list(likely(case, top)) for case in cases]
+    built = {compiled_for(case, ranked) for case, some in zip(cases, found, strict=True) for ranked in some}
+    spare = [
+        (ranked.estimate_us / max(case.ranked[0].estimate_us, 1e-9), number, ranked)
+        for number, case in enumerate(cases)
+        for ranked in likely(case, len(case.ranked))[top:]
+    ]
+    for _, number, ranked in sorted(spare, key=lambda one: one[:2]):
+        name = compiled_for(cases[number], ranked)
+        if len(built) < room and name not in built:
+            built.add(name)
+            found[number].append(ranked)
+    return [tuple(some) for some in found]
+
+
+def shared(cases: Sequence[Case], chosen: Sequence[tuple[Ranked, ...]]) -> list[tuple[Ranked, ...]]:
+    """For each problem what the others' likely candidates bring it: kernels that are compiled anyway.
+
+    Args:
+        chosen: of each problem (`likely_of`).
+    """
+    built = {compiled_for(case, ranked) for case, some in zip(cases, chosen, strict=True) for ranked in some}
     found: list[tuple[Ranked, ...]] = []
-    for case in cases:
-        own = {ranked.kernel for ranked in likely(case, top)}
+    for case, some in zip(cases, chosen, strict=True):
+        own = {ranked.kernel for ranked in some}
         most_us = min((ranked.estimate_us for ranked in case.ranked), default=0.0) * WORTH_MEASURING
         found.append(
             tuple(

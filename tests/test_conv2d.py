@@ -21,7 +21,7 @@ from codegen.convolution import gemm_sizes, implicit_gemm
 from codegen.gemm_candidates import Ranked, estimate_us
 from codegen.gemm_choice import Candidate
 from codegen.gemm_decision import declared_sizes
-from codegen.gemm_pick import shared
+from codegen.gemm_pick import likely_of, shared
 from codegen.gemm_spec import kernel_for
 from codegen.gemm_survey import candidate_spec, survey
 from codegen.plain import INVALID_PROBLEM, Kernel, generated
@@ -228,8 +228,10 @@ def test_convolutions_are_ranked_and_take_the_best_that_is_known(tmp_path: Path)
     first = msgspec.structs.replace(other, ranked=(ranked,))
     last: Ranked = msgspec.structs.replace(ranked, estimate_us=1e9)
     second = msgspec.structs.replace(case, ranked=(case.ranked[1], ranked))
-    assert shared([first, second], 1) == [(), (ranked,)]
-    assert shared([first, msgspec.structs.replace(second, ranked=(case.ranked[1], last))], 1) == [(), ()]
+    both = [first, second]
+    assert shared(both, likely_of(both, 1)) == [(), (ranked,)]
+    apart = [first, msgspec.structs.replace(second, ranked=(case.ranked[1], last))]
+    assert shared(apart, likely_of(apart, 1)) == [(), ()]
 
     guessed = plan_for(request("d"))
     assert guessed.unmeasured == (), "nobody has asked for that"

@@ -7,7 +7,7 @@ import msgspec
 from codegen.capability import runs_on
 from codegen.gemm_candidates import Ranked, estimate_us
 from codegen.gemm_choice import Candidate, problem_of
-from codegen.gemm_pick import cannot_win, for_capability, likely, shared
+from codegen.gemm_pick import cannot_win, for_capability, likely, likely_of, shared
 from codegen.gemm_spec import kernel_for
 from codegen.gemm_survey import Case, candidate_spec
 from codegen.target import GemmTarget
@@ -29,6 +29,10 @@ def tiles(ranked: tuple[Ranked, ...]) -> list[tuple[int, int, int]]:
     return [one.candidate.tile for one in ranked]
 
 
+def brought(cases: list[Case], top: int) -> list[tuple[Ranked, ...]]:
+    return shared(cases, likely_of(cases, top))
+
+
 def test_the_likely_are_few_and_near_the_best() -> None:
     case = case_of("g", {SMALL: 10.0, MIDDLE: 24.0, LARGE: 26.0})
     assert tiles(likely(case, 8)) == [SMALL, MIDDLE] and tiles(likely(case, 1)) == [SMALL]
@@ -38,11 +42,21 @@ def test_the_likely_are_few_and_near_the_best() -> None:
 def test_what_one_problem_compiles_is_measured_for_others_that_it_might_suit() -> None:
     first = case_of("first", {SMALL: 10.0, MIDDLE: 11.0, LARGE: 90.0})
     second = case_of("second", {LARGE: 10.0, MIDDLE: 12.0, SMALL: 14.0})
-    assert [tiles(ranked) for ranked in shared([first, second], 1)] == [[], [SMALL]], "LARGE is hopeless for the first"
-    assert [tiles(ranked) for ranked in shared([first, second], 2)] == [[], [SMALL]]
-    assert shared([first], 2) == [()]
+    assert [tiles(ranked) for ranked in brought([first, second], 1)] == [[], [SMALL]], "LARGE is hopeless for the first"
+    assert [tiles(ranked) for ranked in brought([first, second], 2)] == [[], [SMALL]]
+    assert brought([first], 2) == [()]
     odd = case_of("odd", {LARGE: 10.0, SMALL: 11.0}, n=60)
-    assert shared([first, odd], 1) == [(), ()], "another alignment is another kernel"
+    assert brought([first, odd], 1) == [(), ()], "another alignment is another kernel"
+
+
+def test_where_processors_would_wait_more_is_compiled_the_nearest_to_the_best_first() -> None:
+    first = case_of("first", {SMALL: 10.0, MIDDLE: 14.0, LARGE: 90.0})
+    second = case_of("second", {LARGE: 10.0, MIDDLE: 11.0, SMALL: 14.0})
+    assert [tiles(some) for some in likely_of([first, second], 1)] == [[SMALL], [LARGE]]
+    assert [tiles(some) for some in likely_of([first, second], 1, room=2)] == [[SMALL], [LARGE]]
+    assert [tiles(some) for some in likely_of([first, second], 1, room=3)] == [[SMALL], [LARGE, MIDDLE]]
+    assert [tiles(some) for some in likely_of([first, second], 1, room=9)] == [[SMALL], [LARGE, MIDDLE]]
+    assert [tiles(some) for some in likely_of([first], 1, room=9)] == [[SMALL, MIDDLE]], "LARGE is hopeless"
 
 
 def test_a_split_k_is_the_problems_own() -> None:
@@ -81,3 +95,23 @@ def test_what_runs_where() -> None:
     fits = [("sm_80", "8.0"), ("sm_80", "8.6"), ("sm_90a", "9.0"), ("sm_90", "9.0")]
     assert all(runs_on(*one) for one in fits)
     assert not any(runs_on(*one) for one in [("sm_80", "9.0"), ("sm_86", "8.0"), ("sm_90a", "9.1"), ("sm_80", "?")])
+
+
+def test_estimates_of_hopper_tell_clusters_schedules_and_narrow_tiles_apart() -> None:
+    def promised_us(tile: tuple[int, int, int], cluster: tuple[int, int, int], schedule: str, *sizes: int) -> float:
+        m, n, k = sizes
+        target = GemmTarget(name="g", m=m, n=n, k=k)
+        kernel = kernel_for(Candidate(tile=tile, cluster=cluster, schedule=schedule).of(target), "sm_90a")
+        return estimate_us(kernel, target, "sm_90a", (m, n, k))
+
+    alone, across, square = (1, 1, 1), (1, 2, 1), (4096, 4096, 4096)
+    middle, wide, narrow = (128, 128, 64), (128, 256, 64), (128, 64, 64)
+    assert promised_us(middle, across, "pingpong", *square) < 0.9 * promised_us(middle, alone, "pingpong", *square)
+    assert promised_us(narrow, across, "pingpong", *square) > 1.2 * promised_us(middle, across, "pingpong", *square)
+    few = (1024, 1024, 1024)
+    assert promised_us(narrow, across, "pingpong", *few) < promised_us(narrow, alone, "pingpong", *few), (
+        "also few tiles"
+    )
+    deep, flat = (2048, 8192, 8192), (2048, 8192, 1024)
+    assert promised_us(wide, across, "cooperative", *deep) < promised_us(middle, across, "pingpong", *deep)
+    assert promised_us(wide, across, "cooperative", *flat) > promised_us(middle, across, "pingpong", *flat), "stores"

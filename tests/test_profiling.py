@@ -284,6 +284,13 @@ def test_only_the_likely_are_tried_unless_all_are_asked_for(tmp_path: Path, stor
     assert len(bench.rows()) == 5
 
 
+def test_more_than_the_likely_are_compiled_where_there_is_room(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, *["time 5"] * 5), case_of(5)
+    assert bench.profile(survey_of(case), top=2, room=2).measured == 2
+    assert bench.profile(survey_of(case), top=2, room=3).measured == 1
+    assert set(bench.rows()) == set(names(case)[:3]), "the likeliest of the others"
+
+
 def test_what_another_problem_compiles_is_measured_too(tmp_path: Path, store: Store) -> None:
     bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
     other = msgspec.structs.replace(TARGET, name="h", m=128)

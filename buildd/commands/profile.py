@@ -44,7 +44,10 @@ def run(arguments: list[str]) -> int:
     command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
     add_request_arguments(command)
     command.add_argument(
-        "--top", type=int, default=2, metavar="N", help="the N likeliest candidates of each problem (default 2)"
+        "--top",
+        type=int,
+        metavar="N",
+        help="the N likeliest candidates of each problem (default 2, and more where processors would wait)",
     )
     command.add_argument("--exhaustive", action="store_true", help="every candidate, each measured in full")
     command.add_argument(
@@ -56,7 +59,7 @@ def run(arguments: list[str]) -> int:
     )
     command.add_argument("--no-gpu", action="store_true", help="only compile the likely candidates")
     options = command.parse_args(arguments)
-    if not 1 <= options.top <= 1000:
+    if options.top is not None and not 1 <= options.top <= 1000:
         raise RequestError("bad-value", f"--top {options.top} makes no sense", next_step="give a number from 1 on")
     environ = dict(os.environ)
     request = request_from(options, tuple(options.targets), Mode.BUILD, environ)
@@ -107,9 +110,11 @@ async def _find(
         alike, why = shown_gpus(gpus, why, survey.devices, lambda line: say(f"buildd: {line}"), hip=survey.hip)
         if not alike and not survey.continuous_integration and why != "--no-gpu":
             say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
-        plan = Plan(request=request, survey=survey, gpus=alike, top=options.top, exhaustive=options.exhaustive)
+        plan = Plan(request=request, survey=survey, gpus=alike, exhaustive=options.exhaustive)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
+        # Each compiles as two sources.
+        plan = replace(plan, top=options.top) if options.top else replace(plan, room=plan.most_builds // 2 - 1)
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
                 say(f"buildd: {line}")
