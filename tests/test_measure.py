@@ -132,6 +132,23 @@ def test_one_after_another_until_one_does_not_work(program: Path, tmp_path: Path
 
 @pytest.mark.cuda
 @pytest.mark.slow
+def test_memory_is_kept_for_the_next_one(program: Path, tmp_path: Path) -> None:
+    measured(program, tmp_path)
+
+    def blocks(times: int) -> int:
+        words = (tmp_path / "libgemm.so", "gemm", 24, 40, 32, "fp16", "fp16", "rcr", "none", "2e-3")
+        asked = "\n" + f"{''.join(f'{word}' + chr(0) for word in words)}0\n" * times
+        told = {"FAKE_CUDART_TELLS": "1"}
+        done = subprocess.run([program], input=asked, env=told, capture_output=True, text=True, timeout=60)
+        assert done.stdout.count('"measured"') == times
+        return done.stderr.count("cudaMalloc")
+
+    assert blocks(1) > 3
+    assert blocks(3) == blocks(1)
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
 def test_convolutions_are_checked_and_timed(program: Path, tmp_path: Path) -> None:
     library = tmp_path / "libconv.so"
 

@@ -7,7 +7,8 @@
 //
 // It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
 // Of a process for several the first "ready" is for a context: behind a line, whatever it holds, it says "started".
-// It ends with the first GEMM that does not work; after one that does the GPU holds nothing of it but the context.
+// It ends with the first GEMM that does not work; after one that does the GPU holds the context and at most 1 GiB for the
+// next.
 // A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
 // Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
@@ -32,6 +33,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -137,15 +139,56 @@ double load(const std::string& type, const char* there) {
     return *reinterpret_cast<const float*>(there);
 }
 
+// Blocks of the GPU that nobody uses, by size: the driver takes its time for each, and makes who measures on another GPU
+// wait. Of large ones there is none.
+struct Kept {
+    static constexpr size_t kLargest = 256 << 20, kMost = 1 << 30;
+    std::multimap<size_t, void*> blocks;
+    size_t bytes = 0;
+
+    void* take(size_t size) {
+        const auto found = blocks.lower_bound(size);
+        if (found == blocks.end() || found->first > 2 * size) return nullptr;
+        void* const block = found->second;
+        bytes -= found->first;
+        blocks.erase(found);
+        return block;
+    }
+
+    bool put(size_t size, void* block) {
+        if (size > kLargest || bytes + size > kMost) return false;
+        bytes += size;
+        blocks.emplace(size, block);
+        return true;
+    }
+
+    void clear() {
+        for (const auto& [size, block] : blocks) (void)cudaFree(block);
+        blocks.clear(), bytes = 0;
+    }
+};
+Kept kept;
+
 // Of the GPU; it ends with its scope.
 struct Memory {
     void* device = nullptr;
+    size_t size = 0;
 
     Memory() = default;
     Memory(const Memory&) = delete;
-    ~Memory() { (void)cudaFree(device); }
+    ~Memory() {
+        if (device != nullptr && !kept.put(size, device)) (void)cudaFree(device);
+    }
 
-    void allocate(size_t bytes, const char* what) { needed(cudaMalloc(&device, std::max<size_t>(bytes, 16)), what); }
+    void allocate(size_t bytes, const char* what) {
+        size = std::max<size_t>(bytes, 16);
+        device = kept.take(size);
+        if (device != nullptr) return;
+        if (cudaMalloc(&device, size) == cudaSuccess) return;
+        cudaGetLastError();
+        kept.clear();
+        needed(cudaMalloc(&device, size), what);
+    }
 };
 
 // Numbers that repeat with a period: element e is pool[e % kPeriod].
