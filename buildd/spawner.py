@@ -183,8 +183,8 @@ class Spawner:
                     if os.getppid() != self.parent:
                         self._hang_up()
                 elif self.hosts.owns(descriptor):
-                    self.hosts.receive(descriptor)
-                elif self.open:
+                    self._done(self.hosts.receive(descriptor))
+                elif descriptor == self.channel.fileno():  # not one that was closed a moment ago
                     self._receive()
             self._reap()
             self._end_overdue()
@@ -343,6 +343,21 @@ class Spawner:
                 found[pid] = stat[1]
         return found
 
+    def _done(self, told: tuple[int, int, float, float] | None) -> None:
+        """A job has ended in a process that lives on for another one."""
+        if told is None:
+            return
+        pid, peak_bytes, user_s, system_s = told
+        job = self.by_pid.get(pid)
+        # Who is to be ended gets no other job, nor does one that something was left by.
+        if job is None or job.kill_at is not None or pid in self._orphans().values():
+            self.hosts.end(pid)
+            return
+        del self.by_pid[pid], self.jobs[job.number]
+        self.hosts.rest(pid)
+        self._send(EXITED, job.number, pid, 0, (peak_bytes, user_s, system_s, time.monotonic_ns() - job.started_ns))
+        self._send(GONE, job.number)
+
     def _reap(self) -> None:
         """Collect every dead child, tell of tools, and look who was left to us."""
         reaped = False
@@ -355,13 +370,14 @@ class Spawner:
                 break
             reaped = True
             self.strays.pop(pid, None)
+            user_s, system_s = self.hosts.own(pid, usage.ru_utime, usage.ru_stime)
             self.hosts.reaped(pid)
             job = self.by_pid.pop(pid, None)
             if job is None:
                 continue
             wall_ns = time.monotonic_ns() - job.started_ns
             job.reaped = True
-            figures = (usage.ru_maxrss * 1024, usage.ru_utime, usage.ru_stime, wall_ns)
+            figures = (usage.ru_maxrss * 1024, user_s, system_s, wall_ns)
             self._send(EXITED, job.number, pid, status, figures)
         if not reaped:
             return

@@ -1,8 +1,9 @@
-"""Processes that have a worker's packages imported, and fork themselves for each job: kept by the spawner.
+"""Processes that have a worker's packages imported, and fork themselves for jobs: kept by the spawner.
 
 Standard library only, like the spawner that it runs in. Knows the words of the other side (`worker_host`), no package
 and no output. A job that finds no such process ready is started as ever, and one is started for those that follow: so
-nobody ever waits for an import that would not have been waited for anyway.
+nobody ever waits for an import that would not have been waited for anyway. A fork that has done its job well may say
+that it can take another one; it is the first to be asked then.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ JOB = struct.Struct("=IB")
 """umask, 1 if a stdin descriptor is among those passed."""
 FORKED = struct.Struct("=i")
 """pid of a job, which has a session of its own and comes to the spawner when it is let go on."""
+DONE = struct.Struct("=qdd")
+"""What a fork says at the end of a job when it can take another one: peak (bytes), and user and system time (s) of all
+its jobs so far."""
 READY = b"ready"
-GO = b"g"
+GO, TAKEN = b"g", b"t"
 PRIVATE = b"TMPDIR"
 """The one variable in which jobs of one process may differ."""
 MOST = 2
@@ -54,6 +58,22 @@ class _Host:
         self.used_s = time.monotonic()
 
 
+class _Fork:
+    """A process that was forked for a job, from then on until its end."""
+
+    __slots__ = ("channel", "idle", "key", "pid", "spent_s", "told_s")
+
+    def __init__(self, pid: int, key: Key, channel: socket.socket) -> None:
+        self.pid = pid
+        self.key = key
+        self.channel = channel
+        self.idle = False
+        self.spent_s = (0.0, 0.0)
+        """User and system time of its former jobs."""
+        self.told_s = (0.0, 0.0)
+        """The same with its last one, once that has ended."""
+
+
 class Hosts:
     """Those that there are.
 
@@ -64,19 +84,40 @@ class Hosts:
 
     def __init__(self, poll: select.poll, null: int) -> None:
         self.pids: set[int] = set()
-        """Of all that are not reaped yet."""
+        """Of all that are not reaped yet, and of forks without a job."""
         self._poll = poll
         self._null = null
         self._hosts: dict[Key, _Host] = {}
+        self._forks: dict[int, _Fork] = {}
+        """By the descriptor of its channel."""
         self._failed: dict[Key, float] = {}
         """When one that could not be used ended (monotonic, s)."""
 
     def owns(self, descriptor: int) -> bool:
-        """Whether a descriptor is the channel of one of them."""
-        return any(host.channel.fileno() == descriptor for host in self._hosts.values())
+        """Whether a descriptor is the channel of one of them, or of a fork."""
+        return descriptor in self._forks or any(host.channel.fileno() == descriptor for host in self._hosts.values())
 
-    def receive(self, descriptor: int) -> None:
-        """One has said something, or is gone."""
+    def receive(self, descriptor: int) -> tuple[int, int, float, float] | None:
+        """One has said something, or is gone.
+
+        Returns:
+            Of a fork that has done its job and can take another one: pid, peak (bytes), user and system time (s) of
+            that job. `rest` or `end` says what becomes of it.
+        """
+        fork = self._forks.get(descriptor)
+        if fork is not None:
+            try:
+                said = fork.channel.recv(DONE.size)
+            except BlockingIOError:  # it was said of a channel that had this descriptor before
+                return None
+            except OSError:
+                said = b""
+            if len(said) != DONE.size or fork.idle:
+                self._close(fork)
+                return None
+            peak_bytes, *told_s = DONE.unpack(said)
+            fork.told_s = (told_s[0], told_s[1])
+            return fork.pid, peak_bytes, *self.own(fork.pid, *fork.told_s)
         key, host = next(item for item in self._hosts.items() if item[1].channel.fileno() == descriptor)
         said = self._heard(host, 64)
         if said == READY or (host.asked_s and len(said) == FORKED.size):
@@ -86,6 +127,24 @@ class Hosts:
             self._drop(key)
             if not host.asked_s:
                 self._failed[key] = time.monotonic()
+        return None
+
+    def rest(self, pid: int) -> None:
+        """A fork has no job any more, and waits for one."""
+        for fork in self._of(pid):
+            fork.idle, fork.spent_s = True, fork.told_s
+            self.pids.add(pid)
+
+    def end(self, pid: int) -> None:
+        """A fork gets no other job: it ends, and that is the end of its job."""
+        for fork in self._of(pid):
+            self._close(fork)
+
+    def own(self, pid: int, user_s: float, system_s: float) -> tuple[float, float]:
+        """What a process has used without what it used for former jobs (s)."""
+        for fork in self._of(pid):
+            return max(0.0, user_s - fork.spent_s[0]), max(0.0, system_s - fork.spent_s[1])
+        return user_s, system_s
 
     def fork(self, key: Key, umask: int, descriptors: list[int], *, with_input: bool) -> int:
         """A new job's pid; 0 where there is no process for it that can be used now.
@@ -96,10 +155,14 @@ class Hosts:
         host = self._hosts.get(key)
         if host is None or not host.ready:
             return 0
+        job = JOB.pack(umask, with_input)
+        for fork in [fork for fork in self._forks.values() if fork.idle and fork.key == key]:
+            if self._takes(fork, job, descriptors):
+                return fork.pid
         # It begins once we know of it; where we are gone by then, it ends.
-        waits, lets_go = os.pipe2(os.O_CLOEXEC)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            socket.send_fds(host.channel, [JOB.pack(umask, with_input)], [waits, *descriptors])
+            socket.send_fds(host.channel, [job], [theirs.fileno(), *descriptors])
             watch = select.poll()
             watch.register(host.channel, select.POLLIN)
             if not watch.poll(FORK_S * 1000):
@@ -110,16 +173,36 @@ class Hosts:
                 # Its packages have changed, or something is wrong with it: another one is made.
                 self._drop(key)
                 return 0
-            os.write(lets_go, GO)
+            (pid,) = FORKED.unpack(answer)
+            ours.send(GO)
+            ours.setblocking(False)
+            self._forks[ours.fileno()] = _Fork(int(pid), key, ours)
+            self._poll.register(ours, select.POLLIN)
         except OSError:
             self._drop(key)
             return 0
         finally:
-            os.close(waits)
-            os.close(lets_go)
+            theirs.close()
+            if ours.fileno() not in self._forks:
+                ours.close()
         host.used_s = time.monotonic()
-        (pid,) = FORKED.unpack(answer)
         return int(pid)
+
+    def _takes(self, fork: _Fork, job: bytes, descriptors: list[int]) -> bool:
+        """Whether a fork without a job goes on with this one."""
+        watch = select.poll()
+        watch.register(fork.channel, select.POLLIN)
+        try:
+            socket.send_fds(fork.channel, [job], descriptors)
+            if watch.poll(FORK_S * 1000) and self._heard(fork, len(TAKEN)) == TAKEN:
+                fork.channel.send(GO)
+                fork.idle = False
+                self.pids.discard(fork.pid)
+                return True
+        except OSError:
+            pass
+        self._close(fork)
+        return False
 
     def want(self, key: Key) -> None:
         """Have one for jobs to come."""
@@ -158,8 +241,9 @@ class Hosts:
         self._poll.register(ours, select.POLLIN)
 
     def reaped(self, pid: int) -> None:
-        """One has ended; its channel tells the rest."""
+        """One has ended, or a fork; a channel that is still open tells the rest."""
         self.pids.discard(pid)
+        self.end(pid)
 
     def spare(self) -> None:
         """Memory is short: let all end, and make none for a while. Their jobs go on."""
@@ -173,13 +257,24 @@ class Hosts:
             self._drop(key)
 
     def _drop(self, key: Key) -> None:
-        """It ends when its channel does."""
+        """It ends when its channel does; so do its forks that have no job."""
         host = self._hosts.pop(key)
         self._poll.unregister(host.channel)
         host.channel.close()
+        for fork in [fork for fork in self._forks.values() if fork.idle and fork.key == key]:
+            self._close(fork)
 
-    def _heard(self, host: _Host, size: int) -> bytes:
+    def _of(self, pid: int) -> list[_Fork]:
+        return [fork for fork in self._forks.values() if fork.pid == pid]
+
+    def _close(self, fork: _Fork) -> None:
+        del self._forks[fork.channel.fileno()]
+        self._poll.unregister(fork.channel)
+        fork.channel.close()
+
+    @staticmethod
+    def _heard(one: _Host | _Fork, size: int) -> bytes:
         try:
-            return host.channel.recv(size)
+            return one.channel.recv(size)
         except OSError:
             return b""

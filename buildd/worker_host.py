@@ -1,8 +1,11 @@
-"""Imports a worker's packages once and forks itself for each job. Run by the client's own interpreter, for the spawner.
+"""Imports a worker's packages once and forks itself for jobs. Run by the client's own interpreter, for the spawner.
 
 Knows nothing of buildd: standard library only, and the worker script that it is given, which has `warm_up` and `main`.
 What a job finds is what a fresh process would: the same environment, but for its TMPDIR, and packages that are on disk
 as they were when they were imported. Where that cannot be told, or where forking is not safe, this process ends.
+
+A fork touches thousands of pages before it is of use. So one whose job went well takes the next one, where the worker
+says that it is as it was before (`as_before`).
 
     python worker_host.py CHANNEL SCRIPT IDLE_S
 """
@@ -16,20 +19,29 @@ if __name__ == "__main__":
     del sys.path[0]
 
 import array
+import contextlib
 import ctypes
 import gc
 import importlib.util
+import io
 import os
+import resource
 import signal
 import socket
 import struct
 import time
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 JOB = struct.Struct("=IB")
 FORKED = struct.Struct("=i")
+DONE = struct.Struct("=qdd")
+GO, TAKEN = b"g", b"t"
+AGAIN_S = 0.5
+"""A fork waits so long for another job: it holds memory that nobody counts."""
+MOST_JOBS = 32
+"""Of one fork: whatever leaks has an end."""
 PR_SET_PDEATHSIG = 1
 FINE_NS, COARSE_NS = 20_000_000, 2_000_000_000
 """A file that was changed so shortly before its import may have changed again without a trace: the clock of its file
@@ -97,27 +109,43 @@ def serve(channel: socket.socket, script: str, idle_s: float) -> None:
         return
     gc.collect()
     gc.freeze()
+
+    def same() -> bool:
+        return stamps() == seen and listings(listed) == listed
+
     channel.settimeout(idle_s)
     channel.send(b"ready")
     while True:
-        try:
-            data, control, _, _ = channel.recvmsg(JOB.size, 256, socket.MSG_CMSG_CLOEXEC)
-        except OSError:  # idle for long, or the spawner is gone
-            return
+        data, descriptors = receive(channel)
         if not data:
             return
-        descriptors = array.array("i")
-        for _, _, raw in control:
-            descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
-        if stamps() != seen or listings(listed) != listed or not may_fork():
+        if not (same() and may_fork()):
             return
-        pid = fork(worker, data, list(descriptors), channel)
+        pid = fork(worker, data, descriptors, channel, same)
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(FORKED.pack(pid))
 
 
-def fork(worker: types.ModuleType, data: bytes, descriptors: list[int], channel: socket.socket) -> int:
+def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """A job, and its descriptors; nothing where nobody has asked for long, or nobody is there to ask."""
+    try:
+        data, control, _, _ = channel.recvmsg(JOB.size, 256, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return b"", []
+    descriptors = array.array("i")
+    for _, _, raw in control:
+        descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
+    return data, list(descriptors)
+
+
+def fork(
+    worker: types.ModuleType,
+    data: bytes,
+    descriptors: list[int],
+    channel: socket.socket,
+    same: Callable[[], bool],
+) -> int:
     """A job's pid: a process of its own session that is the spawner's child, since its parent has ended."""
     told, tells = os.pipe2(os.O_CLOEXEC)
     between = os.fork()
@@ -127,7 +155,7 @@ def fork(worker: types.ModuleType, data: bytes, descriptors: list[int], channel:
             os.write(tells, FORKED.pack(os.getpid()))
             for descriptor in (told, tells, channel.detach()):
                 os.close(descriptor)
-            carry_out(worker, data, descriptors)
+            be_jobs(worker, data, descriptors, same)
         os._exit(0)
     os.close(tells)
     os.waitpid(between, 0)
@@ -137,14 +165,64 @@ def fork(worker: types.ModuleType, data: bytes, descriptors: list[int], channel:
     return int(pid)
 
 
-def carry_out(worker: types.ModuleType, data: bytes, descriptors: list[int]) -> None:
-    """Be the job. Does not return."""
+def be_jobs(worker: types.ModuleType, data: bytes, descriptors: list[int], same: Callable[[], bool]) -> None:
+    """Be a job, and the next ones. Does not return."""
+    status = 1
+    try:
+        # First comes what the spawner says whether to go on with, and is told of the end.
+        with socket.socket(fileno=descriptors.pop(0)) as spawner:
+            for left in reversed(range(MOST_JOBS)):
+                spawner.settimeout(None)
+                if spawner.recv(1) != GO:
+                    break
+                as_before = getattr(worker, "as_before", None) if left else None
+                if as_before is None:
+                    spawner.close()
+                status = carry_out(worker, data, descriptors)
+                if status != 0 or as_before is None or not is_clean(as_before):
+                    break
+                let_go(spawner)
+                data, descriptors = receive(spawner)
+                if not data or not same() or not may_fork():
+                    break
+                status = 1
+                spawner.send(TAKEN)
+    except OSError:  # the spawner is gone, or has given up
+        pass
+    finally:
+        os._exit(status)
+
+
+def is_clean(as_before: Callable[[], bool]) -> bool:
+    """Whether nothing is left of the last job, so that another one finds what it would find in a fork of its own."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        return False  # there is a child
+    except ChildProcessError:
+        return may_fork() and as_before()
+
+
+def let_go(spawner: socket.socket) -> None:
+    """Close the streams of a job, and say what it took: all that this process did so far."""
+    ctypes.CDLL(None).fflush(None)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.close(null)
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    peak_bytes = max(own.ru_maxrss, children.ru_maxrss) * 1024
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
+        file.write(b"5")  # the peak of the next one is its own
+    spawner.settimeout(AGAIN_S)
+    spawner.send(DONE.pack(peak_bytes, own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime))
+
+
+def carry_out(worker: types.ModuleType, data: bytes, descriptors: list[int]) -> int:
+    """Do a job; its exit status."""
     status = 1
     try:
         umask, with_input = JOB.unpack(data)
-        waits, specification, output, errors, *given = descriptors
-        if os.read(waits, 1) != b"g":
-            os._exit(1)
+        specification, output, errors, *given = descriptors
         os.umask(umask)
         text = bytearray()
         while chunk := os.pread(specification, 1 << 20, len(text)):
@@ -162,8 +240,12 @@ def carry_out(worker: types.ModuleType, data: bytes, descriptors: list[int]) -> 
         given = given if with_input else [os.open(os.devnull, os.O_RDONLY)]
         for number, descriptor in enumerate((*given, output, errors)):
             os.dup2(descriptor, number)
-        for descriptor in (waits, specification, output, errors, *given):
+        for descriptor in (specification, output, errors, *given):
             os.close(descriptor)
+        # One that has met the end of its file keeps nothing of it.
+        sys.stdin = io.TextIOWrapper(
+            io.BufferedReader(io.FileIO(0, closefd=False)), sys.stdin.encoding, sys.stdin.errors
+        )
         tempfile = sys.modules.get("tempfile")
         if tempfile is not None:
             tempfile.tempdir = None  # type: ignore[attr-defined]
@@ -179,7 +261,7 @@ def carry_out(worker: types.ModuleType, data: bytes, descriptors: list[int]) -> 
                 stream.flush()
             except OSError:
                 status = status or 120
-        os._exit(status)
+    return status
 
 
 def main() -> None:

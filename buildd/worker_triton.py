@@ -80,6 +80,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     Triton writes a function's file name into its intermediate languages and, as line information, into the binary.
     """
 
+    text: str | None = None
+    """What was compiled, of a file of the project."""
+
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = self.get_filename(fullname)
         shown = FOLDERS.hide(path)
@@ -95,7 +98,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
             # Not from __pycache__: a source written twice within a second has the stamp of its first version.
             data = self.get_data(path)
             code = compile(data, shown, "exec", dont_inherit=True)
-            text = importlib.util.decode_source(data)
+            text = self.text = importlib.util.decode_source(data)
         text = text or ""
         # For inspect.getsource, which Triton reads kernels with; without a stamp the entry is never thrown out.
         linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
@@ -135,6 +138,7 @@ def _module_of(name: str) -> types.ModuleType:
 
 
 _files = _module_of("worker_triton_files.py")
+_again = _module_of("worker_triton_again.py")
 
 
 # ---------------------------------------------------------------- identity
@@ -211,7 +215,7 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     FOLDERS.add(os.getcwd(), "")
     sys.path_importer_cache.clear()
     triton = _import_triton()
-    sys.addaudithook(reads.hook)
+    reads.begin()
     kernel, function = _load(spec["source"], spec["module"], spec["kernel"])
     signature, constants, hints = _arguments(function, spec)
     written = _write_stages_once(outputs)
@@ -254,7 +258,18 @@ def warm_up() -> tuple[str, Any]:
     if __name__ != "__main__":
         _files.standard_library()
         _module_of("worker_triton_first.py").begin()
+        _before()
     return folder, reads
+
+
+@functools.cache
+def _before() -> Any:
+    return _again.Before(FOLDERS.shown)
+
+
+def as_before() -> bool:
+    """Whether this process may take another job; what the last one left is gone then."""
+    return bool(_before().restore())
 
 
 def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:

@@ -18,6 +18,14 @@ class Reads:
         self.paths: dict[str, None] = {}
         # What start-up files of the environment (*.pth) loaded is no input, nor is this script.
         self.before = frozenset(sys.modules)
+        self._begun = False
+
+    def begin(self) -> None:
+        """Note what is read from now on, and nothing of what was before."""
+        if not self._begun:  # there is no way to take a hook away
+            sys.addaudithook(self.hook)
+        self._begun = True
+        self.paths.clear()
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not arguments:
