@@ -55,6 +55,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
         python: version.
         interpreter: of the program, relative; empty where it is outside the folder.
         variables: those that are in Triton's key.
+        tools: variables that name a tool in place of Triton's own -> its digest; none where that was not recorded.
         specialization: Triton's own description.
     """
 
@@ -69,6 +70,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     specialization: msgspec.Raw
     text: str = ""
     interpreter: str = ""
+    tools: dict[str, str] | None = None
 
     @property
     def label(self) -> str:
@@ -99,7 +101,8 @@ class Line:
         For what Inductor has generated the process is as one of its own."""
         script = self.kernel.file if self.kernel.module == "__main__" else ""
         variables = tuple(sorted(self.kernel.variables.items()))
-        return (self.target, variables, tuple(self.kernel.search), script, bool(self.kernel.text))
+        tools = None if self.kernel.tools is None else tuple(sorted(self.kernel.tools.items()))
+        return (self.target, variables, tools, tuple(self.kernel.search), script, bool(self.kernel.text))
 
 
 def line_of(text: bytes) -> Line:

@@ -112,6 +112,8 @@ class Session:
         self.version = str(triton.__version__)
         self.python = "{}.{}".format(*sys.version_info)
         self._check_variables(line["variables"])
+        if line.get("tools") is not None:
+            _have_tools(line["tools"])
         manager = triton.knobs.cache.manager_class
         if _OURS not in sys.modules or manager is None:
             raise Refused("Triton's kernels are not kept: TRITON_CACHE_MANAGER is set, or this Triton is too old")
@@ -209,6 +211,40 @@ class Session:
             found.loader.exec_module(module)
             self._modules[key] = module
         return self._modules[key]
+
+
+def _have_tools(wanted: dict[str, str]) -> None:
+    """Have kernels compiled with what stood in for Triton's own tools when they were recorded."""
+    there = {name: path for name, path in os.environ.items() if name.startswith("TRITON_") and name.endswith("_PATH")}
+    for name in sorted({*wanted, *(name for name, path in there.items() if os.path.isfile(path))}):
+        if name not in wanted:
+            raise Refused(f"{name}: not set when the kernel was recorded; unset it")
+        candidates = [there[name]] if name in there else _of_torch() if name == "TRITON_PTXAS_PATH" else []
+        path = next((path for path in candidates if os.path.isfile(path) and _digest(path) == wanted[name]), "")
+        if not path:
+            has = f"{candidates[0]} is another one" if candidates else "there is none here"
+            raise Refused(
+                f"{name} named a tool when the kernel was recorded, and {has}; set it to the same tool, "
+                "or use --python with a Python that has the program's torch, if that brings it"
+            )
+        os.environ[name] = path
+    nvidia = sys.modules.get("triton.backends.nvidia.compiler")
+    if wanted and nvidia is not None:
+        # It may know the version of Triton's own by now.
+        nvidia.get_ptxas_version.cache_clear()
+
+
+def _of_torch() -> list[str]:
+    """Where torch may bring an assembler, which it names itself when Inductor is used: that differs by its version."""
+    found = importlib.util.find_spec("torch")
+    folders = found.submodule_search_locations if found is not None else None
+    places = [os.path.join(folder, *place) for folder in folders or () for place in (("_inductor", "bin"), ("bin",))]
+    return [path for path in (os.path.join(place, "ptxas") for place in places) if os.access(path, os.X_OK)]
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Bare:

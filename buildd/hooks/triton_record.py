@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import hashlib
 import json
 import logging
 import os
@@ -127,6 +129,7 @@ class Recorder:
             "triton": str(_triton().__version__),
             "python": "{}.{}".format(*sys.version_info),
             "variables": _keyed_variables(),
+            "tools": _tools(),
             "specialization": specialization,
         }
         # Not where the link leads: a virtual environment's Python is a link to the system's.
@@ -174,6 +177,21 @@ def _keyed_variables() -> dict[str, str]:
     except ImportError:
         return {}
     return {str(name): str(value) for name, value in sorted(get_cache_invalidating_env_vars().items())}
+
+
+def _tools() -> dict[str, str]:
+    """Those that stand in for Triton's own, by content: their versions are in its key, and the store names the rest.
+
+    Where torch brings an assembler, it names that one.
+    """
+    paths = {name: path for name, path in os.environ.items() if name.startswith("TRITON_") and name.endswith("_PATH")}
+    return {name: _digest(path, os.stat(path).st_mtime_ns) for name, path in paths.items() if os.path.isfile(path)}
+
+
+@functools.cache
+def _digest(path: str, changed_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def begin(jit: Any) -> None:
