@@ -59,19 +59,17 @@ class _Host:
 
 
 class _Fork:
-    """A process that was forked for a job, from then on until its end."""
+    """A process that was forked for a job, and may take others, until its channel ends."""
 
-    __slots__ = ("channel", "idle", "key", "pid", "spent_s", "told_s")
+    __slots__ = ("channel", "idle", "key", "pid", "told_s")
 
     def __init__(self, pid: int, key: Key, channel: socket.socket) -> None:
         self.pid = pid
         self.key = key
         self.channel = channel
         self.idle = False
-        self.spent_s = (0.0, 0.0)
-        """User and system time of its former jobs."""
         self.told_s = (0.0, 0.0)
-        """The same with its last one, once that has ended."""
+        """User and system time of its jobs that have ended."""
 
 
 class Hosts:
@@ -90,6 +88,8 @@ class Hosts:
         self._hosts: dict[Key, _Host] = {}
         self._forks: dict[int, _Fork] = {}
         """By the descriptor of its channel."""
+        self._spent_s: dict[int, tuple[float, float]] = {}
+        """Pid of a fork that is not reaped -> user and system time of its former jobs."""
         self._failed: dict[Key, float] = {}
         """When one that could not be used ended (monotonic, s)."""
 
@@ -132,7 +132,7 @@ class Hosts:
     def rest(self, pid: int) -> None:
         """A fork has no job any more, and waits for one."""
         for fork in self._of(pid):
-            fork.idle, fork.spent_s = True, fork.told_s
+            fork.idle, self._spent_s[pid] = True, fork.told_s
             self.pids.add(pid)
 
     def end(self, pid: int) -> None:
@@ -142,9 +142,8 @@ class Hosts:
 
     def own(self, pid: int, user_s: float, system_s: float) -> tuple[float, float]:
         """What a process has used without what it used for former jobs (s)."""
-        for fork in self._of(pid):
-            return max(0.0, user_s - fork.spent_s[0]), max(0.0, system_s - fork.spent_s[1])
-        return user_s, system_s
+        former_s = self._spent_s.get(pid, (0.0, 0.0))
+        return max(0.0, user_s - former_s[0]), max(0.0, system_s - former_s[1])
 
     def fork(self, key: Key, umask: int, descriptors: list[int], *, with_input: bool) -> int:
         """A new job's pid; 0 where there is no process for it that can be used now.
@@ -243,6 +242,7 @@ class Hosts:
     def reaped(self, pid: int) -> None:
         """One has ended, or a fork; a channel that is still open tells the rest."""
         self.pids.discard(pid)
+        self._spent_s.pop(pid, None)
         self.end(pid)
 
     def spare(self) -> None:
