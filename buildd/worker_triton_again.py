@@ -118,6 +118,8 @@ class _Module:
         ) and all(self._is_value(value) for value in evaluated)
 
     def _is_new(self, target: ast.expr) -> bool:
+        if isinstance(target, ast.Tuple):
+            return all(self._is_new(element) for element in target.elts)
         return isinstance(target, ast.Name) and target.id not in self.triton and not target.id.startswith("__")
 
     def _is_of_triton(self, called: ast.expr, names: frozenset[str]) -> bool:
