@@ -221,6 +221,8 @@ def test_kernels_of_one_kind_share_a_process_and_others_do_not() -> None:
     assert names(4) == [["a", "c"], ["b"], ["d"], ["e"]]
     assert names(64) == [["a"], ["b"], ["c"], ["d"], ["e"]]
     assert shared([], 2) == {}
+    others = [*kernels("a"), *kernels("b", tools={}), *kernels("c", tools={"TRITON_PTXAS_PATH": "1"})]
+    assert len(shared(others, 1)) == 3
 
 
 IDENTITY = {"triton": "9.9", "python": "3.11", "backends": [], "files": {"triton/core.py": __file__}}
