@@ -38,8 +38,8 @@ JOB = struct.Struct("=IB")
 FORKED = struct.Struct("=i")
 DONE = struct.Struct("=qdd")
 GO, TAKEN = b"g", b"t"
-AGAIN_S = 0.5
-"""A fork waits so long for another job: it holds memory that nobody counts."""
+AGAIN_S = 5.0
+"""A fork waits so long for another job: it holds memory. Where that is short, its channel ends first."""
 MOST_JOBS = 32
 """Of one fork: whatever leaks has an end."""
 PR_SET_PDEATHSIG = 1
