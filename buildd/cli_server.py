@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from buildd import cli_client
 from buildd.cli_client import GO, SOCKET, STREAMS, TAKEN
-from buildd.identity import as_marked, code_marks, package_stamp
+from buildd.identity import as_marked, code_marks, package_digest, package_stamp
 
 _IMPORTED = (
     *("argparse", "difflib", "buildd.commands.build", "buildd.commands.daemon_control", "buildd.commands.explain"),
@@ -113,15 +113,25 @@ class _Code:
 
     def __init__(self) -> None:
         self._marks = code_marks()
-        stamp = package_stamp()  # from the daemon's start, before anything was imported
+        self._digest = package_digest()  # both from the daemon's start, before anything was imported
+        stamp = package_stamp()
         self._stamp = stamp if package_stamp.__wrapped__() == stamp else ""
 
     def stands(self) -> bool:
         """Whether it is the code that a command would import now."""
+        self.settle()
         if as_marked(self._marks):
             return bool(self._stamp)
         # Perhaps only Python has put a folder for bytecode into one of ours.
         return package_stamp.__wrapped__() == self._stamp != ""
+
+    def settle(self) -> None:
+        """Where files were so young at the start that their stamps said nothing, have those that do once they are not:
+        a daemon that took over after an upgrade would take no command in all its life."""
+        if not self._stamp:
+            marks, stamp = code_marks(), package_stamp.__wrapped__()
+            if stamp and package_digest.__wrapped__() == self._digest:
+                self._marks, self._stamp = marks, stamp
 
 
 def _take_commands(listening: socket.socket, lifeline: int, code: _Code) -> None:
@@ -162,6 +172,8 @@ def _take_commands(listening: socket.socket, lifeline: int, code: _Code) -> None
             running[descriptor] = spare.pid
             waiting.register(descriptor, select.POLLIN)
             spare, wanted = None, False
+            with contextlib.suppress(OSError):  # of files that are being replaced
+                code.settle()
 
 
 @dataclass(frozen=True, slots=True)

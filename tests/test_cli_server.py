@@ -219,6 +219,28 @@ def test_code_that_was_changed_is_taken_for_other_code(toolkit: Path, tmp_path: 
         end_estate(estate)
 
 
+def test_a_daemon_that_began_with_young_code_takes_commands_once_it_is_older(toolkit: Path, tmp_path: Path) -> None:
+    """As one that took over after an upgrade."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    estate = make_estate(toolkit, PYTHONPATH=os.pathsep.join((str(tmp_path), *filter(None, sys.path))))
+    try:
+        (tmp_path / "buildd/__init__.py").touch()
+        assert estate.buildd("up")[0] == 0
+        until(lambda: next(estate.run_folder.rglob(cli_client.SOCKET), None), "nobody takes commands")
+        before = estate.daemon()
+
+        def is_handed_over() -> bool:
+            process = estate.begin()
+            assert estate.finish(process).status == 0
+            return submitters(estate)[-1] != process.pid
+
+        until(is_handed_over, "no command is handed over")
+        assert estate.daemon() == before
+    finally:
+        end_estate(estate)
+
+
 def test_a_command_imports_nothing_and_makes_no_decoder(estate: Estate) -> None:
     """Of what all commands use: each would do it again, in its own process."""
     script = (
