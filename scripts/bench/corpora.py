@@ -93,7 +93,7 @@ class Corpus:
         return tuple(found[:units] if units else found)
 
     def heavy(self, units: int, cutlass: Path) -> tuple[Unit, ...]:
-        """GEMMs for sm_80, each of which takes 0.8 GiB to compile."""
+        """CUTLASS GEMMs for sm_80, each of which takes 0.8 GiB to compile."""
         (self.folder / "src").mkdir(parents=True)
         self._include = (str(cutlass / "include"),)
         self.flags = (*_CUTLASS_FLAGS, "-Iinclude", f"-I{cutlass / 'include'}")
@@ -233,8 +233,8 @@ _MAKERS: dict[str, Callable[[Corpus, int, Path], tuple[Unit, ...]]] = {
     "cpp": Corpus.cpp,
     "heavy": Corpus.heavy,
 }
-NAMES = ("small", "cutlass", "hip", "cpp")
-UNITS = {"small": 64, "cutlass": 0, "hip": 16, "cpp": 64}
+NAMES = ("small", "cutlass", "heavy", "hip", "cpp")
+UNITS = {"small": 64, "cutlass": 0, "heavy": 24, "hip": 16, "cpp": 64}
 """How many sources there are unless told otherwise; 0 for all."""
 
 
