@@ -1,4 +1,5 @@
 """Random edits of a project with two watches: after each both tell what matters, and the next build is the right one.
+And without a watch, where somebody also lays hands on the outputs.
 
 BUILDD_SOAK="FIRST:COUNT:STEPS" takes other seeds and more edits than the few of every day.
 """
@@ -257,3 +258,48 @@ async def right(shop: Shop, floor: Floor, model: Model, known: str, build: Build
     assert made == model.objects
     assert floor.library.decode() == model.library
     return request.request_id
+
+
+def meddle(project: Path, choose: random.Random, number: int) -> str:
+    """Do something to the outputs; what it was."""
+    build = project / "build"
+    outputs = sorted(build.glob("*.*")) if build.is_dir() else []
+    way = choose.choice(("all", "one", "alter", "read-only", "stray", "link", "nothing"))
+    if way == "all":
+        shutil.rmtree(build, ignore_errors=True)
+    elif outputs and way != "nothing":
+        output = choose.choice(outputs)
+        if way == "stray":
+            (build / f"stray-{number}").write_text("")
+        elif way == "read-only":
+            output.chmod(0o444)
+        elif way == "link":
+            output.rename(project.parent / f"moved-{number}")
+            output.symlink_to(project.parent / f"moved-{number}")
+        else:
+            output.unlink()
+            if way == "alter":
+                output.write_bytes(b"altered")
+    return way
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def test_random_edits_and_outputs_that_are_gone(tmp_path: Path, seed: int) -> None:
+    floor, choose = Floor(tmp_path), random.Random(seed)
+    editor = Editor(floor, seed)
+    for path in (*SOURCES, "include/x.h", "include/z.h", "include/sub/y.h"):
+        editor.write(path)
+
+    async def go() -> None:
+        async with Shop(floor) as shop:
+            for number in range(2 * STEPS):
+                if choose.random() < 0.2:
+                    editor.edit()
+                editor.did.append(f"-- {meddle(floor.project, choose, number)}")
+                await right(shop, floor, Model(floor.project), "", built)
+
+    try:
+        asyncio.run(go())
+    except BaseException:
+        print(f"seed {seed}:", *editor.did, sep="\n")
+        raise
