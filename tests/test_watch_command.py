@@ -36,13 +36,13 @@ def test_a_save_builds_a_break_is_told_and_the_mend_too(guest: Estate) -> None:
     session = watch(guest)
     try:
         assert session.round()["misses"] == 3
-        guest.write("src/a.cu", "other\n")
+        save(guest, "src/a.cu", "other\n")
         assert session.until(lambda body: body["type"] == "changed")["paths"] == ["src/a.cu"]
         assert session.round()["misses"] == 2
-        guest.write("src/b.cu", "//! fail\n")
+        save(guest, "src/b.cu", "//! fail\n")
         assert session.until(lambda body: body["type"] == "failed")["action"] == "demo/src/b.cu.o"
         assert session.round()["outcome"] == "failed"
-        guest.write("src/b.cu", "mended\n")
+        save(guest, "src/b.cu", "mended\n")
         assert session.round()["outcome"] == "built"
     finally:
         session.end()
@@ -58,7 +58,7 @@ def test_a_save_during_a_build_replaces_it_and_keeps_what_is_still_right(guest: 
         guest.until_compiling("src/a.cu")
         guest.until_compiling("src/b.cu")
         b = guest.compiler_of("src/b.cu")
-        guest.write("src/a.cu", "quick\n")
+        save(guest, "src/a.cu", "quick\n")
         session.until(lambda body: body["type"] == "changed")
         session.until(lambda body: body["type"] == "finished" and body["action"] == "demo/src/a.cu.o")
         still = guest.compiler_of("src/b.cu")
@@ -217,7 +217,7 @@ def test_two_watch_one_target_and_the_work_is_done_once(guest: Estate) -> None:
     second = watch(guest)
     try:
         first.round(), second.round()
-        guest.write("src/a.cu", "//! sleep 1\nother\n")
+        save(guest, "src/a.cu", "//! sleep 1\nother\n")
         jobs = [session.until(finished_a)["job_id"] for session in (first, second)]
         assert jobs[0] == jobs[1]
         first.round(), second.round()
