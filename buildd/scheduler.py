@@ -397,8 +397,10 @@ class Scheduler:
         with self.intake.watches.ending(complete.request), self.intake.recording(building.request):
             building.tell_done(complete.outcome, message=failures if complete.outcome is m.Outcome.FAILED else "")
             await self.intake.heard(building.request)
-            # First: what is looked at for the record was not seen by the build.
-            await self.intake.watches.learn(building, complete.outcome)
+            try:  # first: what is looked at for the record was not seen by the build
+                await self.intake.watches.learn(building, complete.outcome)
+            except Exception:  # the edge: a watch that knows less still looks at its files, and the build is done
+                _log.exception("what %s has seen was not learned", complete.request)
             try:
                 await self._in_pool(_keep, building, complete.outcome)
             except Exception:  # the edge: what is written here only saves time, and the build is done
