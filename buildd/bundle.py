@@ -24,7 +24,8 @@ Format, version 2; numbers are little-endian:
     lists     [[[name, digest]...]...] of files; a result names its lists by their number
     blobs     [[digest, size]...] sorted by digest
     profiles  maps, as `buildd.profiles.Profile` has them, sorted
-    kernels   [[name, digest, size]...] of Triton's, as files that are kept beside the store, sorted by name
+    kernels   [[name, digest, size]...] of Triton's, and Inductor's graphs, as files that are kept beside the store
+              but for their signatures, sorted by name
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). Folder stamps are not in a bundle: they say
 something about one machine only, and after an import they are unknown; `present` marks what is no folder but a file
@@ -177,6 +178,8 @@ def _put_blobs(store: Store, source: BinaryIO, manifest: Manifest, file: Path) -
             kept_kernels.take_in(store.folder, name.decode(), b"".join(_blob(source, digest, size, file)))
         except OSError as error:
             raise write_error(error, store.folder) from error
+        except ValueError as error:
+            raise StoreError(f"no kernel can be signed: {error}", file=str(store.folder)) from error
 
 
 # ---------------------------------------------------------------- writing
@@ -236,7 +239,7 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> Manifest:
     kernels = []
     for name, content in kept_kernels.sound(store.folder) if everything else ():
         kernels.append((name.encode(), blake3(content).digest(), len(content)))
-    return Manifest(entries, [list(files) for files in lists], sorted(sizes.items()), kernels=kernels)
+    return Manifest(entries, [list(files) for files in lists], sorted(sizes.items()), kernels=sorted(kernels))
 
 
 def _sets_of(store: Store, key: bytes) -> Iterator[tuple[bytes, InputSet]]:
@@ -279,7 +282,7 @@ def _write_blob(store: Store, raw: bytes, writer: _HashingWriter, file: Path) ->
 def _write_kernel(store: Store, name: str, digest: bytes, writer: _HashingWriter) -> None:
     try:
         content = kept_kernels.read(store.folder, name)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         content = b""
     if blake3(content).digest() != digest:
         raise StoreError("a kernel was removed while it was exported", file=str(store.folder), next_step="export again")

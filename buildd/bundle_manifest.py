@@ -14,7 +14,7 @@ from protocol.messages import Kernel
 
 MAX_NAME_BYTES = 4096
 MAX_KERNEL_BYTES = 256 << 20
-KERNEL_NAME = re.compile(rb"[0-9a-f]{32}")
+KERNEL_NAME = re.compile(rb"(inductor/)?[0-9a-f]{32}")
 
 
 class Set(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     blobs: list[tuple[bytes, int]]
     profiles: list[Profile] = []
     kernels: list[tuple[bytes, bytes, int]] = []
-    """Triton's: name of the file, digest, size."""
+    """Triton's, and graphs of Inductor's: name of the file, digest, size."""
 
 
 def problem_of(manifest: Manifest) -> str:

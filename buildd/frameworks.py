@@ -10,7 +10,7 @@ import platform
 import re
 from collections.abc import Mapping
 
-HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks")
+HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks", "startup")
 TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _WRAPPER = "TORCH_NO_COMPILER_WRAPPER"
 """Where this is not set, torch puts a ccache or sccache that is on PATH before our stand-ins."""

@@ -1,7 +1,7 @@
 """Triton's kernels, Inductor's graphs, Python's bytecode beside the store: their bound, are they sound, figures.
 
 Knows nothing of how they come there and are found: that happens in the users' processes (`hooks/triton_cache`,
-`hooks/inductor_cache`, `hooks/bytecode`). An entry is one file, replaced by rename, and a digest covers all of it.
+`hooks/inductor_cache`, `hooks/bytecode`), nor what an entry is (`hooks/entries`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from buildd.hooks import bytecode, inductor_cache, triton_why
-from buildd.hooks.triton_cache import FOLDER, NOTE, Entry, Shelf
+from buildd.hooks import bytecode, inductor_cache, signatures, triton_why
+from buildd.hooks.entries import NOTE, Entry, Shelf, check
+from buildd.hooks.triton_cache import FOLDER
 
 FOLDERS = (FOLDER, inductor_cache.FOLDER)
 SHARE = 10
@@ -64,39 +65,44 @@ def clear(store: Path) -> int:
 
 
 def sound(store: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each kernel that is whole, by name. No graphs: what is in them is code of who made them."""
-    for name in sorted(entry.name for entry, _ in _statuses(store) if _NAME.fullmatch(entry.name)):
-        with contextlib.suppress(OSError, ValueError):
-            content = (store / FOLDER / name).read_bytes()
-            Entry.decode(content)
-            yield name, content
+    """Name and content, unsigned, of each kernel and graph that is whole, and signed by somebody who is trusted. A
+    graph's name begins with its folder's."""
+    keys = signatures.keys(os.environ)
+    for folder in FOLDERS:
+        for file in [entry.name for entry, _ in _statuses(store, folder) if _NAME.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError, ValueError):
+                content = (store / folder / file).read_bytes()
+                check(content, f"{folder}/{file}", keys)
+                yield (file if folder == FOLDER else f"{folder}/{file}"), Entry.decode(content).encode()
 
 
 def read(store: Path, name: str) -> bytes:
-    """One kernel's content. Raises OSError."""
-    return (store / FOLDER / name).read_bytes()
+    """One kernel's or graph's content, unsigned. Raises OSError, ValueError."""
+    return Entry.decode(store.joinpath(*_place(name)).read_bytes()).encode()
 
 
 def take_in(store: Path, name: str, content: bytes) -> bool:
-    """Have a kernel found from now on, whole or not at all; False for what is none. Raises OSError.
+    """Have a kernel or graph found from now on, whole or not at all, and signed by the user, who trusts where it comes
+    from; False for what is none. Raises OSError, ValueError where the user has no key.
 
     Under a name that is not its own it is never taken for another one: who finds it compares keys.
     """
     try:
-        Entry.decode(content)
+        entry = Entry.decode(content)
     except ValueError:
         return False
-    folder = store / FOLDER
-    if not Shelf(os.fspath(store)).open():
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(folder))
-    aside = folder / f".{os.getpid()}-import"
-    try:
-        aside.write_bytes(content)
-        aside.chmod(0o600)
-        os.replace(aside, folder / name)
-    finally:
-        aside.unlink(missing_ok=True)
+    folder, file = _place(name)
+    shelf = Shelf(os.fspath(store), folder)
+    if not shelf.open():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(store / folder))
+    shelf.put_as(file, entry)
     return True
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Folder and name of a file."""
+    folder, _, file = name.rpartition("/")
+    return folder or FOLDER, file
 
 
 def verify(store: Path) -> tuple[int, int]:

@@ -103,7 +103,7 @@ def _change(environ: MutableMapping[str, str]) -> None:
     from buildd.hooks import inductor_cache, inductor_why, torch_assembler, triton_cache, triton_why
 
     if inductor_cache.is_wanted() and hasattr(remote_cache.RemoteCache, "backend_override_cls"):
-        inductor_cache.begin(remote_cache, triton_cache, changed["BUILDD_DIR"])
+        inductor_cache.begin(remote_cache, changed["BUILDD_DIR"])
     if hasattr(codecache, "compiled_fx_graph_hash"):
         inductor_why.begin(codecache, triton_why, changed["BUILDD_DIR"])
     if hasattr(compile_tasks, "_set_triton_ptxas_path"):

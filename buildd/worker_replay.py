@@ -38,7 +38,7 @@ import types
 import warnings
 from typing import Any
 
-_OURS = "_buildd_triton_cache"
+_OURS = "_buildd_hooks.triton_cache"
 _DEATH_SIGNAL = 1
 _SIGKILL = 9
 TIMEOUT_S = 600.0

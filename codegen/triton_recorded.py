@@ -16,9 +16,10 @@ from codegen.plan import Action, Place, Ref, ToolFile
 from codegen.python_worker import FOLDER, worker_of
 from codegen.target import RecordedTarget
 from codegen.triton_kernel import RESOURCES, WORKER, triton_tool
+from protocol.curve import key_folder
 
 REPLAY = FOLDER / "worker_replay.py"
-HOOKS = FOLDER / "hooks"
+HOOKS = FOLDER / "hooks" / "startup"
 
 
 def plan_recorded(context: Context, target: RecordedTarget) -> Part:
@@ -40,6 +41,7 @@ def plan_recorded(context: Context, target: RecordedTarget) -> Part:
         **passed,
         **target.variables,
         "BUILDD_DIR": context.request.store,
+        "BUILDD_KEY_DIR": str(key_folder(context.environment)),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(folders)),
         **({"BUILDD_RECACHE": "1"} if context.request.recache else {}),
     }

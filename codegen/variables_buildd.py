@@ -47,6 +47,8 @@ VARIABLES = rows(
     V("BUILDD_TCP", Kind.STRING, "", (LAYOUT,), "", "address to serve over TCP, with CURVE and a list of client keys",
       acts=True),
     V("BUILDD_TCP_KEY", Kind.PATH, "", (SECRET,), "", "file of the client's CURVE key; never sent, stored or printed"),
+    V("BUILDD_KEY_DIR", Kind.PATH, "", (LAYOUT,), "",
+      "folder of the user's keys and the list of those that they trust; $XDG_CONFIG_HOME/buildd by default", acts=True),
     V("BUILDD_LOG", Kind.LOG_LEVEL, "INFO", (LOG,), "", "level of the daemon's own log"),
     V("BUILDD_*", Kind.STRING, "", (LOG,), "", "no such variable; `buildd env` says so"),
     V("NO_COLOR", Kind.ON_IF_SET, "", (LOG,), "programs print without colours", "same", acts=True),

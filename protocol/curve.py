@@ -49,6 +49,9 @@ class AllowedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 def key_folder(environ: Mapping[str, str]) -> Path:
     """Where keys live: they outlast a reboot, so not in the runtime folder."""
+    own = environ.get("BUILDD_KEY_DIR", "")
+    if os.path.isabs(own):
+        return Path(own)
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")

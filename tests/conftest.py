@@ -55,6 +55,14 @@ def pytest_configure() -> None:
             signal.signal(number, default)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests sign with a key of their own: who runs them has one, and trusts others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 def pytest_report_header() -> list[str]:
     return [f"skipped, {reason}: tests marked {marker}" for marker in _TOOLS if (reason := missing(marker))]
 

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from buildd import bundle, collect, kept_kernels
 from buildd.errors import StoreError
-from buildd.hooks.triton_cache import Entry, Shelf, name_of
+from buildd.hooks.entries import Entry, Shelf, name_of
 from buildd.profiles import Outcome, Profile, Profiles
 from buildd.results import PRESENT, UNKNOWN
 from buildd.signing import signer_of
@@ -269,7 +269,7 @@ def test_the_content_is_the_same_whoever_signs(store: Store, tmp_path: Path) -> 
 
 
 def test_tritons_kernels_travel_with_everything(store: Store, other: Store, tmp_path: Path) -> None:
-    shelf, arrived = Shelf(str(store.folder)), Shelf(str(other.folder))
+    shelf, arrived = Shelf(str(store.folder), "triton"), Shelf(str(other.folder), "triton")
     assert shelf.open()
     for number in range(3):
         shelf.put(Entry(f"KEY{number}", "add.json", {"add.json": b"{}", "add.cubin": bytes([number]) * 5000}))

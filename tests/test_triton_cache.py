@@ -18,9 +18,11 @@ import pytest
 from serving import wait_until
 
 from buildd import collect, kept_kernels
+from buildd.bundle_manifest import KERNEL_NAME as BUNDLED
 from buildd.frameworks import HOOKS, TAG, tag, variables, without_hooks
-from buildd.hooks import inductor_cache, triton_cache
-from buildd.hooks.triton_cache import Entry, Lock, Shelf
+from buildd.hooks import entries, inductor_cache, triton_cache
+from buildd.hooks.entries import Entry, Shelf
+from buildd.hooks.triton_cache import Lock
 from buildd.store import Store
 from tests.household import Household
 
@@ -45,7 +47,7 @@ def kept(store: Path) -> list[Path]:
 
 @pytest.fixture
 def shelf(store: Path) -> Shelf:
-    made = Shelf(str(store))
+    made = Shelf(str(store), "triton")
     assert made.open()
     made.put(Entry(KEY, GROUP, FILES))
     return made
@@ -77,7 +79,7 @@ def test_whatever_happened_to_an_entry_it_is_noticed(shelf: Shelf, store: Path) 
     # One that is sound and stands under a name that is not its own.
     shelf.put(Entry("OTHER", GROUP, FILES))
     os.replace(kept(store)[0], place)
-    with pytest.raises(ValueError, match="another"):
+    with pytest.raises(ValueError, match="not signed"):
         shelf.take(KEY, GROUP)
 
 
@@ -97,7 +99,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(shelf: Shelf, store: Path
 def test_what_was_not_used_for_longest_goes_first(shelf: Shelf, store: Path) -> None:
     for number in range(4):
         shelf.put(Entry(f"K{number}", GROUP, FILES))
-        os.utime(shelf.folder + "/" + triton_cache.name_of(f"K{number}", GROUP), (1000 + number, 1000 + number))
+        os.utime(shelf.folder + "/" + entries.name_of(f"K{number}", GROUP), (1000 + number, 1000 + number))
     (store / "triton" / ".1-1").write_bytes(b"torn")
     os.utime(store / "triton" / ".1-1", (1000, 1000))
     assert shelf.take("K0", GROUP) is not None  # used again
@@ -118,17 +120,20 @@ def test_the_store_counts_checks_bounds_and_flushes_them(shelf: Shelf, store: Pa
         shelf.put(Entry(KEY, GROUP, FILES))
         collect.flush(opened)
         assert collect.stats(opened).kernels == 0
-        (store / "triton" / triton_cache.name_of(KEY, GROUP)).write_bytes(b"bad")
+        (store / "triton" / entries.name_of(KEY, GROUP)).write_bytes(b"bad")
         assert not collect.verify(opened).is_sound and collect.verify(opened).is_sound
 
 
-def test_graphs_share_the_bound_and_are_in_no_bundle(shelf: Shelf, store: Path) -> None:
+def test_graphs_share_the_bound_and_are_named_by_their_folder(shelf: Shelf, store: Path) -> None:
     graphs = Shelf(str(store), inductor_cache.FOLDER)
     assert graphs.open()
     graphs.put(Entry("pt2:k", "graph", {"graph": b"pickle"}))
     assert shelf.take("pt2:k", "graph") is None and graphs.take(KEY, GROUP) is None
     assert kept_kernels.held(store)[0] == kept_kernels.verify(store)[0] == 2
-    assert [Entry.decode(content).key for _, content in kept_kernels.sound(store)] == [KEY]
+    found = dict(kept_kernels.sound(store))
+    assert [Entry.decode(content).key for content in found.values()] == [KEY, "pt2:k"]
+    assert all(BUNDLED.fullmatch(name.encode()) for name in found) and sorted(found, key=str.encode) == sorted(found)
+    assert all(kept_kernels.read(store, name) == found[name] for name in found)
     (path,) = (store / inductor_cache.FOLDER).iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     assert kept_kernels.verify(store) == (2, 1) and graphs.take("pt2:k", "graph") is None
@@ -140,25 +145,25 @@ def test_graphs_share_the_bound_and_are_in_no_bundle(shelf: Shelf, store: Path) 
 def test_tools_in_place_of_tritons_own_are_told_apart_by_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = triton_cache.name_of(KEY, GROUP)
+    plain = entries.name_of(KEY, GROUP)
     tool = tmp_path / "ptxas"
     tool.write_text("one")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(tool))
-    first = triton_cache.name_of(KEY, GROUP)
+    first = entries.name_of(KEY, GROUP)
     tool.write_text("two")
-    second = triton_cache.name_of(KEY, GROUP)
+    second = entries.name_of(KEY, GROUP)
     assert len({plain, first, second}) == 3
     other = tmp_path / "elsewhere"
     other.write_text("one")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
-    assert triton_cache.name_of(KEY, GROUP) == first
+    assert entries.name_of(KEY, GROUP) == first
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled at once, and nothing is remembered yet."""
-    monkeypatch.setattr(triton_cache, "_SETTLED_NS", 0)
-    monkeypatch.setattr(triton_cache, "_values", {})
+    monkeypatch.setattr(entries, "_SETTLED_NS", 0)
+    monkeypatch.setattr(entries, "_values", {})
 
 
 @pytest.mark.usefixtures("settled")
@@ -167,16 +172,16 @@ def test_what_was_read_once_is_noted_for_other_processes(
 ) -> None:
     tool = tmp_path / "ptxas"
     tool.write_text("one")
-    digest = triton_cache.digest_of(str(tool), shelf.folder)
-    (note,) = (store / "triton").glob(f"*{triton_cache.NOTE}")
+    digest = entries.digest_of(str(tool), shelf.folder)
+    (note,) = (store / "triton").glob(f"*{entries.NOTE}")
     forged = "0" * 32
-    check = triton_cache._check_of(note.name, forged)
+    check = entries._check_of(note.name, forged)
     for text, wanted in ((f"{forged} {check}", forged), (f"{forged} {check[:-1]}", digest), ("", digest)):
         note.write_text(text)  # the first one shows that it is read at all
-        monkeypatch.setattr(triton_cache, "_values", {})
-        assert triton_cache.digest_of(str(tool), shelf.folder) == wanted
+        monkeypatch.setattr(entries, "_values", {})
+        assert entries.digest_of(str(tool), shelf.folder) == wanted
     tool.write_text("another")
-    assert triton_cache.digest_of(str(tool), shelf.folder) not in (digest, forged)
+    assert entries.digest_of(str(tool), shelf.folder) not in (digest, forged)
     assert len(kept(store)) == 1 and kept_kernels.held(store)[0] == 1, "a note is no kernel"
 
 
@@ -196,7 +201,7 @@ def test_tritons_digest_of_itself_is_made_once_for_each_state_of_its_files(
         return f"3.9-{made[-1]}"
 
     def in_another_process() -> str:
-        monkeypatch.setattr(triton_cache, "_values", {})
+        monkeypatch.setattr(entries, "_values", {})
         return triton_cache.key_remembered(triton_key, str(folder))()
 
     assert [in_another_process() for _ in range(3)] == ["3.9-one"] * 3 and made == ["one"]
@@ -210,15 +215,15 @@ def test_tritons_digest_of_itself_is_made_once_for_each_state_of_its_files(
 
 
 def test_what_was_written_just_now_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_cache, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(entries, "_SETTLED_NS", 3600 * 10**9)
     tool = tmp_path / "ptxas"
     tool.write_text("one")
-    before = triton_cache._stamp(str(tool))
-    monkeypatch.setattr(triton_cache, "_stamp", lambda path: before)  # a clock with coarse steps
-    first = triton_cache.digest_of(str(tool), str(tmp_path))
+    before = entries.stamp_of(str(tool))
+    monkeypatch.setattr(entries, "stamp_of", lambda path: before)  # a clock with coarse steps
+    first = entries.digest_of(str(tool), str(tmp_path))
     tool.write_text("two")
-    assert triton_cache.digest_of(str(tool), str(tmp_path)) != first
-    assert not list(tmp_path.glob(f"*{triton_cache.NOTE}"))
+    assert entries.digest_of(str(tool), str(tmp_path)) != first
+    assert not list(tmp_path.glob(f"*{entries.NOTE}"))
 
 
 # ---------------------------------------------------------------- one compiles
@@ -419,8 +424,17 @@ def test_the_users_own_sitecustomize_runs(environ: dict[str, str], tmp_path: Pat
     environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'own'}"
     code = "import sys, sitecustomize; print(mine == sitecustomize.__file__, len(sys.meta_path))"
     assert says(environ, code) == "True " + str(1 + int(says(environ, "import sys; print(len(sys.meta_path))", "-I")))
-    (tmp_path / "triton_cache.py").write_text("raise SystemExit(3)\n")
-    assert says(environ, "import triton_cache", cwd=None) == ""
+
+
+def test_no_module_of_ours_comes_before_one_of_the_users(environ: dict[str, str], tmp_path: Path) -> None:
+    ours = {path.stem for path in Path(triton_cache.__file__).parent.glob("*.py")} - {"__init__"}
+    (tmp_path / "own").mkdir()
+    for name in ours:
+        (tmp_path / "own" / f"{name}.py").write_text("")
+    environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'own'}"
+    code = "import importlib, sys; print({importlib.import_module(name).__file__ for name in sys.argv[1:]})"
+    done = subprocess.run([sys.executable, "-c", code, *ours], env=environ, capture_output=True, text=True, check=True)
+    assert len(ours) > 5 and done.stdout.count(str(tmp_path / "own")) == len(ours), done.stdout
 
 
 def test_nothing_of_ours_is_needed(environ: dict[str, str], tmp_path: Path) -> None:

@@ -223,13 +223,13 @@ def _run(probe: Probe) -> Answer:
 
 
 def keys(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whose bundles `buildd cache import` takes in."""
+    """Whose bundles `buildd cache import` takes in, and whose kernels and graphs programs do."""
     from buildd import signing
 
     file = signing.key_file(environ)
     try:
         others = signing.listed(environ)
-        own = signing.own(environ).public.hex() if file.exists() else "none yet, the first export makes one"
+        own = signing.own(environ).public.hex() if file.exists() else "none yet, the first use makes one"
     except BuilddError as error:
         yield Finding(Level.FAIL, "keys", f"{error.file}: {error.message}", error.next_step)
         return

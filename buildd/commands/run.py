@@ -220,6 +220,7 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
     from buildd import frameworks
     from buildd.location import locate
     from buildd.standins import LAUNCHER, toolkit
+    from protocol.curve import key_folder
     from protocol.endpoint import runtime_folder
 
     store = locate(environ).folder
@@ -230,6 +231,7 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
         "BUILDD_RUNTIME_DIR": os.path.dirname(runtime_folder(environ).place),
         "BUILDD_DIR": str(store),
         "BUILDD_BUILD_ID": build,
+        "BUILDD_KEY_DIR": str(key_folder(environ)),
     }
     found |= {name: launcher for name in _LAUNCHERS if not environ.get(name)}
     found |= frameworks.variables(environ)

@@ -3,7 +3,8 @@
 Runs in the user's own process, from this one file, in the middle of imports: imports nothing that a start has not
 imported anyway, but hashing. A first `torch.compile` imports 1,500 modules, and to compile them takes seconds in every
 process, where their folders are read-only or another user's, or PYTHONDONTWRITEBYTECODE is set. Known by its source's
-text: no stamp decides. What is found is checked; whatever goes wrong, Python compiles.
+text: no stamp decides. What is found was put there by who has the user's key, or it is none; whatever goes wrong,
+Python compiles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = "bytecode"
-MAGIC = b"buildd-bytecode 1\n"
+MAGIC = b"buildd-bytecode 2\n"
 _DIGEST_BYTES = 32
 _MOST_BYTES = 64 << 20
 _USED_AGAIN_S = 86400.0
@@ -32,10 +33,12 @@ class Kept:
 
     Args:
         store: its folder.
+        secret: what only the user has, at most 64 bytes.
     """
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, secret: bytes) -> None:
         self.folder = os.path.join(store, FOLDER)
+        self._secret = secret
         self._written = 0
 
     def open(self) -> bool:
@@ -68,7 +71,7 @@ class Kept:
             if time.time() - status.st_mtime > _USED_AGAIN_S:
                 os.utime(descriptor)  # what was not used for longest goes first
         body = len(MAGIC) + _DIGEST_BYTES
-        if not content.startswith(MAGIC) or content[len(MAGIC) : body] != _check_of(name, content[body:]):
+        if not content.startswith(MAGIC) or content[len(MAGIC) : body] != self._check_of(name, content[body:]):
             raise ValueError("damaged")
         code: CodeType = marshal.loads(content[body:])
         return code
@@ -80,7 +83,7 @@ class Kept:
         aside = os.path.join(self.folder, f".{os.getpid()}-{self._written}")
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            content = MAGIC + _check_of(name, body) + body
+            content = MAGIC + self._check_of(name, body) + body
             with open(descriptor, "wb", buffering=0) as file:
                 if file.write(content) != len(content):
                     raise OSError("written in part")
@@ -89,9 +92,8 @@ class Kept:
             os.unlink(aside)
             raise
 
-
-def _check_of(name: str, body: bytes) -> bytes:
-    return bytes(blake2b(name.encode() + body, digest_size=_DIGEST_BYTES).digest())
+    def _check_of(self, name: str, body: bytes) -> bytes:
+        return bytes(blake2b(name.encode() + body, digest_size=_DIGEST_BYTES, key=self._secret).digest())
 
 
 def is_unkept(path: str) -> bool:
@@ -99,15 +101,16 @@ def is_unkept(path: str) -> bool:
     return sys.dont_write_bytecode or not (sys.pycache_prefix or os.access(os.path.dirname(path), os.W_OK))
 
 
-def begin(loader: Any, store: str) -> None:
+def begin(loader: Any, store: str, secret: bytes) -> None:
     """Keep bytecode from now on.
 
     Args:
         loader: importlib's SourceFileLoader. It compiles only where it finds no bytecode that is valid.
         store: the folder of the store.
+        secret: as `Kept` takes it.
     """
     compile_source: Callable[..., CodeType] = loader.source_to_code
-    kept = Kept(store)
+    kept = Kept(store, secret)
     if not kept.open():
         return
 

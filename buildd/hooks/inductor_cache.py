@@ -1,9 +1,9 @@
 """Inductor's graphs, kept in the store: found again where its own caches are empty.
 
 Runs in the user's own process; standard library and torch only. Knows how Inductor asks a cache beyond its own one
-(`torch._inductor.remote_cache`); entries and their checks are `triton_cache`'s. What is found under which key is
-Inductor's to know, and so is what an entry holds: a pickle, as in its own cache. So nothing but the user's own files is
-read, and no bundle carries them. Whatever goes wrong, Inductor compiles.
+(`torch._inductor.remote_cache`); entries and their checks are `entries`'. What is found under which key is Inductor's
+to know, and so is what an entry holds: a pickle, as in its own cache. So nothing is read but what the user, or somebody
+whom they trust, has signed. Whatever goes wrong, Inductor compiles.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import logging
 import os
 from typing import Any
 
+from .entries import Entry, Shelf, is_on, tell
+
 FOLDER = "inductor"
-_GROUP = "graph"
+GROUP = "graph"
 _THEIRS = ("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE")
 """Who sets one of these has such a cache, or wants none."""
 _KINDS = ("RemoteFxGraphCache", "RemoteAOTAutogradCache")
-_OFF = ("", "0", "false", "no", "off")
 _log = logging.getLogger("buildd.inductor")
 
 
@@ -27,12 +28,11 @@ def is_wanted() -> bool:
     return not any(name in os.environ for name in (*_THEIRS, "BUILDD_RECORD"))
 
 
-def begin(remote_cache: Any, entries: Any, store: str) -> None:
+def begin(remote_cache: Any, store: str) -> None:
     """Have graphs kept from now on.
 
     Args:
         remote_cache: the module torch._inductor.remote_cache, just imported.
-        entries: the module triton_cache.
         store: the folder of the store.
     """
     import torch._functorch.config as autograd
@@ -42,37 +42,34 @@ def begin(remote_cache: Any, entries: Any, store: str) -> None:
     if inductor.fx_graph_remote_cache is not None or any(kind.backend_override_cls is not None for kind in kinds):
         return
 
-    def is_off(name: str) -> bool:
-        return os.environ.get(name, "").lower() in _OFF
-
     class Graphs(remote_cache.RemoteCacheBackend):  # type: ignore[misc]
         """The graphs of one store."""
 
         def _shelf(self) -> Any:
             """None where nothing is to be kept: who turns Inductor's own cache off wants none."""
-            if inductor.force_disable_caches or not inductor.fx_graph_cache or not is_off("BUILDD_DISABLE"):
+            if inductor.force_disable_caches or not inductor.fx_graph_cache or is_on("BUILDD_DISABLE"):
                 return None
-            shelf = entries.Shelf(store, FOLDER)
+            shelf = Shelf(store, FOLDER)
             return shelf if shelf.open() else None
 
         def _get(self, key: str) -> Any:
             try:
-                shelf = self._shelf() if is_off("BUILDD_RECACHE") else None
-                found = shelf.take(key, _GROUP) if shelf is not None else None
-                return found.files[_GROUP] if found is not None else None
+                shelf = self._shelf() if not is_on("BUILDD_RECACHE") else None
+                found = shelf.take(key, GROUP) if shelf is not None else None
+                return found.files[GROUP] if found is not None else None
             except Exception as error:
                 # The edge between us and the user's program: Inductor compiles.
-                _log.info("not looked up: %s", error)
+                tell(_log, "not looked up", error)
                 return None
 
         def _put(self, key: str, data: Any) -> None:
             try:
                 shelf = self._shelf()
                 if shelf is not None:
-                    shelf.put(entries.Entry(key, _GROUP, {_GROUP: bytes(data)}))
+                    shelf.put(Entry(key, GROUP, {GROUP: bytes(data)}))
             except Exception as error:
                 # As above.
-                _log.info("not kept: %s", error)
+                tell(_log, "not kept", error)
 
     for kind in kinds:
         kind.backend_override_cls = Graphs

@@ -1,8 +1,8 @@
 """Triton's cache, kept in the store: every kernel is whole and checked, found from any folder, and compiled once.
 
-Runs in the user's own process, from this one file: standard library and triton only. Knows Triton's interface and the
-format of an entry (`kept_kernels` bounds and checks them); no daemon. What Triton itself does not key is not kept.
-Whatever goes wrong, Triton's own cache does what it would have done without us.
+Runs in the user's own process: standard library and triton only. Knows Triton's interface; what an entry is, is
+`entries`'. No daemon. What Triton itself does not key is not kept. Whatever goes wrong, Triton's own cache does what it
+would have done without us.
 """
 
 from __future__ import annotations
@@ -10,218 +10,27 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import hashlib
-import itertools
 import json
 import logging
 import os
-import stat
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+from . import entries
+from .entries import Entry, Shelf, is_on
+
 FOLDER = "triton"
-MAGIC = b"buildd-triton 1\n"
-HEAD = struct.Struct("<16s32sI")
-"""Magic; digest of all that follows the digest; length of the facts, which the files' contents follow."""
-_CHECKED = 48
-_MOST_BYTES = 256 << 20
 _MOST_WAIT_S, _LONGEST_WAIT_S = 60.0, 600.0
 """For another process that has a kernel to compile and computes nothing; for one that computes."""
 _MOST_FILES = 10_000
 _POLL_S = 0.005
-_USED_AGAIN_S = 3600.0
 _BACKENDS = ("cuda", "hip")
 """Triton's own; the code of others is not in its key."""
 _HIDDEN = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
 """With these a kernel depends on files that are not in Triton's key."""
-_OFF = ("", "0", "false", "no", "off")
-NOTE = ".tool"
-"""How names of notes end: what was made of a tool's files, by their stamps."""
-_MOST_NOTED = 1 << 20
-_SETTLED_NS = 2_000_000_000
-_values: dict[str, str] = {}
-"""Name of a note -> what it tells."""
-_temporaries = itertools.count(1)
 _log = logging.getLogger("buildd.triton")
-
-
-class Entry:
-    """A kernel's files as they are kept.
-
-    Args:
-        key: Triton's.
-        group: the name that Triton has for the files together.
-        files: name -> content.
-    """
-
-    def __init__(self, key: str, group: str, files: dict[str, bytes]) -> None:
-        self.key = key
-        self.group = group
-        self.files = files
-
-    def encode(self) -> bytes:
-        facts = json.dumps(
-            {"key": self.key, "group": self.group, "files": [[name, len(data)] for name, data in self.files.items()]}
-        ).encode()
-        rest = struct.pack("<I", len(facts)) + b"".join((facts, *self.files.values()))
-        return MAGIC + hashlib.blake2b(rest, digest_size=32).digest() + rest
-
-    @classmethod
-    def decode(cls, content: bytes) -> Entry:
-        """Raises ValueError for what is torn, damaged or none of ours."""
-        if len(content) < HEAD.size or not content.startswith(MAGIC):
-            raise ValueError("no entry")
-        _, check, length = HEAD.unpack_from(content)
-        if hashlib.blake2b(content[_CHECKED:], digest_size=32).digest() != check:
-            raise ValueError("damaged")
-        facts = json.loads(content[HEAD.size : HEAD.size + length])
-        at, files = HEAD.size + length, {}
-        for name, size in facts["files"]:
-            if not is_plain(name) or len(content) - at < size:
-                raise ValueError("damaged")
-            files[name] = content[at : at + size]
-            at += size
-        if at != len(content):
-            raise ValueError("damaged")
-        return cls(facts["key"], facts["group"], files)
-
-
-def is_plain(name: str) -> bool:
-    """Whether a name stays in its folder."""
-    return bool(name) and name not in (".", "..") and not set(name) & {"/", "\0"}
-
-
-class Shelf:
-    """The kernels of one store, or what else is kept like them. Every method may raise OSError and ValueError."""
-
-    def __init__(self, store: str, folder: str = FOLDER) -> None:
-        self.folder = os.path.join(store, folder)
-
-    def open(self) -> bool:
-        """Have the folder there; whether entries can be written to it."""
-        try:
-            status = os.lstat(self.folder)
-        except FileNotFoundError:
-            if not os.path.isdir(os.path.dirname(self.folder)):
-                return False
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.folder, 0o700)
-            status = os.lstat(self.folder)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise OSError(f"{self.folder} is not a folder of this user's alone")
-        return os.access(self.folder, os.W_OK | os.X_OK)
-
-    def take(self, key: str, group: str) -> Entry | None:
-        """An entry that is whole; None where there is none."""
-        path = os.path.join(self.folder, name_of(key, group, self.folder))
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MOST_BYTES:
-                raise ValueError("no entry")
-            entry = Entry.decode(file.read())
-            if (entry.key, entry.group) != (key, group) or group not in entry.files:
-                raise ValueError("another entry")
-            if time.time() - status.st_mtime > _USED_AGAIN_S:
-                # What was not used for longest goes first.
-                with contextlib.suppress(OSError):
-                    os.utime(descriptor)
-        return entry
-
-    def put(self, entry: Entry) -> None:
-        """Have an entry found from now on, whole or not at all."""
-        content = entry.encode()
-        if len(content) > _MOST_BYTES:
-            return
-        aside = os.path.join(self.folder, f".{os.getpid()}-{next(_temporaries)}")
-        try:
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb", buffering=0) as file:
-                if file.write(content) != len(content):
-                    raise OSError("written in part")
-            os.replace(aside, os.path.join(self.folder, name_of(entry.key, entry.group, self.folder)))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-            raise
-
-    def lock_path(self, key: str, group: str) -> str:
-        return os.path.join(self.folder, f"{name_of(key, group, self.folder)}.lock")
-
-
-def name_of(key: str, group: str, notes: str = "") -> str:
-    """The name of an entry's file: of all that Triton's key leaves out, too.
-
-    Args:
-        notes: a folder where digests of large files are remembered, for other processes.
-    """
-    parts = [key, group, str(_is_on("TRITON_STORE_BINARY_ONLY"))]
-    # Tools in place of Triton's own: their version is keyed, their content is not.
-    for name in sorted(name for name in os.environ if name.startswith("TRITON_") and name.endswith("_PATH")):
-        if os.path.isfile(os.environ[name]):
-            parts.append(f"{name}={digest_of(os.environ[name], notes)}")
-    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-
-def digest_of(path: str, notes: str = "") -> str:
-    """Of a file's content: it is read once for each state of it, where notes can be kept. Raises OSError."""
-
-    def digest() -> str:
-        hasher = hashlib.blake2b(digest_size=16)
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 20):
-                hasher.update(chunk)
-        return hasher.hexdigest()
-
-    return remembered(digest, lambda: [_stamp(path)], notes)
-
-
-def remembered(value_of: Callable[[], str], stamps_of: Callable[[], Sequence[tuple[int, ...]]], notes: str = "") -> str:
-    """What was made of files, unless they have changed. Raises OSError.
-
-    Args:
-        value_of: makes it: a text without blanks.
-        stamps_of: the files' stamps, each with the time of its last change (ns) at the end.
-        notes: a folder where it is remembered for other processes.
-    """
-    stamps = stamps_of()
-    note = hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest() + NOTE
-    value = _values.get(note) or (_noted(os.path.join(notes, note)) if notes else "")
-    if not value:
-        value = value_of()
-        # A file that was written just now may be written again without a trace: clocks of file systems have steps.
-        now_ns = time.time_ns()
-        if any(abs(now_ns - stamp[-1]) < _SETTLED_NS for stamp in stamps) or stamps_of() != stamps:
-            return value
-        if notes:
-            with contextlib.suppress(OSError):
-                _write(os.path.join(notes, note), f"{value} {_check_of(note, value)}".encode())
-    _values[note] = value
-    return value
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _noted(place: str) -> str:
-    """What another process has noted; empty where there is nothing that is whole."""
-    with contextlib.suppress(OSError, ValueError), open(place, encoding="utf-8") as file:
-        value, check = file.read(_MOST_NOTED).split()
-        if check == _check_of(os.path.basename(place), value):
-            return value
-    return ""
-
-
-def _check_of(note: str, value: str) -> str:
-    return hashlib.blake2b(f"{note} {value}".encode(), digest_size=16).hexdigest()
 
 
 class Lock:
@@ -292,13 +101,9 @@ def _ticks(pid: int) -> list[str]:
         return file.read().rpartition(")")[2].split()[11:15]
 
 
-def _is_on(name: str) -> bool:
-    return os.environ.get(name, "").lower() not in _OFF
-
-
 def _is_keyed() -> bool:
     """Whether Triton's key says all that a kernel depends on."""
-    return not any(os.environ.get(name, "").lower() not in _OFF for name in _HIDDEN)
+    return not any(is_on(name) for name in _HIDDEN)
 
 
 @contextlib.contextmanager
@@ -307,7 +112,7 @@ def _fails_open(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         # The edge between us and the user's program: there Triton's own cache goes on.
-        _log.info("%s: %s", what, error)
+        entries.tell(_log, what, error)
 
 
 def manager_of(base: Any) -> Any:
@@ -328,8 +133,8 @@ def manager_of(base: Any) -> Any:
             self._lock: Lock | None = None
             with _fails_open("no store"):
                 store = os.environ.get("BUILDD_DIR", "")
-                if store and not override and not dump and not _is_on("BUILDD_DISABLE") and _is_keyed():
-                    self._shelf = Shelf(store)
+                if store and not override and not dump and not is_on("BUILDD_DISABLE") and _is_keyed():
+                    self._shelf = Shelf(store, FOLDER)
 
         def put(self, data: Any, filename: str, binary: bool = True) -> Any:
             if self._shelf is not None:
@@ -342,7 +147,7 @@ def manager_of(base: Any) -> Any:
             with _fails_open("not looked up"):
                 if self._shelf is not None:
                     writable = self._shelf.open()
-                    if not _is_on("BUILDD_RECACHE"):
+                    if not is_on("BUILDD_RECACHE"):
                         found = self._find(filename)
                         if found is None and writable:
                             found = self._wait(filename)
@@ -370,7 +175,7 @@ def manager_of(base: Any) -> Any:
             try:
                 entry = self._shelf.take(self._kernel, filename)
             except ValueError as error:
-                _log.info("an entry is bad: %s", error)
+                entries.tell(_log, "an entry is not taken", error)
                 return None
             if entry is None:
                 return None
@@ -378,7 +183,7 @@ def manager_of(base: Any) -> Any:
             fresh = not os.listdir(self.cache_dir)
             for name, path in paths.items():
                 if not (fresh and _make(path, entry.files[name])) and not _holds(path, entry.files[name]):
-                    _write(path, entry.files[name])
+                    entries.write(path, entry.files[name])
             return paths
 
         def _wait(self, filename: str) -> dict[str, str] | None:
@@ -445,20 +250,6 @@ def _make(path: str, data: bytes) -> bool:
     return True
 
 
-def _write(path: str, data: bytes) -> None:
-    """Have a file there, whole or not at all."""
-    aside = f"{path}.{os.getpid()}-{next(_temporaries)}"
-    try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(aside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
-        raise
-
-
 def use(cache: Any) -> None:
     """Have Triton use the store.
 
@@ -484,7 +275,7 @@ def key_remembered(triton_key: Callable[[], str], folder: str) -> Callable[[], s
         found = []
         for where, _, names in os.walk(folder, followlinks=True):
             paths = (os.path.join(where, name) for name in names if name.endswith((".py", ".so")))
-            found += [_stamp(path) for path in paths]
+            found += [entries.stamp_of(path) for path in paths]
             if len(found) > _MOST_FILES:
                 raise OSError("a folder with more than Triton in it")
         return sorted(found)
@@ -492,9 +283,9 @@ def key_remembered(triton_key: Callable[[], str], folder: str) -> Callable[[], s
     @functools.lru_cache
     def key() -> str:
         with _fails_open("Triton's own digest is made again"):
-            shelf = Shelf(os.environ.get("BUILDD_DIR", ""))
-            if not _is_on("BUILDD_DISABLE") and shelf.open():
-                return remembered(triton_key, stamps, shelf.folder)
+            shelf = Shelf(os.environ.get("BUILDD_DIR", ""), FOLDER)
+            if not is_on("BUILDD_DISABLE") and shelf.open():
+                return entries.remembered(triton_key, stamps, shelf.folder)
         return triton_key()
 
     return key

@@ -2,10 +2,11 @@
 kernels are recorded where that is asked for, no build of an extension waits for one that was killed, and bytecode is
 kept where Python keeps none.
 
-Its folder is on PYTHONPATH, and the sitecustomize that would have been found without it runs as ever. Knows when torch
-and Triton read their configuration, and sets no variable that a process without this file would stumble over: where it
-is not loaded (python -I, another PYTHONPATH), torch and Triton are as without us. Standard library only, for any Python
-that torch runs on; nothing is imported for it that a start does not import anyway, but where it has something to do.
+Its folder is on PYTHONPATH and holds nothing else, so no module of ours comes before one of the user's; the
+sitecustomize that would have been found without it runs as ever. Knows when torch and Triton read their configuration,
+and sets no variable that a process without this file would stumble over: where it is not loaded (python -I, another
+PYTHONPATH), torch and Triton are as without us. Standard library only, for any Python that torch runs on; nothing is
+imported for it that a start does not import anyway, but where it has something to do.
 """
 
 import os
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = "_buildd_hooks"
 _TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _MARK = "buildd-cpu-"
 
@@ -50,7 +52,7 @@ def _share_graphs(remote_cache: "Any") -> None:
     if os.environ.get("BUILDD_DIR"):
         cache = _beside("inductor_cache")
         if cache.is_wanted():
-            cache.begin(remote_cache, _beside("triton_cache"), os.environ["BUILDD_DIR"])
+            cache.begin(remote_cache, os.environ["BUILDD_DIR"])
 
 
 def _name_assembler(compile_tasks: "Any") -> None:
@@ -69,26 +71,19 @@ def _keep_bytecode() -> None:
     """Have the bytecode of modules kept, where Python keeps none: torch takes seconds to compile."""
     off = os.environ.get("BUILDD_DISABLE", "").lower() not in ("", "0", "false", "no", "off")
     if os.environ.get("BUILDD_DIR") and not off:
-        _beside("bytecode").begin(sys.modules["_frozen_importlib_external"].SourceFileLoader, os.environ["BUILDD_DIR"])
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+        secret = _beside("signatures").secret(os.environ)
+        _beside("bytecode").begin(loader, os.environ["BUILDD_DIR"], secret)
 
 
 def _beside(name: str) -> "Any":
-    """A file of this folder as a module."""
-    if f"_buildd_{name}" in sys.modules:
-        return sys.modules[f"_buildd_{name}"]
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    # By its place: whatever the user has on sys.path has names of its own.
-    spec = spec_from_file_location(f"_buildd_{name}", os.path.join(_HERE, f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    return module
+    """A file of the folder above as a module."""
+    if _PACKAGE not in sys.modules:
+        package = type(sys)(_PACKAGE)
+        # By its place: whatever the user has on sys.path has names of its own.
+        package.__path__ = [os.path.dirname(_HERE)]
+        sys.modules[_PACKAGE] = package
+    return __import__(f"{_PACKAGE}.{name}", fromlist=["*"])
 
 
 def _name_capability() -> None:
