@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "log": ("log", "recent builds, or everything one of them said"),
     "trace": ("trace", "a build as a Chrome / Perfetto trace"),
     "cache": ("cache", "the store: stats, gc, verify, flush, export, import"),
+    "redis": ("redis", "the store as a remote cache for stock torch, by Redis' protocol"),
     "env": ("env", "every environment variable honoured: value, source, effect"),
     "up": ("daemon_control:up", "start the daemon (commands start it by themselves)"),
     "down": ("daemon_control:down", "stop the daemon when its work is done; --now: at once"),

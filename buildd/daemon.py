@@ -17,6 +17,9 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from buildd import __version__, cli_server
 from buildd.control import TcpOptions
@@ -33,6 +36,9 @@ from protocol import messages as m
 from protocol.curve import AllowList, allow_list_file, load_or_create, server_key_file
 from protocol.endpoint import DaemonLock, Folder, new_instance, remove_endpoint, runtime_folder, write_endpoint
 from protocol.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from buildd.resp import RedisServer
 
 REST_AFTER_S = 5.0
 """Idle for so long: give memory back."""
@@ -68,6 +74,7 @@ class Daemon:
         self.server: Server | None = None
         self._folder = folder
         self._lock: DaemonLock | None = lock
+        self._redis: RedisServer | None = None
         self.restart = False
         self._memory_cap_bytes = MEMORY_CAP_BYTES
         self._idle_timeout_s = float(settings.text("BUILDD_IDLE_TIMEOUT_S") or 0) or _idle_timeout(settings)
@@ -122,7 +129,7 @@ class Daemon:
             queued=scheduler.state.queued,
             waiting_for=scheduler.state.waiting_for,
             stores=tuple(list(scheduler.intake.stores)),
-            counters=dict(scheduler.counters),
+            counters=dict(scheduler.counters) | (self._redis.figures() if self._redis is not None else {}),
             builds={name: figures.frozen() for name, figures in list(scheduler.intake.builds.items())},
         )
 
@@ -148,6 +155,8 @@ class Daemon:
         """From now on another daemon may start beside this one, which only finishes what it has."""
         if self._lock is not None and self.server is not None:
             self.server.draining = True
+            if self._redis is not None:
+                self._redis.close()  # the next daemon has the same address
             remove_endpoint(self._folder, self.server.instance)
             if not self.restart:  # else it has the lock all the while, so that `buildd down` knows of it
                 self._lock.release()
@@ -166,13 +175,15 @@ class Daemon:
         # After the helper that starts tools, so that they keep the user's own limit.
         _raise_file_limit()
         await self.server.start()
+        await self._serve_redis(settings)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # A second signal does not wait for what still runs. SIGHUP (a terminal that closes) is no reason to end.
             handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
             loop.add_signal_handler(number, handler)
         stamp = package_stamp()  # before the files are read
-        write_endpoint(folder, self.server.endpoint(package_digest(), self.scheduler.intake.default_store, stamp))
+        endpoint = self.server.endpoint(package_digest(), self.scheduler.intake.default_store, stamp)
+        write_endpoint(folder, msgspec.structs.replace(endpoint, redis=self._redis.address if self._redis else ""))
         # What the first request needs next, while its client is still connecting.
         await asyncio.to_thread(importlib.import_module, "codegen.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.intake.default_store, os.getpid())
@@ -183,6 +194,25 @@ class Daemon:
         await self.scheduler.close()
         for kind in ("work", "control", "events"):  # libzmq leaves the paths of its sockets
             Path(getattr(self.server.addresses, kind).removeprefix("ipc://")).unlink(missing_ok=True)
+
+    async def _serve_redis(self, settings: Settings) -> None:
+        """Speak Redis' protocol, where the user asked for that. Where it cannot be, builds go on."""
+        text = settings.text("BUILDD_REDIS")
+        if not text:
+            return
+        from buildd import kept_kernels, resp  # here: most users want none of it
+
+        host, port = resp.address_of(text)
+        opened = await self.scheduler.intake.opened("")
+        values = resp.Values(opened.store.folder, opened.store.limit_bytes // kept_kernels.SHARE)
+        self._redis = resp.RedisServer(values, resp.token(os.environ), self._touch)
+        try:
+            await self._redis.start(host, port)
+        except OSError as error:
+            _log.error("BUILDD_REDIS=%s: %s; nothing is served there", text, error)
+
+    def _touch(self) -> None:
+        self._touched_s = time.monotonic()
 
     def _end(self) -> None:
         # In one step with the decision: a request that comes now must not be taken and then forgotten.
@@ -219,7 +249,8 @@ class Daemon:
             if noted:  # somebody builds, and needed nothing of us so far
                 self._touched_s = time.monotonic()
                 quiet_s = 0.0
-            alone, warm_s = not self.server.status().clients, self.scheduler.runner.warm_s()
+            alone = not (self.server.status().clients or (self._redis is not None and self._redis.clients))
+            warm_s = self.scheduler.runner.warm_s()
             if (
                 alone
                 and self._rested

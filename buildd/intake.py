@@ -110,7 +110,7 @@ class Intake:
             found: gets the keys of the results that an EXPLAIN or PROVE request met.
         """
         try:
-            opened = await self._open(request.store)
+            opened = await self.opened(request.store)
         except (BuilddError, OSError, sqlite3.Error) as error:
             _refuse(log, m.Outcome.DAEMON_ERROR, error)
             return None
@@ -207,12 +207,12 @@ class Intake:
 
     async def plan(self, request: m.Request) -> Plan:
         """The plan of a request, and nothing more. Raises RequestError, BuilddError."""
-        opened = await self._open(request.store)
+        opened = await self.opened(request.store)
         return await opened.planner.plan(request)
 
     async def examine(self, request: m.Request) -> Building:
         """A request with its plan, of which nothing runs. Raises RequestError, BuilddError, OSError."""
-        opened = await self._open(request.store)
+        opened = await self.opened(request.store)
         building = Building(
             request, RequestLog(request.request_id), opened.store, opened.files, opened.notebook, opened.surveys
         )
@@ -292,7 +292,8 @@ class Intake:
         expected_s = sum(r.wall_s for r in building.resources)
         building.log.append(m.Planned(targets=plan.targets, actions=len(plan.actions), expected_s=expected_s))
 
-    async def _open(self, folder: str) -> OpenStore:
+    async def opened(self, folder: str) -> OpenStore:
+        """A store, opened when it is first wanted; the default one where none is named. Raises BuilddError."""
         path = folder or self.default_store
         async with self._opening:
             opened = self.stores.get(path)

@@ -94,6 +94,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tcp_control: str = ""
     tcp_server_key: str = ""
     """Public CURVE key, Z85."""
+    redis: str = ""
+    """Where Redis' protocol is spoken, "127.0.0.1:6390"; empty where it is not."""
     store: str = ""
     """Folder of the store of requests that name none."""
 
