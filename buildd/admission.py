@@ -37,7 +37,7 @@ class Ask:
     """What a job needs.
 
     Args:
-        cpus: CPU tokens; more than there are counts as all.
+        cpus: CPU tokens; more than there are counts as all. 0 for a program whose compiles are jobs themselves.
         memory_bytes: its expected peak.
         alone: nothing else may run beside it (it ran out of memory before).
     """
@@ -128,6 +128,11 @@ class Budget:
 
     def without_memory(self, ask: Ask, running: Sequence[Running]) -> Admitted | Wait | None:
         """What can be said without looking at the host; None where its memory decides."""
+        if ask.cpus:
+            # Who takes no token waits for compiles of its own: were these to wait for it, neither would ever end.
+            running = [job for job in running if job.cpus]
+        elif sum(not job.cpus for job in running) >= self.cpus:
+            return Wait(f"cpu: {self.cpus} programs run already, whose compiles are jobs of their own")
         if not running:
             return Admitted()
         if any(job.alone for job in running):

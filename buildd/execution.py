@@ -31,6 +31,7 @@ from buildd.launch import Exit, KillReason, Launch
 from buildd.preload import library
 from buildd.products import Failure, Made, Product, Ran, recorded
 from buildd.runner import Job, Runner
+from buildd.served import of_a_job
 from buildd.steps import Ending
 from buildd.store import InputSet, Result, StoredOutput
 from buildd.tally import Reasoned
@@ -233,6 +234,10 @@ class Execution:
             quiet=self.building.inner,
             preload=self._preload(),
         )
+        if self.action.served:
+            asked, store = self.building.request, str(self.building.store.folder)
+            found = of_a_job(dict(launch.environment), asked.environment, store, asked.build_id)
+            launch = replace(launch, environment=tuple(sorted(found.items())))
         if self.action.warm and self.building.is_on("BUILDD_WARM_WORKERS"):
             return replace(launch, warm=self.building.lookup.tool_digest(tool))
         return launch

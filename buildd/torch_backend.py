@@ -90,7 +90,7 @@ def _change(environ: MutableMapping[str, str]) -> None:
     """As `buildd run` does, for this process and those that it starts. Raises: ProtocolError, BuilddError, OSError."""
     from torch.compiler import config
 
-    from buildd.commands.run import variables
+    from buildd.served import variables
 
     build = environ.get("BUILDD_BUILD_ID") or os.urandom(6).hex()
     changed = variables({**environ, TAG: config.cache_key_tag}, build)

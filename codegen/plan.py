@@ -137,6 +137,10 @@ class Action(Frozen, frozen=True):
     and found under these instead."""
     warm: bool = False
     """It is a Python worker, which may be forked from a process that has the tool's packages imported."""
+    served: bool = False
+    """It runs a program of the user's, whose own compiles go through the daemon as below `buildd run`: stand-ins come
+    first on its PATH when it runs. Where those are is no part of the key. Such an action takes no CPU token (`cpus` is
+    0): what it has compiled takes one, while it waits."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 

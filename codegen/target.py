@@ -265,6 +265,13 @@ class TorchTarget(Target, frozen=True, kw_only=True):
     """torch.compile's: Inductor's configuration ("max_autotune", "cpp.simdlen")."""
     threads: int = 0
     """Threads that the code is made for; 0 means OMP_NUM_THREADS, else the CPUs that may be used here."""
+    result: str = "package"
+    """AOTInductor's; or "artifacts": what torch.compile leaves in its caches. See `torch_artifacts`."""
+    fullgraph: bool = False
+    """torch.compile's, as the next one; of artifacts."""
+    dynamic: bool | None = None
+    training: bool = False
+    """It is called with gradients, forward and backward."""
     output_name: str = ""
 
 

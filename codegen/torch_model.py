@@ -33,6 +33,7 @@ from codegen.plan import (
 from codegen.project import nearest
 from codegen.python_worker import FOLDER, Worker, worker_of
 from codegen.target import OptionValue, TorchTarget
+from codegen.torch_artifacts import check_result, plan_artifacts
 from codegen.torch_export import check_source, export_action
 
 WORKER = FOLDER / "worker_torch.py"
@@ -109,6 +110,8 @@ def plan_torch(context: Context, target: TorchTarget) -> Part:
             next_step="set CXX to a g++ (Debian: apt install g++)",
         )
     tool = _tool(worker, identity, compiler)
+    if target.result == "artifacts":
+        return plan_artifacts(context, target, worker, tool)
     spec = Spec(
         name=re.sub(r"\W", "_", target.output_name or target.name),
         mode=target.mode,
@@ -152,6 +155,7 @@ def _check(context: Context, target: TorchTarget) -> None:
             file=target.where,
             next_step="name what torch.export.save wrote (archive), or the Python file that has the model (source)",
         )
+    check_result(target)
     check_source(context, target)
     if target.source:
         return

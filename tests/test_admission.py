@@ -49,6 +49,19 @@ def test_cpu_tokens() -> None:
     assert why(budget.can_start(Ask(16, 0), HOST, [running(1, 0)])) == "cpu: needs 4, 3 of 4 free"
 
 
+def test_a_program_whose_compiles_are_jobs_takes_no_token_from_them() -> None:
+    budget, program = Budget(2), running(9, GIB, cpus=0)
+    assert budget.can_start(Ask(2, 0), HOST, [program]) == Admitted()
+    # Whatever they wait for it must not be the program, which waits for them.
+    short, programs = HostMemory(32 * GIB, 0, pressure=99.0), [program, running(8, GIB, cpus=0, alone=True)]
+    assert budget.can_start(Ask(1, 99 * GIB, alone=True), short, programs) == Admitted()
+    # Programs among themselves are jobs like any others.
+    assert budget.can_start(Ask(0, GIB), HOST, [program, running(1, 0, cpus=2)]) == Admitted()
+    assert why(budget.can_start(Ask(0, 20 * GIB), HOST, [program])).startswith("memory: needs 20.0 GiB")
+    assert why(budget.can_start(Ask(0, 0), HOST, [program, program])).startswith("cpu: 2 programs run already")
+    assert "alone" in why(budget.can_start(Ask(0, 0, alone=True), HOST, [running(1, 0)]))
+
+
 def test_memory_that_was_promised_is_not_free() -> None:
     budget = Budget(64)
     # 20 GiB available, 983 MiB margin, 10 of 12 GiB still to come.

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from protocol.client import Client
 
 _STATUS_S = 5.0
-_LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
 _INTERRUPTED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 
@@ -217,26 +216,9 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
 
     Raises: ProtocolError, BuilddError, OSError.
     """
-    from buildd import frameworks
-    from buildd.location import locate
-    from buildd.standins import LAUNCHER, toolkit
-    from protocol.curve import key_folder
-    from protocol.endpoint import runtime_folder
+    from buildd import served
 
-    store = locate(environ).folder
-    place = toolkit(store, environ)
-    launcher = str(place.programs / LAUNCHER)
-    found = {
-        "PATH": f"{place.programs}{os.pathsep}{environ.get('PATH', os.defpath)}",
-        "BUILDD_RUNTIME_DIR": os.path.dirname(runtime_folder(environ).place),
-        "BUILDD_DIR": str(store),
-        "BUILDD_BUILD_ID": build,
-        "BUILDD_KEY_DIR": str(key_folder(environ)),
-    }
-    found |= {name: launcher for name in _LAUNCHERS if not environ.get(name)}
-    found |= frameworks.variables(environ)
-    if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
-        found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
+    found = served.variables(environ, build)
     if jobs is not None:
         found |= dict.fromkeys(_WIDTHS, str(jobs))
         found["MAKEFLAGS"] = f"{environ.get('MAKEFLAGS', '')} -j{jobs}".strip()
