@@ -14,6 +14,9 @@ HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks", "start
 TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _WRAPPER = "TORCH_NO_COMPILER_WRAPPER"
 """Where this is not set, torch puts a ccache or sccache that is on PATH before our stand-ins."""
+_WIDTH = "MAX_JOBS"
+"""Where this is not set, torch's extensions and what is built like them guess: by processors, or by the memory that is
+free as they begin. As many as the budget has places for are enough, and memory is the daemon's to watch."""
 _OURS = re.compile(r"\+?buildd-cpu-[0-9a-f]{16}-\w+$")
 
 
@@ -23,6 +26,9 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     found = {TAG: tag(environ), "PYTHONPATH": os.pathsep.join((HOOKS, *folders))}
     if _WRAPPER not in environ:
         found[_WRAPPER] = "1"
+    if not environ.get(_WIDTH):
+        jobs = environ.get("BUILDD_JOBS", "")
+        found[_WIDTH] = jobs if jobs.isdecimal() and int(jobs) else str(len(os.sched_getaffinity(0)))
     return found
 
 

@@ -444,6 +444,14 @@ def test_nothing_of_ours_is_needed(environ: dict[str, str], tmp_path: Path) -> N
     assert without_hooks({**environ, "PYTHONPATH": f"{HOOKS}:/x"})["PYTHONPATH"] == "/x"
 
 
+def test_builds_of_extensions_are_as_wide_as_the_budget() -> None:
+    assert (
+        variables({})["MAX_JOBS"] == variables({"BUILDD_JOBS": "no"})["MAX_JOBS"] == str(len(os.sched_getaffinity(0)))
+    )
+    assert variables({"BUILDD_JOBS": "3"})["MAX_JOBS"] == "3"
+    assert "MAX_JOBS" not in variables({"BUILDD_JOBS": "3", "MAX_JOBS": "7"})
+
+
 def test_the_tag_names_the_processor_and_keeps_the_users_own() -> None:
     plain, narrow = tag({}), tag({"ATEN_CPU_CAPABILITY": "AVX2"})
     assert plain != narrow and plain.endswith("-any") and narrow.endswith("-avx2")
