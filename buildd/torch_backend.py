@@ -100,12 +100,14 @@ def _change(environ: MutableMapping[str, str]) -> None:
     from torch._inductor import codecache, remote_cache
     from torch._inductor.runtime import compile_tasks
 
-    from buildd.hooks import inductor_cache, inductor_why, torch_assembler, triton_cache, triton_why
+    from buildd.hooks import inductor_cache, inductor_why, torch_assembler, torch_header, triton_cache, triton_why
 
     if inductor_cache.is_wanted() and hasattr(remote_cache.RemoteCache, "backend_override_cls"):
         inductor_cache.begin(remote_cache, changed["BUILDD_DIR"])
     if hasattr(codecache, "compiled_fx_graph_hash"):
         inductor_why.begin(codecache, triton_why, changed["BUILDD_DIR"])
+    if hasattr(codecache, "_worker_compile_cpp"):
+        torch_header.begin(codecache, changed["BUILDD_DIR"])
     if hasattr(compile_tasks, "_set_triton_ptxas_path"):
         torch_assembler.name_it(compile_tasks)
     if environ.get("TRITON_CACHE_MANAGER"):

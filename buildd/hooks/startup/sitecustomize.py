@@ -47,6 +47,17 @@ def _explain_inductor(codecache: "Any") -> None:
         _beside("inductor_why").begin(codecache, _beside("triton_why"), os.environ["BUILDD_DIR"])
 
 
+def _use_codecache(codecache: "Any") -> None:
+    _carefully("torch._inductor.codecache", _explain_inductor, codecache)
+    _carefully("torch._inductor.codecache", _renew_header, codecache)
+
+
+def _renew_header(codecache: "Any") -> None:
+    """Have no compile take a precompiled header that nobody knows."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("torch_header").begin(codecache, os.environ["BUILDD_DIR"])
+
+
 def _share_graphs(remote_cache: "Any") -> None:
     """Have graphs kept in the store, unless the user has such a cache."""
     if os.environ.get("BUILDD_DIR"):
@@ -122,7 +133,7 @@ _LARGE = ("torch", "triton")
 _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.runtime.jit": _record_triton,
-    "torch._inductor.codecache": _explain_inductor,
+    "torch._inductor.codecache": _use_codecache,
     "torch._inductor.remote_cache": _share_graphs,
     "torch._inductor.runtime.compile_tasks": _name_assembler,
     "torch._inductor.runtime.triton_heuristics": _record_inductor,
