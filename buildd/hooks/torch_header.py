@@ -47,7 +47,8 @@ def _headers(arguments: "Any", named: "Any") -> "list[str]":
 
 
 def _is_to_be_made(path: str, store: str) -> bool:
-    """Whether there is none of ours. Another one is removed: whoever compiles with it at this moment has it open, or does without: what it is made of is there."""
+    """Whether there is none of ours. Another one is removed: whoever compiles with it at this moment has it open, or
+    does without, since what it is made of is there."""
     try:
         with open(path + _NOTE, encoding="utf-8", errors="surrogateescape") as file:
             known = file.read()
