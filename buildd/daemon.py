@@ -203,12 +203,12 @@ class Daemon:
         from buildd import kept_kernels, resp  # here: most users want none of it
 
         host, port = resp.address_of(text)
-        opened = await self.scheduler.intake.opened("")
-        values = resp.Values(opened.store.folder, opened.store.limit_bytes // kept_kernels.SHARE)
-        self._redis = resp.RedisServer(values, resp.token(os.environ), self._touch)
         try:
+            opened = await self.scheduler.intake.opened("")
+            values = resp.Values(opened.store.folder, opened.store.limit_bytes // kept_kernels.SHARE)
+            self._redis = resp.RedisServer(values, resp.token(os.environ), self._touch)
             await self._redis.start(host, port)
-        except OSError as error:
+        except (BuilddError, ProtocolError, OSError) as error:
             _log.error("BUILDD_REDIS=%s: %s; nothing is served there", text, error)
 
     def _touch(self) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from buildd.errors import BuilddError, StoreError
+from protocol.errors import ProtocolError
+
 LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
 _PLACES = ("HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "BUILDD_KEY_DIR", "BUILDD_RUNTIME_DIR")
 """What says where this process's own keys and sockets are."""
@@ -55,9 +58,17 @@ def of_a_job(environment: Mapping[str, str], asked: Mapping[str, str], store: st
         environment: the job's, as planned.
         asked: the request's.
         store: the folder of the request's store.
+
+    Raises: StoreError, OSError.
     """
     names = {name: os.environ[name] for name in _NAMES if name in os.environ}
     caches = {name: asked[name] for name in _CACHES if name in asked}
     job = {name: value for name, value in {**names, **environment, **caches}.items() if name != "TMPDIR"}
     places = {name: os.environ[name] for name in _PLACES if name in os.environ}
-    return {**job, **variables({**places, **job, "BUILDD_DIR": store}, build)}
+    try:
+        return {**job, **variables({**places, **job, "BUILDD_DIR": store}, build)}
+    except (BuilddError, ProtocolError) as error:
+        # Not without: what it leaves would be known under the same key, and be another thing.
+        raise StoreError(
+            f"no program can compile through the daemon: {error.message}", next_step=error.next_step
+        ) from error
