@@ -259,6 +259,18 @@ def test_the_users_settings_turn_it_on_for_good(fresh: Household) -> None:
     assert token.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_token_that_others_can_read_is_none(fresh: Household) -> None:
+    token = fresh.folder / "home/.config/buildd/redis.token"
+    token.parent.mkdir(parents=True)
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+    status, said = fresh.buildd("redis")
+    assert status == 3 and "does not speak Redis' protocol" in said, said
+    (log,) = fresh.run_folder.rglob("daemon.log")
+    assert f"{token} is open to others" in log.read_text()
+    assert fresh.buildd("status")[0] == 0, "builds go on"
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(900)
 def test_stock_torch_is_warm_where_its_own_caches_are_empty(fresh: Household) -> None:
