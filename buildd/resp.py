@@ -29,6 +29,7 @@ MOST_CLIENTS = 512
 _STRANGERS_BYTES, _STRANGERS_PARTS = 1 << 10, 8
 """What somebody may send who has not said the token."""
 _STRANGERS_S = 10.0
+_LINGER_S = 1.0
 _MOST_PARTS = 1 << 12
 _LARGE_BYTES = 1 << 20
 _LARGE_AT_ONCE = 2
@@ -145,7 +146,7 @@ class RedisServer:
                     writer.write(reply)
                 await writer.drain()
         except Refused as error:
-            writer.write(_error(str(error)))
+            await _left(reader, writer, _error(str(error)))
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # They have gone, or said nothing, or we end.
         finally:
@@ -379,6 +380,18 @@ def _some(arguments: list[bytes], command: str) -> list[bytes]:
     if not arguments:
         raise _wrong_number(command)
     return arguments
+
+
+async def _left(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply) -> None:
+    """Say the last word and read what they still send, for a moment: were it unread, they would not hear the word."""
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            writer.write(reply)
+            writer.write_eof()
+            while await reader.read(_LARGE_BYTES):
+                pass
+    except (OSError, TimeoutError):
+        pass
 
 
 async def read_command(reader: asyncio.StreamReader, known: bool) -> list[bytes]:
