@@ -30,7 +30,6 @@ from codegen.plan import (
     Output,
     Place,
     Plan,
-    Probe,
     Ref,
     Resources,
     Steps,
@@ -153,17 +152,14 @@ def _nvcc(
 
 def _hipcc(path: str, request: Request, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
     asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
-    compiler = Toolchains(asked, Settings(hip=_root_of(path)), knowledge).hip()
+    toolchains = Toolchains(asked, Settings(hip=_root_of(path)), knowledge)
     environment = _environment(variables, Variables.HIP, ())
     # Which platform hipcc takes by itself depends on what it finds: nvcc, perhaps.
-    steps = Probe(
-        argv=(path, "-###", "--offload-arch=gfx90a", "-x", "hip", "-c", "/dev/null", "-o", "buildd-probe.o"),
-        environment=environment,
-        files=closure.script_files(path, dict(environment)),
-    )
-    (answer,) = knowledge.ask(steps)
+    (answer,) = knowledge.ask(hipcc.probes(path, environment)[0])
     if not any("-cc1" in command for command in hipcc.clang_commands(answer.stderr + answer.stdout)):
+        toolchains.hip()  # says so where it does not work at all
         raise HandThrough(Reason.ENVIRONMENT, "hipcc calls no clang here; HIP_PLATFORM=amd makes it")
+    compiler = toolchains.hip_compiling(environment)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"hipcc {path}")
     return Described(
         tool=tool,

@@ -10,7 +10,8 @@ import os
 import shlex
 from collections.abc import Iterable
 
-from codegen.closure import Environment
+from codegen.closure import Environment, script_files
+from codegen.plan import Probe
 
 
 def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
@@ -18,6 +19,23 @@ def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(
         tuple(shlex.split(line)) for line in text.splitlines() if line.startswith(' "') and line.rstrip().endswith('"')
     )
+
+
+def probes(path: str, environment: Environment) -> tuple[Probe, Probe]:
+    """What a compile calls, and what a link calls.
+
+    Args:
+        path: of hipcc.
+    """
+    files = script_files(path, dict(environment))
+    compiling, linking = (
+        Probe(argv=(path, "-###", "--offload-arch=gfx90a", *arguments), environment=environment, files=files)
+        for arguments in (
+            ("-x", "hip", "-c", "/dev/null", "-o", "buildd-probe.o"),
+            ("-shared", "/dev/null", "-o", "buildd-probe.so"),
+        )
+    )
+    return compiling, linking
 
 
 def clang_search(command: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ request's interpreter and of the running one. Knows no target. Runs nothing: wha
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sysconfig
@@ -33,6 +34,8 @@ _NO_CUTLASS = (
     "install it with `pip install buildd[cuda]` (nvidia-cutlass), or set CUTLASS_PATH, "
     'or cutlass = "..." under [toolchain] in buildd.toml'
 )
+
+_GFX = re.compile(r"\bgfx[0-9a-f]+\b")
 
 
 class Candidate(Frozen, frozen=True):
@@ -116,6 +119,14 @@ class Toolchains:
         if self._hip is None:
             self._hip = self._describe_hipcc()
         return self._hip
+
+    def hip_compiling(self, environment: Environment) -> Compiler:
+        """hipcc for AMD as a foreign build calls it to compile: nothing else is asked of it.
+
+        Args:
+            environment: in which it was seen to call clang.
+        """
+        return self._describe_hipcc(environment)
 
     def cutlass(self) -> str:
         """Root of CUTLASS, the folder that holds include/cutlass."""
@@ -292,19 +303,16 @@ class Toolchains:
         yield Candidate(source="PATH", path=which("hipcc", self.path) or "hipcc")
         yield Candidate(source="default", path="/opt/rocm/bin/hipcc")
 
-    def _describe_hipcc(self) -> Compiler:
+    def _describe_hipcc(self, called_in: Environment = ()) -> Compiler:
+        """
+        Args:
+            called_in: see `hip_compiling`; empty for targets of ours, which link, and name architectures.
+        """
         found = self._first(self._hipcc_candidates(), "hipcc", _NO_HIPCC)
-        environment = hipcc.for_amd(tool_environment(self.request.environment, Family.HIP))
+        environment = called_in or hipcc.for_amd(tool_environment(self.request.environment, Family.HIP))
         path = os.path.abspath(found.path)
-        inputs = script_files(path, dict(environment))
-        compiling, linking = (
-            Probe(argv=(path, "-###", "--offload-arch=gfx90a", *arguments), environment=environment, files=inputs)
-            for arguments in (
-                ("-x", "hip", "-c", "/dev/null", "-o", "buildd-probe.o"),
-                ("-shared", "/dev/null", "-o", "buildd-probe.so"),
-            )
-        )
-        answers = self.knowledge.ask(compiling, linking)
+        probes = hipcc.probes(path, environment)
+        answers = self.knowledge.ask(*(probes[:1] if called_in else probes))
         commands = [hipcc.clang_commands(answer.stderr + answer.stdout) for answer in answers]
         passes = [command for command in commands[0] if "-cc1" in command]
         if not passes:
@@ -317,10 +325,10 @@ class Toolchains:
             )
         clang = passes[0][0]
         files = closure.Files()
-        for command in (*commands[0], *commands[1]):
+        for command in itertools.chain.from_iterable(commands):
             if program := which(command[0], self.path):
                 files.add(os.path.basename(program), program)
-        for index, file in enumerate(inputs):
+        for index, file in enumerate(probes[0].files):
             files.add("hipcc" if index == 0 else f"hipcc {os.path.basename(file)}", file)
         files.extend(closure.libraries(self.knowledge, files.paths(), environment))
         for file in (*hipcc.bitcode(passes), *hipcc.version_files(os.path.dirname(os.path.dirname(path)))):
@@ -330,7 +338,7 @@ class Toolchains:
             environment=environment,
             files=(clang,),
         )
-        (answer,) = self.knowledge.ask(cpus)
+        listed = () if called_in else self.knowledge.ask(cpus)
         root = os.path.dirname(os.path.dirname(path))
         heading = (answers[0].stderr + answers[0].stdout).splitlines()
         version = next((line.strip() for line in heading if "clang version" in line), "")
@@ -346,7 +354,7 @@ class Toolchains:
             program=Ref(place=Place.ROOT, name="hip", suffix="/bin/" + os.path.basename(path)),
             environment=environment,
             version=version,
-            archs=tuple(sorted(set(re.findall(r"\bgfx[0-9a-f]+\b", answer.stdout + answer.stderr)))),
+            archs=tuple(sorted({arch for cpu in listed for arch in _GFX.findall(cpu.stdout + cpu.stderr)})),
             clang=True,
             source=f"{found.source}: {found.path}",
         )
