@@ -74,6 +74,8 @@ class Chained(Stepwise):
             before.close()
             self._step = None
         for index in range(0 if before is None else before.index + 1, len(inner.plan.actions)):
+            if inner.compose(index):
+                continue
             answer = inner.look(index, fresh=False)
             if isinstance(answer, Found):
                 inner.tell_hit(index, answer.result)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from buildd import fatbin, history, twins
+from buildd import bundler, fatbin, history, twins
 from buildd.building import Building
 from buildd.command import output_path
 from buildd.errors import StoreError
@@ -201,6 +201,31 @@ class Inner(Building):
                 made[BARE] = content
         return made
 
+    def compose(self, index: int) -> bool:
+        """Do a step without its program, where what that makes is known: see `bundler`. Such a step is not stored."""
+        action = self.plan.actions[index]
+        way = bundler.way_of(action, self.lookup.tool_digest(self.tool(action)))
+        if way is None or not bundler.is_proven(way):
+            return False
+        bundle = bundler.composed(way, self._parts_of(action))
+        if bundle is None:
+            return False
+        Path(self._place_of(action.outputs[0].path)).write_bytes(bundle)
+        for output, content in zip(action.outputs, (bundle, twins.of_text(Kind.BUNDLE, bundle, None)), strict=True):
+            digest = m.Digest(blake3(content).hexdigest())
+            self.products[output.path] = Product(digest, len(content), output.executable)
+            self.snapshot.produced(output.path, digest)
+        return True
+
+    def _prove(self, action: Action, ran: Ran) -> None:
+        """Have what a bundler made compared with what `compose` would make."""
+        way = bundler.way_of(action, self.lookup.tool_digest(self.tool(action)))
+        if way is not None and not bundler.is_proven(way) and not (ran.exit.stdout or ran.exit.stderr):
+            bundler.prove(way, self._parts_of(action), Path(self._place_of(action.outputs[0].path)).read_bytes())
+
+    def _parts_of(self, action: Action) -> list[bytes]:
+        return [Path(self.where(path)).read_bytes() for path in action.inputs]
+
     def join(self) -> bool:
         """Put the fatbin into the object that was compiled beside it; False where that cannot be done."""
         text, host = fatbin_apart(self.plan), self.plan.actions[-1]
@@ -282,6 +307,7 @@ class Inner(Building):
 
     def hand_over(self, index: int, ran: Ran) -> None:
         Building.hand_over(self, index, ran)
+        self._prove(self.plan.actions[index], ran)
         self._ended(index, ran.exit)
         self.reads[index] = ran.read
         self.done.append((self.plan.actions[index].name, ran.began_ns, ran.exit))

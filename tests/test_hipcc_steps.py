@@ -43,12 +43,16 @@ SOURCE = "/templates/empty/buildd_source.hip"
 
 def project(folder: Path) -> Floor:
     floor = Floor(folder, make=make_plan)
+    furnish(floor)
+    return floor
+
+
+def furnish(floor: Floor) -> None:
     describe(floor, "gfx90a")
     floor.write("include/always.h", "#define FACTOR 3\n")
     floor.write("include/device.h", "\n")
     floor.write("include/host.h", "#define HOST 4\n")
     floor.write("src/k.hip", KERNEL)
-    return floor
 
 
 def describe(floor: Floor, *archs: str) -> None:
