@@ -245,6 +245,10 @@ class Compiling(Building):
         self.outputs = [*pieces("stdout", ran.exit.stdout), *pieces("stderr", ran.exit.stderr)]
         self.carried_out = True
 
+    def is_settled(self) -> bool:
+        """Unlike a build of ours, a foreign one would wait once for each of its compiles."""
+        return not self.snapshot.has_seen_young()
+
     def published(self, result: Result) -> None:
         self.result = result
         self._vouch_for(next(output.digest for output in result.outputs if output.name != DEPENDENCIES))

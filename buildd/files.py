@@ -364,6 +364,12 @@ class Snapshot:
             self._facts[path] = (fact, looked_ns)
             return fact
 
+    def has_seen_young(self) -> bool:
+        """Whether a file that was looked at is so young that whoever reads it now may seem to read something else."""
+        now_ns = self.files.now_ns()
+        seen = list(self._facts.values())
+        return any(fact is not None and not trustworthy(fact.stamp, now_ns) for fact, _ in seen)
+
     def steady(self, path: str, since_ns: int) -> bool:
         """Whether a file held what this snapshot says of it from `since_ns` until now. When in doubt: no.
 

@@ -7,19 +7,21 @@ actions takes a while, and the loop has others to answer.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
 
-from buildd.files import Files
+from buildd.files import Files, appeared_since, stamp_of, trustworthy
 from buildd.runner import Launch, Runner
 from buildd.store import Store
 from codegen.plan import Answer, Knowledge, Plan, Probe, ProbesNeeded, RequestError
 from protocol.messages import Digest, Request
 
 T = TypeVar("T")
+_Said = tuple[int, bytes, bytes]
 Make = Callable[[Request, Knowledge], Plan]
 MOST_ROUNDS = 30
 """A plan that still asks after so many rounds asks in a circle."""
@@ -45,6 +47,8 @@ class Planner:
         self._gate = asyncio.Semaphore(MOST_PROBES_AT_ONCE)
         self._asking: dict[Digest, asyncio.Task[Answer]] = {}
         """Probes that run: many requests at once ask the same."""
+        self._ahead: OrderedDict[tuple[object, ...], tuple[int, asyncio.Task[_Said]]] = OrderedDict()
+        """Commands that were begun before it was known what their answers stand on, and when."""
         self._expected: dict[str, tuple[Probe, ...]] = {}
         """What the last plan of a project asked; the newest projects last."""
         self._latest: tuple[Probe, ...] = ()
@@ -86,6 +90,9 @@ class Planner:
                 await reading.begin(knowledge.take_foreseen())
                 await reading.end_with(path for probe in needed.probes for path in probe.files)
                 digests = await asyncio.to_thread(self._digests, needed.probes)
+                ahead = knowledge.take_ahead()
+                if ahead and not await asyncio.to_thread(self._recall, needed.probes):
+                    self._begin(ahead)
                 answers = await asyncio.gather(*(self._answer(probe, digests) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)
@@ -129,10 +136,29 @@ class Planner:
         known = await asyncio.to_thread(self._remembered, digest)
         if known is not None:
             return known
-        async with self._gate:
-            said = await self._run(probe)
+        said = await self._begun(probe)
+        if said is None:
+            async with self._gate:
+                said = await self._run(probe)
         await asyncio.to_thread(self._store.save_probe_answer, digest, msgspec.msgpack.encode(said))
         return _answer(*said)
+
+    def _begin(self, probes: Iterable[Probe]) -> None:
+        for probe in probes:
+            began_ns = self._files.now_ns()
+            self._ahead[_command(probe)] = began_ns, asyncio.create_task(self._run(probe))
+            if len(self._ahead) > MOST_PROBES_AT_ONCE:
+                self._ahead.popitem(last=False)
+
+    async def _begun(self, probe: Probe) -> _Said | None:
+        """What the same command says that runs already, if every file that the answer depends on is older."""
+        began_ns, task = self._ahead.pop(_command(probe), (0, None))
+        if task is None:
+            return None
+        await asyncio.wait((task,))
+        if task.cancelled() or task.exception() is not None:
+            return None
+        return task.result() if await asyncio.to_thread(_are_older, probe.files, began_ns) else None
 
     def _digests(self, probes: Iterable[Probe]) -> dict[str, str]:
         """Digests of all files that the answers depend on; empty for one that is not there."""
@@ -141,7 +167,7 @@ class Planner:
         facts = ((path, self._files.fact(path)) for path in paths)
         return {path: fact.digest if fact is not None else "" for path, fact in facts}
 
-    async def _run(self, probe: Probe) -> tuple[int, bytes, bytes]:
+    async def _run(self, probe: Probe) -> _Said:
         launch = Launch(
             argv=probe.argv,
             cwd="/",
@@ -179,6 +205,20 @@ class _Reading:
         task, self._task = self._task, None
         if task is not None:
             await task
+
+
+def _command(probe: Probe) -> tuple[object, ...]:
+    return probe.argv, probe.environment, probe.payload
+
+
+def _are_older(paths: Iterable[str], since_ns: int) -> bool:
+    """Whether all of these files are there, and were there as they are before that."""
+    moved: dict[str, bool] = {}
+    for path in paths:
+        stamp = stamp_of(path)
+        if stamp is None or not trustworthy(stamp, since_ns) or appeared_since(path, since_ns, moved):
+            return False
+    return True
 
 
 def _identity(probe: Probe, digests: Mapping[str, str]) -> Digest:

@@ -103,6 +103,11 @@ class Stepwise(Execution, ABC):
         kept: Ending = await self._in_pool(self.keep)
         return kept
 
+    async def _settle(self) -> None:
+        # A header of which nobody knew yet, and that was written just now, has the preprocessor run once more.
+        if not self.building.is_settled():
+            await super()._settle()
+
     def _inputs(self) -> tuple[str, ...] | None:
         return self._inner.read() if self._inner is not None else None
 

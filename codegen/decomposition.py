@@ -94,13 +94,27 @@ def hip_decomposition(
     ):
         if holds:
             return why
-    probe = Probe(
-        argv=(called, "-###", *words, f"-cuid={UNIT}", "-o", OBJECT, source),
-        environment=environment,
-        files=tuple(file.path for file in tool.files),
-    )
+    probe = hip_probe(called, environment, words, source, tuple(file.path for file in tool.files))
     name = " ".join((tool.name, *words))
     return _read(knowledge, probe, partial(hipcc_steps.decompose, name=name, source=source, identity=identity))
+
+
+def hip_probe(
+    called: str, environment: Environment, words: Iterable[str], source: str, files: tuple[str, ...]
+) -> Probe:
+    """The dry run.
+
+    Args:
+        called: absolute path of hipcc.
+        files: that its answer stands on.
+    """
+    argv = (called, "-###", *words, f"-cuid={UNIT}", "-o", OBJECT, source)
+    return Probe(argv=argv, environment=environment, files=files)
+
+
+def hip_ahead(called: str, environment: Environment, options: Iterable[Argument], extension: str) -> Probe:
+    """The same before any file of the tool is known."""
+    return hip_probe(called, environment, _words(options), _EMPTY + extension, ())
 
 
 def _read(knowledge: Knowledge, probe: Probe, decompose: Callable[[str], Steps]) -> Steps | str:

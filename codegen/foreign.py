@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from codegen import closure, hipcc, linking, moved, processor
-from codegen.decomposition import decomposition, hip_decomposition
+from codegen.decomposition import decomposition, hip_ahead, hip_decomposition
 from codegen.environment import TOOL_PATH, find
 from codegen.flags import inspect
 from codegen.parsing import Compile, Family, HandThrough, Makes, Reason
@@ -106,7 +106,7 @@ def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Descri
         case Family.NVCC:
             return _nvcc(path, compile, request, variables, knowledge)
         case Family.HIPCC:
-            return _hipcc(path, request, variables, knowledge)
+            return _hipcc(path, compile, request, variables, knowledge)
 
 
 def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
@@ -150,10 +150,16 @@ def _nvcc(
     )
 
 
-def _hipcc(path: str, request: Request, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
+def _hipcc(
+    path: str, compile: Compile, request: Request, variables: Mapping[str, str], knowledge: Knowledge
+) -> Described:
     asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
     toolchains = Toolchains(asked, Settings(hip=_root_of(path)), knowledge)
     environment = _environment(variables, Variables.HIP, ())
+    if compile.makes is Makes.OBJECT:
+        # The dry run for its steps takes as long as the one that leads to clang.
+        extension = os.path.splitext(compile.source)[1]
+        knowledge.ask_ahead(hip_ahead(path, environment, compile.flags, extension))
     # Which platform hipcc takes by itself depends on what it finds: nvcc, perhaps.
     (answer,) = knowledge.ask(hipcc.probes(path, environment)[0])
     if not any("-cc1" in command for command in hipcc.clang_commands(answer.stderr + answer.stdout)):

@@ -288,6 +288,8 @@ class Knowledge:
         self._answers = dict(answers)
         self._asked: dict[Probe, None] = {}
         self._foreseen: dict[str, None] = {}
+        self._ahead: dict[Probe, bool] = {}
+        """Whether they were taken."""
 
     @property
     def asked(self) -> tuple[Probe, ...]:
@@ -308,6 +310,16 @@ class Knowledge:
     def foresee(self, paths: Iterable[str]) -> None:
         """Say that these files' digests will be wanted: they can be read while probes run."""
         self._foreseen.update(dict.fromkeys(paths))
+
+    def ask_ahead(self, probe: Probe) -> None:
+        """Say that this command will be asked for, with more files for its answer to stand on: it can run meanwhile."""
+        self._ahead.setdefault(probe, False)
+
+    def take_ahead(self) -> tuple[Probe, ...]:
+        """Those that were named since the last call, each once."""
+        taken = tuple(probe for probe, was_taken in self._ahead.items() if not was_taken)
+        self._ahead.update(dict.fromkeys(taken, True))
+        return taken
 
     def take_foreseen(self) -> tuple[str, ...]:
         """Those that were foreseen since the last call."""

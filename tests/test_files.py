@@ -168,6 +168,21 @@ def test_a_folder_that_just_changed_has_no_trusted_stamp(tmp_path: Path) -> None
     assert settled.folder_stamp("nothing") == 0
 
 
+def test_whether_something_young_was_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("x")
+    (tmp_path / "b.cu").write_text("x")
+    stamp = stamp_of(str(tmp_path / "b.cu"))
+    assert stamp is not None
+    now_ns = stamp.ctime_ns + SECOND
+    snapshot = Snapshot(Files(now_ns=lambda: now_ns), str(tmp_path))
+    assert not snapshot.has_seen_young(), "nothing was seen"
+    snapshot.fact("a.cu")
+    snapshot.fact("nothing")
+    assert not snapshot.has_seen_young()
+    now_ns = stamp.ctime_ns + SECOND // 1000
+    assert snapshot.has_seen_young()
+
+
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"k\xe9rnel.cu")
     (tmp_path / name).write_text("x")

@@ -11,14 +11,19 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from buildd.command import launch_of
 from buildd.store import Store
+from codegen import foreign
+from codegen.commandline import parse
 from codegen.hipcc_steps import decompose
+from codegen.parsing import HandThrough
+from codegen.plan import Knowledge, RequestError, Steps
 from codegen.step_kinds import OBJECT, UNIT, NotUnderstood
 from protocol import messages as m
-from tests.carry_out import plan_for, request_for
+from tests.carry_out import answered, plan_for, request_for
 from tests.floor import Floor, Shop, Story
 from tests.foreign import Foreign, kept_up, prerequisites
 from tests.household import Household
@@ -260,19 +265,57 @@ def test_a_stand_ins_compile_goes_in_steps(tmp_path: Path) -> None:
     with short_folder() as folder:
         user = Household(folder, {"HIP_PLATFORM": "amd"})
         with kept_up(user):
-            foreign = Foreign(user, tmp_path / "foreign")
-            foreign.write("include/always.h", "#define FACTOR 3\n")
-            foreign.write("include/device.h", "\n")
-            foreign.write("include/host.h", "#define HOST 4\n")
-            foreign.write("src/k.hip", KERNEL)
+            other = Foreign(user, tmp_path / "foreign")
+            other.write("include/always.h", "#define FACTOR 3\n")
+            other.write("include/device.h", "\n")
+            other.write("include/host.h", "#define HOST 4\n")
+            other.write("src/k.hip", KERNEL)
             command = ("hipcc", "--offload-arch=gfx90a", "-O2", "-Iinclude", "-c", "src/k.hip", "-MD", "-MF", "k.d")
-            done = foreign.call(*command, "-o", "k.o")
+            done = other.call(*command, "-o", "k.o")
             assert (done.returncode, done.stderr) == (0, b"")
-            counters = foreign.status().counters
+            counters = other.status().counters
             assert (counters["step_misses"], counters["whole"]) == (6, 0)
-            ours, listed = (foreign.folder / "k.o").read_bytes(), prerequisites((foreign.folder / "k.d").read_bytes())
-            foreign.plainly(*command, "-o", "k.o")
-            assert ours == (foreign.folder / "k.o").read_bytes()
-            wanted = prerequisites((foreign.folder / "k.d").read_bytes())
+            ours, listed = (other.folder / "k.o").read_bytes(), prerequisites((other.folder / "k.d").read_bytes())
+            other.plainly(*command, "-o", "k.o")
+            assert ours == (other.folder / "k.o").read_bytes()
+            wanted = prerequisites((other.folder / "k.d").read_bytes())
             assert listed[0] == wanted[0] and {*wanted[1]} <= {*listed[1]}
         assert user.end() == []
+
+
+@pytest.mark.hip
+def test_a_foreign_compiles_hipcc_is_asked_no_more_than_it_takes(tmp_path: Path) -> None:
+    """Each question to it takes three starts of clang."""
+    hipcc = shutil.which("hipcc") or ""
+    described, steps, knowledge = described_as_called(tmp_path, hipcc)
+    (ahead,) = knowledge.take_ahead()
+    asked = [probe for probe in knowledge.asked if probe.argv[0] == hipcc]
+    assert isinstance(steps, Steps)
+    assert len(asked) == 2 and len({probe.argv for probe in asked}) == 2
+    assert asked[-1] == msgspec.structs.replace(ahead, files=asked[-1].files), "begun before its files were known"
+    assert {"clang", "lld", "clang-offload-bundler", "ocml.bc"} <= {file.role for file in described.tool.files}
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize(("otherwise", "reason"), [("echo nvcc", "HIP_PLATFORM=amd makes it"), ("exit 1", "")])
+def test_a_hipcc_that_calls_no_clang_is_handed_through(tmp_path: Path, otherwise: str, reason: str) -> None:
+    """It looks for a platform itself."""
+    program = tmp_path / "root/bin/hipcc"
+    program.parent.mkdir(parents=True)
+    works = f'[ "$HIP_PLATFORM" != amd ] || exec {shutil.which("hipcc")} "$@"' if reason else ""
+    program.write_text(f"#!/bin/sh\n{works}\n{otherwise}\n")
+    program.chmod(0o755)
+    with pytest.raises(HandThrough if reason else RequestError, match=reason or "does not work"):
+        described_as_called(tmp_path, str(program), {})
+
+
+def described_as_called(
+    folder: Path, hipcc: str, environment: dict[str, str] | None = None
+) -> tuple[foreign.Described, Steps | str, Knowledge]:
+    (folder / "k.hip").write_text(KERNEL)
+    environment = {"PATH": "/usr/bin:/bin", **({"HIP_PLATFORM": "amd"} if environment is None else environment)}
+    command = (hipcc, "-O2", "--offload-arch=gfx90a", "-c", "k.hip", "-o", "k.o")
+    request = msgspec.structs.replace(request_for(folder), command=command, environment=environment)
+    compile, knowledge = parse(command, str(folder), tuple(environment.items())), Knowledge()
+    described = answered(lambda: foreign.describe(compile, request, knowledge), knowledge)
+    return described, answered(lambda: foreign.steps(compile, described, (), knowledge), knowledge), knowledge

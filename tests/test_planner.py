@@ -1,0 +1,114 @@
+"""Questions to tools with real processes: asked once, kept as long as what the answer stands on, and begun early."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from buildd.files import FINE_STEP_NS, Files
+from buildd.planner import Planner
+from buildd.runner import Runner
+from buildd.store import Store
+from codegen.plan import Knowledge, Probe
+
+DEADLINE_S = 30.0
+ENVIRONMENT = (("PATH", "/usr/bin:/bin"),)
+
+
+class Asker:
+    """A tool whose description takes two questions; the second is known before what its answer stands on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        self.tool = folder / "tool"
+        self.tool.write_text("one")
+        self.beside: tuple[str, ...] = (str(self.tool),)
+        time.sleep(2 * FINE_STEP_NS / 1e9)
+
+    def probe(self, word: str, *files: str) -> Probe:
+        script = f"echo {word} >> ran; cat tool; sleep 0.1"
+        return Probe(argv=("sh", "-c", f"cd {self.folder}; {script}"), environment=ENVIRONMENT, files=files)
+
+    def make(self, knowledge: Knowledge) -> str:
+        knowledge.ask_ahead(self.probe("second"))
+        knowledge.ask(self.probe("first"))
+        (answer,) = knowledge.ask(self.probe("second", *self.beside))
+        return answer.stdout
+
+    def learn(self) -> str:
+        async def run() -> str:
+            runner = Runner(grace_s=0.3)
+            try:
+                with Store.open(self.store) as store:
+                    planner = Planner(runner, store, Files(store))
+                    said, _ = await asyncio.wait_for(planner.learn("tool", self.make), DEADLINE_S)
+                    return said
+            finally:
+                await runner.close()
+
+        return asyncio.run(run())
+
+    def ran(self) -> list[str]:
+        """What ran since the last call."""
+        log = self.folder / "ran"
+        words = log.read_text().split() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return sorted(words)
+
+
+@pytest.fixture
+def asker(tmp_path: Path) -> Asker:
+    return Asker(tmp_path)
+
+
+def test_a_command_that_was_begun_early_is_not_run_again(asker: Asker) -> None:
+    assert asker.learn() == "one"
+    assert asker.ran() == ["first", "second"]
+    assert asker.learn() == "one"
+    assert asker.ran() == [], "both are remembered: nothing is begun in vain"
+
+
+def test_an_answer_is_kept_under_the_files_that_it_stands_on(asker: Asker) -> None:
+    asker.learn()
+    asker.ran()
+    asker.tool.write_text("two")
+    assert asker.learn() == "two"
+    assert asker.ran() == ["second"]
+
+
+@pytest.mark.parametrize("change", ["written", "put in its place", "a link turned", "gone"])
+def test_what_is_younger_than_a_command_that_was_begun_has_it_run_again(
+    asker: Asker, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = asker.folder / "other"
+    other.mkdir()
+    (other / "tool").write_text("two")
+    link = asker.folder / "link"
+    link.symlink_to(asker.folder)
+    asker.beside = (str(link / "tool"),)
+    time.sleep(2 * FINE_STEP_NS / 1e9)
+    answered = Planner._answer
+
+    async def changed(self: Planner, probe: Probe, digests: dict[str, str]) -> object:
+        answer = await answered(self, probe, digests)
+        if "first" in probe.argv[-1]:
+            match change:
+                case "written":
+                    asker.tool.write_text("two")
+                case "put in its place":
+                    os.replace(other / "tool", asker.tool)
+                case "a link turned":
+                    link.unlink()
+                    link.symlink_to(other)
+                case _:
+                    asker.tool.unlink()
+        return answer
+
+    monkeypatch.setattr(Planner, "_answer", changed)
+    asker.learn()
+    assert asker.ran() == ["first", "second", "second"]
