@@ -9,11 +9,13 @@ import itertools
 import os
 import shlex
 from collections.abc import Iterable
+from functools import lru_cache
 
 from codegen.closure import Environment, script_files
 from codegen.plan import Probe
 
 
+@lru_cache(maxsize=8)  # a plan is made anew after each question, and this takes milliseconds
 def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
     """The steps that `clang -###` printed."""
     return tuple(
