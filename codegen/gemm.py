@@ -227,7 +227,8 @@ def kernel_text(kernel: GemmKernel, symbol: str, linkage: str = "") -> bytes:
 
 
 def _text(name: str, kernel: GemmKernel, symbol: str, linkage: str) -> bytes:
-    values = {field.name: getattr(kernel, field.name) for field in fields(kernel)} | {"both": kernel.both}
+    values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    values |= {"both": kernel.both, "light": kernel.light}
     named = {"title": kernel.name, "symbol": symbol, "linkage": linkage, "params_bytes": _PARAMS_BYTES}
     more = plain_words(kernel, hip=True) if kernel.amd else {}
     return template(name).render(**named, **more, **values).encode()

@@ -79,6 +79,12 @@ class GemmKernel:
         return self.arch == ARCH_AMD
 
     @property
+    def light(self) -> bool:
+        """Of CUTLASS 3.x, with an epilogue of ours in place of CUTLASS's."""
+        stored = self.element_d in ("cutlass::half_t", "cutlass::bfloat16_t") and self.element_accumulator == "float"
+        return self.three and self.arch != ARCH_100 and stored and not self.combine
+
+    @property
     def both(self) -> bool:
         """It has a bias beside C."""
         return self.bias and bool(self.combine)

@@ -49,7 +49,7 @@ def test_equal_specs_give_equal_text() -> None:
     other = generated(spec(name="h", epilogue="bias_relu"), [kernel_for(target, "sm_80")], "gen")
     assert other[1] == sm80 and other[0] != entry, "a kernel's text says nothing of its target"
     assert entry.content.index(b"found == 90") < entry.content.index(b"found >= 80")
-    assert all(b"LinCombPerColBiasEltAct" in file.content for file in (sm90, launch)), "of one type"
+    assert all(b"struct Store" in file.content for file in (sm90, launch)), "of one type"
     assert all(b"{{" not in file.content.replace(b"{{}", b"") for file in texts[0])
 
 
@@ -253,6 +253,26 @@ def test_options_are_in_the_kernels_name_and_the_entry_point_calls_it_as_it_is(
     }
     assert len({line.partition("_run(")[2] for line in heads}) == 1, "declared as it is defined"
     assert (kernel.name == kernel_for(spec(), arch).name) is not bool(keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "light"),
+    [
+        ({}, True),
+        ({"dtype": "bf16", "epilogue": "bias_gelu", "batched": True}, True),
+        ({"dtype": "fp8_e4m3", "output_dtype": "bf16"}, True),
+        ({"split_k": 2}, True),
+        ({"epilogue": "silu_multiply"}, False),
+        ({"output_dtype": "fp32"}, False),
+        ({"dtype": "tf32", "layout": "rcr"}, False),
+    ],
+)
+def test_kernels_of_sm_90a_that_store_halves_have_an_epilogue_of_ours(keys: dict[str, Any], light: bool) -> None:
+    kernel = kernel_for(spec(**keys), "sm_90a")
+    _, source, launch = (file.content for file in generated(spec(**keys), [kernel], "gen"))
+    for text in (source, launch):
+        assert (b"stmatrix" in text) is light
+        assert (b"collective_builder.hpp" in text) is not light, "nor are CUTLASS's headers for it read"
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"])
