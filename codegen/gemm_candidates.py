@@ -147,7 +147,8 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes)
     stages = kernel.stages or max(2, (machine.shared_bytes - rows * columns * 2) // ((rows + columns) * depth * size))
     at_once = max(1, min(machine.shared_bytes // (stages * (rows + columns) * depth * size), 3))
     if kernel.three:
-        at_once = 1 if kernel.cooperative else 2  # pingpong: two tiles, one computes while the other stores
+        # Pingpong: two tiles, one computes while the other stores; of a single round each has one alone.
+        at_once = 1 if kernel.cooperative or tiles <= machine.processors else 2
     # Processors of a cluster load what they share once.
     intensity = rows * columns / (rows / cluster_columns + columns / cluster_rows)
     share = min(1.0, 0.35 + intensity / (140 if kernel.three else 100))
@@ -163,16 +164,19 @@ def estimate_us(kernel: GemmKernel, target: GemmTarget, arch: str, sizes: Sizes)
     taps, again = (target.taps, target.again) if isinstance(target, ImplicitGemm) else (1, 1.0)
     flops_tile = 2.0 * rows * columns * (taps * math.ceil(k_each / taps / depth) * depth)
     compute_us = effective * flops_tile / rate * 1e6
-    # A cooperative tile is stored while nothing else is computed.
-    stored_us = rounds * rows * columns * 2 / machine.bytes_s * machine.processors * 1e6 if kernel.cooperative else 0.0
-    # One processor alone cannot take all of the memory's rate: few tiles wait for it.
-    busy = min(1.0, tiles * at_once / machine.processors)
+    # A cooperative tile is stored while nothing else is computed, and so is one that is alone, by half as many threads.
+    stores = (rounds if kernel.cooperative else 2 * (tiles <= machine.processors)) if kernel.three else 0
+    stored_us = stores * rows * columns * 2 / machine.bytes_s * machine.processors * 1e6
+    # Few processors cannot take all of the memory's rate.
+    taken = min(1.0, 0.3 + 0.7 * tiles * at_once / machine.processors)
+    # A tile is loaded as a whole, also what is beyond the matrix.
+    whole_m, whole_n = max(m, tiles_m * rows), max(n, tiles_n * columns)
     loaded = (
-        (tiles_n / cluster_columns * m * k / again + tiles_m / cluster_rows * n * k) * size * 0.25
+        (tiles_n / cluster_columns * whole_m * k / again + tiles_m / cluster_rows * whole_n * k) * size * 0.25
         + (m * k / again + n * k) * size * 0.75
         + m * n * 2 * target.split_k
     )
-    memory_us = count * loaded / (machine.bytes_s * max(0.15, busy)) * 1e6
+    memory_us = count * loaded / (machine.bytes_s * taken) * 1e6
     return machine.start_us + stored_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us)
 
 

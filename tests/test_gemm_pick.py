@@ -115,3 +115,7 @@ def test_estimates_of_hopper_tell_clusters_schedules_and_narrow_tiles_apart() ->
     deep, flat = (2048, 8192, 8192), (2048, 8192, 1024)
     assert promised_us(wide, across, "cooperative", *deep) < promised_us(middle, across, "pingpong", *deep)
     assert promised_us(wide, across, "cooperative", *flat) > promised_us(middle, across, "pingpong", *flat), "stores"
+    # A tile that is alone on its processor is stored by all of its threads at once, and few tiles load nearly as fast.
+    assert promised_us(narrow, across, "cooperative", *few) < promised_us(narrow, across, "pingpong", *few)
+    thin = (16, 4096, 4096)
+    assert promised_us(middle, across, "cooperative", *thin) < 1.5 * promised_us(narrow, across, "cooperative", *thin)
