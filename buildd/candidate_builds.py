@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -150,6 +151,15 @@ class Presence:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._file)
+
+
+def tidy(folder: str, prefix: str) -> None:
+    """Remove the candidates from a project's outputs; their kernels stay in the store, where its build finds them."""
+    if not os.path.isdir(folder):
+        return
+    for entry in list(os.scandir(folder)):
+        if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _tell(

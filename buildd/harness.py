@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -86,24 +87,25 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
     return (built.paths[0],)
 
 
-def question(case: Case, library: str, name: str) -> tuple[str, ...]:
+def question(case: Case, library: str, name: str, rivals: Sequence[tuple[str, str]] = ()) -> tuple[str, ...]:
     """The arguments for one problem.
 
     Args:
         library: has the kernel.
         name: of the target that it was built for.
+        rivals: library and name of others, to be timed in turns with it.
     """
     spec, (m, n, k) = case.spec, case.sizes
+    tolerance = f"{case.tolerance!r},{len(rivals)}" if rivals else repr(case.tolerance)
+    others = tuple(word for path, other in rivals for word in (path, symbol_of(other)))
     if isinstance(spec, ImplicitGemm):
         conv = spec.conv
         numbers = (*conv.stride, *conv.padding, *conv.dilation)
         return (
             *(library, symbol_of(name), "x".join(map(str, case.image)), str(n), "x".join(map(str, conv.kernel))),
-            *(spec.dtype, case.output, f"conv2d:{','.join(map(str, numbers))}", spec.epilogue),
-            repr(case.tolerance),
+            *(spec.dtype, case.output, f"conv2d:{','.join(map(str, numbers))}", spec.epilogue, tolerance, *others),
         )
     return (
         *(library, symbol_of(name), f"{case.batch}x{m}" if case.batch else str(m), str(n), str(k)),
-        *(spec.dtype, case.output, spec.layout, spec.epilogue),
-        repr(case.tolerance),
+        *(spec.dtype, case.output, spec.layout, spec.epilogue, tolerance, *others),
     )

@@ -29,6 +29,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     workspace_bytes: int = 0
     note: str = ""
+    rivals_us: tuple[float, ...] = ()
+    """Of those that were timed in turns with it."""
 
 
 _STARTED = "started"
@@ -47,6 +49,7 @@ class _Line(msgspec.Struct, frozen=True):
     samples: int = 0
     workspace_bytes: int = 0
     note: str = ""
+    rivals_us: tuple[float, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(_Line)
@@ -273,6 +276,7 @@ def _understood(answer: bytes) -> Measured:
     except ValueError:
         return Measured(outcome=Outcome.CRASHED, note=f"it said {line.outcome!r}"[:200])
     whole = outcome not in _WORKED or (line.time_us > 0 and line.samples > 0)
+    whole = whole and all(time_us > 0 for time_us in line.rivals_us)
     if not whole or not 0 <= line.spread < 1e9 or not line.error >= 0:
         return Measured(outcome=Outcome.CRASHED, note="it said numbers that cannot be")
     return Measured(
@@ -283,4 +287,5 @@ def _understood(answer: bytes) -> Measured:
         samples=line.samples,
         workspace_bytes=line.workspace_bytes,
         note=line.note,
+        rivals_us=line.rivals_us,
     )

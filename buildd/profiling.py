@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from buildd.candidate_builds import Builder, Built, Presence
+from buildd.candidate_builds import Builder, Built, Presence, tidy
 from buildd.errors import BuilddError
+from buildd.gpu_use import GpuUse
 from buildd.gpus import LEASES, Gpu, Turns, strangers
 from buildd.harness import IN_ONE_SOURCE, harness, in_one_source, question, side_request
 from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
+from buildd.playoff import Runner, entrants, is_contested, settled
 from buildd.profile_cache import ProfileCache
+from buildd.profile_choice import chosen_of, likeliest, setting_of
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
@@ -93,16 +96,14 @@ class Profiling:
         self._epoch = cache.epoch()
         self._slots = asyncio.Semaphore(plan.most_builds)
         self._builds: dict[str, asyncio.Task[Built]] = {}
-        self._ready: asyncio.Queue[tuple[Case, Ranked, str, bool] | None] = asyncio.Queue()
+        self._ready: asyncio.Queue[Callable[[Bench, Gpu], Awaitable[None]] | None] = asyncio.Queue()
         self._best_us: dict[_Key, float] = {}
         self._harness: asyncio.Task[tuple[str, ...]] | None = None
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
         self._turns = {gpu: Turns(gpu, plan.leases) for gpu in plan.gpus}
-        self._began_s = self._busy_s = self._first_s = self._last_s = 0.0
-        self._ready_count = self._in_use = 0
-        """Candidates that are ready and not measured yet, and GPUs that measure one."""
-        self._unused_s = self._noted_s = 0.0
-        """What GPUs lay idle meanwhile, and up to when that is known."""
+        self._use = GpuUse(len(plan.gpus))
+        self._closing: list[asyncio.Task[None]] = []
+        self._began_s = 0.0
         self._spans: dict[str, tuple[float, float, float]] = {}
         """Target of a candidate -> when its build began, 0 where it was found; its cores' time; when it ended."""
         self._dropped = self._in_one_source = False
@@ -115,17 +116,29 @@ class Profiling:
         self._wanting: dict[str, list[_Work]] = {}
         """Target of a candidate -> whom it is built for."""
         self._skipped: list[_Work] = []
+        self._runners: dict[_Key, list[Runner]] = {}
+        """What was measured in full here."""
+        self._best_before: dict[_Key, Profile] = {}
 
     async def run(self) -> Summary:
         """Do all of it. Raises BuilddError, ProtocolError where nothing can be built at all."""
+        try:
+            return await self._run()
+        finally:
+            await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _run(self) -> Summary:
         self._began_s = time.monotonic()
         survey, plan = self._plan.survey, self._plan
         measures = bool(plan.gpus) and not survey.continuous_integration
         cases = self._cases()
         known = {self._key(case): self._known(case) for case in cases}
         for case in cases:
-            times = [row.time_us for row in known[self._key(case)].values() if row.outcome is Outcome.MEASURED]
-            self._best_us[self._key(case)] = min(times, default=0.0) if not survey.again else 0.0
+            rows = [row for row in known[self._key(case)].values() if row.outcome is Outcome.MEASURED]
+            before = min(rows, key=lambda row: row.time_us, default=None) if not survey.again else None
+            self._best_us[self._key(case)] = before.time_us if before is not None else 0.0
+            if before is not None:
+                self._best_before[self._key(case)] = before
             self._bad.update((self._key(case), name) for name, row in known[self._key(case)].items() if not row.works)
             if not survey.again:
                 for ranked in case.ranked:
@@ -150,7 +163,7 @@ class Profiling:
                         work = [one for one in self._skipped if not self._cannot_win(*one)]
                 finally:
                     if presence.is_last():
-                        self._tidy()
+                        tidy(os.path.join(self._plan.request.project, survey.build), PREFIX)
                     self._publish()
         elif any(known.values()):
             self._publish()  # whoever measured it may have been killed before
@@ -158,12 +171,11 @@ class Profiling:
             self._report(case, ranked, "skipped", note=_NOT_WORTH_IT.message)
         for case in cases:
             self._tell(self._chosen(case, known=self._key(case) not in fresh))
-        span_s = max(0.0, self._last_s - self._first_s) * len(plan.gpus)
         return Summary(
             wall_s=time.monotonic() - self._began_s,
-            measuring_s=self._busy_s,
-            gpu_idle=max(0.0, 1 - self._busy_s / span_s) if span_s else 0.0,
-            gpu_unused=min(1.0, self._unused_s / span_s) if span_s else 0.0,
+            measuring_s=self._use.busy_s,
+            gpu_idle=self._use.idle,
+            gpu_unused=self._use.unused,
             dropped=self._dropped,
             skipped=len(self._skipped),
             **self._tally,
@@ -184,15 +196,7 @@ class Profiling:
 
     def setting(self, case: Case) -> Setting:
         """What a row of this case is filed under here."""
-        survey, gpus = self._plan.survey, self._plan.gpus
-        return Setting(
-            gpu=gpus[0].name if gpus else "",
-            driver=gpus[0].driver if gpus else "",
-            toolkit=survey.toolkit,
-            library=survey.library,
-            flags=survey.flags[case.target],
-            capability=gpus[0].capability if gpus else "",
-        )
+        return setting_of(case, self._plan.survey, self._plan.gpus)
 
     def _key(self, case: Case) -> _Key:
         return case.problem, self._plan.survey.flags[case.target]
@@ -243,10 +247,19 @@ class Profiling:
         first = not self._builds
         asking = [asyncio.create_task(self._strangers(gpu)) for gpu in self._plan.gpus] if measures and first else []
         # Two a GPU: while one is measured, the next gets ready.
-        lanes = [asyncio.create_task(self._lane(gpu, asking)) for gpu in self._plan.gpus * 2] if measures else []
+        lanes: list[asyncio.Task[None]] = []
+        for gpu in self._plan.gpus if measures else ():
+            has_context = asyncio.Event()
+            lanes += [
+                asyncio.create_task(self._lane(gpu, asking, has_context, second=second)) for second in (False, True)
+            ]
 
         async def feed() -> None:
             await asyncio.gather(*building)
+            if lanes:
+                await self._ready.join()
+                if all(self._cannot_win(*one) for one in self._skipped):
+                    await self._play_off()
             for _ in lanes:
                 self._ready.put_nowait(None)
 
@@ -273,9 +286,8 @@ class Profiling:
             return
         if built.outcome is BuildOutcome.BUILT and built.paths:
             if measures:
-                self._first_s = self._first_s or time.monotonic()
-                self._note_use(ready=1)
-                self._ready.put_nowait((case, ranked, built.paths[0], compiled))
+                self._use.note(ready=1)
+                self._ready.put_nowait(partial(self._measure, case, ranked, built.paths[0], compiled))
             else:
                 self._report(case, ranked, "built", built=compiled)
             return
@@ -285,11 +297,12 @@ class Profiling:
             self._write(case, ranked, Measured(outcome=Outcome.UNBUILT, note=built.message))
         self._report(case, ranked, Outcome.UNBUILT.value, note=built.message)
 
-    async def _build(self, name: str, table: dict[str, Any]) -> Built:
+    async def _build(self, name: str, table: dict[str, Any], *, again: bool = False) -> Built:
+        """Args: again: it is known to be worth it."""
         async with self._slots:
             if self._gpu_failures >= _MOST_GPU_FAILURES:
                 return Built(outcome=BuildOutcome.CANCELLED, message="there is no GPU to measure it on any more")
-            if all(self._cannot_win(*one) for one in self._wanting[name]):
+            if not again and all(self._cannot_win(*one) for one in self._wanting[name]):
                 return _NOT_WORTH_IT
             began_s = time.monotonic() - self._began_s
             request = side_request(self._plan.request, name, table)
@@ -306,39 +319,44 @@ class Profiling:
         self._tally["hits"] += built.outcome is BuildOutcome.BUILT and built.misses == 0
         return built
 
-    async def _lane(self, gpu: Gpu, asking: Sequence[asyncio.Task[None]]) -> None:
+    async def _lane(
+        self, gpu: Gpu, asking: Sequence[asyncio.Task[None]], has_context: asyncio.Event, *, second: bool
+    ) -> None:
         """Measures on one GPU what is ready, one after another.
 
         Args:
             asking: who else is on the GPUs: we are not before that is known.
+            has_context: set by its first lane; the second one waits: two at once would each wait for the driver longer.
         """
         command = self._plan.measure or await self._of_harness()
         bench = Bench(command, {**os.environ, **self._plan.request.environment}, gpu.shown_as)
         try:
+            if second:
+                await has_context.wait()
             # While compilers run: what is wrong with the GPU, the first candidate will hear.
             with suppress(GpuFailed):
                 await bench.start(lambda: self._first_turn(gpu, asking), timeout_s=self._plan.timeout_s)
+            has_context.set()
             while (item := await self._ready.get()) is not None:
-                await self._measure(bench, gpu, *item)
-                self._note_use(ready=-1)
+                await item(bench, gpu)
+                self._use.note(ready=-1)
+                self._ready.task_done()
+            self._ready.task_done()
         finally:
-            await bench.close()
+            # A driver takes its time with a process that ends: what was found need not wait for that.
+            self._closing.append(asyncio.create_task(bench.close()))
 
     async def _of_harness(self) -> tuple[str, ...]:
         assert self._harness is not None
         return await asyncio.shield(self._harness)
 
-    async def _measure(self, bench: Bench, gpu: Gpu, case: Case, ranked: Ranked, library: str, compiled: bool) -> None:
+    async def _measure(self, case: Case, ranked: Ranked, library: str, compiled: bool, bench: Bench, gpu: Gpu) -> None:
         if self._gpu_failures >= _MOST_GPU_FAILURES:
             self._report(case, ranked, "not measured", note="the GPU does not answer", built=compiled)
             return
         try:
-            found = await bench.measure(
-                question(case, library, candidate_spec(case, ranked)[0]),
-                lambda: self._turn(gpu),
-                lambda: 0.0 if self._plan.exhaustive else self._best_us[self._key(case)],
-                timeout_s=self._plan.timeout_s,
-            )
+            best_us = (lambda: 0.0) if self._plan.exhaustive else (lambda: self._best_us[self._key(case)])
+            found = await self._ask(bench, gpu, (case, ranked, library), best_us)
         except GpuFailed as error:
             self._gpu_failures += 1
             self._tally["failed"] += 1
@@ -348,12 +366,54 @@ class Profiling:
         self._tally["measured" if found.outcome in (Outcome.MEASURED, Outcome.HOPELESS) else "failed"] += 1
         self._learn(case, ranked, found.time_us)
         if found.outcome is Outcome.MEASURED:
-            best_us = self._best_us[self._key(case)]
-            self._best_us[self._key(case)] = min(best_us or found.time_us, found.time_us)
+            self._best_us[self._key(case)] = min(self._best_us[self._key(case)] or found.time_us, found.time_us)
+            self._runners.setdefault(self._key(case), []).append(Runner(case, ranked, library, found))
         await asyncio.sleep(0)  # the GPU is free: the next one begins before this one is written down
         self._write(case, ranked, found)
         note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
         self._report(case, ranked, found.outcome.value, found, note=note, built=compiled)
+
+    async def _ask(
+        self,
+        bench: Bench,
+        gpu: Gpu,
+        one: tuple[Case, Ranked, str],
+        best_us: Callable[[], float],
+        rivals: Sequence[Runner] = (),
+    ) -> Measured:
+        case, ranked, library = one
+        others = [(other.library, candidate_spec(other.case, other.ranked)[0]) for other in rivals]
+        words = question(case, library, candidate_spec(case, ranked)[0], others)
+        return await bench.measure(words, lambda: self._turn(gpu), best_us, timeout_s=self._plan.timeout_s)
+
+    async def _play_off(self) -> None:
+        """Who is nearly as fast as the best of a problem is measured again, in turns with it."""
+        for key, runners in self._runners.items():
+            if chosen := entrants(runners, await self._defender(key, runners)):
+                self._use.note(ready=1)
+                self._ready.put_nowait(partial(self._settle, chosen))
+        await self._ready.join()
+
+    async def _defender(self, key: _Key, runners: Sequence[Runner]) -> Runner | None:
+        """The best of what was known before, where it is contested: its time is of another day."""
+        case, before = runners[0].case, self._best_before.get(key)
+        if before is None or not is_contested(before.time_us, runners):
+            return None
+        ranked = next((one for one in case.ranked if one.candidate.name == before.candidate), None)
+        if ranked is None or any(one.ranked == ranked for one in runners):
+            return None
+        built = await self._build(*candidate_spec(case, ranked), again=True)
+        found = Measured(outcome=before.outcome, time_us=before.time_us)
+        return Runner(case, ranked, built.paths[0], found) if built.paths else None
+
+    async def _settle(self, chosen: Sequence[Runner], bench: Bench, gpu: Gpu) -> None:
+        async def again(one: Runner, rivals: Sequence[Runner]) -> Measured:
+            return await self._ask(bench, gpu, (one.case, one.ranked, one.library), lambda: 0.0, rivals)
+
+        for number, one in enumerate(await settled(chosen, again)):
+            if number:  # the time of the first one stays
+                self._write(one.case, one.ranked, one.found)
+            self._report(one.case, one.ranked, one.found.outcome.value, one.found, note="in turns with the next best")
 
     @asynccontextmanager
     async def _first_turn(self, gpu: Gpu, asking: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
@@ -365,23 +425,8 @@ class Profiling:
     @asynccontextmanager
     async def _turn(self, gpu: Gpu) -> AsyncIterator[None]:
         async with self._turns[gpu].turn():
-            begun_s = time.monotonic()
-            self._note_use(in_use=1)
-            try:
+            with self._use.turn():
                 yield
-            finally:
-                self._note_use(in_use=-1)
-                self._last_s = time.monotonic()
-                self._busy_s += self._last_s - begun_s
-
-    def _note_use(self, *, ready: int = 0, in_use: int = 0) -> None:
-        """Something got ready or was measured, or a GPU is used or free."""
-        now_s = time.monotonic()
-        wanted = min(self._ready_count, len(self._plan.gpus))
-        self._unused_s += (now_s - self._noted_s) * max(0, wanted - self._in_use)
-        self._noted_s = now_s
-        self._ready_count += ready
-        self._in_use += in_use
 
     async def _strangers(self, gpu: Gpu) -> None:
         if busy := await asyncio.to_thread(strangers, gpu, os.environ):
@@ -448,35 +493,7 @@ class Profiling:
         )
 
     def _chosen(self, case: Case, *, known: bool) -> Chosen:
-        rows = self._known(case)
-        whole = [row for row in rows.values() if row.outcome is Outcome.MEASURED and row.checked]
-        best = min(whole, key=lambda row: row.time_us, default=None)
-        if best is not None:
-            return Chosen(
-                target=case.target,
-                problem=case.problem,
-                candidate=best.candidate,
-                time_us=best.time_us,
-                gpu=best.setting.gpu,
-                known=known,
-                tried=len(rows),
-                of=len(case.ranked),
-                tflops=1e-6 * case.operations / best.time_us,
-            )
-        # Of those that were tried just now, the likeliest that does work; of what nobody tried, the likeliest.
         tried = {name for key, name in self._tried if key == self._key(case)}
-        names = [ranked.candidate.name for ranked in case.ranked]
-        likely = (name for name in names if (name in tried or not tried) and (self._key(case), name) not in self._bad)
-        guess = next(likely, "")
-        if self._plan.survey.continuous_integration:
-            guess = smallest(case.spec, case.arch).name
-        return Chosen(target=case.target, problem=case.problem, candidate=guess, tried=len(rows), of=len(case.ranked))
-
-    def _tidy(self) -> None:
-        """Remove the candidates from the project; their kernels stay in the store, where its build finds them."""
-        folder = os.path.join(self._plan.request.project, self._plan.survey.build)
-        if not os.path.isdir(folder):
-            return
-        for entry in list(os.scandir(folder)):
-            if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
+        bad = {name for key, name in self._bad if key == self._key(case)}
+        usual = smallest(case.spec, case.arch).name if self._plan.survey.continuous_integration else ""
+        return chosen_of(case, self._known(case), known=known, guess=usual or likeliest(case, tried, bad))

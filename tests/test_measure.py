@@ -132,6 +132,26 @@ def test_one_after_another_until_one_does_not_work(program: Path, tmp_path: Path
 
 @pytest.mark.cuda
 @pytest.mark.slow
+def test_rivals_are_timed_in_turns_with_it(program: Path, tmp_path: Path) -> None:
+    libraries = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in libraries:
+        folder.mkdir()
+        measured(program, folder)
+    first, *rivals = (str(folder / "libgemm.so") for folder in libraries)
+    words = [first, "gemm", "24", "40", "32", "fp16", "fp16", "rcr", "none", "2e-3,2"]
+    words += [word for rival in rivals for word in (rival, "gemm")]
+    alone = [first, "gemm", "24", "40", "32", "fp16", "fp16", "rcr", "none", "2e-3"]
+    asked = "\n" + "".join("".join(f"{word}\0" for word in some) + "0\n" for some in (words, alone))
+    done = subprocess.run([program], input=asked, capture_output=True, text=True, timeout=60)
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line and line != "ready"][1:]
+    assert [len(answer.get("rivals_us", ())) for answer in answers] == [2, 0] and answers[0]["time_us"] > 0
+    assert all(time_us > 0 for time_us in answers[0]["rivals_us"])
+    done = subprocess.run([program, *words], input="0", capture_output=True, text=True, timeout=60)
+    assert len(json.loads(done.stdout.splitlines()[-1])["rivals_us"]) == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
 def test_memory_is_kept_for_the_next_one(program: Path, tmp_path: Path) -> None:
     measured(program, tmp_path)
 

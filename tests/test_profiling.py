@@ -343,6 +343,37 @@ def test_what_turns_out_to_be_worth_it_is_compiled_later(tmp_path: Path, store: 
     assert bench.chosen[0].candidate == names(case)[4]
 
 
+def test_who_is_nearly_as_fast_as_the_best_is_measured_again_in_turns(tmp_path: Path, store: Store) -> None:
+    """Alone the first is faster, in turns the second; the third is too slow to be asked again."""
+    bench, case = Bench(tmp_path, store, "time 10 0.01 30", "time 10.2 0.01 24", "time 12 0.01 1"), case_of(3)
+    summary = bench.profile(survey_of(case), most_builds=1)
+    first, second, third = names(case)
+    assert (summary.measured, bench.chosen[0].candidate, bench.chosen[0].time_us) == (3, second, 8.0)
+    assert {name: row.time_us for name, row in bench.rows().items()} == {first: 10.0, second: 8.0, third: 12.0}, (
+        "by the clock of the first time"
+    )
+    again = [told for told in bench.told if isinstance(told, Tried) and "in turns" in told.note]
+    assert {told.candidate: told.time_us for told in again} == {first: 10.0, second: 8.0}
+    assert bench.profile(survey_of(case)).measured == 0 and len(bench.asked) == 3, "once"
+
+
+def test_the_best_of_an_earlier_call_defends_itself(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 10 0.01 30", "time 9.9 0.01 33", "time 20"), case_of(3)
+    first, second, _ = names(case)
+    likeliest = msgspec.structs.replace(case, ranked=case.ranked[:1])
+    assert bench.profile(survey_of(likeliest)).measured == 1
+    summary = bench.profile(survey_of(case), exhaustive=True)
+    assert (summary.measured, bench.chosen[-1].candidate, bench.rows()[second].time_us) == (2, first, 11.0)
+    assert bench.rows()[first].error == 1e-4, "the row of what was known stays as it was"
+    assert bench.asked.count(bench.asked[0]) == 2, "its library is found again"
+
+
+def test_what_fails_in_turns_keeps_its_time(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 10 0.01 -1", "time 10.2 0.01 -1"), case_of(2)
+    bench.profile(survey_of(case))
+    assert {row.time_us for row in bench.rows().values()} == {10.0, 10.2}
+
+
 def test_two_that_profile_at_once_take_turns_on_a_gpu(tmp_path: Path, store: Store) -> None:
     busy = tmp_path / "busy"
     bench, case = Bench(tmp_path, store, *[f"alone {busy} {time}" for time in (5, 6, 7)]), case_of(3)

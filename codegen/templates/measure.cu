@@ -3,6 +3,8 @@
 //   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE      M of a batched one: BATCHxM
 //           of a convolution M is NxHxWxC, N its filters, K is RxS, LAYOUT "conv2d:" and stride, padding, dilation: six
 //           numbers with a comma between
+//           TOLERANCE,COUNT: so many rivals, whose LIBRARY and SYMBOL follow; they are timed in turns with it, each beside
+//           the same memory and clock, and their times said as "rivals_us"; whether they are right is not asked again
 //   measure        these words for one GEMM after another from standard input, each word with a zero byte behind it
 //
 // It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
@@ -11,8 +13,10 @@
 // next.
 // A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
 // Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
-// Each timed run is between two events, behind a write to more memory than the L2 cache holds. A candidate whose short
-// run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
+// Each timed run is between two events, behind a write to more memory than the L2 cache holds. Where the cache would hold
+// all of a problem, kernels are short, and one alone between two events is no more exact than the events: there are so many
+// copies of the operands that the cache does not hold them, and a run is one launch for each, of which it is the mean.
+// A candidate whose short run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
 // exactly; alpha keeps results near 1, so that errors of all types are of that scale. (A convolution has none: its weights
 // are scaled, by a power of two.)
 #ifdef __HIP__
@@ -75,7 +79,7 @@ constexpr const char* kNoGpu = "no GPU";
 namespace {
 
 constexpr int kPeriod = 4099;  // prime: rows differ
-constexpr int kWarmUp = 3, kShort = 5, kLeast = 20, kMost = 100, kSamples = 512;
+constexpr int kWarmUp = 3, kShort = 5, kLeast = 20, kMost = 100, kSamples = 512, kCopies = 64, kTurns = 40;
 constexpr double kHopeless = 1.5, kEnoughMs = 60.0;
 
 using Run = int (*)(const void*, const void*, const void*, void*, int, int, int, float, float, void*, cudaStream_t);
@@ -211,13 +215,25 @@ struct Operand {
         }
     }
 
+    // A copy begins where any type may.
+    size_t apart() const { return (bytes + 255) / 256 * 256; }
+
+    const void* copy(int number) const { return static_cast<const char*>(memory.device) + number * apart(); }
+
     // One period from the host, the rest from what is there: nobody waits for the bus.
-    void upload() {
-        memory.allocate(bytes, "no memory for the operands");
+    void upload(int copies = 1) {
+        const size_t whole = copies * apart();
+        memory.allocate(whole, "no memory for the operands");
         size_t there = std::min(period.size(), bytes);
         needed(cudaMemcpy(memory.device, period.data(), there, cudaMemcpyHostToDevice), "copying the operands");
         while (there < bytes) {
             const size_t more = std::min(there, bytes - there);
+            void* const behind = static_cast<char*>(memory.device) + there;
+            needed(cudaMemcpy(behind, memory.device, more, cudaMemcpyDeviceToDevice), "copying the operands");
+            there += more;
+        }
+        for (there = apart(); there < whole;) {
+            const size_t more = std::min(there, whole - there);
             void* const behind = static_cast<char*>(memory.device) + there;
             needed(cudaMemcpy(behind, memory.device, more, cudaMemcpyDeviceToDevice), "copying the operands");
             there += more;
@@ -321,9 +337,10 @@ double convolved(const Conv& conv, const Operand& x, const Operand& weight, size
     return sum;
 }
 
-// The line to say of a GEMM that works. `turn` is called when the GPU is needed, and returns the best time so far, or 0.
+// The line to say of a GEMM that works; behind the first of the field are its rivals. `turn` is called when the GPU is
+// needed, and returns the best time so far, or 0.
 template <typename Turn>
-std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
+std::string measure(const Problem& problem, const std::vector<Candidate>& field, Turn turn) {
     const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv] = problem;
     int devices = 0;
     needed(cudaGetDeviceCount(&devices), kNoGpu);  // the driver starts, which takes a while
@@ -357,34 +374,40 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     int cache_bytes = 0;
     needed(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, 0), "asking the GPU");
     const size_t flush_bytes = std::max<size_t>(2 * static_cast<size_t>(cache_bytes), 64 << 20);
+    const size_t d_apart = (d_bytes + 255) / 256 * 256, together = a.apart() + b.apart() + d_apart;
+    const bool is_short = together <= static_cast<size_t>(cache_bytes);
+    const int copies = !is_short ? 1 : static_cast<int>(std::min<size_t>(2 * flush_bytes / together + 1, kCopies));
     Memory flush, d, workspace;
     flush.allocate(flush_bytes, "no memory to flush the cache");
-    a.upload(), b.upload(), c.upload();
-    d.allocate(d_bytes, "no memory for the result");
+    a.upload(copies), b.upload(copies), c.upload();
+    d.allocate(copies * d_apart, "no memory for the result");
     needed(cudaMemset(d.device, 0xff, d_bytes), "clearing the result");
 
-    const size_t workspace_bytes = conv.n > 0  ? 0
-                                   : batch > 0 ? found.batched_workspace_bytes(m, n, k, batch)
-                                               : found.workspace_bytes(m, n, k);
-    workspace.allocate(workspace_bytes, "no memory for the workspace");
+    std::vector<size_t> spaces;
+    for (const Candidate& one : field) {
+        spaces.push_back(conv.n > 0  ? 0
+                         : batch > 0 ? one.batched_workspace_bytes(m, n, k, batch)
+                                     : one.workspace_bytes(m, n, k));
+    }
+    workspace.allocate(*std::max_element(spaces.begin(), spaces.end()), "no memory for the workspace");
     const cudaStream_t stream = nullptr;  // the candidate may have a CUDA runtime of its own
-    const auto once = [&, m = m, n = n, k = k, batch = batch, conv = conv] {
-        void* const third = bias ? c.memory.device : d.device;
+    const auto once = [&, m = m, n = n, k = k, batch = batch, conv = conv](int number = 0, size_t who = 0) {
+        const Candidate& found = field[who];
+        const void *const left = a.copy(number), *const right = b.copy(number);
+        void* const out = static_cast<char*>(d.device) + number * d_apart;
+        void* const third = bias ? c.memory.device : out;
         if (conv.n > 0 && bias) {
-            return reinterpret_cast<ConvBiasRun>(found.conv_run)(a.memory.device, b.memory.device, third, d.device, conv.n,
-                                                                 conv.h, conv.w, conv.c, n, conv.r, conv.s,
-                                                                 conv.results(0), conv.results(1), stream);
+            return reinterpret_cast<ConvBiasRun>(found.conv_run)(left, right, third, out, conv.n, conv.h, conv.w, conv.c, n,
+                                                                 conv.r, conv.s, conv.results(0), conv.results(1), stream);
         }
         if (conv.n > 0) {
-            return reinterpret_cast<ConvRun>(found.conv_run)(a.memory.device, b.memory.device, d.device, conv.n, conv.h,
-                                                             conv.w, conv.c, n, conv.r, conv.s, conv.results(0),
-                                                             conv.results(1), stream);
+            return reinterpret_cast<ConvRun>(found.conv_run)(left, right, out, conv.n, conv.h, conv.w, conv.c, n, conv.r,
+                                                             conv.s, conv.results(0), conv.results(1), stream);
         }
         if (batch > 0) {
-            return found.batched_run(a.memory.device, b.memory.device, third, d.device, m, n, k, batch, alpha, 0.0f,
-                                     workspace.device, stream);
+            return found.batched_run(left, right, third, out, m, n, k, batch, alpha, 0.0f, workspace.device, stream);
         }
-        return found.run(a.memory.device, b.memory.device, third, d.device, m, n, k, alpha, 0.0f, workspace.device, stream);
+        return found.run(left, right, third, out, m, n, k, alpha, 0.0f, workspace.device, stream);
     };
 
     if (const int status = once(); status != 0) {
@@ -420,39 +443,49 @@ std::string measure(const Problem& problem, const Candidate& found, Turn turn) {
     cudaEvent_t begin, end;
     needed(cudaEventCreate(&begin), "making an event");
     needed(cudaEventCreate(&end), "making an event");
-    std::vector<float> times;
+    std::vector<std::vector<float>> times(field.size());
     const auto timed = [&](int runs, double enough_ms) {
         double spent_ms = 0.0;
         for (int i = 0; i < runs && (i < kLeast || spent_ms < enough_ms); ++i) {
-            worked(cudaMemsetAsync(flush.device, i, flush_bytes, stream), "flushing the cache");
-            worked(cudaEventRecord(begin, stream), "timing");
-            once();
-            worked(cudaEventRecord(end, stream), "timing");
-            worked(cudaEventSynchronize(end), "a timed run");
-            float ms = 0.0f;
-            worked(cudaEventElapsedTime(&ms, begin, end), "timing");
-            times.push_back(1e3f * ms);
-            spent_ms += ms;
+            for (size_t next = 0; next < field.size(); ++next) {
+                const size_t who = (next + static_cast<size_t>(i)) % field.size();
+                worked(cudaMemsetAsync(flush.device, i, flush_bytes, stream), "flushing the cache");
+                worked(cudaEventRecord(begin, stream), "timing");
+                for (int number = 0; number < copies; ++number) once(number, who);
+                worked(cudaEventRecord(end, stream), "timing");
+                worked(cudaEventSynchronize(end), "a timed run");
+                float ms = 0.0f;
+                worked(cudaEventElapsedTime(&ms, begin, end), "timing");
+                times[who].push_back(1e3f * ms / static_cast<float>(copies));
+                spent_ms += ms;
+            }
         }
     };
-    for (int i = 0; i < kWarmUp; ++i) once();
+    for (size_t who = 0; who < field.size(); ++who) {
+        for (int i = 0; i < kWarmUp; ++i) once(0, who);
+    }
     timed(kShort, 1e9);
     const char* outcome = "measured";
-    if (best_us > 0.0 && quantile(times, 0.5) > kHopeless * best_us) {
+    if (best_us > 0.0 && quantile(times[0], 0.5) > kHopeless * best_us) {
         outcome = "hopeless";
     } else {
-        times.clear();
-        timed(kMost, kEnoughMs);
+        for (auto& some : times) some.clear();
+        field.size() > 1 ? timed(kTurns, 1e9) : timed(copies > 1 ? kLeast : kMost, kEnoughMs);
     }
-    const double median = quantile(times, 0.5);
+    const double median = quantile(times[0], 0.5);
     cudaEventDestroy(begin), cudaEventDestroy(end);
     char line[256];
     std::snprintf(
         line, sizeof line,
         "{\"outcome\": \"%s\", \"time_us\": %.3f, \"spread\": %.4f, \"error\": %.3e, \"samples\": %zu, "
-        "\"workspace_bytes\": %zu}",
-        outcome, median, (quantile(times, 0.75) - quantile(times, 0.25)) / median, worst, times.size(), workspace_bytes);
-    return line;
+        "\"workspace_bytes\": %zu",
+        outcome, median, (quantile(times[0], 0.75) - quantile(times[0], 0.25)) / median, worst, times[0].size(), spaces[0]);
+    std::string said = line;
+    for (size_t who = 1; who < field.size(); ++who) {
+        std::snprintf(line, sizeof line, "%s%.3f", who == 1 ? ", \"rivals_us\": [" : ", ", quantile(times[who], 0.5));
+        said += line;
+    }
+    return said + (field.size() > 1 ? "]}" : "}");
 }
 
 [[noreturn]] void end() {
@@ -493,15 +526,29 @@ Conv conv_of(const std::vector<std::string>& words) {
     return conv;
 }
 
-// What the words say is measured; a line before its own, which a candidate may have left unfinished.
-void answer(const std::vector<std::string>& words) {
-    const std::string& symbol = words[1];
-    void* library = dlopen(words[0].c_str(), RTLD_NOW | RTLD_LOCAL);
+Candidate candidate_of(const std::string& path, const std::string& symbol) {
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) say("crashed", dlerror());
     const auto run = reinterpret_cast<Run>(dlsym(library, (symbol + "_run").c_str()));
     const auto bytes = reinterpret_cast<Workspace>(dlsym(library, (symbol + "_workspace_bytes").c_str()));
+    if (run == nullptr) say("crashed", "the library has no " + symbol + "_run");
+    return {run, bytes, reinterpret_cast<BatchedRun>(run), reinterpret_cast<BatchedWorkspace>(bytes),
+            reinterpret_cast<void*>(run)};
+}
+
+// How many words a question has, by its first ones; a rival has two.
+size_t words_of(const std::vector<std::string>& words) {
+    if (words.size() < kWords) return kWords;
+    const size_t comma = words[9].find(',');
+    return kWords + (comma == std::string::npos ? 0 : 2 * std::strtoul(words[9].c_str() + comma + 1, nullptr, 10));
+}
+
+// What the words say is measured; a line before its own, which a candidate may have left unfinished.
+void answer(const std::vector<std::string>& words) {
+    std::vector<Candidate> field = {candidate_of(words[0], words[1])};
+    for (size_t i = kWords; i + 1 < words.size(); i += 2) field.push_back(candidate_of(words[i], words[i + 1]));
     const Conv conv = conv_of(words);
-    if (run == nullptr || (bytes == nullptr && conv.n == 0)) say("crashed", "the library has no " + symbol + "_run");
+    if (field[0].workspace_bytes == nullptr && conv.n == 0) say("crashed", "the library has no workspace_bytes");
     const size_t times = words[2].find('x');
     const int batch = times == std::string::npos ? 0 : std::atoi(words[2].c_str());
     int m = std::atoi(words[2].c_str() + (times == std::string::npos ? 0 : times + 1));
@@ -512,9 +559,7 @@ void answer(const std::vector<std::string>& words) {
     }
     const double tolerance = std::atof(words[9].c_str());
     const Problem problem = {m, n, k, words[5], words[6], words[7], words[8], tolerance, conv.n > 0 ? 0 : batch, conv};
-    const Candidate found = {run, bytes, reinterpret_cast<BatchedRun>(run), reinterpret_cast<BatchedWorkspace>(bytes),
-                             reinterpret_cast<void*>(run)};
-    const std::string line = measure(problem, found, turn);
+    const std::string line = measure(problem, field, turn);
     std::printf("\n%s\n", line.c_str());
     std::fflush(stdout);
 }
@@ -523,7 +568,7 @@ void answer(const std::vector<std::string>& words) {
 
 int main(int count, char** arguments) {
     std::vector<std::string> words(arguments + 1, arguments + count);
-    if (words.size() == kWords) {
+    if (words.size() >= kWords && words.size() == words_of(words)) {
         answer(words);
         end();
     }
@@ -538,7 +583,7 @@ int main(int count, char** arguments) {
     size_t room = 0;
     while (getdelim(&word, &room, '\0', stdin) > 0) {
         words.emplace_back(word);
-        if (words.size() < kWords) continue;
+        if (words.size() < words_of(words)) continue;
         answer(words);
         words.clear();
     }
