@@ -403,7 +403,7 @@ class Profiling:
         if ranked is None or any(one.ranked == ranked for one in runners):
             return None
         built = await self._build(*candidate_spec(case, ranked), again=True)
-        found = Measured(outcome=before.outcome, time_us=before.time_us)
+        found = Measured(outcome=before.outcome, time_us=before.time_us, spread=before.spread, error=before.error)
         return Runner(case, ranked, built.paths[0], found) if built.paths else None
 
     async def _settle(self, chosen: Sequence[Runner], bench: Bench, gpu: Gpu) -> None:
