@@ -211,7 +211,8 @@ class Client:
         return _OK
 
     def _check(self, user: bytes, password: bytes) -> None:
-        if user != b"default" or not hmac.compare_digest(password, self._token):
+        # redis-cli sends the empty name of redis://:TOKEN@HOST.
+        if user not in (b"default", b"") or not hmac.compare_digest(password, self._token):
             self._counters["refused"] += 1
             # Ends the connection: who guesses connects anew each time.
             raise Refused("WRONGPASS invalid username-password pair or user is disabled.", ends=True)

@@ -120,6 +120,7 @@ def test_who_has_no_token_learns_nothing(cache: Cache) -> None:
     with redis.Redis.from_url(other) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.get("secret")
     assert cache.says(command(b"GET", b"secret"), command(b"HELLO", b"3")).count(b"-NOAUTH") == 2
+    assert cache.says(command(b"AUTH", b"", cache.token.encode()), command(b"PING")) == b"+OK\r\n+PONG\r\n"
     # Whoever guesses has one guess a connection, and can send nothing that has to be held.
     guess = command(b"AUTH", b"0" * 64)
     assert (
