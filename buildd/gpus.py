@@ -14,7 +14,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from buildd.devices import Gpu, visible
 
@@ -92,17 +93,20 @@ def _number(word: str) -> int:
     return int(word) if word.strip().isdecimal() else 0
 
 
-def strangers(gpu: Gpu, environ: Mapping[str, str]) -> int:
-    """How many processes compute on a GPU now; 0 where that cannot be told."""
+def strangers(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> dict[Gpu, int]:
+    """How many processes compute on each GPU now; none where that cannot be told. Asks once for all."""
+    asked = {gpu.uuid: gpu for gpu in gpus}
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
-    if program is None:
-        return 0
-    command = [program, f"--id={gpu.uuid}", "--query-compute-apps=pid", "--format=csv,noheader"]
+    if program is None or not asked:
+        return {}
+    command = [program, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.strip().isdecimal() for line in done.stdout.splitlines()) if done.returncode == 0 else 0
+        return {}
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    rows = [[word.strip() for word in line.split(",")] for line in lines]
+    return Counter(asked[row[0]] for row in rows if len(row) == 2 and row[0] in asked and row[1].isdecimal())
 
 
 @contextlib.asynccontextmanager

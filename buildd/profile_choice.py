@@ -5,9 +5,11 @@ Knows rows and candidates; no GPU, no build.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 from buildd.devices import Gpu
+from buildd.measuring import Measured
 from buildd.profile_told import Chosen
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
@@ -54,4 +56,22 @@ def setting_of(case: Case, survey: Survey, gpus: Sequence[Gpu]) -> Setting:
         library=survey.library,
         flags=survey.flags[case.target],
         capability=gpus[0].capability if gpus else "",
+    )
+
+
+def row_of(setting: Setting, problem: str, candidate: str, found: Measured) -> Profile:
+    """What was measured just now, as it is written down."""
+    return Profile(
+        setting=setting,
+        problem=problem,
+        candidate=candidate,
+        outcome=found.outcome,
+        time_us=found.time_us,
+        spread=found.spread,
+        error=found.error,
+        checked=found.outcome is Outcome.MEASURED,
+        workspace_bytes=found.workspace_bytes,
+        samples=found.samples,
+        measured_ns=time.time_ns(),
+        note=found.note,
     )

@@ -11,7 +11,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from buildd.harness import IN_ONE_SOURCE, harness, in_one_source, question, side
 from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
 from buildd.playoff import Runner, entrants, is_contested, settled
 from buildd.profile_cache import ProfileCache
-from buildd.profile_choice import chosen_of, likeliest, setting_of
+from buildd.profile_choice import chosen_of, likeliest, row_of, setting_of
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
@@ -58,6 +58,7 @@ class Plan:
         room: more of them where all problems' are fewer compiles than this.
         exhaustive: all of them, each measured in full.
         measure: command that measures, before its arguments; None where that still has to be built.
+        asked: how many processes of others compute on each GPU, where somebody asks already.
         leases: folder of the GPUs' leases.
     """
 
@@ -68,6 +69,7 @@ class Plan:
     room: int = 0
     exhaustive: bool = False
     measure: tuple[str, ...] | None = None
+    asked: asyncio.Task[Mapping[Gpu, int]] | None = None
     leases: str = LEASES
     timeout_s: float = TIMEOUT_S
     most_builds: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) + 2)
@@ -245,7 +247,7 @@ class Profiling:
             self._harness = asyncio.create_task(harness(self._builder, self._plan.request, self._plan.survey))
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
         first = not self._builds
-        asking = [asyncio.create_task(self._strangers(gpu)) for gpu in self._plan.gpus] if measures and first else []
+        asking = [asyncio.create_task(self._strangers())] if measures and first else []
         # Two a GPU: while one is measured, the next gets ready.
         lanes: list[asyncio.Task[None]] = []
         for gpu in self._plan.gpus if measures else ():
@@ -428,27 +430,17 @@ class Profiling:
             with self._use.turn():
                 yield
 
-    async def _strangers(self, gpu: Gpu) -> None:
-        if busy := await asyncio.to_thread(strangers, gpu, os.environ):
-            self._say(f"{busy} other processes compute on GPU {gpu.index}: times may be noisy")
+    async def _strangers(self) -> None:
+        gpus = self._plan.gpus
+        found = await (self._plan.asked or asyncio.to_thread(strangers, gpus, os.environ))
+        for gpu in gpus:
+            if busy := found.get(gpu):
+                self._say(f"{busy} other processes compute on GPU {gpu.index}: times may be noisy")
 
     # ---------------------------------------------------------------- what came of it
 
     def _write(self, case: Case, ranked: Ranked, found: Measured) -> None:
-        profile = Profile(
-            setting=self.setting(case),
-            problem=case.problem,
-            candidate=ranked.candidate.name,
-            outcome=found.outcome,
-            time_us=found.time_us,
-            spread=found.spread,
-            error=found.error,
-            checked=found.outcome is Outcome.MEASURED,
-            workspace_bytes=found.workspace_bytes,
-            samples=found.samples,
-            measured_ns=time.time_ns(),
-            note=found.note,
-        )
+        profile = row_of(self.setting(case), case.problem, ranked.candidate.name, found)
         if not profile.works:
             self._bad.add((self._key(case), profile.candidate))
         try:

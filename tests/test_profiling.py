@@ -489,8 +489,30 @@ def test_gpus_are_what_nvidia_smi_says_and_the_variable_shows(tmp_path: Path) ->
     assert "no nvidia-smi" in find_gpus({"PATH": str(tmp_path / "none")})[1]
     assert "driver" in find_gpus(smi(tmp_path, "echo no driver; exit 9"))[1]
     assert find_gpus(smi(tmp_path, "exit 0"))[1]
-    assert strangers(gpus[0], smi(tmp_path, "echo 12; echo 34; echo '[Not Supported]'")) == 2
-    assert strangers(gpus[0], smi(tmp_path, "echo 12; exit 6")) == 0
+
+
+def test_who_else_computes_on_the_gpus_is_asked_once(tmp_path: Path) -> None:
+    gpus, _ = find_gpus(smi(tmp_path, LISTED))
+    asked = tmp_path / "asked"
+    lines = "GPU-12, 12\nGPU-12, 34\nGPU-11, [Not Supported]\nGPU-13, 56\nnone"
+    assert strangers(gpus, smi(tmp_path, f'echo "$@" >> {asked}; printf "{lines}\n"')) == {gpus[1]: 2}
+    assert len(asked.read_text().splitlines()) == 1
+    assert strangers(gpus, smi(tmp_path, "echo GPU-12, 12; exit 6")) == strangers((), smi(tmp_path, "echo")) == {}
+
+
+def test_what_is_said_of_others_on_a_gpu_is_asked_before(tmp_path: Path, store: Store) -> None:
+    """By who has the GPUs listed: nothing is asked again."""
+    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+
+    async def others() -> dict[Gpu, int]:
+        return {A100: 2}
+
+    async def profile() -> None:
+        with bench.open() as cache:
+            await bench.begin(survey_of(case), cache, asked=asyncio.create_task(others())).run()
+
+    asyncio.run(asyncio.wait_for(profile(), DEADLINE_S))
+    assert bench.said == ["2 other processes compute on GPU 0: times may be noisy"]
 
 
 # ---------------------------------------------------------------- the command

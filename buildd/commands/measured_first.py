@@ -81,10 +81,11 @@ class _Asked:
 
 
 async def _measure(request: Request, options: Namespace, environ: Mapping[str, str]) -> None:
+    import asyncio
     from pathlib import Path
 
     from buildd.commands.profile import builder_for, chosen_words, shown_gpus, survey_of
-    from buildd.gpus import find_gpus
+    from buildd.gpus import find_gpus, strangers
     from buildd.profile_cache import open_profiles
     from buildd.profile_told import Chosen, Told, Tried
     from buildd.profiling import Plan, Profiling
@@ -107,6 +108,7 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
         if not alike:
             say(f"{why}: nothing is measured")
             return
+        asked = asyncio.create_task(asyncio.to_thread(strangers, alike, environ))  # beside the survey
         survey = await survey_of(request, [], store, first_on=alike[0].capability)
         # Also the project may say which.
         alike = tuple(gpu for gpu in visible(gpus, survey.devices) if gpu in alike)
@@ -114,7 +116,7 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
             return
         names = ", ".join(dict.fromkeys(case.target for case in survey.cases))
         say(f"{names}: measured on {alike[0].name} first")
-        plan = Plan(request=request, survey=survey, gpus=alike)
+        plan = Plan(request=request, survey=survey, gpus=alike, asked=asked)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
         with open_profiles(survey.environment, store, request.project) as cache:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from codegen.gemm_survey import Survey
     from protocol.messages import Request
 
+    _Seen = tuple[tuple[Gpu, ...], str, asyncio.Task[Mapping[Gpu, int]] | None]
+    """The GPUs, why there is none, and how many processes compute on each."""
+
 _DETAILS = """\
 A later `buildd build` takes the best kernel that is known for the architecture. Without a GPU the likely candidates are
 compiled, so that a machine with one only has to measure them.
@@ -68,12 +71,9 @@ def run(arguments: list[str]) -> int:
 
 
 async def _profile(options: Namespace, request: Request, problems: list[Sizes], environ: Mapping[str, str]) -> int:
-    from buildd.gpus import find_gpus
-
     # The daemon's start and nvidia-smi are waited for beside the survey, which asks other programs.
     building = asyncio.create_task(asyncio.to_thread(builder_for, options, request, environ))
-    looking = asyncio.to_thread(find_gpus, environ) if not options.no_gpu else _none()
-    seeing = asyncio.create_task(looking)
+    seeing = asyncio.create_task(_look(environ) if not options.no_gpu else _none())
     try:
         return await _find(options, request, problems, building, seeing)
     finally:
@@ -81,8 +81,15 @@ async def _profile(options: Namespace, request: Request, problems: list[Sizes], 
         await (await building).close()
 
 
-async def _none() -> tuple[tuple[Gpu, ...], str]:
-    return (), "--no-gpu"
+async def _look(environ: Mapping[str, str]) -> _Seen:
+    from buildd.gpus import find_gpus, strangers
+
+    gpus, why = await asyncio.to_thread(find_gpus, environ)
+    return gpus, why, asyncio.create_task(asyncio.to_thread(strangers, gpus, environ))
+
+
+async def _none() -> _Seen:
+    return (), "--no-gpu", None
 
 
 async def _find(
@@ -90,7 +97,7 @@ async def _find(
     request: Request,
     problems: list[Sizes],
     building: Awaitable[Builder],
-    looking: Awaitable[tuple[tuple[Gpu, ...], str]],
+    looking: Awaitable[_Seen],
 ) -> int:
     from buildd.gpus import find_amd_gpus
     from buildd.profile_cache import flush_asked, open_profiles
@@ -104,13 +111,13 @@ async def _find(
             say(f"buildd: {line}")
         for line in flush_asked(survey.environment, store, request.project, request.build_id):
             say(f"buildd: {line}")
-        gpus, why = await looking
+        gpus, why, asked = await looking
         if survey.hip and not options.no_gpu:
-            gpus, why = find_amd_gpus()
+            (gpus, why), asked = find_amd_gpus(), None
         alike, why = shown_gpus(gpus, why, survey.devices, lambda line: say(f"buildd: {line}"), hip=survey.hip)
         if not alike and not survey.continuous_integration and why != "--no-gpu":
             say(f"buildd: {why}: the likely candidates are compiled, and nothing is measured")
-        plan = Plan(request=request, survey=survey, gpus=alike, exhaustive=options.exhaustive)
+        plan = Plan(request=request, survey=survey, gpus=alike, exhaustive=options.exhaustive, asked=asked)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
         # Each compiles as two sources, of which one takes a fifth as long.
