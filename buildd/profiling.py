@@ -41,6 +41,8 @@ NOISY = 0.05
 """A spread beyond this is worth a word."""
 _MOST_GPU_FAILURES = 3
 _CI_BUILDS = 2
+_PATIENCE_S = 1.0
+"""So long a process waits for the one before to get its context: that one's GPU may be somebody else's."""
 _NOT_WORTH_IT = Built(outcome=BuildOutcome.CANCELLED, message="what was measured is faster than it promises to be")
 
 
@@ -104,6 +106,8 @@ class Profiling:
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
         self._turns = {gpu: Turns(gpu, plan.leases) for gpu in plan.gpus}
         self._use = GpuUse(len(plan.gpus))
+        self._is_over = False
+        """All that was ready is measured: who has no context by then needs none."""
         self._closing: list[asyncio.Task[None]] = []
         self._began_s = 0.0
         self._spans: dict[str, tuple[float, float, float]] = {}
@@ -248,13 +252,15 @@ class Profiling:
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
         first = not self._builds
         asking = [asyncio.create_task(self._strangers())] if measures and first else []
-        # Two a GPU: while one is measured, the next gets ready.
+        self._is_over = False
+        # Two a GPU: while one is measured, the next gets ready. A driver makes one context after another, on whatever
+        # GPU: who begins alone measures while the next one gets its own.
         lanes: list[asyncio.Task[None]] = []
-        for gpu in self._plan.gpus if measures else ():
-            has_context = asyncio.Event()
-            lanes += [
-                asyncio.create_task(self._lane(gpu, asking, has_context, second=second)) for second in (False, True)
-            ]
+        before, mine = asyncio.Event(), asyncio.Event()
+        before.set()
+        for gpu in 2 * self._plan.gpus if measures else ():
+            lanes.append(asyncio.create_task(self._lane(gpu, asking, before, mine)))
+            before, mine = mine, asyncio.Event()
 
         async def feed() -> None:
             await asyncio.gather(*building)
@@ -262,6 +268,7 @@ class Profiling:
                 await self._ready.join()
                 if all(self._cannot_win(*one) for one in self._skipped):
                     await self._play_off()
+            self._is_over = True
             for _ in lanes:
                 self._ready.put_nowait(None)
 
@@ -322,22 +329,24 @@ class Profiling:
         return built
 
     async def _lane(
-        self, gpu: Gpu, asking: Sequence[asyncio.Task[None]], has_context: asyncio.Event, *, second: bool
+        self, gpu: Gpu, asking: Sequence[asyncio.Task[None]], before: asyncio.Event, has_context: asyncio.Event
     ) -> None:
         """Measures on one GPU what is ready, one after another.
 
         Args:
             asking: who else is on the GPUs: we are not before that is known.
-            has_context: set by its first lane; the second one waits: two at once would each wait for the driver longer.
+            before: set when the lane before has a context.
+            has_context: set when this one has, or should have.
         """
         command = self._plan.measure or await self._of_harness()
         bench = Bench(command, {**os.environ, **self._plan.request.environment}, gpu.shown_as)
         try:
-            if second:
-                await has_context.wait()
+            await before.wait()
+            asyncio.get_running_loop().call_later(_PATIENCE_S, has_context.set)
             # While compilers run: what is wrong with the GPU, the first candidate will hear.
             with suppress(GpuFailed):
-                await bench.start(lambda: self._first_turn(gpu, asking), timeout_s=self._plan.timeout_s)
+                if not self._is_over:
+                    await bench.start(lambda: self._first_turn(gpu, asking), timeout_s=self._plan.timeout_s)
             has_context.set()
             while (item := await self._ready.get()) is not None:
                 await item(bench, gpu)

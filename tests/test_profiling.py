@@ -17,7 +17,7 @@ import pytest
 from buildd import aitemplate_cache
 from buildd.candidate_builds import Built
 from buildd.errors import StoreError
-from buildd.gpus import Gpu, find_gpus, strangers, visible
+from buildd.gpus import Gpu, find_gpus, lease, strangers, visible
 from buildd.harness import question
 from buildd.profile_cache import ProfileCache, open_profiles
 from buildd.profile_told import Chosen, Summary, Told, Tried
@@ -398,6 +398,39 @@ def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
     summary = bench.profile(survey_of(case), (A100, second))
     assert (summary.measured, summary.failed) == (2, 0) and set(bench.tried.values()) == {"measured"}
     assert sorted(path.name for path in (tmp_path / "leases").iterdir()) == ["GPU-a", "GPU-b"]
+
+
+def test_contexts_are_made_one_after_another(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver makes them one by one: each GPU has a first one before any has its second."""
+    starts, second = tmp_path / "starts", msgspec.structs.replace(A100, index=1, uuid="GPU-b")
+    monkeypatch.setenv("STARTS", str(starts))
+    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+
+    async def compiles(number: int) -> None:
+        while not starts.exists() or len(starts.read_text().splitlines()) < 8:
+            await asyncio.sleep(0.01)
+
+    bench.before = compiles
+    assert bench.profile(survey_of(case), (A100, second)).measured == 1
+    lines = [line.split() for line in starts.read_text().splitlines()]
+    assert [words[0] for words in lines] == ["start", "context"] * 4
+    assert [words[1] for words in lines[::2]] == [gpu.shown_as for gpu in (A100, second, A100, second)]
+
+
+def test_a_context_that_another_user_holds_up_holds_up_no_other_gpu(tmp_path: Path, store: Store) -> None:
+    second = msgspec.structs.replace(A100, index=1, uuid="GPU-b")
+    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+
+    async def profile() -> None:
+        async with lease(A100, str(tmp_path / "leases")):
+            with bench.open() as cache:
+                running = asyncio.create_task(bench.begin(survey_of(case), cache, (A100, second)).run())
+                while len(bench.tried) < 2:
+                    await asyncio.sleep(0.01)
+        await running
+
+    asyncio.run(asyncio.wait_for(profile(), DEADLINE_S))
+    assert set(bench.tried.values()) == {"measured"}
 
 
 def test_a_gpu_that_goes_away_is_not_the_candidates_fault(tmp_path: Path, store: Store) -> None:
