@@ -24,7 +24,7 @@ from buildd.gpu_use import GpuUse
 from buildd.gpus import LEASES, Gpu, Turns, strangers
 from buildd.harness import IN_ONE_SOURCE, harness, in_one_source, question, side_request
 from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
-from buildd.playoff import Runner, entrants, is_contested, settled
+from buildd.playoff import Contest, Runner, entrants, is_contested, rounds_of
 from buildd.profile_cache import ProfileCache
 from buildd.profile_choice import chosen_of, likeliest, row_of, setting_of
 from buildd.profile_told import Chosen, Summary, Told, Tried
@@ -41,8 +41,7 @@ NOISY = 0.05
 """A spread beyond this is worth a word."""
 _MOST_GPU_FAILURES = 3
 _CI_BUILDS = 2
-_PATIENCE_S = 1.0
-"""So long a process waits for the one before to get its context: that one's GPU may be somebody else's."""
+_PATIENCE_S = 1.0  # so long it waits for the context of the one before: that one's GPU may be somebody else's
 _NOT_WORTH_IT = Built(outcome=BuildOutcome.CANCELLED, message="what was measured is faster than it promises to be")
 
 
@@ -106,8 +105,7 @@ class Profiling:
         self._tally = dict.fromkeys(("built", "hits", "measured", "failed"), 0)
         self._turns = {gpu: Turns(gpu, plan.leases) for gpu in plan.gpus}
         self._use = GpuUse(len(plan.gpus))
-        self._is_over = False
-        """All that was ready is measured: who has no context by then needs none."""
+        self._is_over = False  # all that was ready is measured: who has no context by then needs none
         self._closing: list[asyncio.Task[None]] = []
         self._began_s = 0.0
         self._spans: dict[str, tuple[float, float, float]] = {}
@@ -399,10 +397,10 @@ class Profiling:
 
     async def _play_off(self) -> None:
         """Who is nearly as fast as the best of a problem is measured again, in turns with it."""
-        for key, runners in self._runners.items():
-            if chosen := entrants(runners, await self._defender(key, runners)):
-                self._use.note(ready=1)
-                self._ready.put_nowait(partial(self._settle, chosen))
+        found = [entrants(some, await self._defender(key, some)) for key, some in self._runners.items()]
+        for contest, order in rounds_of(found):
+            self._use.note(ready=1)
+            self._ready.put_nowait(partial(self._settle, contest, order))
         await self._ready.join()
 
     async def _defender(self, key: _Key, runners: Sequence[Runner]) -> Runner | None:
@@ -417,11 +415,13 @@ class Profiling:
         found = Measured(outcome=before.outcome, time_us=before.time_us, spread=before.spread, error=before.error)
         return Runner(case, ranked, built.paths[0], found) if built.paths else None
 
-    async def _settle(self, chosen: Sequence[Runner], bench: Bench, gpu: Gpu) -> None:
-        async def again(one: Runner, rivals: Sequence[Runner]) -> Measured:
-            return await self._ask(bench, gpu, (one.case, one.ranked, one.library), lambda: 0.0, rivals)
-
-        for number, one in enumerate(await settled(chosen, again)):
+    async def _settle(self, contest: Contest, order: Sequence[Runner], bench: Bench, gpu: Gpu) -> None:
+        """One round of it."""
+        found, (first, *rivals) = None, order
+        with suppress(GpuFailed):
+            if not contest.fails:
+                found = await self._ask(bench, gpu, (first.case, first.ranked, first.library), lambda: 0.0, rivals)
+        for number, one in enumerate(contest.settled(order, found)):
             if number:  # the time of the first one stays
                 self._write(one.case, one.ranked, one.found)
             self._report(one.case, one.ranked, one.found.outcome.value, one.found, note="in turns with the next best")

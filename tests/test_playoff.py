@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
 from buildd.gpu_use import GpuUse
-from buildd.measuring import GpuFailed, Measured
-from buildd.playoff import ROUNDS, Runner, entrants, is_contested, settled
+from buildd.measuring import Measured
+from buildd.playoff import ROUNDS, Contest, Runner, entrants, is_contested, rounds_of
 from buildd.profiles import Outcome
 from tests.test_profiling import case_of
 
@@ -32,34 +32,42 @@ def test_only_who_is_near_the_best_is_asked_again() -> None:
     assert not is_contested(9.0, others) and not is_contested(20.0, others) and not is_contested(9.0, [])
 
 
+def heard(contest: Contest, *rounds: tuple[float, ...]) -> list[list[float]]:
+    """What comes of each round, in any order."""
+    return [
+        times(contest.settled(field, msgspec.structs.replace(field[0].found, time_us=took[0], rivals_us=took[1:])))
+        for field, took in zip(contest.rounds, rounds, strict=True)
+    ]
+
+
 def test_the_median_of_the_rounds_beside_the_first_one_counts() -> None:
-    took = iter([(20.0, 18.0, 22.0), (19.0, 23.0, 21.0), (99.0, 20.0, 18.0)])
-    asked: list[list[str]] = []
-
-    async def measure(first: Runner, rivals: Sequence[Runner]) -> Measured:
-        asked.append([one.ranked.candidate.name for one in (first, *rivals)])
-        time_us, *others = next(took)
-        return msgspec.structs.replace(first.found, time_us=time_us, rivals_us=tuple(others))
-
     some = runners(10.0, 10.1, 10.2)
-    a, b, c = (one.ranked.candidate.name for one in some)
-    found = asyncio.run(settled(some, measure))
-    assert asked == [[a, b, c], [b, c, a], [c, a, b]] and len(asked) == ROUNDS, "each is first once"
-    assert times(found) == [10.0, 9.0, 11.5], "medians 20, 18, 23"
+    a, b, c = some
+    contest = Contest(some)
+    assert contest.rounds == ((a, b, c), (b, c, a), (c, a, b)) and len(contest.rounds) == ROUNDS, "each is first once"
+    *early, last = heard(contest, (20.0, 18.0, 22.0), (19.0, 23.0, 20.0), (99.0, 20.0, 18.0))
+    assert early == [[], []] and last == pytest.approx([10.0, 9.0, 11.5]), "of the first one 0.9, and 1.15"
+
+
+def test_each_round_may_be_of_another_gpu() -> None:
+    """One that is twice as fast changes nothing."""
+    *_, last = heard(Contest(runners(10.0, 10.1)), (20.0, 18.0), (9.0, 10.0), (10.0, 9.0))
+    assert last == [10.0, 9.0]
+
+
+def test_the_longest_rounds_are_the_first() -> None:
+    short, long = runners(1.0, 1.1), runners(10.0, 10.1)
+    assert [order[0].found.time_us for _, order in rounds_of([short, (), long])] == [10.0, 10.1, 10.0, 1.0, 1.1, 1.0]
 
 
 def test_what_fails_changes_nothing() -> None:
-    async def gone(first: Runner, rivals: Sequence[Runner]) -> Measured:
-        raise GpuFailed("no driver")
-
-    async def crashed(first: Runner, rivals: Sequence[Runner]) -> Measured:
-        return Measured(outcome=Outcome.CRASHED)
-
-    async def silent(first: Runner, rivals: Sequence[Runner]) -> Measured:
-        return first.found
-
-    for measure in (gone, crashed, silent):
-        assert asyncio.run(settled(runners(10.0, 10.1), measure)) == []
+    for fails in (None, Measured(outcome=Outcome.CRASHED), runners(10.0)[0].found):
+        for number in range(ROUNDS):
+            contest = Contest(runners(10.0, 10.1))
+            right = msgspec.structs.replace(runners(10.0)[0].found, rivals_us=(9.0,))
+            assert not any(
+                contest.settled(field, fails if i == number else right) for i, field in enumerate(contest.rounds)
+            )
 
 
 def test_a_gpu_lies_unused_only_while_something_is_ready() -> None:
