@@ -5,9 +5,11 @@ Knows requests and problems; runs nothing on a GPU (`measuring`).
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -65,7 +67,7 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
     place = os.path.join(request.store, "profiles", "measure")
     os.makedirs(place, exist_ok=True)
     source = "measure.hip" if survey.hip else "measure.cu"
-    shutil.copyfile(MEASURE, os.path.join(place, source))
+    _place(MEASURE, os.path.join(place, source))
     host = ["-ccbin", survey.host_compiler] if survey.host_compiler and not survey.hip else []
     table = {
         "kind": "hip" if survey.hip else "cuda",
@@ -85,6 +87,14 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
             next_step="buildd doctor checks the toolkit",
         )
     return (built.paths[0],)
+
+
+def _place(source: str | os.PathLike[str], there: str) -> None:
+    """Where it stands already it stays as it is: what is written anew has to be looked at anew, and is young."""
+    with suppress(OSError):
+        if filecmp.cmp(source, there, shallow=False):
+            return
+    shutil.copyfile(source, there)
 
 
 def question(case: Case, library: str, name: str, rivals: Sequence[tuple[str, str]] = ()) -> tuple[str, ...]:

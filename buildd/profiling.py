@@ -39,11 +39,10 @@ from protocol.messages import Request
 
 NOISY = 0.05
 """A spread beyond this is worth a word."""
-_MOST_GPU_FAILURES = 3
-_CI_BUILDS = 2
+_MOST_GPU_FAILURES, _CI_BUILDS = 3, 2
+_HEAD_START_S = 0.1  # so much sooner the program that measures is asked for: where it is known, contexts wait for it
 _PATIENCE_S = 1.0  # so long it waits for the context of the one before: that one's GPU may be somebody else's
 _NOT_WORTH_IT = Built(outcome=BuildOutcome.CANCELLED, message="what was measured is faster than it promises to be")
-
 
 _Work = tuple[Case, Ranked]
 _Key = tuple[str, str]
@@ -247,6 +246,7 @@ class Profiling:
             self._wanting.setdefault(candidate_spec(case, ranked)[0], []).append((case, ranked))
         if measures and self._plan.measure is None and self._harness is None:
             self._harness = asyncio.create_task(harness(self._builder, self._plan.request, self._plan.survey))
+            await asyncio.wait([self._harness], timeout=_HEAD_START_S)
         building = [asyncio.create_task(self._make(case, ranked, measures)) for case, ranked in work]
         first = not self._builds
         asking = [asyncio.create_task(self._strangers())] if measures and first else []

@@ -18,13 +18,14 @@ from buildd import aitemplate_cache
 from buildd.candidate_builds import Built
 from buildd.errors import StoreError
 from buildd.gpus import Gpu, find_gpus, lease, strangers, visible
-from buildd.harness import question
+from buildd.harness import harness, question
 from buildd.profile_cache import ProfileCache, open_profiles
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Profile
 from buildd.profiling import Plan, Profiling
 from buildd.store import Store
 from codegen import best
+from codegen.gemm import MEASURE as MEASURE_SOURCE
 from codegen.gemm_candidates import Ranked
 from codegen.gemm_choice import Candidate, candidate_from, problem_of
 from codegen.gemm_spec import kernel_for
@@ -398,6 +399,38 @@ def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
     summary = bench.profile(survey_of(case), (A100, second))
     assert (summary.measured, summary.failed) == (2, 0) and set(bench.tried.values()) == {"measured"}
     assert sorted(path.name for path in (tmp_path / "leases").iterdir()) == ["GPU-a", "GPU-b"]
+
+
+def test_the_program_that_measures_is_asked_for_before_its_candidates(tmp_path: Path, store: Store) -> None:
+    """Where it is known: contexts are made while the candidates are looked for."""
+    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+    order: list[str] = []
+
+    class Known:
+        async def build(self, request: m.Request) -> Built:
+            if request.targets == ("measure",):
+                await asyncio.sleep(0.01)
+                order.append("measure")
+                return Built(outcome=m.Outcome.BUILT, paths=MEASURE, hits=1)
+            order.append("candidate")
+            return await bench.build(request)
+
+        async def close(self) -> None:
+            pass
+
+    request = request_for(tmp_path, store=str(store.folder), environment={"PATH": "/usr/bin:/bin"})
+    plan = Plan(request=request, survey=survey_of(case), gpus=(A100,), top=8, leases=str(tmp_path / "leases"))
+    with bench.open() as cache:
+        profiling = Profiling(plan, Known(), cache, bench.told.append, bench.said.append)
+        summary = asyncio.run(asyncio.wait_for(profiling.run(), DEADLINE_S))
+    assert order == ["measure", "candidate"] and summary.measured == 1
+    placed = store.folder / "profiles" / "measure" / "measure.cu"
+    before = placed.stat()
+    asyncio.run(harness(Known(), request, survey_of(case)))
+    assert (placed.stat().st_ino, placed.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns), "as it was"
+    placed.write_text("of another version")
+    asyncio.run(harness(Known(), request, survey_of(case)))
+    assert placed.read_bytes() == Path(MEASURE_SOURCE).read_bytes()
 
 
 def test_contexts_are_made_one_after_another(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
