@@ -15,7 +15,7 @@ from protocol.errors import ProtocolError
 LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
 _PLACES = ("HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "BUILDD_KEY_DIR", "BUILDD_RUNTIME_DIR")
 """What says where this process's own keys and sockets are."""
-_NAMES = ("LOGNAME", "USER")
+_NAMES = ("LOGNAME", "TMPDIR", "USER")
 """By these torch calls folders."""
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME")
 
@@ -51,8 +51,8 @@ def variables(environ: Mapping[str, str], build: str) -> dict[str, str]:
 def of_a_job(environment: Mapping[str, str], asked: Mapping[str, str], store: str, build: str) -> dict[str, str]:
     """The same in a job of this process, as its whole environment.
 
-    It has the user's own caches and temporary folder: their paths are in the command lines of what is compiled, and so
-    in its keys.
+    It has the user's own caches and temporary folder, the latter as this process has it: their paths are in the command
+    lines of what is compiled, and so in its keys.
 
     Args:
         environment: the job's, as planned.
@@ -63,7 +63,7 @@ def of_a_job(environment: Mapping[str, str], asked: Mapping[str, str], store: st
     """
     names = {name: os.environ[name] for name in _NAMES if name in os.environ}
     caches = {name: asked[name] for name in _CACHES if name in asked}
-    job = {name: value for name, value in {**names, **environment, **caches}.items() if name != "TMPDIR"}
+    job = {name: value for name, value in environment.items() if name not in _NAMES} | names | caches
     places = {name: os.environ[name] for name in _PLACES if name in os.environ}
     try:
         return {**job, **variables({**places, **job, "BUILDD_DIR": store}, build)}

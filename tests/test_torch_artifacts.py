@@ -190,7 +190,8 @@ class Shop(Checkout):
 def shop() -> Iterator[Shop]:
     with short_folder() as folder:
         # One CPU token: a program that waits for its own compiles must not be in their way.
-        user = Household(folder, {"BUILDD_JOBS": "1"})
+        user = Household(folder, {"BUILDD_JOBS": "1", "TMPDIR": str(folder / "tmp")})
+        (folder / "tmp").mkdir()
         made = Shop(user, "shop")
         (made.folder / "net.py").write_text(NET)
         (made.folder / "buildd.toml").write_text(PROJECT)
@@ -264,9 +265,9 @@ def test_a_bundle_takes_graphs_to_another_store(shop: Shop, tmp_path: Path) -> N
         other = Household(folder)
         other.environ["XDG_CONFIG_HOME"] = str(folder / "config")
         there = Shop(other, "there")
-        # Its path is in the command lines of what is compiled; on another machine it is the same one.
+        # Their paths are in the command lines of what is compiled; on another machine they are the same.
         there.caches = shop.caches
-        other.environ["TORCHINDUCTOR_CACHE_DIR"] = str(shop.caches)
+        other.environ |= {name: shop.user.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")}
         (there.folder / "net.py").write_text(NET)
         status, said = other.buildd("cache", "import", str(tmp_path / "b"))
         assert status != 0 and "trust" in said, said
