@@ -17,8 +17,10 @@ import pytest
 from estate import Estate
 from serving import wait_until
 
+from buildd import kept_kernels
 from buildd.cli import COMMANDS, main
 from buildd.commands.request import project_of
+from buildd.hooks import bytecode, triton_why
 from buildd.store import Store
 from buildd.tally import Reasoned
 from buildd.ui.redact import Redactor
@@ -235,6 +237,12 @@ def test_uninstall_asks_and_leaves_what_is_not_ours(environ: dict[str, str], tmp
     (store / "blobs" / "ab" / "abcd").write_bytes(b"x" * 5000)
     (store / "index.db").write_bytes(b"x")
     (store / "thesis.tex").write_text("mine")
+    for name in (*kept_kernels.FOLDERS, bytecode.FOLDER, triton_why.FOLDER):
+        (store / name).mkdir()
+    keys = environ["BUILDD_KEY_DIR"] = str(tmp_path / "keys")
+    Path(keys).mkdir()
+    for name in ("signing.key", "redis.token", "ssh.key"):
+        Path(keys, name).touch()
     config = Path(environ["HOME"]) / ".config" / "buildd"
     config.mkdir(parents=True)
     (config / "config.toml").touch()
@@ -249,7 +257,7 @@ def test_uninstall_asks_and_leaves_what_is_not_ours(environ: dict[str, str], tmp
     assert f"removed {store / 'blobs'}" in done.stdout
     assert f"removed {config}" in done.stdout
     assert sorted(path.name for path in store.iterdir()) == ["thesis.tex"]
-    assert not config.exists()
+    assert not config.exists() and os.listdir(keys) == ["ssh.key"]
 
 
 def test_uninstall_removes_a_store_of_its_own_whole(environ: dict[str, str], tmp_path: Path) -> None:

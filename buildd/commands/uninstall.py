@@ -26,9 +26,13 @@ STORE_NAMES = (
     "toolkits",
     "triton",
     "triton-why",
+    "inductor",
+    "bytecode",
     "lock",
     "said-where-the-store-is",
 )
+KEY_NAMES = ("signing.key", "trusted", "redis.token", "server.key", "clients")
+"""In a folder of keys that the user named; it may hold others."""
 STORE_PATTERNS = ("index.db*",)
 STORE_MARK = "index.db"
 
@@ -80,8 +84,11 @@ def remains(environ: Mapping[str, str]) -> Iterator[Path]:
         base = None
     if base is not None and base.is_dir() and not base.is_symlink() and base.stat().st_uid == os.geteuid():
         yield from _runtime_parts(base, whole=not environ.get("BUILDD_RUNTIME_DIR"))
-    if (config := key_folder(environ)).is_dir():
+    default = {name: value for name, value in environ.items() if name != "BUILDD_KEY_DIR"}
+    if (config := key_folder(default)).is_dir():
         yield config
+    if (keys := key_folder(environ)) != config:
+        yield from (path for name in KEY_NAMES if (path := keys / name).is_file())
     yield from (path for path in sorted(Path(claims.FOLDER).glob(f"{os.geteuid()}.*")) if _is_abandoned(path))
 
 
