@@ -141,7 +141,8 @@ class RedisServer:
             while not client.ended:
                 async with asyncio.timeout(None if client.known else _STRANGERS_S):
                     parts = await read_command(reader, client.known)
-                self._touched()
+                if client.known:  # nobody else keeps a daemon alive
+                    self._touched()
                 for reply in await client.answer(parts):
                     writer.write(reply)
                 await writer.drain()

@@ -134,6 +134,10 @@ def _read(path: str, forbidden_bits: int) -> bytes:
 # ---------------------------------------------------------------- OpenSSL
 
 
+class _Refused(Exception):
+    """OpenSSL does not do it: there is no such key here, or its mode forbids it."""
+
+
 class _Library:
     """The functions of OpenSSL that are needed.
 
@@ -170,7 +174,7 @@ class _Library:
         try:
             found, size = create_string_buffer(KEY_BYTES), c_size_t(KEY_BYTES)
             if not key or self.raw_public_key(key, found, byref(size)) != 1:
-                raise NotImplementedError
+                raise _Refused
             return found.raw
         finally:
             self.free_key(key)
@@ -186,7 +190,7 @@ class _Library:
                 or self.sign_init(context, None, None, None, key) != 1
                 or self.sign(context, found, byref(size), message, len(message)) != 1
             ):
-                raise NotImplementedError
+                raise _Refused
             return found.raw
         finally:
             self.free_context(context)
@@ -196,7 +200,7 @@ class _Library:
         key, context = self.public_key(_ED25519, None, public, KEY_BYTES), self.context()
         try:
             if not (key and context) or self.verify_init(context, None, None, None, key) != 1:
-                raise NotImplementedError
+                raise _Refused
             return bool(self.verify(context, signature, len(signature), message, len(message)) == 1)
         finally:
             self.free_context(context)
@@ -211,11 +215,12 @@ def _library() -> _Library | None:
         import ctypes
 
         found = _Library(ctypes.CDLL(_hashlib.__file__))
-        found.public_of(bytes(KEY_BYTES))
-    except (ImportError, OSError, AttributeError, NotImplementedError, TypeError):
+        seed = bytes(KEY_BYTES)
+        works = found.is_signed(found.public_of(seed), b"", found.signed(seed, b""))
+    except (ImportError, OSError, AttributeError, _Refused, TypeError):
         # Built into Python without its symbols, too old, or in a mode that forbids it.
         return None
-    return found
+    return found if works else None
 
 
 def public_of(seed: bytes) -> bytes:
@@ -233,7 +238,7 @@ def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
         return _is_signed(public, message, signature)
     try:
         return library.is_signed(public, message, signature)
-    except NotImplementedError:  # no point of the curve
+    except _Refused:  # no point of the curve
         return False
 
 
