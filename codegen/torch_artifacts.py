@@ -18,7 +18,6 @@ from codegen.plan import (
     Action,
     Argument,
     Discovery,
-    Frozen,
     NamedArtifact,
     Output,
     Place,
@@ -29,26 +28,20 @@ from codegen.plan import (
     ToolFile,
 )
 from codegen.python_worker import FOLDER, Worker
-from codegen.target import OptionValue, TensorSpec, TorchTarget
+from codegen.target import OptionValue, TorchTarget
+from codegen.torch_export import WORKER as EXPORTER
+from codegen.torch_export import Model
 
 WORKER = FOLDER / "worker_artifacts.py"
-EXPORTER = FOLDER / "worker_export.py"
 RESULTS = ("package", "artifacts")
 _DEFAULT = TorchTarget(name="")
 _BASE_BYTES = 1200 << 20
 _WALL_S = 15.0
 
 
-class Spec(Frozen, frozen=True):
+class Spec(Model, frozen=True):
     """What the worker reads on its standard input; fields as in `TorchTarget`."""
 
-    source: str
-    function: str
-    factory: bool
-    arguments: dict[str, OptionValue]
-    inputs: tuple[TensorSpec, ...]
-    keyword_inputs: dict[str, TensorSpec]
-    dims: dict[str, tuple[int, int]]
     mode: str
     options: dict[str, OptionValue]
     fullgraph: bool

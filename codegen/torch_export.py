@@ -26,8 +26,8 @@ _WALL_S = 6.0
 _SOURCE_ONLY = ("function", "factory", "arguments", "inputs", "keyword_inputs", "dims", "strict")
 
 
-class Spec(Frozen, frozen=True):
-    """What the worker reads on its standard input; fields as in `TorchTarget`."""
+class Model(Frozen, frozen=True):
+    """A model in code, and what it is called with; fields as in `TorchTarget`."""
 
     source: str
     function: str
@@ -36,6 +36,11 @@ class Spec(Frozen, frozen=True):
     inputs: tuple[TensorSpec, ...]
     keyword_inputs: dict[str, TensorSpec]
     dims: dict[str, tuple[int, int]]
+
+
+class Spec(Model, frozen=True):
+    """What the worker reads on its standard input; fields as in `TorchTarget`."""
+
     strict: bool
     check: bool
     check_tolerance: float
