@@ -631,6 +631,13 @@ def test_the_command_without_a_gpu(estate: Estate) -> None:
     assert status == 2 and "leaves m, n, k open" in said and "--problem 4096x4096x4096" in said, said
 
 
+def test_the_command_without_a_daemon(estate: Estate) -> None:
+    estate.write("buildd.toml", PROJECT)
+    estate.environ["CUTLASS_PATH"] = str(cutlass_in(estate.folder))
+    status, said = estate.buildd("profile", "-C", str(estate.project), "g", "--top", "2", "--no-daemon", "--no-gpu")
+    assert status == 0 and "2 compiled" in said, said
+
+
 @pytest.mark.cuda
 @pytest.mark.slow
 def test_the_command_with_a_gpu_on_which_nothing_can_run(estate: Estate) -> None:

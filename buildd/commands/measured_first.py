@@ -122,7 +122,7 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
                 say(line)
-            builder = builder_for(options, request, environ)
+            builder = await builder_for(options, request, environ)
             try:
                 await Profiling(plan, builder, cache, tell, say).run()
             finally:

@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
 
 async def _profile(options: Namespace, request: Request, problems: list[Sizes], environ: Mapping[str, str]) -> int:
     # The daemon's start and nvidia-smi are waited for beside the survey, which asks other programs.
-    building = asyncio.create_task(asyncio.to_thread(builder_for, options, request, environ))
+    building = asyncio.create_task(builder_for(options, request, environ))
     seeing = asyncio.create_task(_look(environ) if not options.no_gpu else _none())
     try:
         return await _find(options, request, problems, building, seeing)
@@ -160,14 +160,14 @@ def shown_gpus(
     return alike, why
 
 
-def builder_for(options: Namespace, request: Request, environ: Mapping[str, str]) -> Builder:
-    """What builds candidates: the daemon, or this process where it has to."""
+async def builder_for(options: Namespace, request: Request, environ: Mapping[str, str]) -> Builder:
+    """What builds candidates: the daemon, or this process where it has to, in this loop."""
     from buildd.candidate_builds import Here, ThroughDaemon
     from protocol.errors import ProtocolError
 
     if not (options.no_daemon or is_on(environ, "BUILDD_DISABLE")):
         try:
-            return ThroughDaemon(environ)
+            return await asyncio.to_thread(ThroughDaemon, environ)
         except ProtocolError as error:
             print_note(f"buildd: {error.message.splitlines()[0]}; building without the daemon")
     return Here(request.store)
