@@ -75,7 +75,7 @@ async def harness(builder: Builder, request: m.Request, survey: Survey) -> tuple
         "arch": [survey.cases[0].arch],
         "output": "executable",
         "flags": ["-std=c++17", "-O3", *host],
-        "libraries": ["dl"],
+        "libraries": ["dl", "pthread"],
     }
     side = msgspec.structs.replace(side_request(request, "measure", table), project=place, file="")
     cuda = {"CUDA_HOME": survey.cuda} if survey.cuda else {}

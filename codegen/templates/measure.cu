@@ -37,8 +37,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -143,64 +145,43 @@ double load(const std::string& type, const char* there) {
     return *reinterpret_cast<const float*>(there);
 }
 
-// Blocks of the GPU that nobody uses, by size: the driver takes its time for each, and makes who measures on another GPU
-// wait. Of large ones there is none.
-struct Kept {
-    static constexpr size_t kLargest = 256 << 20, kMost = 1 << 30;
-    std::multimap<size_t, void*> blocks;
-    size_t bytes = 0;
+// All of the GPU's memory that a candidate needs, as one block that the next one has, too: the driver takes its time for
+// each, and makes who asks wait while another process gets its context, on whatever GPU. A large one is not kept.
+struct Block {
+    static constexpr size_t kFirst = 512 << 20, kMost = 1 << 30, kApart = 2 << 20;
+    char* begin = nullptr;
+    size_t size = 0, taken = 0;
 
-    void* take(size_t size) {
-        const auto found = blocks.lower_bound(size);
-        if (found == blocks.end() || found->first > 2 * size) return nullptr;
-        void* const block = found->second;
-        bytes -= found->first;
-        blocks.erase(found);
-        return block;
+    static size_t whole(size_t bytes) { return (bytes + kApart - 1) / kApart * kApart; }
+
+    cudaError_t reserve(size_t bytes) {
+        taken = 0;
+        if (bytes <= size) return cudaSuccess;
+        release();
+        const cudaError_t status = cudaMalloc(reinterpret_cast<void**>(&begin), bytes);
+        if (status == cudaSuccess) size = bytes;
+        return status;
     }
 
-    bool put(size_t size, void* block) {
-        if (size > kLargest || bytes + size > kMost) return false;
-        bytes += size;
-        blocks.emplace(size, block);
-        return true;
+    void* take(size_t bytes) {
+        void* const found = begin + taken;
+        taken += whole(bytes);
+        return found;
     }
 
-    void clear() {
-        for (const auto& [size, block] : blocks) (void)cudaFree(block);
-        blocks.clear(), bytes = 0;
-    }
-};
-Kept kept;
-
-// Of the GPU; it ends with its scope.
-struct Memory {
-    void* device = nullptr;
-    size_t size = 0;
-
-    Memory() = default;
-    Memory(const Memory&) = delete;
-    ~Memory() {
-        if (device != nullptr && !kept.put(size, device)) (void)cudaFree(device);
-    }
-
-    void allocate(size_t bytes, const char* what) {
-        size = std::max<size_t>(bytes, 16);
-        device = kept.take(size);
-        if (device != nullptr) return;
-        if (cudaMalloc(&device, size) == cudaSuccess) return;
-        cudaGetLastError();
-        kept.clear();
-        needed(cudaMalloc(&device, size), what);
+    void release() {
+        if (begin != nullptr) (void)cudaFree(begin);
+        begin = nullptr, size = 0;
     }
 };
+Block block;
 
 // Numbers that repeat with a period: element e is pool[e % kPeriod].
 struct Operand {
     std::vector<double> pool;
     std::vector<char> period;
     size_t bytes;
-    Memory memory;
+    char* device = nullptr;
 
     Operand(const std::string& type, size_t count, unsigned seed, double scale = 1.0)
         : period(static_cast<size_t>(kPeriod) * bytes_of(type)), bytes(count * bytes_of(type)) {
@@ -218,24 +199,22 @@ struct Operand {
     // A copy begins where any type may.
     size_t apart() const { return (bytes + 255) / 256 * 256; }
 
-    const void* copy(int number) const { return static_cast<const char*>(memory.device) + number * apart(); }
+    const void* copy(int number) const { return device + number * apart(); }
 
     // One period from the host, the rest from what is there: nobody waits for the bus.
     void upload(int copies = 1) {
         const size_t whole = copies * apart();
-        memory.allocate(whole, "no memory for the operands");
+        device = static_cast<char*>(block.take(whole));
         size_t there = std::min(period.size(), bytes);
-        needed(cudaMemcpy(memory.device, period.data(), there, cudaMemcpyHostToDevice), "copying the operands");
+        needed(cudaMemcpy(device, period.data(), there, cudaMemcpyHostToDevice), "copying the operands");
         while (there < bytes) {
             const size_t more = std::min(there, bytes - there);
-            void* const behind = static_cast<char*>(memory.device) + there;
-            needed(cudaMemcpy(behind, memory.device, more, cudaMemcpyDeviceToDevice), "copying the operands");
+            needed(cudaMemcpy(device + there, device, more, cudaMemcpyDeviceToDevice), "copying the operands");
             there += more;
         }
         for (there = apart(); there < whole;) {
             const size_t more = std::min(there, whole - there);
-            void* const behind = static_cast<char*>(memory.device) + there;
-            needed(cudaMemcpy(behind, memory.device, more, cudaMemcpyDeviceToDevice), "copying the operands");
+            needed(cudaMemcpy(device + there, device, more, cudaMemcpyDeviceToDevice), "copying the operands");
             there += more;
         }
     }
@@ -247,6 +226,19 @@ struct Operand {
 double dot(const Operand& a, size_t i, size_t step_i, const Operand& b, size_t j, size_t step_j, int count) {
     i %= kPeriod, j %= kPeriod, step_i %= kPeriod, step_j %= kPeriod;
     double sum = 0.0;
+    if (step_i == 1 && step_j == 1) {  // no test for each: the GPU waits
+        double sums[4] = {};
+        while (count > 0) {
+            const int there = std::min({count, kPeriod - static_cast<int>(i), kPeriod - static_cast<int>(j)});
+            const double *const left = &a.pool[i], *const right = &b.pool[j];
+            for (int p = 0; p + 4 <= there; p += 4) {
+                for (int lane = 0; lane < 4; ++lane) sums[lane] += left[p + lane] * right[p + lane];
+            }
+            for (int p = there / 4 * 4; p < there; ++p) sums[0] += left[p] * right[p];
+            count -= there, i = (i + there) % kPeriod, j = (j + there) % kPeriod;
+        }
+        return sums[0] + sums[1] + sums[2] + sums[3];
+    }
     for (int p = 0; p < count; ++p) {
         sum += a.pool[i] * b.pool[j];
         i += step_i, j += step_j;
@@ -308,6 +300,7 @@ struct Problem {
     double tolerance;
     int batch = 0;  // 0: the GEMM is not a batched one
     Conv conv = {};
+    std::string words = {};  // of a question that say all of this
 };
 
 struct Candidate {
@@ -337,11 +330,40 @@ double convolved(const Conv& conv, const Operand& x, const Operand& weight, size
     return sum;
 }
 
+using Expected = std::vector<std::pair<size_t, double>>;
+
+// What some elements of the result have to be: the first four are the corners. Kept for the next candidate of the problem:
+// the GPU waits for who computes it.
+const Expected& expected_of(const Problem& problem, const Operand& a, const Operand& b, const Operand& c, float alpha) {
+    static std::map<std::string, Expected> known;
+    Expected& expected = known[problem.words];
+    if (!expected.empty()) return expected;
+    const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv, words] = problem;
+    const bool bias = epilogue.rfind("bias", 0) == 0;
+    const bool a_row = layout[0] == 'r', b_row = layout[1] == 'r';
+    const size_t rows = static_cast<size_t>(std::max(1, batch)) * m;
+    uint64_t state = 7;
+    for (int sample = 0; sample < kSamples; ++sample) {
+        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+        size_t i = (state >> 20) % rows, j = (state >> 42) % n;
+        if (sample < 4) i = sample & 1 ? rows - 1 : 0, j = sample & 2 ? n - 1 : 0;
+        const size_t one = i / m, row = i % m;
+        const double sum = conv.n > 0 ? convolved(conv, a, b, i, j)
+                                      : dot(a, one * m * k + (a_row ? row * k : row), a_row ? 1 : m,  //
+                                            b, one * n * k + (b_row ? j : j * k), b_row ? n : 1, k);
+        expected.emplace_back(i * n + j, activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0)));
+    }
+    return expected;
+}
+
+// Of a candidate, copied from the GPU. Kept for the next: the system clears new memory page by page.
+std::vector<char> result;
+
 // The line to say of a GEMM that works; behind the first of the field are its rivals. `turn` is called when the GPU is
 // needed, and returns the best time so far, or 0.
 template <typename Turn>
 std::string measure(const Problem& problem, const std::vector<Candidate>& field, Turn turn) {
-    const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv] = problem;
+    const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv, words] = problem;
     int devices = 0;
     needed(cudaGetDeviceCount(&devices), kNoGpu);  // the driver starts, which takes a while
     const bool bias = epilogue.rfind("bias", 0) == 0;
@@ -351,22 +373,7 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
     const size_t left_count = conv.n > 0 ? static_cast<size_t>(conv.n * conv.h * conv.w * conv.c) : count * m * k;
     Operand a(type, left_count, 1), b(type, count * n * k, 2, scale), c(output, n, 3);
     const float alpha = whole || conv.n > 0 ? 1.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k)));
-    // What some elements of the result have to be: the first four are the corners.
-    std::vector<std::pair<size_t, double>> expected;
-    uint64_t state = 7;
-    for (int sample = 0; sample < kSamples; ++sample) {
-        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-        const size_t rows = count * m;
-        size_t i = (state >> 20) % rows, j = (state >> 42) % n;
-        if (sample < 4) i = sample & 1 ? rows - 1 : 0, j = sample & 2 ? n - 1 : 0;
-        const size_t one = i / m, row = i % m;
-        const bool a_row = layout[0] == 'r', b_row = layout[1] == 'r';
-        const double sum = conv.n > 0 ? convolved(conv, a, b, i, j)
-                                      : dot(a, one * m * k + (a_row ? row * k : row), a_row ? 1 : m,  //
-                                            b, one * n * k + (b_row ? j : j * k), b_row ? n : 1, k);
-        expected.emplace_back(i * n + j, activated(epilogue, alpha * sum + (bias ? c.at(j) : 0.0)));
-    }
-    static std::vector<char> result;  // kept for the next: the system clears new memory page by page
+    const Expected& expected = expected_of(problem, a, b, c, alpha);
     const size_t d_bytes = total * bytes_of(output);
     if (result.size() < d_bytes) result.resize(d_bytes);
     const double best_us = turn();
@@ -377,25 +384,29 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
     const size_t d_apart = (d_bytes + 255) / 256 * 256, together = a.apart() + b.apart() + d_apart;
     const bool is_short = together <= static_cast<size_t>(cache_bytes);
     const int copies = !is_short ? 1 : static_cast<int>(std::min<size_t>(2 * flush_bytes / together + 1, kCopies));
-    Memory flush, d, workspace;
-    flush.allocate(flush_bytes, "no memory to flush the cache");
-    a.upload(copies), b.upload(copies), c.upload();
-    d.allocate(copies * d_apart, "no memory for the result");
-    needed(cudaMemset(d.device, 0xff, d_bytes), "clearing the result");
-
     std::vector<size_t> spaces;
     for (const Candidate& one : field) {
         spaces.push_back(conv.n > 0  ? 0
                          : batch > 0 ? one.batched_workspace_bytes(m, n, k, batch)
                                      : one.workspace_bytes(m, n, k));
     }
-    workspace.allocate(*std::max_element(spaces.begin(), spaces.end()), "no memory for the workspace");
+    const size_t space = *std::max_element(spaces.begin(), spaces.end());
+    size_t needed_bytes = 0;
+    for (const size_t one : {flush_bytes, copies * a.apart(), copies * b.apart(), c.apart(), copies * d_apart, space}) {
+        needed_bytes += Block::whole(one);
+    }
+    needed(block.reserve(needed_bytes), "no memory for the operands");
+    void* const flush = block.take(flush_bytes);
+    a.upload(copies), b.upload(copies), c.upload();
+    char* const d = static_cast<char*>(block.take(copies * d_apart));
+    void* const workspace = block.take(space);
+    needed(cudaMemset(d, 0xff, d_bytes), "clearing the result");
     const cudaStream_t stream = nullptr;  // the candidate may have a CUDA runtime of its own
     const auto once = [&, m = m, n = n, k = k, batch = batch, conv = conv](int number = 0, size_t who = 0) {
         const Candidate& found = field[who];
         const void *const left = a.copy(number), *const right = b.copy(number);
-        void* const out = static_cast<char*>(d.device) + number * d_apart;
-        void* const third = bias ? c.memory.device : out;
+        void* const out = d + number * d_apart;
+        void* const third = bias ? c.device : out;
         if (conv.n > 0 && bias) {
             return reinterpret_cast<ConvBiasRun>(found.conv_run)(left, right, third, out, conv.n, conv.h, conv.w, conv.c, n,
                                                                  conv.r, conv.s, conv.results(0), conv.results(1), stream);
@@ -405,9 +416,9 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
                                                              conv.s, conv.results(0), conv.results(1), stream);
         }
         if (batch > 0) {
-            return found.batched_run(left, right, third, out, m, n, k, batch, alpha, 0.0f, workspace.device, stream);
+            return found.batched_run(left, right, third, out, m, n, k, batch, alpha, 0.0f, workspace, stream);
         }
-        return found.run(left, right, third, out, m, n, k, alpha, 0.0f, workspace.device, stream);
+        return found.run(left, right, third, out, m, n, k, alpha, 0.0f, workspace, stream);
     };
 
     if (const int status = once(); status != 0) {
@@ -416,7 +427,7 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
         say("refused", (status < 0 ? "cutlass::Status " : "CUDA error ") + number);
     }
     worked(cudaStreamSynchronize(stream), "the first run");
-    worked(cudaMemcpy(result.data(), d.device, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
+    worked(cudaMemcpy(result.data(), d, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
     // No number is also what nobody has written.
     size_t odd = total;
     if (output == "fp16") {
@@ -449,7 +460,7 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
         for (int i = 0; i < runs && (i < kLeast || spent_ms < enough_ms); ++i) {
             for (size_t next = 0; next < field.size(); ++next) {
                 const size_t who = (next + static_cast<size_t>(i)) % field.size();
-                worked(cudaMemsetAsync(flush.device, i, flush_bytes, stream), "flushing the cache");
+                worked(cudaMemsetAsync(flush, i, flush_bytes, stream), "flushing the cache");
                 worked(cudaEventRecord(begin, stream), "timing");
                 for (int number = 0; number < copies; ++number) once(number, who);
                 worked(cudaEventRecord(end, stream), "timing");
@@ -474,6 +485,7 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
     }
     const double median = quantile(times[0], 0.5);
     cudaEventDestroy(begin), cudaEventDestroy(end);
+    if (block.size > Block::kMost) block.release();
     char line[256];
     std::snprintf(
         line, sizeof line,
@@ -495,6 +507,7 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
 
 #ifndef MEASURE_WITHOUT_MAIN
 constexpr size_t kWords = 10;  // of a question
+constexpr size_t kResult = 64 << 20;
 
 // Waits for the GPU; returns the best time so far.
 double turn() {
@@ -558,7 +571,10 @@ void answer(const std::vector<std::string>& words) {
         k = static_cast<int>(conv.r * conv.s * conv.c);
     }
     const double tolerance = std::atof(words[9].c_str());
-    const Problem problem = {m, n, k, words[5], words[6], words[7], words[8], tolerance, conv.n > 0 ? 0 : batch, conv};
+    std::string all;
+    for (size_t i = 2; i < 9; ++i) all += words[i] + '\n';
+    const Problem problem = {m,        n,         k,         words[5], words[6], words[7],
+                             words[8], tolerance, conv.n > 0 ? 0 : batch, conv, all};
     const std::string line = measure(problem, field, turn);
     std::printf("\n%s\n", line.c_str());
     std::fflush(stdout);
@@ -573,10 +589,13 @@ int main(int count, char** arguments) {
         end();
     }
     if (!words.empty()) say("gpu", "measure was called with the wrong arguments");
+    std::thread clearing([] { result.resize(kResult); });
     needed(cudaGetDeviceCount(&count), "no GPU");  // the driver starts, which takes a while
+    clearing.join();
     turn();
     needed(cudaSetDevice(0), "no GPU");
     needed(cudaFree(nullptr), "no context on the GPU");
+    if (block.reserve(Block::kFirst) != cudaSuccess) cudaGetLastError();  // the candidate may need less
     std::puts("{\"outcome\": \"started\"}");
     std::fflush(stdout);
     char* word = nullptr;
