@@ -70,7 +70,8 @@ class Bench:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], device: str) -> None:
         self._command = tuple(command)
         shown = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), device)
-        self._environ = {**environ, **shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        # One queue is enough for one stream, and makes half a context.
+        self._environ = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **environ, **shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         self._process: _Process | None = None
         """One that has measured something, and waits for the next question."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,15 @@ def test_a_gpu_that_fails_is_asked_twice_where_others_were_before(tmp_path: Path
         assert table.turns == 3 + 2
 
     at(tmp_path, work)
+
+
+def test_a_context_has_one_queue_unless_the_user_wants_more() -> None:
+    for given, queues in ({}, "1"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "8"):
+        said = '"{\\"outcome\\": \\"gpu\\", \\"note\\": \\"$CUDA_DEVICE_MAX_CONNECTIONS\\"}"'
+        script = f"echo ready; read line; echo {said}"
+        bench = Bench(("/bin/sh", "-c", script), {"PATH": "/usr/bin:/bin", **given}, "GPU-a")
+        with pytest.raises(GpuFailed, match=f"^{queues}$"):
+            asyncio.run(bench.start(nullcontext, timeout_s=DEADLINE_S))
 
 
 def test_a_process_that_was_started_before_is_the_one_that_measures(tmp_path: Path) -> None:
