@@ -19,7 +19,6 @@ from itertools import zip_longest
 from typing import Any
 
 from buildd.candidate_builds import Builder, Built, Presence, tidy
-from buildd.errors import BuilddError
 from buildd.gpu_use import GpuUse
 from buildd.gpus import LEASES, Gpu, Turns, strangers
 from buildd.harness import IN_ONE_SOURCE, harness, in_one_source, question, side_request
@@ -27,6 +26,7 @@ from buildd.measuring import TIMEOUT_S, Bench, GpuFailed, Measured
 from buildd.playoff import Contest, Runner, entrants, is_contested, rounds_of
 from buildd.profile_cache import ProfileCache
 from buildd.profile_choice import chosen_of, likeliest, row_of, setting_of
+from buildd.profile_rows import Rows
 from buildd.profile_told import Chosen, Summary, Told, Tried
 from buildd.profiles import Outcome, Profile
 from codegen.best import Setting
@@ -95,7 +95,7 @@ class Profiling:
     ) -> None:
         self._plan, self._builder, self._cache = plan, builder, cache
         self._tell, self._say = tell, say
-        self._epoch = cache.epoch()
+        self._rows = Rows(cache, say)
         self._slots = asyncio.Semaphore(plan.most_builds)
         self._builds: dict[str, asyncio.Task[Built]] = {}
         self._ready: asyncio.Queue[Callable[[Bench, Gpu], Awaitable[None]] | None] = asyncio.Queue()
@@ -109,7 +109,7 @@ class Profiling:
         self._began_s = 0.0
         self._spans: dict[str, tuple[float, float, float]] = {}
         """Target of a candidate -> when its build began, 0 where it was found; its cores' time; when it ended."""
-        self._dropped = self._in_one_source = False
+        self._in_one_source = False
         self._gpu_failures = 0
         self._bad: set[tuple[_Key, str]] = set()
         """Of what was asked and its candidates, those that were seen not to work."""
@@ -167,9 +167,9 @@ class Profiling:
                 finally:
                     if presence.is_last():
                         tidy(os.path.join(self._plan.request.project, survey.build), PREFIX)
-                    self._publish()
+                    await self._rows.published()
         elif any(known.values()):
-            self._publish()  # whoever measured it may have been killed before
+            await self._rows.published()  # whoever measured it may have been killed before
         for case, ranked in self._skipped:
             self._report(case, ranked, "skipped", note=_NOT_WORTH_IT.message)
         for case in cases:
@@ -179,7 +179,7 @@ class Profiling:
             measuring_s=self._use.busy_s,
             gpu_idle=self._use.idle,
             gpu_unused=self._use.unused,
-            dropped=self._dropped,
+            dropped=self._rows.dropped,
             skipped=len(self._skipped),
             **self._tally,
         )
@@ -251,12 +251,12 @@ class Profiling:
         first = not self._builds
         asking = [asyncio.create_task(self._strangers())] if measures and first else []
         self._is_over = False
-        # Two a GPU: while one is measured, the next gets ready. A driver makes one context after another, on whatever
-        # GPU: who begins alone measures while the next one gets its own.
+        # One a GPU: a second context takes its turn longer than it saves, and a driver makes whoever measures wait. It
+        # makes one after another, on whatever GPU: who begins alone measures while the next one gets its own.
         lanes: list[asyncio.Task[None]] = []
         before, mine = asyncio.Event(), asyncio.Event()
         before.set()
-        for gpu in 2 * self._plan.gpus if measures else ():
+        for gpu in self._plan.gpus if measures else ():
             lanes.append(asyncio.create_task(self._lane(gpu, asking, before, mine)))
             before, mine = mine, asyncio.Event()
 
@@ -377,7 +377,6 @@ class Profiling:
         if found.outcome is Outcome.MEASURED:
             self._best_us[self._key(case)] = min(self._best_us[self._key(case)] or found.time_us, found.time_us)
             self._runners.setdefault(self._key(case), []).append(Runner(case, ranked, library, found))
-        await asyncio.sleep(0)  # the GPU is free: the next one begins before this one is written down
         self._write(case, ranked, found)
         note = found.note or (f"noisy: {found.spread:.0%} spread" if found.spread > NOISY else "")
         self._report(case, ranked, found.outcome.value, found, note=note, built=compiled)
@@ -452,17 +451,7 @@ class Profiling:
         profile = row_of(self.setting(case), case.problem, ranked.candidate.name, found)
         if not profile.works:
             self._bad.add((self._key(case), profile.candidate))
-        try:
-            self._dropped = not self._cache.save([profile], epoch=self._epoch, more=True) or self._dropped
-        except BuilddError as error:
-            self._dropped = True
-            self._say(f"{ranked.candidate.name} is not written down: {error.message}")
-
-    def _publish(self) -> None:
-        try:
-            self._cache.publish()
-        except BuilddError as error:
-            self._say(f"plans do not know yet what was measured: {error.message}")
+        self._rows.add(profile)
 
     def _report(
         self,

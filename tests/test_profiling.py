@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -433,21 +435,53 @@ def test_the_program_that_measures_is_asked_for_before_its_candidates(tmp_path: 
     assert placed.read_bytes() == Path(MEASURE_SOURCE).read_bytes()
 
 
-def test_contexts_are_made_one_after_another(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver makes them one by one: each GPU has a first one before any has its second."""
+def test_each_gpu_has_one_context_one_after_another(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver makes them one by one, and a second one on a GPU takes longer than it saves."""
     starts, second = tmp_path / "starts", msgspec.structs.replace(A100, index=1, uuid="GPU-b")
     monkeypatch.setenv("STARTS", str(starts))
-    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+    bench, case = Bench(tmp_path, store, "time 5", "time 4", "time 3"), case_of(3)
 
     async def compiles(number: int) -> None:
-        while not starts.exists() or len(starts.read_text().splitlines()) < 8:
+        while not starts.exists() or len(starts.read_text().splitlines()) < 4:
             await asyncio.sleep(0.01)
 
     bench.before = compiles
-    assert bench.profile(survey_of(case), (A100, second)).measured == 1
+    assert bench.profile(survey_of(case), (A100, second)).measured == 3
     lines = [line.split() for line in starts.read_text().splitlines()]
-    assert [words[0] for words in lines] == ["start", "context"] * 4
-    assert [words[1] for words in lines[::2]] == [gpu.shown_as for gpu in (A100, second, A100, second)]
+    assert [words[0] for words in lines] == ["start", "context"] * 2
+    assert [words[1] for words in lines[::2]] == [gpu.shown_as for gpu in (A100, second)]
+
+
+def test_who_measures_does_not_wait_for_who_writes_to_the_index(tmp_path: Path, store: Store) -> None:
+    bench, case = Bench(tmp_path, store, "time 12", "time 8", "time 9"), case_of(3)
+
+    async def profile() -> Summary:
+        with bench.open() as cache, closing(sqlite3.connect(store.database.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            running = asyncio.create_task(bench.begin(survey_of(case), cache).run())
+            while len(bench.tried) < 3:
+                await asyncio.sleep(0.01)
+            assert not bench.rows()
+            other.execute("ROLLBACK")
+            return await running
+
+    summary = asyncio.run(asyncio.wait_for(profile(), DEADLINE_S))
+    assert summary.measured == 3 and not summary.dropped and not bench.said
+    assert {row.outcome.value for row in bench.rows().values()} == {"measured"} and len(bench.rows()) == 3
+    assert bench.chosen[0].candidate == names(case)[1]
+    assert [one.candidate for one in best.published(best.folders({}, str(store.folder), "/"))] == [names(case)[1]]
+
+
+def test_rows_that_cannot_be_written_are_said(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> bool:
+        raise StoreError("no space left", file="index.db", next_step="free some space")
+
+    monkeypatch.setattr(ProfileCache, "save", full)
+    bench, case = Bench(tmp_path, store, "time 12"), case_of(1)
+    assert bench.profile(survey_of(case)).dropped
+    assert bench.said == [f"not written down: {names(case)[0]}: no space left"]
 
 
 def test_a_context_that_another_user_holds_up_holds_up_no_other_gpu(tmp_path: Path, store: Store) -> None:
