@@ -11,7 +11,8 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -22,6 +23,11 @@ from buildd.eventlog import RequestLog
 from protocol import messages as m
 from protocol.client import submit_through
 from protocol.errors import ProtocolError
+
+_LOOKED_UP = 2
+"""So many requests at once: while the daemon is at one, the next one is on its way."""
+LOOKS_S = 0.5
+"""So long a request is one of them at most: one whose jobs others compile says nothing of that."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +58,9 @@ class Builder(Protocol):
 class ThroughDaemon:
     """Each request has a connection of its own, and a thread that listens to it.
 
+    They are looked up one by one: side by side whatever is found would come last, all of it at once. Nobody waits for
+    what has to be made.
+
     Args:
         environ: says where the daemon lives; one is started where none does.
 
@@ -65,11 +74,13 @@ class ThroughDaemon:
         # To the end: a daemon does not end, nor start itself anew, while somebody is connected.
         self._client = connect(environ, start=True)
         assert self._client.instance  # shakes hands
+        self._looking = asyncio.Semaphore(_LOOKED_UP)
 
     async def build(self, request: m.Request) -> Built:
         """Raises ProtocolError where the daemon went away, and no other can be had."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[m.EventBody]] = loop.create_future()
+        is_made = asyncio.Event()
 
         def listen() -> None:
             from buildd.commands.connect import connect
@@ -78,13 +89,20 @@ class ThroughDaemon:
             try:
                 for event in submit_through(lambda: connect(self._environ, start=True), request):
                     heard.append(event.body)
+                    if isinstance(event.body, m.Queued | m.Started):
+                        _call(loop, is_made.set)
             except ProtocolError as error:
                 _tell(loop, answer, error)
             else:
                 _tell(loop, answer, heard)
+            _call(loop, is_made.set)
 
         # Not of a pool: a pool is waited for at the end, and Ctrl-C must not wait for compilers.
-        threading.Thread(target=listen, name=request.targets[0], daemon=True).start()
+        thread = threading.Thread(target=listen, name=request.targets[0], daemon=True)
+        async with self._looking:
+            thread.start()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_made.wait(), LOOKS_S)
         return _built(request, await answer)
 
     async def close(self) -> None:
@@ -175,10 +193,12 @@ def _tell(
         else:
             answer.set_result(said)
 
-    try:
+    _call(loop, work)
+
+
+def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(work)
-    except RuntimeError:
-        pass  # the loop is closed: nobody waits any more
 
 
 def _built(request: m.Request, heard: list[m.EventBody]) -> Built:
