@@ -214,7 +214,7 @@ def test_a_build_measures_first_what_nobody_has_measured(estate: Estate) -> None
     estate.environ["PATH"] = f"{smi(tools, listed)['PATH']}:{estate.environ['PATH']}"
     assert guessed in build("g", CUDA_VISIBLE_DEVICES="") and not asked.exists()
     assert guessed in build("g", DISABLE_PROFILER_CODEGEN="1") and not asked.exists()
-    measured = build("uses")
+    measured = build("uses", "-j4")
     assert "buildd: g: measured on NVIDIA A100 first" in measured and guessed not in measured, measured
     assert "the best of 2 tried on NVIDIA A100" in measured and " for sm_80, the best on NVIDIA A100" in measured
     questions = asked.read_text().count("query-gpu")
@@ -223,6 +223,8 @@ def test_a_build_measures_first_what_nobody_has_measured(estate: Estate) -> None
     assert "measured on" not in build("g") and asked.read_text().count("query-gpu") == questions, "nobody was asked"
     forced = build("g", FORCE_PROFILE="1")
     assert "measured on NVIDIA A100 first" in forced and "the best on NVIDIA A100" in forced and "hit" in forced
+    wide = build("g", "-j8", FORCE_PROFILE="1")
+    assert "tried on NVIDIA A100" in wide and "the best of 2 tried" not in wide, "as many as keep processors busy"
     emptied = build("g", FLUSH_PROFILE_CACHE="1")
     assert "the profiles are emptied" in emptied and "measured on NVIDIA A100 first" in emptied, emptied
     (tools / "nvidia-smi").write_text("#!/bin/sh\necho no driver\nexit 9\n")

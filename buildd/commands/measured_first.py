@@ -119,6 +119,7 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
         plan = Plan(request=request, survey=survey, gpus=alike, asked=asked)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
+        plan = plan.with_room()
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
                 say(line)

@@ -120,8 +120,7 @@ async def _find(
         plan = Plan(request=request, survey=survey, gpus=alike, exhaustive=options.exhaustive, asked=asked)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
-        # Each compiles as two sources, of which one takes a fifth as long.
-        plan = replace(plan, top=options.top) if options.top else replace(plan, room=plan.most_builds - 4)
+        plan = replace(plan, top=options.top) if options.top else plan.with_room()
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
                 say(f"buildd: {line}")
