@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from blake3 import blake3
+
 from buildd import history, sweep
 from buildd.answers import Answer, Answers, question_of
 from buildd.compiling import Compiling, Delivery, Figures
@@ -36,6 +38,7 @@ from protocol import messages as m
 MOST_BUILDS = 32
 MOST_TOOLS = 64
 MOST_FLAGS = 256
+_MOST_ASKING = 1 << 10
 """Sets of flags of one tool whose steps are known."""
 HANDED_THROUGH = "handed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
@@ -77,6 +80,8 @@ class Compiles:
         self._tools: OrderedDict[tuple[object, ...], _Tool] = OrderedDict()
         self._describing = asyncio.Lock()
         self._sweep = sweep.sweep_of(store.folder)
+        self._asked: dict[m.Digest, frozenset[str]] = {}
+        """Of headers, the words that they ask `__has_include` for. Threads may work one out twice."""
 
     async def receive(self, request: m.Request, log: RequestLog) -> Compiling | None:
         """A compile that has to be looked up; None where it is handed through."""
@@ -238,10 +243,21 @@ class Compiles:
         for path in (*used, *action.inputs):
             fact = snapshot.fact(path)
             if fact is not None and Traits.HAS_INCLUDE in fact.traits:
-                with open(snapshot.absolute(path), "rb") as file:
-                    for name in asked_names(file.read()):
-                        words.update(name.split("/"))
+                words.update(self._asked_words(snapshot.absolute(path), fact.digest))
         return frozenset(words)
+
+    def _asked_words(self, path: str, digest: m.Digest) -> frozenset[str]:
+        """Parts of the names that a file asks `__has_include` for. Raises OSError."""
+        known = self._asked.get(digest)
+        if known is None:
+            with open(path, "rb") as file:
+                content = file.read()
+            known = frozenset(part for name in asked_names(content) for part in name.split("/"))
+            if len(self._asked) >= _MOST_ASKING:
+                self._asked.clear()
+            if blake3(content).hexdigest() == digest:  # or it was changed just now
+                self._asked[digest] = known
+        return known
 
     def _listings(self, building: Compiling, names: frozenset[str]) -> dict[str, frozenset[tuple[str, bool]]]:
         """What of that is in the folders of the outputs. Raises OSError."""

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from blake3 import blake3
 
 from buildd.traits import Traits, traits_of
+from buildd.turns import Turns
 from protocol.messages import Digest
 
 FINE_STEP_NS = 20_000_000
@@ -167,6 +168,7 @@ class Files:
         self._listed: dict[str, tuple[tuple[int, int, int], frozenset[str]]] = {}
         """Names in folders, with what identified them then."""
         self._lock = threading.Lock()
+        self._readers = Turns()
         self.read_count = 0
 
     def stamp(self, path: str) -> Stamp | None:
@@ -177,10 +179,7 @@ class Files:
         stamp = self._stat(path)
         if stamp is None:
             return None
-        known = self._recall(stamp)
-        if known is not None:
-            return known
-        return self._read(path)
+        return self._recall(stamp) or self._read(path)
 
     def _recall(self, stamp: Stamp) -> Fact | None:
         identity = (stamp.device, stamp.inode)
@@ -229,6 +228,25 @@ class Files:
             unknown.sort(key=lambda path: -stamps[path].size)
             with ThreadPoolExecutor(min(_READERS, len(unknown))) as readers:
                 list(readers.map(self._read, unknown))
+
+    def facts(self, stamps: Mapping[str, Stamp]) -> dict[str, Fact | None]:
+        """Facts of many small files: one query for what is remembered, and what has to be read is read once, whoever
+        else wants it now.
+
+        Args:
+            stamps: of each path, as of now.
+        """
+        self.preload(stamps.values())
+        found = {path: self._held(stamp) for path, stamp in stamps.items()}
+        unknown = [path for path, fact in found.items() if fact is None]
+        if unknown:
+            with self._readers.turn():
+                found.update((path, self._held(stamps[path]) or self._read(path)) for path in unknown)
+        return found
+
+    def _held(self, stamp: Stamp) -> Fact | None:
+        known = self._known.get((stamp.device, stamp.inode))
+        return known if known is not None and known.stamp == stamp else None
 
     def _read(self, path: str) -> Fact | None:
         # The stamp is taken from the open file before and after reading: a writer in between is seen, and the content
@@ -363,6 +381,15 @@ class Snapshot:
             fact = self.files.fact(self.absolute(path))
             self._facts[path] = (fact, looked_ns)
             return fact
+
+    def see(self, paths: Iterable[str]) -> None:
+        """Have the facts of many files at hand."""
+        looked_ns, stamp = self.files.now_ns(), self.files.stamp
+        known = self._facts.keys() | self._produced.keys()
+        unseen = {path: self.absolute(path) for path in paths if path not in known}
+        found = self.files.facts({path: seen for path in unseen.values() if (seen := stamp(path)) is not None})
+        for path, place in unseen.items():
+            self._facts.setdefault(path, (found.get(place), looked_ns))
 
     def has_seen_young(self) -> bool:
         """Whether a file that was looked at is so young that whoever reads it now may seem to read something else."""

@@ -113,9 +113,11 @@ def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Ite
         files: discovered files by name, sorted.
         roots: named folders whose absolute path can reach the result.
     """
-    return digest(
-        [("first", first), *(("file", f"{d} {n}") for n, d in files), *(("root", f"{n}={f}") for n, f in roots)]
-    )
+    # Hundreds of files for each step of each compile: as `digest` does it, without a component for each.
+    pairs = [(b"first", _bytes(first))]
+    pairs += [(b"file", f"{d} {n}".encode(errors="surrogateescape")) for n, d in files]
+    pairs += [(b"root", _bytes(f"{n}={f}")) for n, f in roots]
+    return Digest(blake3(msgspec.msgpack.encode(pairs)).hexdigest())
 
 
 def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from buildd import keys, precompiled, shadow
 from buildd.files import Fact, Snapshot, appeared_since
-from buildd.names import Names
+from buildd.names import Names, names_below
 from buildd.results import LINK, PRESENT
 from buildd.store import InputSet, Result, Store
 from buildd.traits import Traits
@@ -372,17 +372,16 @@ class Lookup:
         """Discovered files that are not declared, and those of them that changed since the run began."""
         normals, untouched, absolute = self._normals, self.snapshot.untouched, self.snapshot.absolute
         declared = set(action.inputs)
-        used: dict[str, None] = {}
-        stale = []
+        used: dict[str, str] = {}
         mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
         for spelled in read:
             path = normals.get(spelled) or self.normal(spelled)
             if path in used or path in declared or absolute(path).startswith(mine):
                 continue
-            used[path] = None
-            # One that is gone was there when it was read.
-            if not untouched(path, spelled, started_ns, moved):
-                stale.append(path)
+            used[path] = spelled
+        self.snapshot.see(used)
+        # One that is gone was there when it was read.
+        stale = [path for path, spelled in used.items() if not untouched(path, spelled, started_ns, moved)]
         return list(used), stale
 
     def _unsound(self, path: str, fact: Fact, action: Action) -> str:
@@ -419,7 +418,7 @@ class Lookup:
         known = self._names.get(id(tool))
         if known is None:
             roots = sorted(((name, os.path.realpath(folder)) for name, folder in tool.roots), key=lambda r: -len(r[1]))
-            known = self._names[id(tool)] = Names(tuple(roots))
+            known = self._names[id(tool)] = names_below(tuple(roots))
         return known
 
     def normal(self, spelled: str) -> str:

@@ -1,15 +1,17 @@
 """What a file is called in keys and in the store, and the way back.
 
-Knows a tool's roots and no file system. A request asks for the same few hundred headers of every source, so answers are
+Knows a tool's roots and no file system. Builds ask for the same few hundred headers of every source, so answers are
 kept.
 """
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 BYTES = "{bytes}"
 """Before the hexadecimal spelling of a path that is not plain ASCII."""
+_MOST = 1 << 16
 
 
 class Names:
@@ -28,6 +30,8 @@ class Names:
         """A path as it is kept: below a root relative to it, below the project relative to that, else absolute."""
         name = self._names.get(path)
         if name is None:
+            if len(self._names) >= _MOST:
+                self._names = {}
             name = self._names[path] = self._name(path)
         return name
 
@@ -35,6 +39,8 @@ class Names:
         """The way back."""
         path = self._paths.get(name)
         if path is None:
+            if len(self._paths) >= _MOST:
+                self._paths = {}
             path = self._paths[name] = self._path(name)
         return path
 
@@ -61,3 +67,9 @@ class Names:
                 if name.startswith(f"{{{root}}}"):
                     return folder + name[len(root) + 2 :]
         return name
+
+
+@lru_cache(maxsize=32)
+def names_below(roots: tuple[tuple[str, str], ...]) -> Names:
+    """`Names` for these roots, as an earlier request had them: what a name means changes with the roots alone."""
+    return Names(roots)

@@ -152,7 +152,8 @@ class Planner:
 
     async def _begun(self, probe: Probe) -> _Said | None:
         """What the same command says that runs already, if every file that the answer depends on is older."""
-        began_ns, task = self._ahead.pop(_command(probe), (0, None))
+        # It stays: what else is asked with the same command stands on more files.
+        began_ns, task = self._ahead.get(_command(probe), (0, None))
         if task is None:
             return None
         await asyncio.wait((task,))

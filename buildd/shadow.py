@@ -14,8 +14,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from buildd.files import Snapshot
 from buildd.traits import Traits
+from buildd.turns import Turns
 from protocol.messages import Digest
 
 # Any macro whose name ends so and is given a literal name: libraries wrap __has_include.
@@ -87,6 +90,7 @@ class _Answer:
 
 _NONE: frozenset[str] = frozenset()
 _MOST_SURVEYS = 64
+_MOST_WHOLE = 1 << 10
 _Key = tuple[str, str | Digest]
 
 
@@ -101,7 +105,10 @@ class Memory:
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
         self._kinds: dict[object, dict[_Key, tuple[_Answer, tuple[int, ...]]]] = {}
+        self._whole: dict[tuple[object, bytes], Surroundings] = {}
+        self._places: dict[frozenset[str], dict[str, str]] = {}
         self._count = 0
+        self.surveyors = Turns()
 
     def get(self, kind: object, key: _Key, snapshot: Snapshot) -> _Answer | None:
         """An answer that still holds.
@@ -123,8 +130,28 @@ class Memory:
         self._count += 1
         self._kinds.setdefault(kind, {})[key] = (answer, stamps)
 
+    def get_whole(self, kind: object, name: bytes, snapshot: Snapshot) -> Surroundings | None:
+        """A whole survey that still holds.
+
+        Args:
+            name: of all that it depends on besides the file system and `kind`.
+        """
+        known = self._whole.get((kind, name))
+        return known if known is not None and unchanged(snapshot, known.folders) else None
+
+    def put_whole(self, kind: object, name: bytes, survey: Surroundings) -> None:
+        if len(self._whole) >= _MOST_WHOLE:
+            self._whole = {}
+        self._whole[kind, name] = survey
+
+    def places(self, own: frozenset[str]) -> dict[str, str]:
+        """What `Surveyor` remembers of paths with these own folders of a tool."""
+        if sum(map(len, self._places.values())) > self._most:
+            self._places = {}
+        return self._places.setdefault(own, {})
+
     def clear(self) -> None:
-        self._kinds, self._count = {}, 0
+        self._kinds, self._whole, self._places, self._count = {}, {}, {}, 0
 
 
 class Surveyor:
@@ -153,7 +180,7 @@ class Surveyor:
         self._asked: dict[tuple[str, Digest], _Answer] = {}
         """Of a file that asks `__has_include`."""
         self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
-        self._places: dict[str, str] = {}
+        self._places = self._memory.places(self._own)
         self._surveys: dict[tuple[tuple[str, ...], ...], Surroundings] = {}
         """Of used files, the folders of those that may include them, and the includers that ask: many sources of one
         project use the same headers."""
@@ -175,7 +202,22 @@ class Surveyor:
         if known is None:
             if len(self._surveys) >= _MOST_SURVEYS:
                 self._surveys.clear()
-            known = self._surveys[key] = self._survey(*key)
+            known = self._surveys[key] = self._recalled(*key)
+        return known
+
+    def _recalled(self, used: tuple[str, ...], beside: tuple[str, ...], asking: tuple[str, ...]) -> Surroundings:
+        """The survey as another request made it, where it still holds."""
+        facts = ((path, self._snapshot.fact(path)) for path in dict.fromkeys((*used, *asking)))
+        asks = [f"{path}\0{fact.digest}" for path, fact in facts if fact and Traits.HAS_INCLUDE in fact.traits]
+        text = "\0\0".join(("\0".join(used), "\0".join(beside), "\0".join(asks)))
+        name = blake3(text.encode(errors="surrogateescape")).digest()
+        known = self._memory.get_whole(self._kind, name, self._snapshot)
+        if known is None:
+            with self._memory.surveyors.turn():
+                known = self._memory.get_whole(self._kind, name, self._snapshot)
+                if known is None:
+                    known = self._survey(used, beside, asking)
+                    self._memory.put_whole(self._kind, name, known)
         return known
 
     def _asks(self, path: str) -> bool:

@@ -42,13 +42,13 @@ _FILE = b"__FILE__"
 _ASSERT = re.compile(rb"assert(?<![A-Za-z0-9_]assert)\s*\(")
 # Not behind a quotation mark: what looks like a comment there may be part of a string.
 _COMMENT = re.compile(rb"^([^\"\n]*?)(?:/\*.*?\*/|//[^\n]*)", re.DOTALL | re.MULTILINE)
-_BINARY = (b"\x7fELF", b"!<arch>\n", b"gpch")
+_BINARY = (b"\x7fELF", b"!<arch>\n", b"gpch", b"BC\xc0\xde")
 # assert's own definition is no use of it: what it expands to is the path of the file that calls it.
 _ASSERT_DEFINITION = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+assert(?:_perror)?\b(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def traits_of(content: bytes) -> Traits:
-    """The traits of a source text; an object file, library or precompiled header has none."""
+    """The traits of a source text; an object file, library, bitcode or precompiled header has none."""
     found = Traits.NONE
     if content.startswith(_BINARY):
         return found

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from blake3 import blake3
 
+from buildd.turns import Turns
+
 _SEES = (b"_LINE", b"__builtin_COLUMN", b"source_location", b'R"')
 """Parts of texts that are left as they are. In the last one, a raw string, lines are no lines."""
 _SEES_SURELY = re.compile(rb"__builtin_LINE|__builtin_COLUMN|source_location|__LINE__|R\"")
@@ -24,7 +26,8 @@ _WORTH_KEEPING = 64 << 10
 _MOST_KNOWN = 1 << 12
 _SEES_LINES = b"sees its lines"
 _known: dict[bytes, bytes] = {}
-"""Digest of an included part -> what stands for it, or `_SEES_LINES`. Threads may work one out twice."""
+"""Digest of an included part -> what stands for it, or `_SEES_LINES`."""
+_workers = Turns()
 
 
 def fingerprint(text: bytes) -> bytes:
@@ -78,13 +81,14 @@ def _included(part: bytes) -> bytes | None:
     if len(part) < _WORTH_KEEPING:
         return _Reader().read(part)
     digest = blake3(part).digest()
-    known = _known.get(digest)
-    if known is None:
-        bare = _Reader().read(part)
-        known = _SEES_LINES if bare is None else bare and b"# included " + blake3(bare).hexdigest().encode()
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[digest] = known
+    with _workers.turn():
+        known = _known.get(digest)
+        if known is None:
+            bare = _Reader().read(part)
+            known = _SEES_LINES if bare is None else bare and b"# included " + blake3(bare).hexdigest().encode()
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[digest] = known
     return None if known is _SEES_LINES else known
 
 
@@ -102,7 +106,7 @@ class _Reader:
             return None
         first, *pieces = part.split(_MARKER)
         known, file, place, last = self._markers, self._file, self._place, self._last
-        written = [first.strip(b"\n")] if first.strip() else []
+        written = [_EMPTY.sub(b"\n", first.strip(b"\n"))] if first.strip() else []
         for piece in pieces:
             marker, _, text = piece.partition(b"\n")
             number, _, rest = marker.partition(b" ")
@@ -124,7 +128,7 @@ class _Reader:
             if line == last and found[0] == file:
                 written.append(b"# same line")
             file = found[0]
-            written.append(core)
             last = line + core.count(b"\n")
+            written.append(_EMPTY.sub(b"\n", core) if b"\n\n" in core else core)
         self._file, self._place, self._last = file, place, last
-        return _EMPTY.sub(b"\n", b"\n".join(written))
+        return b"\n".join(written)

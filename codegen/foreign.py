@@ -156,16 +156,25 @@ def _hipcc(
     asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
     toolchains = Toolchains(asked, Settings(hip=_root_of(path)), knowledge)
     environment = _environment(variables, Variables.HIP, ())
+    question, _ = hipcc.probes(path, environment)
+    flags: tuple[str, ...] = ()
+    # The libraries of LLVM are most of what has to be read: it can be done while a dry run takes its time.
+    likely = closure.libraries(knowledge, hipcc.likely_programs(question.files), environment)
+    knowledge.foresee(file.path for file in likely)
     if compile.makes is Makes.OBJECT:
-        # The dry run for its steps takes as long as the one that leads to clang.
-        extension = os.path.splitext(compile.source)[1]
-        knowledge.ask_ahead(hip_ahead(path, environment, compile.flags, extension))
+        # A dry run takes three starts of clang: the one for the steps tells of hipcc, too, or runs beside the one that
+        # does.
+        steps = hip_ahead(path, environment, compile.flags, os.path.splitext(compile.source)[1])
+        knowledge.ask_ahead(steps)
+        if hipcc.tells_its_parts(compile.flags, environment):
+            steps = msgspec.structs.replace(steps, files=question.files)
+            if hipcc.calls_clang(knowledge.ask(steps)[0]):
+                question, flags = steps, compile.flags
     # Which platform hipcc takes by itself depends on what it finds: nvcc, perhaps.
-    (answer,) = knowledge.ask(hipcc.probes(path, environment)[0])
-    if not any("-cc1" in command for command in hipcc.clang_commands(answer.stderr + answer.stdout)):
+    if not hipcc.calls_clang(knowledge.ask(question)[0]):
         toolchains.hip()  # says so where it does not work at all
         raise HandThrough(Reason.ENVIRONMENT, "hipcc calls no clang here; HIP_PLATFORM=amd makes it")
-    compiler = toolchains.hip_compiling(environment)
+    compiler = toolchains.hip_compiling(environment, question, flags)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"hipcc {path}")
     return Described(
         tool=tool,

@@ -7,20 +7,69 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from codegen.closure import Environment, script_files
-from codegen.plan import Probe
+from codegen.plan import Answer, Probe
+
+_QUOTED = re.compile(r' "((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+_SAME_PARTS = re.compile(
+    r"-c|-O\w?|-[DUI].+|-w|-W\w[\w+=-]*|-std=[\w+]+|-f(PIC|pic|PIE|pie|fast-math)|-m64|--offload-arch=gfx[\w:+-]+"
+)
+"""Flags with which hipcc calls the same programs, and these find the same headers and libraries of their own."""
 
 
-@lru_cache(maxsize=8)  # a plan is made anew after each question, and this takes milliseconds
+@lru_cache(maxsize=8)  # a plan is made anew after each question
 def clang_commands(text: str) -> tuple[tuple[str, ...], ...]:
     """The steps that `clang -###` printed."""
-    return tuple(
-        tuple(shlex.split(line)) for line in text.splitlines() if line.startswith(' "') and line.rstrip().endswith('"')
-    )
+    return tuple(_words(line) for line in text.splitlines() if line.startswith(' "') and line.rstrip().endswith('"'))
+
+
+def _words(line: str) -> tuple[str, ...]:
+    # clang quotes every word, and a line has hundreds: shlex takes milliseconds for one.
+    quoted = _QUOTED.findall(line)
+    if sum(map(len, quoted)) + 3 * len(quoted) != len(line.rstrip()):
+        return tuple(shlex.split(line))
+    return tuple(_ESCAPED.sub(r"\1", word) if "\\" in word else word for word in quoted)
+
+
+def calls_clang(answer: Answer) -> bool:
+    """Whether a dry run compiles for AMD GPUs."""
+    return any("-fcuda-is-device" in command for command in clang_commands(answer.stderr + answer.stdout))
+
+
+def tells_its_parts(flags: tuple[str, ...], environment: Environment) -> bool:
+    """Whether a dry run with these flags tells of hipcc what one without them would."""
+    if "CPATH" in dict(environment):
+        return False  # -I, too
+    waiting = ""
+    for flag in flags:
+        if waiting:
+            if waiting == "-x" and flag != "hip":
+                return False
+            waiting = ""
+        elif flag in ("-x", "-D", "-U", "-I"):
+            waiting = flag
+        elif not _SAME_PARTS.fullmatch(flag):
+            return False
+    return not waiting
+
+
+def likely_programs(files: Iterable[str]) -> tuple[str, ...]:
+    """What hipcc most likely calls, before it was asked.
+
+    Args:
+        files: that its script names.
+    """
+    named = [os.path.realpath(file) for file in files]
+    folders = [os.path.dirname(file) for file in named if os.path.basename(file).startswith("clang")]
+    beside = [os.path.join(folder, name) for folder in folders for name in ("lld", "clang-offload-bundler")]
+    return tuple(dict.fromkeys((*named, *(file for file in beside if os.path.isfile(file)))))
 
 
 def probes(path: str, environment: Environment) -> tuple[Probe, Probe]:
@@ -38,6 +87,26 @@ def probes(path: str, environment: Environment) -> tuple[Probe, Probe]:
         )
     )
     return compiling, linking
+
+
+def _included(flags: Iterable[str]) -> Iterator[str]:
+    """Values of -I."""
+    for before, flag in itertools.pairwise(("", *flags)):
+        if before == "-I":
+            yield flag
+        elif flag.startswith("-I") and flag != "-I" and before not in ("-D", "-U"):
+            yield flag[2:]
+
+
+def own_search(command: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...]:
+    """As `clang_search`, without what the flags of a compile have added."""
+    added = Counter(_included(flags))
+    kept = list(command)
+    for index, (option, value) in enumerate(itertools.pairwise(command)):
+        if option == "-I" and added[value] > 0:
+            added[value] -= 1
+            kept[index] = ""
+    return clang_search(tuple(kept))
 
 
 def clang_search(command: tuple[str, ...]) -> tuple[str, ...]:

@@ -120,13 +120,15 @@ class Toolchains:
             self._hip = self._describe_hipcc()
         return self._hip
 
-    def hip_compiling(self, environment: Environment) -> Compiler:
+    def hip_compiling(self, environment: Environment, asked: Probe, flags: tuple[str, ...]) -> Compiler:
         """hipcc for AMD as a foreign build calls it to compile: nothing else is asked of it.
 
         Args:
             environment: in which it was seen to call clang.
+            asked: the dry run that showed it.
+            flags: of a compile, that are in it.
         """
-        return self._describe_hipcc(environment)
+        return self._describe_hipcc(environment, (asked,), flags)
 
     def cutlass(self) -> str:
         """Root of CUTLASS, the folder that holds include/cutlass."""
@@ -303,16 +305,17 @@ class Toolchains:
         yield Candidate(source="PATH", path=which("hipcc", self.path) or "hipcc")
         yield Candidate(source="default", path="/opt/rocm/bin/hipcc")
 
-    def _describe_hipcc(self, called_in: Environment = ()) -> Compiler:
+    def _describe_hipcc(
+        self, called_in: Environment = (), seen: tuple[Probe, ...] = (), flags: tuple[str, ...] = ()
+    ) -> Compiler:
         """
-        Args:
-            called_in: see `hip_compiling`; empty for targets of ours, which link, and name architectures.
+        Args: see `hip_compiling`; empty for targets of ours, which link, and name architectures.
         """
         found = self._first(self._hipcc_candidates(), "hipcc", _NO_HIPCC)
         environment = called_in or hipcc.for_amd(tool_environment(self.request.environment, Family.HIP))
         path = os.path.abspath(found.path)
-        probes = hipcc.probes(path, environment)
-        answers = self.knowledge.ask(*(probes[:1] if called_in else probes))
+        probes = seen or hipcc.probes(path, environment)
+        answers = self.knowledge.ask(*probes)
         commands = [hipcc.clang_commands(answer.stderr + answer.stdout) for answer in answers]
         passes = [command for command in commands[0] if "-cc1" in command]
         if not passes:
@@ -342,7 +345,7 @@ class Toolchains:
         root = os.path.dirname(os.path.dirname(path))
         heading = (answers[0].stderr + answers[0].stdout).splitlines()
         version = next((line.strip() for line in heading if "clang version" in line), "")
-        search = dict.fromkeys(folder for command in passes for folder in hipcc.clang_search(command))
+        search = dict.fromkeys(folder for command in passes for folder in hipcc.own_search(command, flags))
         return Compiler(
             tool=Tool(
                 name="hipcc",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from buildd.files import Files, Snapshot, Stamp, stamp_of, trustworthy
+from buildd import turns
+from buildd.files import Fact, Files, Snapshot, Stamp, stamp_of, trustworthy
 from buildd.traits import Traits, traits_of
+from protocol.messages import Digest
 
 SECOND = 1_000_000_000
 
@@ -33,6 +37,60 @@ def test_a_file_is_read_once_while_its_stamp_stays(tmp_path: Path) -> None:
     source.write_text("other")
     assert files.fact(str(source)) != Files().fact(str(tmp_path / "nothing"))
     assert files.read_count == 2
+
+
+def test_a_file_that_several_threads_want_at_once_is_read_once(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.h") for number in range(200)]
+    for path in paths:
+        Path(path).write_text(f"#define PATH_{path}")
+    files, together = Files(now_ns=later), threading.Barrier(4)
+
+    def see() -> list[Fact | None]:
+        together.wait(60)
+        snapshot = Snapshot(files, str(tmp_path))
+        snapshot.see(paths)
+        return [snapshot.fact(path) for path in paths]
+
+    with ThreadPoolExecutor(4) as threads:
+        seen = [done.result(60) for done in [threads.submit(see) for _ in range(4)]]
+    assert files.read_count == len(paths)
+    assert seen == [[Files().fact(path) for path in paths]] * 4
+
+
+def test_nobody_waits_for_long_for_who_reads_from_a_server_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
+    (tmp_path / "a.h").write_text("one")
+    answers, reading = threading.Event(), threading.Event()
+
+    class Slow(Files):
+        def _read(self, path: str) -> Fact | None:
+            if path.endswith("slow.h"):
+                reading.set()
+                answers.wait(60)
+            return super()._read(path)
+
+    files = Slow(now_ns=later)
+    (tmp_path / "slow.h").write_text("two")
+    stuck = threading.Thread(target=Snapshot(files, str(tmp_path)).see, args=(["slow.h"],))
+    stuck.start()
+    try:
+        assert reading.wait(60)
+        other = Snapshot(files, str(tmp_path))
+        other.see(["a.h"])
+        assert stuck.is_alive() and other.has_seen("a.h")
+    finally:
+        answers.set()
+        stuck.join(60)
+
+
+def test_what_a_request_has_made_is_not_looked_for_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "made.h").write_text("of another day")
+    snapshot = Snapshot(Files(now_ns=later), str(tmp_path))
+    snapshot.make("made.h", Digest("of today"))
+    snapshot.see(["made.h"])
+    assert snapshot.is_aside("made.h") and snapshot.digest("made.h") == "of today"
 
 
 def test_a_young_stamp_is_not_remembered(tmp_path: Path) -> None:
@@ -118,6 +176,7 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         (b"bool known = a.set.include(b) && set.included_.size();", Traits.NONE),
         (b"#if __has_include(<x>)", Traits.HAS_INCLUDE),
         (b"\x7fELF\0__FILE__", Traits.NONE),
+        (b"BC\xc0\xde\0__FILE__", Traits.NONE),
     ],
 )
 def test_traits(text: bytes, traits: Traits) -> None:

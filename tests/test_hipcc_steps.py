@@ -18,6 +18,7 @@ from buildd.command import launch_of
 from buildd.store import Store
 from codegen import foreign
 from codegen.commandline import parse
+from codegen.hipcc import clang_commands
 from codegen.hipcc_steps import decompose
 from codegen.parsing import HandThrough
 from codegen.plan import Knowledge, RequestError, Steps
@@ -285,15 +286,52 @@ def test_a_stand_ins_compile_goes_in_steps(tmp_path: Path) -> None:
 
 @pytest.mark.hip
 def test_a_foreign_compiles_hipcc_is_asked_no_more_than_it_takes(tmp_path: Path) -> None:
-    """Each question to it takes three starts of clang."""
+    """Each question to it takes three starts of clang. One run answers both."""
     hipcc = shutil.which("hipcc") or ""
     described, steps, knowledge = described_as_called(tmp_path, hipcc)
     (ahead,) = knowledge.take_ahead()
     asked = [probe for probe in knowledge.asked if probe.argv[0] == hipcc]
     assert isinstance(steps, Steps)
-    assert len(asked) == 2 and len({probe.argv for probe in asked}) == 2
-    assert asked[-1] == msgspec.structs.replace(ahead, files=asked[-1].files), "begun before its files were known"
+    assert len(asked) == 2
+    for probe in asked:
+        assert probe == msgspec.structs.replace(ahead, files=probe.files), "begun before its files were known"
     assert {"clang", "lld", "clang-offload-bundler", "ocml.bc"} <= {file.role for file in described.tool.files}
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize(
+    ("flags", "questions"),
+    [
+        (("-O3", "-fPIC", "-Iinclude", "-I", "more", "-DA=1", "-D", "B", "-std=c++17", "-Wall", "-Wno-unused"), 1),
+        (("--offload-arch=gfx906", "-x", "hip", "-I/usr/include", "-ffast-math"), 1),
+        (("-isystem", "more"), 2),
+        (("-nogpulib",), 2),
+        (("-fno-exceptions",), 2),
+    ],
+)
+def test_a_compilers_parts_are_the_same_with_whatever_flags_it_was_asked(
+    tmp_path: Path, flags: tuple[str, ...], questions: int
+) -> None:
+    """Or the first compile of a build would decide under which keys its objects are kept."""
+    hipcc = shutil.which("hipcc") or ""
+    plain, _, _ = described_as_called(tmp_path, hipcc, {"HIP_PLATFORM": "amd", "CPATH": str(tmp_path / "nothing")})
+    described, _, knowledge = described_as_called(tmp_path, hipcc, flags=flags)
+    asked = {probe.argv for probe in knowledge.asked if probe.argv[0] == hipcc}
+    assert len(asked) == questions
+    searched = tuple(folder for folder in plain.tool.search if folder != str(tmp_path / "nothing"))
+    assert described.tool == msgspec.structs.replace(plain.tool, search=searched)
+
+
+@pytest.mark.hip
+def test_commands_are_read_as_a_shell_would() -> None:
+    words = ('-DTEXT="a\\b $c"', "-DSPACE= ", "-I", "o'clock")
+    command = ("hipcc", "-###", "-x", "hip", "-c", "/dev/null", "--offload-arch=gfx90a", *words)
+    environment = {"PATH": "/usr/bin:/bin", "HIP_PLATFORM": "amd"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    device, *_, host = clang_commands(said)
+    for passed in (device, host):
+        assert {'TEXT="a\\b $c"', "SPACE= ", "o'clock"} <= {*passed}
+    assert clang_commands(' "a" b "c"') == (("a", "b", "c"),), "also where a word is not quoted"
 
 
 @pytest.mark.hip
@@ -310,11 +348,11 @@ def test_a_hipcc_that_calls_no_clang_is_handed_through(tmp_path: Path, otherwise
 
 
 def described_as_called(
-    folder: Path, hipcc: str, environment: dict[str, str] | None = None
+    folder: Path, hipcc: str, environment: dict[str, str] | None = None, flags: tuple[str, ...] = ("-O2",)
 ) -> tuple[foreign.Described, Steps | str, Knowledge]:
     (folder / "k.hip").write_text(KERNEL)
     environment = {"PATH": "/usr/bin:/bin", **({"HIP_PLATFORM": "amd"} if environment is None else environment)}
-    command = (hipcc, "-O2", "--offload-arch=gfx90a", "-c", "k.hip", "-o", "k.o")
+    command = (hipcc, *flags, "--offload-arch=gfx90a", "-c", "k.hip", "-o", "k.o")
     request = msgspec.structs.replace(request_for(folder), command=command, environment=environment)
     compile, knowledge = parse(command, str(folder), tuple(environment.items())), Knowledge()
     described = answered(lambda: foreign.describe(compile, request, knowledge), knowledge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from buildd.files import Files, Snapshot
 from buildd.lookup import Filing, Found, Lookup, Missing
 from buildd.names import Names
 from buildd.precompiled import Places, candidates
+from buildd.shadow import Memory, Surveyor
 from buildd.store import Result, Store, StoredOutput
 from codegen.plan import Action, Discovery, Output, Place, Ref, Tool, ToolFile
 from protocol.messages import Digest
@@ -20,7 +22,8 @@ from protocol.messages import Digest
 class Desk:
     """A project, a toolkit and a store; each look is a new request, a minute after the last write."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, surveys: Memory | None) -> None:
+        self.surveys = surveys
         self.project = folder / "project"
         self.toolkit = folder / "toolkit"
         for sub in ("src", "first", "second"):
@@ -57,7 +60,7 @@ class Desk:
 
     def lookup(self, **options: bool) -> Lookup:
         files = Files(self.store, now_ns=lambda: time.time_ns() + 60_000_000_000)
-        return Lookup(self.store, Snapshot(files, str(self.project)), **options)
+        return Lookup(self.store, Snapshot(files, str(self.project)), surveys=self.surveys, **options)
 
     def look(self, **options: bool) -> Found | Missing:
         return self.lookup(**options).look(self.action, self.tool)
@@ -88,9 +91,9 @@ class Desk:
         return "hit" if isinstance(answer, Found) else "; ".join(answer.reasons)
 
 
-@pytest.fixture
-def desk(tmp_path: Path):
-    desk = Desk(tmp_path)
+@pytest.fixture(params=["each by itself", "with what others worked out"])
+def desk(tmp_path: Path, request: pytest.FixtureRequest):
+    desk = Desk(tmp_path, Memory() if request.param.startswith("with") else None)
     yield desk
     desk.store.close()
 
@@ -159,6 +162,31 @@ def test_a_searched_folder_that_did_not_exist(desk: Desk) -> None:
     assert desk.why() == "hit"
     desk.write("first/x.h", "int other;")
     assert desk.why() == "input first/x.h: appeared where the search finds it first"
+
+
+def test_a_survey_is_worked_out_once_for_all_sources_with_the_same_headers(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    survey = Surveyor._survey
+
+    def counted(*args: Any) -> Any:
+        made.append(1)
+        return survey(*args)
+
+    monkeypatch.setattr(Surveyor, "_survey", counted)
+    desk.write("second/x.h", "#if __has_include(<optional.h>)\n#endif\n")
+    desk.file()
+    first = len(made)
+    desk.file()
+    assert first >= 1 and len(made) == (first if desk.surveys is not None else 2 * first)
+    desk.write("second/x.h", "#if __has_include(<another.h>)\n#endif\n")
+    desk.file()
+    assert len(made) > first, "it asks for another name now"
+    desk.write("first/x.h", "int other;")
+    before = len(made)
+    desk.file()
+    assert len(made) > before, "a folder has another name in it"
 
 
 def test_an_answer_of_has_include_that_turns(desk: Desk) -> None:

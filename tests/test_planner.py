@@ -73,6 +73,21 @@ def test_a_command_that_was_begun_early_is_not_run_again(asker: Asker) -> None:
     assert asker.ran() == [], "both are remembered: nothing is begun in vain"
 
 
+def test_what_is_asked_again_with_more_files_to_stand_on_is_not_run_again(asker: Asker) -> None:
+    def make(knowledge: Knowledge) -> str:
+        knowledge.ask_ahead(asker.probe("one"))
+        knowledge.ask(asker.probe("one", __file__))
+        (answer,) = knowledge.ask(asker.probe("one", __file__, *asker.beside))
+        return answer.stdout
+
+    asker.make = make  # type: ignore[method-assign]
+    assert asker.learn() == "one"
+    assert asker.ran() == ["one"]
+    asker.tool.write_text("two")
+    assert asker.learn() == "two"
+    assert asker.ran() == ["one"]
+
+
 def test_an_answer_is_kept_under_the_files_that_it_stands_on(asker: Asker) -> None:
     asker.learn()
     asker.ran()

@@ -20,9 +20,10 @@ import pytest
 from buildd import depfiles, shadow
 from buildd.files import Files, Snapshot
 from buildd.traits import Traits, traits_of
+from codegen import closure
 from codegen.closure import host_compiler, which
 from codegen.flags import inspect
-from codegen.plan import Discovery, Knowledge, Probe, ProbesNeeded
+from codegen.plan import Discovery, Knowledge, Probe, ProbesNeeded, ToolFile
 from codegen.search import include_folders, library_folders
 from protocol import messages as m
 from tests.carry_out import run_probe
@@ -354,7 +355,33 @@ def test_an_answer_of_the_host_compiler_holds_until_a_program_appears_where_it_l
                 knowledge.learn(probe, run_probe(probe))
     (question,) = [probe for probe in asked if "-print-prog-name=as" in probe.argv]
     assert str(tmp_path / "as") in question.files
-    assert all("/etc/ld.so.cache" in probe.files for probe in asked if probe.argv[0].endswith("ldd"))
+    loaders = [probe for probe in asked if "--list" in probe.argv]
+    assert loaders and all("/etc/ld.so.cache" in probe.files for probe in loaders)
+
+
+@pytest.mark.parametrize("loaders", [(), ("/bin/false",)])
+def test_where_the_loader_cannot_tell_ldd_is_asked(loaders: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of another machine, or a system whose loader is elsewhere."""
+    program = which("g++", "/usr/local/bin:/usr/bin:/bin")
+    compiler = closure.which("cc1plus", os.path.dirname(_said(program, "-print-prog-name=cc1plus")))
+    environment = (("PATH", "/usr/bin:/bin"),)
+    expected = _libraries(compiler, environment)
+    monkeypatch.setattr(closure, "_LOADERS", loaders)
+    assert _libraries(compiler, environment) == expected != ()
+
+
+def _libraries(program: str, environment: tuple[tuple[str, str], ...]) -> tuple[ToolFile, ...]:
+    knowledge = Knowledge()
+    while True:
+        try:
+            return closure.libraries(knowledge, (program,), environment)
+        except ProbesNeeded as needed:
+            for probe in needed.probes:
+                knowledge.learn(probe, run_probe(probe))
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path) -> None:
