@@ -6,6 +6,7 @@ which costs more than it gains where each CPU has a job already. Knows `executio
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,10 @@ class Chained(Stepwise):
     def __init__(self, *args: Any, looked: Callable[[int, int], None], **more: Any) -> None:
         super().__init__(*args, **more)
         self._looked = looked
+        self._waiting: list[int] = []
+        """Steps that were not begun."""
+        self._before: Execution | None = None
+        """A step that has ended, and whose results are not kept yet."""
         self._step: Execution | None = None
         self._launch: Launch | None = None
         self._hits = 0
@@ -44,6 +49,7 @@ class Chained(Stepwise):
             self._step.kill(reason)
 
     async def carry_out(self, inner: Inner, runner: Runner) -> Ending:
+        self._waiting = list(range(len(inner.plan.actions)))
         try:
             while True:
                 ended: Ending | None = await self._in_pool(self._advance, inner)
@@ -54,26 +60,36 @@ class Chained(Stepwise):
                 assert step is not None and launch is not None
                 if self._kill is not None:
                     return Ending.KILLED
-                ending = await step.perform(runner, launch)
+                keeping = asyncio.ensure_future(self._in_pool(self._keep_before, inner))
+                try:
+                    ending = await step.perform(runner, launch)
+                finally:
+                    kept: Ending = await keeping
+                if kept is not Ending.SUCCESS:
+                    return kept
                 if ending is not None:
                     return self._failed(inner, step, ending)
         finally:
-            if self._step is not None:
-                await self._in_pool(self._step.close)
-                self._step = None
+            for left in (self._before, self._step):
+                if left is not None:
+                    await self._in_pool(left.close)
+            self._before = self._step = None
 
     def _advance(self, inner: Inner) -> Ending | None:
-        """Keep what the step before has made, and make the next one that has to run ready; how all ended where there is
-        none. In a worker thread."""
-        before, self._hits = self._step, 0
-        if before is not None:
-            ending = before.keep()
-            if ending is not Ending.SUCCESS:
-                return self._failed(inner, before, ending)
-            inner.hand_over(before.index, before.ran)
-            before.close()
-            self._step = None
-        for index in range(0 if before is None else before.index + 1, len(inner.plan.actions)):
+        """Make the next step that has to run ready; how all ended where there is none. In a worker thread.
+
+        What the step before has made is kept first only where the next one needs it.
+        """
+        self._before, self._step, self._hits = self._step, None, 0
+        while self._before is not None or self._waiting:
+            index = self._next(inner)
+            if index is None:
+                assert self._before is not None, "steps stand on those before them"
+                ending = self._keep_before(inner)
+                if ending is not Ending.SUCCESS:
+                    return ending
+                continue
+            self._waiting.remove(index)
             if inner.compose(index):
                 continue
             answer = inner.look(index, fresh=False)
@@ -92,6 +108,30 @@ class Chained(Stepwise):
             )
             self._launch = self._step.prepare()
             return None
+        return Ending.SUCCESS
+
+    def _next(self, inner: Inner) -> int | None:
+        """A step that needs nothing that is not kept yet; None where there is none.
+
+        They come in the tool's own order, in which the first failure is the one that it would tell of; where the tool
+        itself runs once more after any failure, whichever is ready comes.
+        """
+        lacking = {*self._waiting, *(() if self._before is None else (self._before.index,))}
+        makers = inner.plan.makers()
+        candidates = self._waiting if inner.silent else self._waiting[:1]
+        return next((index for index in candidates if lacking.isdisjoint(makers[index])), None)
+
+    def _keep_before(self, inner: Inner) -> Ending:
+        """Keep what the step before has made, if that was not done yet. In a worker thread."""
+        before = self._before
+        if before is None:
+            return Ending.SUCCESS
+        ending = before.keep()
+        if ending is not Ending.SUCCESS:
+            return self._failed(inner, before, ending)
+        inner.hand_over(before.index, before.ran)
+        before.close()
+        self._before = None
         return Ending.SUCCESS
 
     def _failed(self, inner: Inner, step: Execution, ending: Ending) -> Ending:

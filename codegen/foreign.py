@@ -158,18 +158,17 @@ def _hipcc(
     environment = _environment(variables, Variables.HIP, ())
     question, _ = hipcc.probes(path, environment)
     flags: tuple[str, ...] = ()
-    # The libraries of LLVM are most of what has to be read: it can be done while a dry run takes its time.
+    # A dry run takes three starts of clang: the one for the steps tells of hipcc, too, or runs beside one that does.
+    steps = hip_ahead(path, environment, compile.flags, os.path.splitext(compile.source)[1])
+    if compile.makes is Makes.OBJECT:
+        knowledge.ask_ahead(steps)
+    # The libraries of LLVM are most of what has to be read: that can be done meanwhile.
     likely = closure.libraries(knowledge, hipcc.likely_programs(question.files), environment)
     knowledge.foresee(file.path for file in likely)
-    if compile.makes is Makes.OBJECT:
-        # A dry run takes three starts of clang: the one for the steps tells of hipcc, too, or runs beside the one that
-        # does.
-        steps = hip_ahead(path, environment, compile.flags, os.path.splitext(compile.source)[1])
-        knowledge.ask_ahead(steps)
-        if hipcc.tells_its_parts(compile.flags, environment):
-            steps = msgspec.structs.replace(steps, files=question.files)
-            if hipcc.calls_clang(knowledge.ask(steps)[0]):
-                question, flags = steps, compile.flags
+    if compile.makes is Makes.OBJECT and hipcc.tells_its_parts(compile.flags, environment):
+        steps = msgspec.structs.replace(steps, files=question.files)
+        if hipcc.calls_clang(knowledge.ask(steps)[0]):
+            question, flags = steps, compile.flags
     # Which platform hipcc takes by itself depends on what it finds: nvcc, perhaps.
     if not hipcc.calls_clang(knowledge.ask(question)[0]):
         toolchains.hip()  # says so where it does not work at all
