@@ -14,7 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from buildd import bundler
 from buildd.command import launch_of
+from buildd.execution import Execution
+from buildd.launch import Launch
+from buildd.steps import Ending
 from buildd.store import Store
 from codegen import foreign
 from codegen.commandline import parse
@@ -47,8 +51,8 @@ extern "C" int run_first(float *x) { scale<<<1, 32>>>(x); first<<<1, 32>>>(x); r
 SOURCE = "/templates/empty/buildd_source.hip"
 
 
-def project(folder: Path) -> Floor:
-    floor = Floor(folder, make=make_plan)
+def project(folder: Path, cpus: int = 4) -> Floor:
+    floor = Floor(folder, make=make_plan, cpus=cpus)
     furnish(floor)
     return floor
 
@@ -122,8 +126,12 @@ def assert_same(floor: Floor) -> None:
 
 
 @pytest.mark.hip
-def test_an_edit_repeats_what_it_reaches_and_the_object_is_hipccs_own(tmp_path: Path) -> None:
-    floor = project(tmp_path)
+@pytest.mark.parametrize("cpus", [pytest.param(2, id="spread"), pytest.param(1, id="chained")])
+def test_an_edit_repeats_what_it_reaches_and_the_object_is_hipccs_own(
+    tmp_path: Path, cpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundler, "is_proven", lambda way: False)  # a chain writes the bundle itself from the second on
+    floor = project(tmp_path, cpus)
     all_steps = ["bundle", "device compile gfx90a", "device link gfx90a", "host compile"]
     assert ran(build(floor)) == all_steps
     assert_same(floor)
@@ -258,6 +266,37 @@ def test_any_other_shape_is_not_understood(change: tuple[str, str], reason: str)
     assert change[0] in DRY_RUN
     with pytest.raises(NotUnderstood, match=re.escape(reason)):
         decompose(DRY_RUN.replace(*change), "name", source=SOURCE, identity="p")
+
+
+@pytest.mark.hip
+def test_what_a_step_has_made_is_kept_while_one_runs_that_does_not_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where that turns out to be of files that changed meanwhile, all is done once more."""
+    story: list[tuple[str, str]] = []
+    kept, begun = Execution.keep, Execution.prepare
+
+    def keep(self: Execution) -> Ending:
+        story.append(("keep", self.action.name.rpartition(": ")[2]))
+        return Ending.STALE if len([1 for what, _ in story if what == "keep"]) == 1 else kept(self)
+
+    def prepare(self: Execution) -> Launch:
+        story.append(("begin", self.action.name.rpartition(": ")[2]))
+        return begun(self)
+
+    monkeypatch.setattr(Execution, "keep", keep)
+    monkeypatch.setattr(Execution, "prepare", prepare)
+    floor = project(tmp_path, cpus=1)
+    made = build(floor)
+    assert_same(floor)
+    assert made.done.misses == 1 and not list((floor.store / "tmp").glob("*/*"))
+    inner = [(what, name) for what, name in story if "/" not in name]
+    twice = [("begin", "preprocess gfx90a"), ("begin", "preprocess host"), ("keep", "preprocess gfx90a")]
+    assert inner[:3] == twice and inner[3:6] == twice, "the next one is begun before the last one is kept"
+    begun_then = [name for what, name in inner[6:] if what == "begin" and name != "bundle"]  # it may be composed
+    assert begun_then == ["device compile gfx90a", "host compile", "device link gfx90a"]
+    device = inner.index(("begin", "device compile gfx90a"))
+    assert inner[device - 1] == ("keep", "preprocess gfx90a") and inner[device + 1] == ("keep", "preprocess host")
 
 
 @pytest.mark.hip
