@@ -340,8 +340,12 @@ class Building:
         """Whether jobs that begin with a short step need not wait until all files are old enough to tell a change."""
         return False
 
-    def published(self, result: Result) -> None:
-        """A job of this request is stored."""
+    def published(self, result: Result, held: Roots) -> None:
+        """A job of this request is stored.
+
+        Args:
+            held: roots whose folder's path can stand in the result.
+        """
         self.keys[result.action] = result.key
 
     def close(self) -> None:

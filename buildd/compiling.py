@@ -42,6 +42,7 @@ class Figures:
     failures: int = 0
     saved_s: float = 0.0
     handed_through: dict[str, int] = field(default_factory=dict)
+    holding_paths: int = 0
 
     def frozen(self) -> m.BuildFigures:
         return m.BuildFigures(
@@ -50,6 +51,7 @@ class Figures:
             failures=self.failures,
             saved_s=self.saved_s,
             handed_through=dict(self.handed_through),
+            holding_paths=self.holding_paths,
         )
 
 
@@ -190,6 +192,8 @@ class Compiling(Building):
     outputs: list[m.ToolOutput] = field(default_factory=list)
     result: Result | None = None
     """What was found, or stored."""
+    holds_path: bool = False
+    """A folder's path stands in it whose name is another one in the next build."""
 
     # ---------------------------------------------------------------- files (worker threads)
 
@@ -249,8 +253,9 @@ class Compiling(Building):
         """Unlike a build of ours, a foreign one would wait once for each of its compiles."""
         return not self.snapshot.has_seen_young()
 
-    def published(self, result: Result) -> None:
+    def published(self, result: Result, held: moved.Roots) -> None:
         self.result = result
+        self.holds_path = not {*held}.isdisjoint(self.roots)
         self._vouch_for(next(output.digest for output in result.outputs if output.name != DEPENDENCIES))
 
     def _vouch_for(self, digest: m.Digest) -> None:
@@ -306,6 +311,7 @@ class Compiling(Building):
         self.figures.misses += counts.misses
         self.figures.failures += counts.failures
         self.figures.saved_s += counts.saved_s
+        self.figures.holding_paths += self.holds_path
         if not self.carried_out and outcome is not m.Outcome.CANCELLED:
             outcome = m.Outcome.DAEMON_ERROR
             reason = Reason.NOT_CARRIED_OUT.value

@@ -401,7 +401,7 @@ class Execution:
                 kernels=self.kernels,
             )
             store.publish(first, input_set, result, batch)
-            building.published(result)
+            building.published(result, input_set.roots)
             components = building.misses[self.index].components
             if components:
                 building.notebook.ran_with(building.lookup.name_key(self.action), components)

@@ -268,13 +268,15 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a build's COMPILE requests came to; `handed_through` counts by reason what stand-ins ran themselves."""
+    """What a build's COMPILE requests came to; `handed_through` counts by reason what stand-ins ran themselves, and
+    `holding_paths` those of `misses` whose object holds the path of a folder that has another name in each build."""
 
     hits: int = 0
     misses: int = 0
     failures: int = 0
     saved_s: float = 0.0
     handed_through: dict[str, int] = {}
+    holding_paths: int = 0
 
 
 class Status(Message, frozen=True, tag="status"):

@@ -130,7 +130,7 @@ def test_headers_in_another_temporary_folder_hit(user: Household) -> None:
     foreign = Foreign(user, user.folder / "plain")
     for number in range(3):
         Isolated(foreign, f"{number:08}").compile("-O1")
-    assert foreign.counts() == (2, 1)
+    assert foreign.counts() == (2, 1) and foreign.figures().holding_paths == 0
 
 
 @needs_gcc
@@ -150,6 +150,19 @@ def test_where_the_path_can_reach_the_object_it_counts(user: Household, options:
         (isolated.headers / "z.h").write_text("char const *file = __FILE__;\n")
         isolated.compile(*options)
     assert foreign.counts() == (0, 2)
+    assert foreign.figures().holding_paths == (0 if "-flto" in options else 2)
+
+
+@needs_gcc
+def test_the_summary_says_what_mapping_is_worth(user: Household) -> None:
+    folder = user.folder / "told" / "pip-wheel-00000000"
+    folder.mkdir(parents=True)
+    (folder / "a.c").write_text("char const *file(void) { return __FILE__; }\n")
+    command = ("sh", "-c", f"cd {folder} && gcc -c {folder}/a.c -o a.o")
+    status, said = user.buildd("run", "--", *command)
+    assert (status, said.count("1 of the misses"), said.count("--map-paths")) == (0, 1, 1), said
+    status, said = user.buildd("run", "--map-paths", "--", *command)
+    assert (status, "--map-paths" in said) == (0, False), said
 
 
 @needs_gcc

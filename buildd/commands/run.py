@@ -99,6 +99,8 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
             figures = figures_of(environ, build, notes)
             if not options.quiet:
                 print(f"buildd: {summary(figures)}", file=sys.stderr)
+                for line in () if options.map_paths else advice(figures):
+                    print_note(f"buildd: {line}")
             _keep(Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, failures)
     return status
 
@@ -286,6 +288,7 @@ def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes) -> Buil
         failures=found.failures,
         saved_s=found.saved_s + saved_s,
         handed_through=found.handed_through,
+        holding_paths=found.holding_paths,
     )
 
 
@@ -301,6 +304,16 @@ def summary(figures: BuildFigures) -> str:
     if handed:
         parts.append(f"{handed} handed through ({', '.join(f'{name} {count}' for name, count in reasons[:4])})")
     return ", ".join([*parts, f"{duration(figures.saved_s)} saved"])
+
+
+def advice(figures: BuildFigures) -> Iterator[str]:
+    """What would have a later build of this kind find more."""
+    if figures.holding_paths:
+        yield (
+            f"{figures.holding_paths} of the misses made objects that hold the path of a folder with another name each"
+            " time, by __FILE__ or -g: `buildd run --map-paths` makes such that a later build finds (but for nvcc's"
+            " with debug or line information)"
+        )
 
 
 def install(arguments: list[str]) -> int:
