@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common import Cost, Workers, cpu_of, program, run
@@ -23,6 +23,7 @@ from tests.watcher import Session
 
 _HINT = "pip install buildd[bench]"
 _DEADLINE_S = 30.0
+Around = Callable[[Sequence[str]], list[str]]
 MADE = "made"
 
 
@@ -56,9 +57,16 @@ class Contender(ABC):
 
     def build(self) -> Cost:
         """What it costs to have every object as it has to be."""
-        return run(
-            [self.ninja, f"-j{self.width}"], cwd=self.corpus.folder, environment=self.environ, others=self.others_cpu
-        )
+        return self.build_within(list)
+
+    def build_within(self, around: Around) -> Cost:
+        """As `build`, by a ninja that another command line starts."""
+        command = around([self.ninja, f"-j{self.width}"])
+        return run(command, cwd=self.corpus.folder, environment=self.environ, others=self.others_cpu)
+
+    def helpers(self) -> list[int]:
+        """Processes that work for it without being its children."""
+        return []
 
     def clean(self) -> None:
         """Objects go; ninja's log stays, as after `ninja -t clean`."""
@@ -174,6 +182,9 @@ class Daemon(Contender):
         status, said = self.user.buildd("up")
         if status != 0:
             raise SystemExit(f"no daemon: {said}")
+
+    def helpers(self) -> list[int]:
+        return [process.pid for process in self.user.processes()]
 
     def others_cpu(self) -> float:
         return self._workers.cpu_s()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from common import Cost, Report, cpus, run, temporary_folder, walls
-from contenders import MADE, Contender, Targets
+from contenders import MADE, Contender, Plain, StandIns, Targets
 from corpora import Corpus
+from turns import freezers, in_turns
 
 from tests.objects import Names, described, differences
 
@@ -125,6 +127,7 @@ def compete(
     width: int,
     rows: Sequence[str],
     rounds: int,
+    turns: bool = False,
 ) -> None:
     """All rows of a corpus, each contender with its own copy of it.
 
@@ -132,6 +135,7 @@ def compete(
         corpus: makes one in a folder.
         kinds: the contenders.
         width: of ninja.
+        turns: first builds of plain ninja and through stand-ins are made at once, each while the other one is frozen.
     """
     with temporary_folder() as folder:
         contenders: list[Contender] = []
@@ -144,7 +148,7 @@ def compete(
                     contenders.append(kind(place, made, width))
             judge, *competing = contenders
             assert isinstance(judge, Judge)
-            measure(report, judge.corpus.name, competing, judge, rows, rounds)
+            measure(report, judge.corpus.name, competing, judge, rows, rounds, turns=turns)
         finally:
             for contender in contenders:
                 if left := contender.end():
@@ -152,7 +156,14 @@ def compete(
 
 
 def measure(
-    report: Report, corpus: str, contenders: Sequence[Contender], judge: Judge, rows: Sequence[str], rounds: int
+    report: Report,
+    corpus: str,
+    contenders: Sequence[Contender],
+    judge: Judge,
+    rows: Sequence[str],
+    rounds: int,
+    *,
+    turns: bool = False,
 ) -> None:
     """All rows of a corpus, `rounds` times; lines of the report, and a table of medians."""
     costs: dict[tuple[str, str], list[Cost]] = {}
@@ -166,12 +177,14 @@ def measure(
                 continue
             row.prepare(judge)
             judge.right()
+            built = _in_turns(contenders, row) if turns and row.name == "cold" else {}
             for contender in contenders if number % 2 == 0 else tuple(reversed(contenders)):
                 if contender.name == "plain" and row.as_cold:
                     continue
-                row.prepare(contender)
+                if contender.name not in built:
+                    row.prepare(contender)
                 before = contender.missed()
-                cost = contender.build()
+                cost = built.get(contender.name) or contender.build()
                 after = contender.missed()
                 missing = [path.name for path in contender.objects() if not path.exists()]
                 if missing:
@@ -186,6 +199,20 @@ def measure(
                 costs.setdefault((row.name, contender.name), []).append(cost)
                 print(f"  {corpus} {row.name} {contender.name} {number + 1}: {cost.wall_s:.2f} s", flush=True)
     tell(report, corpus, [contender.name for contender in contenders], rows, costs, stale)
+
+
+def _in_turns(contenders: Sequence[Contender], row: Row) -> dict[str, Cost]:
+    """What a row costs those of whom one shall not meet another machine than the other."""
+    both = [contender for contender in contenders if isinstance(contender, Plain | StandIns)]
+    for contender in both:
+        row.prepare(contender)
+    with freezers([contender.name for contender in both]) as held:
+        for contender in both:
+            held[contender.name].take(contender.helpers())
+        costs = in_turns({each.name: partial(each.build_within, held[each.name].around) for each in both}, held)
+        for freezer in held.values():
+            freezer.release()
+    return costs
 
 
 def tell(

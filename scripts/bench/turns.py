@@ -1,7 +1,7 @@
-"""Two long builds at once, in turns of a moment each: what one runs, the other is frozen.
+"""Several long builds at once, in turns of a moment each: while one runs, the others are frozen.
 
 Builds of a minute, one after another, meet another machine each time (clock rates, neighbours): their times differ by
-more than what is measured. In turns both meet the same. Needs a freezer cgroup (v1, or v2) that this user may make;
+more than what is measured. In turns all meet the same. Needs a freezer cgroup (v1, or v2) that this user may make;
 where there is none they come one after another.
 """
 
@@ -61,6 +61,12 @@ class Freezer:
         """Seconds for which it has been frozen so far."""
         return self._stopped_s
 
+    def release(self) -> None:
+        """Let out whoever is inside, to live on."""
+        for pid in (self._folder / "cgroup.procs").read_text().split():
+            with suppress(OSError):  # it has ended
+                (self._folder.parent / "cgroup.procs").write_text(pid)
+
     def close(self) -> None:
         """Let it go; what is still inside is ended, where the benchmark was broken off."""
         self.thaw()
@@ -98,7 +104,7 @@ def may_freeze() -> str:
 
 
 def in_turns(contestants: Mapping[str, Callable[[], Cost]], freezer_of: Mapping[str, Freezer]) -> dict[str, Cost]:
-    """Run two contestants at once, each only in its own turns; their costs, the wall time without the other's turns.
+    """Run contestants at once, each only in its own turns; their costs, the wall time without the others' turns.
 
     Args:
         contestants: each runs its command inside of its freezer (`Freezer.around`).
@@ -111,20 +117,20 @@ def in_turns(contestants: Mapping[str, Callable[[], Cost]], freezer_of: Mapping[
         costs[name] = Cost(cost.wall_s - (freezer.stopped_s - before_s), cost.cpu_s)
 
     threads = {name: threading.Thread(target=one, args=(name,), daemon=True) for name in contestants}
-    first, second = contestants
-    freezer_of[second].freeze()
+    line = list(contestants)
+    for name in line[1:]:
+        freezer_of[name].freeze()
     for thread in threads.values():
         thread.start()
-    active, other = first, second
-    while all(thread.is_alive() for thread in threads.values()):
+    while line:
+        active = line.pop(0)
         threads[active].join(TURN_S)
-        if threads[active].is_alive() and threads[other].is_alive():
-            freezer_of[active].freeze()
-            freezer_of[other].thaw()
-            active, other = other, active
-    freezer_of[other].thaw()
-    for thread in threads.values():
-        thread.join()
+        if threads[active].is_alive():
+            if line:
+                freezer_of[active].freeze()
+            line.append(active)
+        if line:
+            freezer_of[line[0]].thaw()
     if len(costs) != len(contestants):
-        raise SystemExit("one of the two builds failed")
+        raise SystemExit("one of the builds failed")
     return costs
