@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -47,8 +47,8 @@ class Planner:
         self._gate = asyncio.Semaphore(MOST_PROBES_AT_ONCE)
         self._asking: dict[Digest, asyncio.Task[Answer]] = {}
         """Probes that run: many requests at once ask the same."""
-        self._ahead: OrderedDict[tuple[object, ...], tuple[int, asyncio.Task[_Said]]] = OrderedDict()
-        """Commands that were begun before it was known what their answers stand on, and when."""
+        self._ahead: OrderedDict[tuple[object, ...], _Begun] = OrderedDict()
+        """Commands that were begun before it was known what their answers stand on."""
         self._expected: dict[str, tuple[Probe, ...]] = {}
         """What the last plan of a project asked; the newest projects last."""
         self._latest: tuple[Probe, ...] = ()
@@ -77,6 +77,8 @@ class Planner:
         Raises: as `plan`, and as `make` does.
         """
         knowledge = Knowledge()
+        # What was begun for an earlier plan may have read files that are gone by now, which no stamp tells.
+        self._ahead = OrderedDict((command, begun) for command, begun in self._ahead.items() if begun.name != name)
         # Looked up at once instead of round by round; what another asked is a good guess, too.
         expected = self._expected.pop(name, self._latest)
         if expected:
@@ -92,7 +94,7 @@ class Planner:
                 digests = await asyncio.to_thread(self._digests, needed.probes)
                 ahead = knowledge.take_ahead()
                 if ahead and not await asyncio.to_thread(self._recall, needed.probes):
-                    self._begin(ahead)
+                    self._begin(name, ahead)
                 answers = await asyncio.gather(*(self._answer(probe, digests) for probe in needed.probes))
                 for probe, answer in zip(needed.probes, answers, strict=True):
                     knowledge.learn(probe, answer)
@@ -143,23 +145,24 @@ class Planner:
         await asyncio.to_thread(self._store.save_probe_answer, digest, msgspec.msgpack.encode(said))
         return _answer(*said)
 
-    def _begin(self, probes: Iterable[Probe]) -> None:
+    def _begin(self, name: str, probes: Iterable[Probe]) -> None:
         for probe in probes:
             began_ns = self._files.now_ns()
-            self._ahead[_command(probe)] = began_ns, asyncio.create_task(self._run(probe))
+            self._ahead[_command(probe)] = _Begun(name, began_ns, asyncio.create_task(self._run(probe)))
             if len(self._ahead) > MOST_PROBES_AT_ONCE:
                 self._ahead.popitem(last=False)
 
     async def _begun(self, probe: Probe) -> _Said | None:
         """What the same command says that runs already, if every file that the answer depends on is older."""
-        # It stays: what else is asked with the same command stands on more files.
-        began_ns, task = self._ahead.get(_command(probe), (0, None))
-        if task is None:
+        # It stays until the same is planned again: what else is asked with the same command stands on more files.
+        begun = self._ahead.get(_command(probe))
+        if begun is None:
             return None
+        task = begun.task
         await asyncio.wait((task,))
         if task.cancelled() or task.exception() is not None:
             return None
-        return task.result() if await asyncio.to_thread(_are_older, probe.files, began_ns) else None
+        return task.result() if await asyncio.to_thread(_are_older, probe.files, begun.began_ns) else None
 
     def _digests(self, probes: Iterable[Probe]) -> dict[str, str]:
         """Digests of all files that the answers depend on; empty for one that is not there."""
@@ -179,6 +182,15 @@ class Planner:
         job = await self._runner.launch(launch, lambda stream, line: None)
         exit = await job.wait()
         return exit.status, exit.stdout, exit.stderr
+
+
+class _Begun(NamedTuple):
+    """A command that runs, or ran, before it was known what its answer stands on."""
+
+    name: str
+    """For which plan; see `Planner.learn`."""
+    began_ns: int
+    task: asyncio.Task[_Said]
 
 
 class _Reading:

@@ -88,6 +88,36 @@ def test_what_is_asked_again_with_more_files_to_stand_on_is_not_run_again(asker:
     assert asker.ran() == ["one"]
 
 
+def test_what_was_begun_for_an_earlier_plan_says_nothing_of_files_that_are_gone(asker: Asker) -> None:
+    """The later question does not stand on them. As of hipcc, whose steps are a plan of their own."""
+    other = asker.folder / "other"
+    other.write_text("and more")
+    time.sleep(2 * FINE_STEP_NS / 1e9)
+
+    def describe(knowledge: Knowledge) -> None:
+        knowledge.ask_ahead(asker.probe("second"))
+        knowledge.ask(asker.probe("first"))
+
+    async def plan(planner: Planner, *files: Path) -> None:
+        await planner.learn("tool", describe)
+        await planner.learn("steps", lambda knowledge: knowledge.ask(asker.probe("second", *map(str, files))))
+
+    async def run() -> None:
+        runner = Runner(grace_s=0.3)
+        try:
+            with Store.open(asker.store) as store:
+                planner = Planner(runner, store, Files(store))
+                await asyncio.wait_for(plan(planner, asker.tool, other), DEADLINE_S)
+                assert asker.ran() == ["first", "second"]
+                other.unlink()
+                await asyncio.wait_for(plan(planner, asker.tool), DEADLINE_S)
+        finally:
+            await runner.close()
+
+    asyncio.run(run())
+    assert asker.ran() == ["second"]
+
+
 def test_an_answer_is_kept_under_the_files_that_it_stands_on(asker: Asker) -> None:
     asker.learn()
     asker.ran()
