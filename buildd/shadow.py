@@ -230,6 +230,7 @@ class Surveyor:
         needed: dict[str, None] = {}
         asked: dict[str, None] = {}
         present: set[str] = set()
+        torn = False
         known = self._rivals.setdefault(beside, {})
         for path in used:
             answer = known.get(path)
@@ -251,17 +252,23 @@ class Surveyor:
                 answer = self._asked.get((path, fact.digest))
                 if answer is None:
                     answer = self._memory.get(self._kind, (path, fact.digest), snapshot)
-                    if answer is None:
-                        answer = self._answer_asked(path)
+                    if answer is None and (answer := self._answer_asked(path, fact.digest)) is not None:
                         self._memory.put(self._kind, (path, fact.digest), snapshot, answer)
+                if answer is not None:
                     self._asked[path, fact.digest] = answer
-                if not answer.paths.isdisjoint(used_set):
-                    answer = self._answer_asked(path, used_set)
+                    if not answer.paths.isdisjoint(used_set):
+                        answer = self._answer_asked(path, fact.digest, used_set)
+                if answer is None:
+                    # What it asked for when it was looked at is not known: it counts as one that appeared just now.
+                    torn = True
+                    present.add(path)
+                    needed["."] = None
+                    continue
                 asked.update(dict.fromkeys(answer.needed))
                 present.update(answer.present)
         needed.update(asked)
         return Surroundings(
-            tuple((folder, snapshot.folder_stamp(folder)) for folder in sorted(needed)),
+            tuple((folder, -1 if torn else snapshot.folder_stamp(folder)) for folder in sorted(needed)),
             tuple(sorted(present)),
             tuple(asked),
         )
@@ -318,11 +325,14 @@ class Surveyor:
                 present.append(path)
         return _Answer(frozenset(paths), tuple(needed), tuple(present))
 
-    def _answer_asked(self, path: str, used: frozenset[str] = _NONE) -> _Answer:
-        """What `__has_include` in a file is answered by."""
+    def _answer_asked(self, path: str, digest: Digest, used: frozenset[str] = _NONE) -> _Answer | None:
+        """What `__has_include` in a file is answered by; None where the file was changed since it had this digest."""
+        text = _text(self._snapshot.absolute(path))
+        if blake3(text).hexdigest() != digest:
+            return None
         needed: dict[str, None] = {}
         paths, present = set(), []
-        for name in asked_names(_text(self._snapshot.absolute(path))):
+        for name in asked_names(text):
             for folder in (os.path.dirname(path) or ".", *self._order):
                 candidate = f"{folder}/{name}" if folder != "." else name
                 paths.add(candidate)

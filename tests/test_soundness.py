@@ -411,3 +411,26 @@ def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path)
         assert path not in present(memory)
         os.utime((tmp_path / path).parent, (1_700_000_000 + 200, 1_700_000_000 + 200))
         assert present(memory) == present(shadow.Memory())
+
+
+def test_what_a_file_asks_for_is_not_remembered_as_another_content_s(tmp_path: Path) -> None:
+    """It was changed after it was looked at, and is changed back: each answer is that of one content."""
+    files, memory = Files(now_ns=lambda: time.time_ns() + 60_000_000_000), shadow.Memory()
+    for name in ("inc/sub", "src"):
+        (tmp_path / name).mkdir(parents=True)
+    header, asked = tmp_path / "src" / "x.h", "#if __has_include(<sub/y.h>)\n#endif\n"
+    header.write_text(asked)
+
+    def survey(snapshot: Snapshot) -> shadow.Surroundings:
+        return shadow.Surveyor(snapshot, ("inc",), (), memory).survey(["src/x.h"], ())
+
+    torn = Snapshot(files, str(tmp_path))
+    torn.fact("src/x.h")
+    header.write_text(asked.replace("sub/y.h", "other.h"))
+    found = survey(torn)
+    assert found.present == ("src/x.h",) and not shadow.unchanged(torn, found.folders)
+    header.write_text(asked)
+    again = survey(Snapshot(files, str(tmp_path)))
+    assert "inc/sub" in dict(again.folders) and again.present == ()
+    (tmp_path / "inc/sub/y.h").write_text("")
+    assert survey(Snapshot(files, str(tmp_path))).present == ("inc/sub/y.h",)
