@@ -19,7 +19,7 @@ from codegen.plan import Answer, Probe
 _QUOTED = re.compile(r' "((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _SAME_PARTS = re.compile(
-    r"-c|-O\w?|-[DUI].+|-w|-W\w[\w+=-]*|-std=[\w+]+|-f(PIC|pic|PIE|pie|fast-math)|-m64|--offload-arch=gfx[\w:+-]+"
+    r"-c|-O\w?|-[DU].+|-I[^-].*|-w|-W\w[\w+=-]*|-std=[\w+]+|-f(PIC|pic|PIE|pie|fast-math)|-m64|--offload-arch=gfx[\w:+-]+"
 )
 """Flags with which hipcc calls the same programs, and these find the same headers and libraries of their own."""
 
@@ -50,7 +50,7 @@ def tells_its_parts(flags: tuple[str, ...], environment: Environment) -> bool:
     waiting = ""
     for flag in flags:
         if waiting:
-            if waiting == "-x" and flag != "hip":
+            if flag.startswith("-") or (waiting == "-x" and flag != "hip"):
                 return False
             waiting = ""
         elif flag in ("-x", "-D", "-U", "-I"):
@@ -102,7 +102,8 @@ def own_search(command: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...
     """As `clang_search`, without what the flags of a compile have added."""
     added = Counter(_included(flags))
     kept = list(command)
-    for index, (option, value) in enumerate(itertools.pairwise(command)):
+    # The last ones: what variables have hipcc add comes before a compile's own.
+    for index, (option, value) in reversed([*enumerate(itertools.pairwise(command))]):
         if option == "-I" and added[value] > 0:
             added[value] -= 1
             kept[index] = ""
