@@ -395,8 +395,11 @@ class Lookup:
         if Traits.HAS_INCLUDE in fact.traits and not os.path.isabs(path):
             try:
                 with open(self.snapshot.absolute(path), "rb") as file:
-                    if shadow.asks_computed(file.read()):
-                        return f"{path} asks __has_include for a computed name"
+                    text = file.read()
+                if blake3(text).hexdigest() != fact.digest:
+                    return f"{path} was changed just now"
+                if shadow.asks_computed(text):
+                    return f"{path} asks __has_include for a computed name"
             except OSError:
                 return f"{path} cannot be read"
         return ""

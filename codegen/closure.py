@@ -15,7 +15,7 @@ from codegen.plan import Answer, Knowledge, Probe, RequestError, ToolFile
 
 Environment = tuple[tuple[str, str], ...]
 
-_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 """What ldd asks, a shell script that takes five times as long."""
 _SYSTEM_LIBRARIES = re.compile(
     r"(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|z|zstd|lzma|tinfo|edit|bsd|md|ffi|xml2|jansson|icu\w+|crypt))[.-]"
@@ -126,7 +126,7 @@ def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Enviro
 def _loaded(knowledge: Knowledge, programs: tuple[str, ...], environment: Environment) -> tuple[Answer, ...]:
     """What the loader says of programs, each asked for by itself: several at once."""
     ldd = which("ldd", dict(environment).get("PATH", "") + ":/usr/bin:/bin")
-    loader = next((path for path in _LOADERS if os.access(path, os.X_OK)), "")
+    loader = _LOADERS.get(os.uname().machine, "")
 
     def ask(words: tuple[str, ...], programs: Iterable[str]) -> tuple[Answer, ...]:
         # One question a program: several are asked at once.
@@ -134,7 +134,7 @@ def _loaded(knowledge: Knowledge, programs: tuple[str, ...], environment: Enviro
             *(Probe(argv=(*words, p), environment=environment, files=(p, "/etc/ld.so.cache")) for p in programs)
         )
 
-    if not loader:
+    if not os.access(loader, os.X_OK):
         return ask((ldd,), programs) if ldd else ()
     answers = ask((loader, "--list"), programs)
     strangers = [program for program, answer in zip(programs, answers, strict=True) if answer.status != 0]

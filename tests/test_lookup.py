@@ -322,3 +322,13 @@ def test_precompiled_headers_are_found_also_where_folders_cannot_be_listed(desk:
     candidates(desk.action, search, places)
     places.snapshot.produced("src/x.h.gch", Digest("f" * 64))
     assert ("src/x.h.gch", "f" * 64) in candidates(desk.action, search, places).present
+
+
+def test_a_header_is_judged_by_the_content_that_was_looked_at(desk: Desk) -> None:
+    """It may be changed between the two, and changed back."""
+    desk.write("second/x.h", "#if __has_include(NAME)\n#endif\n")
+    lookup = desk.lookup()
+    fact = lookup.snapshot.fact("second/x.h")
+    assert fact is not None and lookup._unsound("second/x.h", fact, desk.action).endswith("a computed name")
+    desk.write("second/x.h", "int x;")
+    assert lookup._unsound("second/x.h", fact, desk.action) == "second/x.h was changed just now"
