@@ -182,13 +182,9 @@ class Files:
         return self._recall(stamp) or self._read(path)
 
     def _recall(self, stamp: Stamp) -> Fact | None:
-        identity = (stamp.device, stamp.inode)
-        known = self._known.get(identity)
-        if known is None and self._memory is not None:
-            row = self._memory.digests_for([identity]).get(identity)
-            if row is not None and (known := _from_row(row)) is not None:
-                self._known[identity] = known
-        return known if known is not None and known.stamp == stamp else None
+        if (stamp.device, stamp.inode) not in self._known:
+            self.preload((stamp,))
+        return self._held(stamp)
 
     def names_in(self, folder: str) -> frozenset[str] | None:
         """Names in a folder; None when it is not one. Remembered while its stamp says that none came or went."""

@@ -27,6 +27,7 @@ from buildd.errors import BuilddError, in_words
 from buildd.eventlog import RequestLog
 from buildd.files import Files
 from buildd.kept import Plans
+from buildd.names import names_below
 from buildd.notebook import Notebook
 from buildd.planner import Make, Planner
 from buildd.profile_cache import flush_asked
@@ -323,6 +324,7 @@ class Intake:
 
     def rest(self) -> None:
         """Write down what is known and give memory back."""
+        names_below.cache_clear()
         for opened in self.stores.values():
             if self.builds and not opened.store.read_only:
                 # A daemon that starts anew while it rests goes on counting.

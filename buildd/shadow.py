@@ -90,7 +90,7 @@ class _Answer:
 
 _NONE: frozenset[str] = frozenset()
 _MOST_SURVEYS = 64
-_MOST_WHOLE = 1 << 10
+_MOST_WHOLE = 1 << 8
 _Key = tuple[str, str | Digest]
 
 

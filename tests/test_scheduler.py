@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from buildd.names import names_below
 from protocol import messages as m
 from tests.floor import Floor, Shop, Story
 
@@ -41,6 +42,20 @@ def test_built_then_hit_then_restored(floor: Floor) -> None:
     assert_built(floor.build(), 3, 0)
     assert floor.library == library
     assert (floor.project / "build/a.cu.o").read_bytes() != b"tampered"
+
+
+def test_who_rests_keeps_no_names_of_files(floor: Floor) -> None:
+    """They outlive a request: builds ask for the same headers again and again."""
+
+    async def run() -> None:
+        async with Shop(floor) as shop:
+            assert_built(await shop.build(floor.request()), 0, 3)
+            assert names_below.cache_info().currsize > 0
+            shop.scheduler.rest()
+            assert names_below.cache_info().currsize == 0
+            assert_built(await shop.build(floor.request()), 3, 0)
+
+    asyncio.run(run())
 
 
 def test_an_edited_header_rebuilds_what_includes_it(floor: Floor) -> None:
