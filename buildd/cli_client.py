@@ -1,11 +1,12 @@
-"""A command's first milliseconds: it is handed to a process that has everything imported already (`cli_server`).
+"""Passes a command to a process that has everything imported already (`cli_server`).
 
-Knows how a command is passed on, and none of the commands. Whatever is not as it should be makes the command run here,
-as if there were no such process. It imports next to nothing: what it saves is the time that imports take.
+Knows how a command is passed, and none of the commands. If anything is unusual, the command runs here, as if there were
+no such process. Imports next to nothing: the point is to save the time of imports.
 
-The wire, on a stream socket in the runtime folder: the length of what follows (4 bytes), then fields with a NUL between
-them (see `pack`), with the descriptors of the current folder and of the three standard streams. The answer is one byte,
-whether it is taken; then its process id (4 bytes). The caller says GO, and at the end hears the exit status (1 byte).
+The wire, on a stream socket in the runtime folder: the length of the rest (4 bytes), then fields with a NUL between
+them (see `pack`), with the descriptors of the current folder and of the three standard streams. The reply is one byte,
+whether the command is taken; then its process id (4 bytes). The caller sends GO, and at the end gets the exit status
+(1 byte).
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
     from types import FrameType
 
 COMMANDS = frozenset(("build", "warm", "explain", "status", "log"))
-"""Those that do nothing but talk to the daemon."""
+"""Commands that only talk to the daemon."""
 HERE = frozenset(("--no-daemon",))
 SOCKET = "cli"
 HOME = os.path.dirname(os.path.abspath(__file__))
 TAKEN, GO = b"\1", b"\1"
 STREAMS = ("stdin", "stdout", "stderr")
 _ANSWER_S = 2.0
-"""After this it is run here: the process that should take it may be stopped."""
+"""After so long without a reply the command runs here: the server may be stopped."""
 _ANSWER_BYTES = 5
 _OFF = ("", "0", "false", "no", "off")
 _SWITCHES = (("BUILDD_CLI_SERVER", "1"), ("BUILDD_DISABLE", ""))
 _LIMITS = ("AS", "CPU", "DATA", "FSIZE")
-"""Of the process, as far as a command would notice; the daemon may open more files than others."""
+"""Resource limits that a command would notice. Not NOFILE: the daemon may open more files than other processes."""
 _STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 _passed_on: list[int] = []
-"""Signals that this process got, and the one that runs the command then."""
+"""Signals that this process got and passed to the process that runs the command."""
 
 
 def identity() -> list[bytes]:
-    """What has to be the same on both sides."""
+    """The facts that have to be equal on both sides."""
     import resource
 
     limits = str([resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS])
@@ -47,10 +48,10 @@ def identity() -> list[bytes]:
 
 
 def pack(arguments: list[str], environment: Mapping[bytes, bytes], umask: int, ignored: list[int]) -> bytes:
-    """What the server has to know.
+    """Make the message for the server.
 
     Args:
-        ignored: numbers of the signals that are ignored, as under nohup.
+        ignored: numbers of the ignored signals, as under nohup.
     """
     streams = (getattr(sys, name) for name in STREAMS)
     fields = [
@@ -67,19 +68,19 @@ def pack(arguments: list[str], environment: Mapping[bytes, bytes], umask: int, i
 
 
 def run(arguments: list[str]) -> int | None:
-    """The exit status of a command that was handed over; None where it has to run here. Raises KeyboardInterrupt."""
+    """The exit status of a command that the server ran; None if it has to run here. Raises KeyboardInterrupt."""
     if arguments[0] not in COMMANDS or not HERE.isdisjoint(arguments):
         return None
     served, disabled = (os.environ.get(name, unset).lower() for name, unset in _SWITCHES)
     if served in _OFF or disabled not in _OFF:
         return None
     if sys.warnoptions or sys._xoptions or sys.flags.optimize or sys.flags.verbose or sys.flags.inspect:
-        return None  # somebody wants to see this interpreter at work
+        return None  # the user wants to observe this interpreter
     if any(getattr(sys, name) is None for name in STREAMS):
         return None
     try:
         connection = _hand_over(arguments)
-    except Exception:  # the edge: whatever it is, the command itself says it better
+    except Exception:  # the edge: the command itself reports the error better
         return None
     if connection is None:
         return None
@@ -88,10 +89,10 @@ def run(arguments: list[str]) -> int | None:
     except OSError:
         status = b""
     if not status and _passed_on:
-        import _signal  # type: ignore[import-not-found]  # what `signal` is made of, without its enums
+        import _signal  # type: ignore[import-not-found]  # the C part of `signal`, without its enums
 
         _signal.signal(_passed_on[-1], _signal.SIG_DFL)
-        _kill(os.getpid(), _passed_on[-1])  # as if it had run here
+        _kill(os.getpid(), _passed_on[-1])  # as if the command had run here
     if not status:
         print("buildd: the process that ran this command was killed\n  next: give the command again", file=sys.stderr)
         return 3
@@ -99,7 +100,7 @@ def run(arguments: list[str]) -> int | None:
 
 
 def _hand_over(arguments: list[str]) -> socket | None:
-    """The connection over which the exit status will come; None where the command was not taken."""
+    """The connection that will deliver the exit status; None if the server did not take the command."""
     import _signal
     import _socket
 
@@ -139,7 +140,7 @@ def _hand_over(arguments: list[str]) -> socket | None:
 
 
 def _pass_signals_on(pid: int, numbers: list[int]) -> None:
-    """What is meant for this command goes to the process that runs it: Ctrl-C reaches only who has the terminal."""
+    """Pass signals to the process that runs the command: Ctrl-C reaches only processes of the terminal."""
     import _signal
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -150,7 +151,7 @@ def _pass_signals_on(pid: int, numbers: list[int]) -> None:
         _kill(pid, _signal.SIGSTOP)
         _signal.signal(number, _signal.SIG_DFL)
         _kill(os.getpid(), number)
-        # Here we go on after SIGCONT.
+        # After SIGCONT this process goes on here.
         _signal.signal(number, stop)
         _kill(pid, _signal.SIGCONT)
 

@@ -1,9 +1,10 @@
-"""A process beside the daemon that has the command line imported, and runs what is handed to it (`cli_client`).
+"""A process beside the daemon that has the command line imported, and runs the commands that `cli_client` passes.
 
-A fork of the daemon, made before that has a thread, which waits on a socket in the runtime folder and forks once more
-for each command; each runs with its caller's folder, streams, variables and umask, and nothing of one is left for the
-next. After a command, a fork for the next one waits for a while, with memory of its own. Knows no command, and serves
-only who runs the same code with the same interpreter. It ends with the daemon; the commands that it has begun do not.
+It is a fork of the daemon, made before the daemon has a thread. It waits on a socket in the runtime folder and forks
+once more for each command; each command runs with its caller's folder, streams, variables and umask, and leaves nothing
+behind for the next. After a command, a fork for the next one waits for a while, with memory of its own. Knows no
+command, and serves only callers with the same code and interpreter. The process ends with the daemon; the commands that
+it has begun go on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -30,18 +31,32 @@ from buildd.identity import as_marked, code_marks, package_digest, package_stamp
 
 _IMPORTED = (
     *("argparse", "difflib", "buildd.commands.build", "buildd.commands.daemon_control", "buildd.commands.explain"),
-    *("buildd.commands.log", "buildd.commands.measured_first", "buildd.commands.perform", "buildd.commands.warm"),
-    *("buildd.frameworks", "buildd.location", "buildd.ui.live", "locale", "protocol.autostart", "protocol.client"),
+    *(
+        "buildd.commands.log",
+        "buildd.commands.status",
+        "buildd.profiling.first_measurement",
+        "buildd.client.perform",
+        "buildd.commands.warm",
+    ),
+    *(
+        "buildd.shims.framework_environment",
+        "buildd.store.location",
+        "buildd.ui.live",
+        "locale",
+        "protocol.autostart",
+        "protocol.client",
+    ),
 )
-"""What commands import when they need it."""
+"""Modules that commands import when they need them."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _MADV_POPULATE_WRITE = 23
 _READ_S = 2.0
 _AHEAD_S = 0.05
-"""So long after a command the next one's process is forked: whoever asks at once would share the processors with it."""
+"""The fork for the next command is made so long after a command: earlier it would take processor time from a command
+that follows at once."""
 _SPARE_S = 60.0
-"""So long after the last command a fork waits for the next: it holds 14 MB."""
+"""The fork for the next command waits at most so long after the last one: it holds 14 MB."""
 _BACKLOG = 64
 _log = logging.getLogger(__name__)
 
@@ -52,18 +67,19 @@ class CliServer:
 
     pid: int
     _lifeline: int
-    """Open as long as it has to live."""
+    """The process ends when this descriptor is closed."""
 
     def end(self) -> None:
         os.close(self._lifeline)
         os.waitpid(self.pid, 0)
 
 
-def begin(place: str) -> CliServer:
-    """Start it. No other thread may run; raises OSError.
+def begin(place: str, main: Callable[[list[str]], int]) -> CliServer:
+    """Start the process. No other thread may run; raises OSError.
 
     Args:
         place: the runtime folder.
+        main: runs one command and returns its exit status.
     """
     lifeline, held = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -71,10 +87,10 @@ def begin(place: str) -> CliServer:
         status = 1
         try:
             _close_all_but(lifeline)
-            _serve(place, lifeline)
+            _serve(place, lifeline, main)
             status = 0
         except Exception:  # the edge of a process
-            _log.exception("no commands are taken")
+            _log.exception("the process for commands has failed; each command runs by itself")
         finally:
             os._exit(status)
     os.close(lifeline)
@@ -82,19 +98,19 @@ def begin(place: str) -> CliServer:
 
 
 def _close_all_but(kept: int) -> None:
-    """The daemon's lock among them."""
+    """Close inherited descriptors; the daemon's lock is among them."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor != kept:
-            with contextlib.suppress(OSError):  # the one that the folder was listed by
+            with contextlib.suppress(OSError):  # the one that listed the folder
                 os.close(descriptor)
 
 
-def _serve(place: str, lifeline: int) -> None:
+def _serve(place: str, lifeline: int, main: Callable[[list[str]], int]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"buildd-cli", 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the daemon's: it ends this process
-    os.close(os.pidfd_open(os.getpid()))  # a kernel without them (before 5.3) is told now, not at the first command
-    code = _Code()
+        signal.signal(number, signal.SIG_IGN)  # meant for the daemon, which ends this process
+    os.close(os.pidfd_open(os.getpid()))  # a kernel without pidfds (before 5.3) fails here, not at the first command
+    code = _Code(main)
     _warm_up()
     path = f"{place}/{SOCKET}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -104,30 +120,31 @@ def _serve(place: str, lifeline: int) -> None:
         made = os.stat(path).st_ino
         _take_commands(listening, lifeline, code)
     with contextlib.suppress(FileNotFoundError):
-        if os.stat(path).st_ino == made:  # another daemon's may stand there by now
+        if os.stat(path).st_ino == made:  # else it is another daemon's socket by now
             os.unlink(path)
 
 
 class _Code:
     """The code that this process has imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: Callable[[list[str]], int]) -> None:
+        self.main = main
         self._marks = code_marks()
-        self._digest = package_digest()  # both from the daemon's start, before anything was imported
+        self._digest = package_digest()  # both are from the daemon's start, before anything was imported
         stamp = package_stamp()
         self._stamp = stamp if package_stamp.__wrapped__() == stamp else ""
 
     def stands(self) -> bool:
-        """Whether it is the code that a command would import now."""
+        """Whether a command would import the same code now."""
         self.settle()
         if as_marked(self._marks):
             return bool(self._stamp)
-        # Perhaps only Python has put a folder for bytecode into one of ours.
+        # Python may only have made a folder for bytecode.
         return package_stamp.__wrapped__() == self._stamp != ""
 
     def settle(self) -> None:
-        """Where files were so young at the start that their stamps said nothing, have those that do once they are not:
-        a daemon that took over after an upgrade would take no command in all its life."""
+        """Take the stamps again if the files were too young at the start for their stamps to mean anything: otherwise a
+        daemon that starts right after an upgrade would never take a command."""
         if not self._stamp:
             marks, stamp = code_marks(), package_stamp.__wrapped__()
             if stamp and package_digest.__wrapped__() == self._digest:
@@ -153,7 +170,7 @@ def _take_commands(listening: socket.socket, lifeline: int, code: _Code) -> None
             spare = None
         elif not ready:
             wanted = False
-            with contextlib.suppress(OSError):  # no room for it now: the next command's is made when that comes
+            with contextlib.suppress(OSError):  # no resources now: the fork is made when the next command comes
                 spare = _spare(code, [listening.fileno(), lifeline, *running], ahead=True)
         for descriptor in ready.intersection(running):
             waiting.unregister(descriptor)
@@ -172,7 +189,7 @@ def _take_commands(listening: socket.socket, lifeline: int, code: _Code) -> None
             running[descriptor] = spare.pid
             waiting.register(descriptor, select.POLLIN)
             spare, wanted = None, False
-            with contextlib.suppress(OSError):  # of files that are being replaced
+            with contextlib.suppress(OSError):  # files that are being replaced
                 code.settle()
 
 
@@ -184,7 +201,7 @@ class _Spare:
     _channel: socket.socket
 
     def use(self, connection: socket.socket) -> bool:
-        """Whether it was there to take it."""
+        """Pass a connection to the fork; False if the fork has ended."""
         with self._channel, contextlib.suppress(OSError):
             socket.send_fds(self._channel, [GO], [connection.fileno()])
             return True
@@ -199,8 +216,8 @@ def _spare(code: _Code, foreign: Sequence[int], *, ahead: bool) -> _Spare:
     """Fork a process that runs one command.
 
     Args:
-        foreign: descriptors that are not its own.
-        ahead: there is time until that command comes.
+        foreign: descriptors to close in it.
+        ahead: the fork is made before its command arrives, so it has time.
     """
     channel, its = socket.socketpair()
     pid = os.fork()
@@ -222,18 +239,18 @@ def _spare(code: _Code, foreign: Sequence[int], *, ahead: bool) -> _Spare:
 
 
 def _own_memory(libc: ctypes.CDLL) -> None:
-    """Copy all that is shared with the forking process now: page by page, at each first write, it takes 10 ms."""
+    """Copy all memory that is shared with the parent now: copied page by page, at first writes, it takes 10 ms."""
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
         for line in maps.readlines():
             place, rights, *_ = line.split()
             if rights == "rw-p":
                 first, end = (int(address, 16) for address in place.split("-"))
-                libc.madvise(first, end - first, _MADV_POPULATE_WRITE)  # before Linux 5.14 there is none
+                libc.madvise(first, end - first, _MADV_POPULATE_WRITE)  # fails before Linux 5.14, and that is all right
 
 
 def _warm_up() -> None:
-    """Import what commands need, and keep the garbage collector from touching, and so copying, what is shared."""
+    """Import the commands' modules, and keep the garbage collector from touching, and so copying, shared memory."""
     for name in _IMPORTED:
         importlib.import_module(name)
     _use_once()
@@ -242,9 +259,10 @@ def _warm_up() -> None:
 
 
 def _use_once() -> None:
-    """Have made what is made at first use: the table of variables, decoders, patterns, each a millisecond or so."""
-    from buildd.commands import common, request
-    from codegen import environment
+    """Make everything that is made at first use: the table of variables, decoders, patterns; each takes about 1 ms."""
+    from buildd.client import request
+    from buildd.ui import problems
+    from codegen.variables import environment
     from protocol import endpoint, places, wire
     from protocol.described import described
     from protocol.messages import Accepted, Pong
@@ -254,7 +272,7 @@ def _use_once() -> None:
     wire.decode_from_daemon(wire.encode(Pong()))
     wire.decode_from_control(wire.encode(Accepted()))
     places.place_name()
-    parser = common.parser("", "")
+    parser = problems.parser("", "")
     request.add_request_arguments(parser)
     parser.parse_args([])
 
@@ -267,20 +285,22 @@ def _run(connection: socket.socket, code: _Code) -> NoReturn:
     client.put_off = []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):  # the daemon may have begun with some ignored
+        for number in (
+            signal.SIGHUP,
+            signal.SIGTERM,
+            signal.SIGQUIT,
+        ):  # the daemon may have been started with some ignored
             signal.signal(number, signal.SIG_DFL)
-        arguments = _taken(connection, code)
+        arguments = _take(connection, code)
         if arguments is not None:
-            from buildd.cli import main
-
-            status = bytes([main(arguments) & 0xFF])
+            status = bytes([code.main(arguments) & 0xFF])
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
     except (OSError, ValueError):
-        pass  # a reader that has gone away, as at the end of `cli.main`
+        pass  # the reader is gone, as at the end of `cli.main`
     finally:
         try:
-            fcntl.fcntl(connection, fcntl.F_SETFL, 0)  # a caller that ends now has heard all
+            fcntl.fcntl(connection, fcntl.F_SETFL, 0)  # from here the end of the caller must not end this process
             connection.sendall(status)
             for end in client.put_off:
                 end()
@@ -288,10 +308,10 @@ def _run(connection: socket.socket, code: _Code) -> NoReturn:
             os._exit(0)
 
 
-def _taken(connection: socket.socket, code: _Code) -> list[str] | None:
-    """Become what the caller is, and return its arguments; None where it has to run its command itself."""
+def _take(connection: socket.socket, code: _Code) -> list[str] | None:
+    """Take over the caller's state and return its arguments; None if the caller has to run the command itself."""
     connection.settimeout(_READ_S)
-    data, descriptors = _received(connection)
+    data, descriptors = _receive(connection)
     fields = data.split(b"\0")
     mine = cli_client.identity()
     if len(descriptors) != 4 or fields[: len(mine)] != mine or not code.stands():
@@ -311,8 +331,8 @@ def _taken(connection: socket.socket, code: _Code) -> list[str] | None:
     return [os.fsdecode(field) for field in fields[first : first + count]]
 
 
-def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """One request and its descriptors. Raises OSError and ValueError."""
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Read one request and its descriptors. Raises OSError and ValueError."""
     data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 4)
     wanted = 4 + int.from_bytes(data[:4], "little")
     pieces = [data]
@@ -327,7 +347,7 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _become(fields: Sequence[bytes], descriptors: Sequence[int]) -> None:
-    """Take the caller's folder, streams, umask, ignored signals and variables over."""
+    """Take over the caller's folder, streams, umask, ignored signals and variables."""
     umask, ignored, *encodings = fields[: 2 + len(STREAMS)]
     count = int(fields[2 + len(STREAMS)])
     arguments = fields[3 + len(STREAMS) :][:count]

@@ -1,7 +1,7 @@
-"""Which buildd this is: a digest of the code of its three packages.
+"""The identity of this buildd: a digest of the code of its three packages.
 
-Two installations of the same code are the same buildd and may share a daemon; a working tree that was edited is
-another one, although its version says otherwise. Knows no daemon.
+Two installations of the same code are the same buildd and may share a daemon; an edited working tree is another one,
+although it has the same version. Knows no daemon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ YOUNG_NS = 2_000_000_000
 
 @cache
 def package_digest() -> str:
-    """BLAKE3 over the names and bytes of our source files, 64 hexadecimal characters; about 3 ms."""
+    """BLAKE3 over the names and bytes of buildd's source files, 64 hexadecimal characters; takes about 3 ms."""
     from blake3 import blake3
 
     hasher = blake3()
@@ -32,8 +32,8 @@ def package_digest() -> str:
 
 @cache
 def package_stamp() -> str:
-    """What the stamps of those files and the names in their folders come to: as long as it is the same, so is the
-    digest. A third of its time. Empty where a file is so young that its stamp says nothing."""
+    """A digest of the stamps of those files: while it stays the same, `package_digest` does. Takes a third of the time.
+    Empty if a file is too young for its stamp to mean anything."""
     from protocol.places import sha256
 
     facts: list[object] = []
@@ -46,7 +46,7 @@ def package_stamp() -> str:
 
 
 def code_marks() -> tuple[tuple[str, int, int], ...]:
-    """Our source files and the folders that they are in, each with its inode and the time of its last change."""
+    """buildd's source files and their folders, each with its inode and the time of its last change."""
     files = [path for _, path in _sources()]
     folders = dict.fromkeys(os.path.dirname(path) for path in files)
     marked = ((path, os.stat(path)) for path in (*files, *folders))
@@ -54,7 +54,7 @@ def code_marks() -> tuple[tuple[str, int, int], ...]:
 
 
 def as_marked(marks: tuple[tuple[str, int, int], ...]) -> bool:
-    """Whether `code_marks` would say the same now."""
+    """Whether `code_marks` would return the same now."""
     look = os.stat
     try:
         for path, inode, changed_ns in marks:

@@ -1,5 +1,5 @@
 """Calls generated kernels (kinds `rowwise`, `elementwise`, `conv2d`) and models (kind `model`) from Python, on arrays
-of torch, CuPy and whoever has CUDA's array interface or DLPack.
+of torch, CuPy and any library with CUDA's array interface or DLPack.
 
     from buildd.loader import load, load_model
     softmax = load("build/softmax/libsoftmax.so")
@@ -7,8 +7,8 @@ of torch, CuPy and whoever has CUDA's array interface or DLPack.
     mlp = load_model("build/mlp/libmlp.so", {"w1": w1, "w2": w2})
     y = mlp(x)
 
-A library says itself what it takes; types and shapes are checked before anything runs. Standard library only: programs
-import it that know nothing else of buildd. Does not know whether arrays share memory with the result.
+The library describes its own arguments; types and shapes are checked before anything runs. Standard library only:
+programs that use nothing else of buildd import it. Does not know whether arrays share memory with the result.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from buildd.arrays import Given, given, new_array, stream_of
-from buildd.loaded_model import KernelError, Model
+from buildd.runtime.arrays import GpuArray, gpu_array, new_array, stream_of
+from buildd.runtime.loaded_model import KernelError, Model
 
 __all__ = ["Kernel", "KernelError", "Model", "load", "load_model"]
 
@@ -31,12 +31,12 @@ INTERFACE = 1
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What a kernel takes or writes."""
+    """An input or the output of a kernel."""
 
     name: str
     dtype: str
     axes: tuple[int, ...]
-    """Its dimensions, as numbers of the kernel's sizes; -1 where it has size 1."""
+    """For each dimension the number of one of the kernel's sizes; -1 stands for size 1."""
 
 
 class Kernel:
@@ -45,7 +45,7 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL, symbol: str, described: dict[str, Any]) -> None:
         self.name = symbol
         self.shape: tuple[int, ...] = tuple(described["shape"])
-        """Sizes; 0 stands for: known at run time."""
+        """Sizes; 0: known only at run time."""
         self.inputs = tuple(_array(one) for one in described["inputs"])
         self.output = _array(described["output"])
         self._derived: tuple[tuple[int, int, int, int], ...] = tuple(map(tuple, described.get("derived", ())))
@@ -55,23 +55,24 @@ class Kernel:
         self._run.restype = ctypes.c_int
 
     def __call__(self, *arrays: Any, out: Any = None, stream: int | None = None) -> Any:
-        """Run it; returns `out`.
+        """Run the kernel; returns `out`.
 
         Args:
-            arrays: the inputs in order, contiguous, on one device, which is the current one.
-            out: what is written to; by default a new array where the first input is one of torch or CuPy.
-            stream: by default the current one of torch or CuPy, whose the first array is; else 0, the default stream.
+            arrays: the inputs in order, contiguous, on the current device.
+            out: the array to write to; by default a new one, if the first input is from torch or CuPy.
+            stream: by default the current stream of the first array's library (torch or CuPy), or else 0, the default
+                stream.
 
         Raises:
-            ValueError: number, type, shape or layout of the arrays.
-            KernelError: it could not be started.
+            ValueError: wrong number, type, shape or layout of arrays.
+            KernelError: the kernel could not be started.
         """
         if len(arrays) != len(self.inputs):
             wanted = ", ".join(array.name for array in self.inputs)
             raise ValueError(f"{self.name} takes {len(self.inputs)} arrays ({wanted}), and was given {len(arrays)}")
         sizes: dict[int, int] = {}
         pointers = [self._checked(one, value, sizes).pointer for one, value in zip(self.inputs, arrays, strict=True)]
-        # Sizes that no input has are fixed, or made of those of inputs, or those of `out`.
+        # A size that no input has is fixed, derived from the inputs' sizes, or taken from `out`.
         fixed = {number: size for number, size in enumerate(self.shape) if size}
         for number, other, add, divide in self._derived:
             sizes[number] = max(0, ({**fixed, **sizes}[other] + add) // divide + 1)
@@ -88,9 +89,9 @@ class Kernel:
             raise KernelError(f"{self.name} could not be run: status {status}", status)
         return out
 
-    def _checked(self, array: Array, value: Any, sizes: dict[int, int]) -> Given:
-        """What was given for an array; `sizes` learns its dimensions."""
-        found = given(array.name, value)
+    def _checked(self, array: Array, value: Any, sizes: dict[int, int]) -> GpuArray:
+        """Check the array that was passed for `array`, and enter its dimensions into `sizes`."""
+        found = gpu_array(array.name, value)
         what = f"{self.name}: {array.name}"
         if found.dtype != array.dtype:
             raise ValueError(f"{what} has to be {array.dtype}, not {found.dtype}")
@@ -111,41 +112,41 @@ class Kernel:
 
 
 def load(path: str | os.PathLike[str], name: str = "") -> Kernel:
-    """A generated kernel in a shared library.
+    """Load a generated kernel from a shared library.
 
     Args:
-        name: of the target; by default as the file's name has it.
+        name: of the target; by default taken from the file's name.
 
     Raises:
         OSError: the library cannot be loaded.
-        ValueError: it has no such kernel, or one of another interface.
+        ValueError: the library has no such kernel, or one with another interface.
     """
     library, symbol, described = _opened(path, name)
     if "kind" in described:
-        raise ValueError(f"{os.fspath(path)} is a {described['kind']}: load_model(path, constants)")
+        raise ValueError(f"{os.fspath(path)} is a {described['kind']}: use load_model(path, constants)")
     return Kernel(library, symbol, described)
 
 
 def load_model(path: str | os.PathLike[str], constants: Mapping[str, Any] | None = None, *, name: str = "") -> Model:
-    """A generated model in a shared library, for the current device.
+    """Load a generated model from a shared library, for the current device.
 
     Args:
-        constants: by name; those that are missing are set later.
-        name: of the target; by default as the file's name has it.
+        constants: by name; missing ones have to be set before the first run.
+        name: of the target; by default taken from the file's name.
 
     Raises:
         OSError: the library cannot be loaded.
-        ValueError: it has no such model, or one of another interface; a constant does not fit.
-        KernelError: no model can be made on this device.
+        ValueError: the library has no such model, or one with another interface; or a constant does not fit.
+        KernelError: the model cannot be created on this device.
     """
     library, symbol, described = _opened(path, name)
     if described.get("kind") != "model":
-        raise ValueError(f"{os.fspath(path)} is no model: load(path)")
+        raise ValueError(f"{os.fspath(path)} is not a model: use load(path)")
     return Model(library, symbol, described, constants or {})
 
 
 def _opened(path: str | os.PathLike[str], name: str) -> tuple[ctypes.CDLL, str, dict[str, Any]]:
-    """The library, what its functions begin with, and what it says of itself."""
+    """The library, the prefix of its functions' names, and its description of itself."""
     path = os.fspath(path)
     symbol = re.sub(r"\W", "_", name or re.sub(r"^lib|\.so$", "", os.path.basename(path)))
     library = ctypes.CDLL(os.path.abspath(path))
@@ -159,7 +160,9 @@ def _opened(path: str | os.PathLike[str], name: str) -> tuple[ctypes.CDLL, str, 
     describe.restype = ctypes.c_char_p
     described = json.loads(describe())
     if described["interface"] != INTERFACE:
-        raise ValueError(f"{path} is of another buildd (interface {described['interface']}): build it again")
+        raise ValueError(
+            f"{path} was built by another version of buildd (interface {described['interface']}): build it again"
+        )
     return library, symbol, described
 
 

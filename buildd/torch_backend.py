@@ -1,8 +1,8 @@
-"""`torch.compile(model, backend="buildd")`: Inductor, with what `buildd run` gives a program set up inside the process.
+"""`torch.compile(model, backend="buildd")`: Inductor, with the environment of `buildd run` set up inside the process.
 
-Loaded by torch's registry of backends, in the user's own process; nothing here imports torch before that. Knows what a
-backend is called with. What is computed is Inductor's alone, with the same configuration as for backend "inductor";
-where no daemon is to be had that is all, and one line says so.
+torch's registry of backends loads it, in the user's own process; nothing here imports torch before that. Knows the
+arguments of a backend. Inductor alone compiles, with the same configuration as for backend "inductor"; without a daemon
+nothing else happens, and one line says so.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from buildd.commands.common import is_on, print_note
-from buildd.frameworks import HOOKS, TAG
+from buildd.shims.framework_environment import HOOKS, TAG
+from buildd.ui.problems import is_on, print_note
 
 _lock = threading.Lock()
 
 
 class _Process:
-    """What was done in this process."""
+    """The state of this process."""
 
     changed = False
-    """Its environment is as below `buildd run`."""
+    """Its environment is set up as below `buildd run`."""
     told = False
-    """That there is no daemon."""
+    """The user has seen the line that there is no daemon."""
 
 
 def compile_graph(graph: Any, inputs: Any, *, mode: str | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -38,20 +38,20 @@ def compile_graph(graph: Any, inputs: Any, *, mode: str | None = None, options: 
         mode: as torch.compile's.
         options: as torch.compile's.
 
-    Raises: what Inductor raises.
+    Raises: Inductor's errors.
     """
     import torch
 
-    # What torch itself makes of backend="inductor", mode and options. `fullgraph` and `dynamic` have acted before.
+    # torch's own call for backend="inductor", mode and options. `fullgraph` and `dynamic` have acted before.
     inductor = torch._TorchCompileInductorWrapper(mode, options, None)
-    # A daemon neither ends nor starts itself anew while somebody is connected. Not for longer than this graph: whatever
-    # the program forks would inherit the connection.
+    # Connected, so that the daemon neither ends nor restarts meanwhile; only for this graph, because a process that the
+    # program forks would inherit the connection.
     with _set_up():
         return inductor(graph, inputs)
 
 
 def reset() -> None:
-    """What torch.compiler.reset() does for backend "inductor"."""
+    """Do what torch.compiler.reset() does for backend "inductor"."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()
@@ -61,13 +61,13 @@ compile_graph.reset = reset  # type: ignore[attr-defined]
 
 
 def _set_up() -> AbstractContextManager[object]:
-    """Have compilers, Triton's kernels and Inductor's keys go through us from now on; a connection to the daemon."""
+    """Redirect compilers, Triton's kernels and Inductor's keys through buildd; return a connection to the daemon."""
     environ = os.environ
     if is_on(environ, "BUILDD_DISABLE"):
         return nullcontext()
     if not _Process.changed and HOOKS in environ.get("PYTHONPATH", "").split(os.pathsep):
-        return nullcontext()  # below `buildd run`: everything is as it should be
-    from buildd.commands.connect import connect
+        return nullcontext()  # below `buildd run` everything is set up already
+    from buildd.client.connect import connect
     from buildd.errors import BuilddError
     from protocol.errors import ProtocolError
 
@@ -87,15 +87,15 @@ def _set_up() -> AbstractContextManager[object]:
 
 
 def _change(environ: MutableMapping[str, str]) -> None:
-    """As `buildd run` does, for this process and those that it starts. Raises: ProtocolError, BuilddError, OSError."""
+    """Set up this process and its children like `buildd run`. Raises: ProtocolError, BuilddError, OSError."""
     from torch.compiler import config
 
-    from buildd.served import variables
+    from buildd.shims.environment import variables
 
     build = environ.get("BUILDD_BUILD_ID") or os.urandom(6).hex()
     changed = variables({**environ, TAG: config.cache_key_tag}, build)
     environ.update(changed)
-    # Read from the environment when torch was imported, unless the program has set it since.
+    # torch read it from the environment at import, and the program may have set it since.
     config.cache_key_tag = changed[TAG]
     from torch._inductor import codecache, remote_cache
     from torch._inductor.runtime import compile_tasks

@@ -1,1 +1,1 @@
-"""From a request to a plan. Pure: reads files it is given, runs nothing, knows no daemon and no store."""
+"""Turns a request into a plan. Pure: reads files, runs nothing, and knows no daemon and no store."""

@@ -1,7 +1,7 @@
-"""A compiler's command line as clangd understands it: nvcc's options in clang's words, the rest dropped.
+"""Translates the command lines of nvcc and hipcc for clangd: options clang knows are respelled, the others are dropped.
 
-For editors only: what is dropped changes code, not what names mean. Pure; knows no plan and no file. What clang knows
-is from its manual (clang.llvm.org/docs/UsersManual.html) and "Compiling CUDA with clang".
+For editors only: the dropped options change generated code, not the meaning of names. Pure; knows no plan and no file.
+Source: clang's manual (clang.llvm.org/docs/UsersManual.html) and "Compiling CUDA with clang".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 _GENCODE = re.compile(r"(?:compute|sm)_(\d+[af]?)")
 _SAME = ("-I", "-D", "-U", "-isystem", "-include", "-std", "--std", "-O", "-iquote", "-idirafter")
-"""Options of nvcc that clang spells alike; each with its value glued or apart."""
+"""Options that nvcc and clang spell alike. The value may be part of the word or the next word."""
 _APART = frozenset({"-I", "-D", "-U", "-isystem", "-include", "-iquote", "-idirafter"})
 _IN_CLANGS_WORDS = {
     "--use_fast_math": ("-ffast-math",),
@@ -30,7 +30,7 @@ _UNKNOWN_TO_CLANG = ("-fno-gnu-unique", "-fabi-version", "-Wno-terminate", "-Wno
 _CUDA = (
     "-x",
     "cuda",
-    # Of the two passes the one that sees both kinds of code; and what a toolkit newer than clang would make it say.
+    # The host pass sees both host and device code. -Wno-unknown-cuda-version: the toolkit may be newer than clang.
     "--cuda-host-only",
     "-nocudalib",
     "-Wno-unknown-cuda-version",
@@ -38,10 +38,10 @@ _CUDA = (
 
 
 def from_nvcc(options: Sequence[str], root: str) -> tuple[str, ...]:
-    """clang's command line, without its source, for a compile by nvcc.
+    """Return clang's command line for a compile by nvcc, without the source.
 
     Args:
-        options: nvcc's, without program, source and output.
+        options: nvcc's options, without the program, the source and the output.
         root: the toolkit's folder.
     """
     kept: list[str] = []
@@ -88,7 +88,7 @@ _WITH_VALUE = frozenset(
         "-MQ",
     }
 )
-"""Options of nvcc whose value is the next word, and that clang has no use for."""
+"""Options of nvcc that clang does not need and whose value is the next word."""
 
 
 def _for_host(value: str) -> Iterator[str]:
@@ -99,6 +99,6 @@ def _for_host(value: str) -> Iterator[str]:
 
 
 def from_hipcc(options: Sequence[str]) -> tuple[str, ...]:
-    """clang's command line, without its source, for a compile by hipcc: it is clang."""
+    """Return clang's command line for a compile by hipcc, which is clang, without the source."""
     kept = [option for option in options if not option.startswith(("-cuid=", "--offload-arch=", "-parallel-jobs"))]
     return ("clang++", "-x", "hip", "--cuda-host-only", "-nogpulib", *kept)

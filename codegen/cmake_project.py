@@ -1,7 +1,8 @@
-"""A plan's CUDA targets as a CMake project, for editors that load one (AIT_USE_CMAKE_COMPILATION). Pure.
+"""Writes a plan's CUDA and HIP targets as a CMake project, for editors that load one (AIT_USE_CMAKE_COMPILATION). Pure.
 
-Knows plans and CMake's language, no generator. Sources and options are those of the plan; CMake's own compiler calls go
-through the launcher under `buildd run`, so that they are cached. Targets of other kinds are left out.
+Knows plans and CMake's language, no generator. The plan gives sources and options. Under `buildd run` CMake's own
+compiler calls go through the launcher and are cached. Targets of other kinds are left out. HIP sources are C++ for
+CMake, with hipcc as the C++ compiler: CMake's own language HIP calls clang, and does not find Debian's ROCm.
 """
 
 from __future__ import annotations
@@ -12,22 +13,29 @@ from codegen.plan import Action, Argument, GeneratedFile, Place, Plan, Ref
 
 FOLDER = "cmake"
 _NOT_PASSED = ("-c", "-Xptxas=-v")
+_LANGUAGES = {"nvcc": "CUDA", "hipcc": "CXX"}
+"""The kind of a compile -> the language that calls its compiler."""
+_OWN = {"CUDA": (".cu",), "CXX": (".cpp", ".cc", ".cxx", ".C")}
+"""Language -> the endings for which CMake chooses it."""
 
 
 def cmake_project(plan: Plan, project: str, name: str, build: str) -> GeneratedFile:
-    """The CMakeLists.txt of a plan.
+    """Return the CMakeLists.txt of a plan.
 
     Args:
         project: absolute folder of the project.
-        name: of the project.
-        build: folder of all outputs, relative to the project.
+        name: the project's name.
+        build: the folder of all outputs, relative to the project.
     """
     made = {output.path: action for action in plan.actions for output in action.outputs}
     targets: list[str] = []
     for action in plan.actions:
-        compiles = [made[path] for path in action.inputs if path in made and made[path].kind == "nvcc"]
-        if (action.kind == "link" and compiles) or (action.kind == "ar" and compiles):
+        compiles = [made[path] for path in action.inputs if path in made and made[path].kind in _LANGUAGES]
+        if action.kind in ("link", "ar") and compiles:
             targets += _target(plan, action, compiles, made)
+    kinds = {action.kind: action for action in plan.actions}
+    languages = " ".join(("CXX", *(("CUDA",) if "nvcc" in kinds else ())))
+    hipcc = [_program(plan, kinds["hipcc"])] if "hipcc" in kinds else []
     above = os.path.relpath(project, f"{project}/{build}/{FOLDER}")
     lines = [
         "# Generated from the project file; edit that instead. Cached where buildd runs it:",
@@ -35,7 +43,8 @@ def cmake_project(plan: Plan, project: str, name: str, build: str) -> GeneratedF
         f"#   buildd run -- cmake --build {build}/{FOLDER}/out",
         "cmake_minimum_required(VERSION 3.18)",
         "set(CMAKE_CUDA_ARCHITECTURES OFF)  # each source has its own",
-        f"project({_quoted(name)} LANGUAGES CXX CUDA)",
+        *(f"set(CMAKE_CXX_COMPILER {_quoted(program)})  # for HIP" for program in hipcc),
+        f"project({_quoted(name)} LANGUAGES {languages})",
         'set(CMAKE_CUDA_FLAGS_DEBUG "")',
         'set(CMAKE_CUDA_FLAGS_RELEASE "")',
         f'get_filename_component(ROOT "${{CMAKE_CURRENT_SOURCE_DIR}}/{above}" ABSOLUTE)',
@@ -55,15 +64,22 @@ def _target(plan: Plan, link: Action, compiles: list[Action], made: dict[str, Ac
     for action, source in zip(compiles, sources, strict=True):
         options = " ".join(_quoted(option) for option in _options(plan, action))
         lines.append(f"set_property(SOURCE {_path(source)} PROPERTY COMPILE_OPTIONS {options})")
-        if not source.endswith(".cu"):
-            # The options are nvcc's.
-            lines.append(f"set_property(SOURCE {_path(source)} PROPERTY LANGUAGE CUDA)")
+        language = _LANGUAGES[action.kind]
+        if not source.endswith(_OWN[language]):
+            # The options are this compiler's, so CMake must call it for this source too.
+            lines.append(f"set_property(SOURCE {_path(source)} PROPERTY LANGUAGE {language})")
     lines.append(f'set_target_properties({_quoted(name)} PROPERTIES PREFIX "" SUFFIX "" OUTPUT_NAME {_quoted(file)})')
     libraries = [argument for argument in link.argv if isinstance(argument, str) and argument.startswith("-l")]
-    others = [made[path].name.partition("/")[0] for path in link.inputs if path in made and made[path].kind != "nvcc"]
+    others = [
+        made[path].name.partition("/")[0] for path in link.inputs if path in made and made[path].kind not in _LANGUAGES
+    ]
     if wanted := [*dict.fromkeys(others), *libraries]:
         lines.append(f"target_link_libraries({_quoted(name)} PRIVATE {' '.join(map(_quoted, wanted))})")
     return lines
+
+
+def _program(plan: Plan, action: Action) -> str:
+    return _spelled(action.argv[0], dict(next(tool.roots for tool in plan.tools if tool.name == action.tool)))
 
 
 def _source(action: Action) -> str:
@@ -71,7 +87,7 @@ def _source(action: Action) -> str:
 
 
 def _options(plan: Plan, action: Action) -> list[str]:
-    """What stands between the compiler and its output."""
+    """Return the options of a compile: the words between the compiler and -o."""
     roots = dict(next(tool.roots for tool in plan.tools if tool.name == action.tool))
     end = action.argv.index("-o")
     found = [_spelled(argument, roots) for argument in action.argv[1:end]]
@@ -94,7 +110,7 @@ def _path(source: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    # ${ROOT} is ours; every other dollar stands for itself.
+    # ${ROOT} is this file's own variable; every other dollar sign is literal.
     return '"' + _escaped(text).replace("\\${ROOT}", "${ROOT}") + '"'
 
 

@@ -1,6 +1,6 @@
-"""What a generator is given (`Context`) and what it gives back (`Part`).
+"""The input of a generator (`Context`) and its result (`Part`).
 
-Knows no kind. It stands apart from `generate`, which imports every kind, so that the kinds can import it.
+Knows no kind. Kinds import this module; `generate` imports every kind, so these classes cannot be defined there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from codegen.plan import Action, Frozen, GeneratedFile, Knowledge, NamedArtifact
 from protocol.messages import Request
 
 if TYPE_CHECKING:
-    from codegen.environment import Settings as Variables
-    from codegen.project import Settings
-    from codegen.toolchain import Toolchains
+    from codegen.compilers.toolchain import Toolchains
+    from codegen.project.project_file import ProjectSettings
+    from codegen.variables.settings import Settings
 
 
 class Part(Frozen, frozen=True):
-    """The share of a plan that one target makes; fields as in `Plan`."""
+    """One target's share of a plan; fields as in `Plan`."""
 
     actions: tuple[Action, ...] = ()
     tools: tuple[Tool, ...] = ()
@@ -32,12 +32,12 @@ class Part(Frozen, frozen=True):
     read: tuple[str, ...] = ()
     unmeasured: tuple[Unmeasured, ...] = ()
     link: tuple[str, ...] = ()
-    """Outputs that a target which depends on this one links, in order, with those that they need themselves."""
+    """Outputs that a dependent target has to link, in link order, including the outputs that these need themselves."""
     device_link: bool = False
-    """`link` has relocatable device code, which whoever links it has to link too."""
+    """`link` contains relocatable device code: a target that links it also needs a device link."""
 
     def beside(self, other: Part) -> Part:
-        """Both; of what is linked elsewhere only this one's."""
+        """Return both parts as one; `link` and `device_link` stay those of this part."""
         return msgspec.structs.replace(
             self,
             actions=(*self.actions, *other.actions),
@@ -53,22 +53,24 @@ class Part(Frozen, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The request and what is known so far. A generator is a function `(Context, its target) -> Part`."""
+    """The request and everything known so far. A generator is a function `(Context, its target) -> Part`."""
 
     request: Request
     folder: str
     """Absolute path of the project."""
     build: str
     """Folder of all outputs, relative to the project: "build". A target's outputs go below build/TARGET/."""
-    settings: Settings
+    settings: ProjectSettings
     """The [project] and [toolchain] tables."""
-    variables: Variables
+    variables: Settings
     """The request's environment variables, typed."""
     knowledge: Knowledge
     toolchains: Toolchains
-    """Finds compilers and site-packages for this request; each is looked for once."""
+    """Finds compilers and site-packages for this request, each at most once."""
     parts: Mapping[str, Part]
-    """What the targets in `deps` became; dependencies come first."""
+    """The parts of all targets planned so far; targets in `deps` are planned first."""
+    native: bool = False
+    """The request or a target asked for the architectures of this machine's GPUs."""
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
-"""What a compiler flag does to a result beyond the result itself: brings paths in, reads or writes undeclared files.
+"""Finds the side effects of compiler flags: paths in the result, undeclared files that are read or written.
 
-Knows nvcc's and clang's spellings (one table: a flag of the other compiler is harmless here) and no target. In doubt a
-flag makes its action uncacheable: a miss is slow, a wrong artifact is wrong.
+Knows nvcc's and clang's spellings and no target. One table serves both: a flag of the other compiler is harmless here.
+In doubt a flag makes its action uncacheable: a miss costs time, a wrong artifact costs correctness.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from codegen.plan import Frozen, RequestError
+from codegen.errors import RequestError
+from codegen.plan import Frozen
 
 _PASSED = frozenset(
     {"-Xcompiler", "--compiler-options", "-Xlinker", "--linker-options", "-Xptxas", "--ptxas-options", "-Xcicc"}
-    | {"-Xnvlink", "--nvlink-options", "-Xcudafe", "-Xarchive", "--archive-options", "-Xclang", "-mllvm"}
+    | {"-Xnvlink", "--nvlink-options", "-Xcudafe", "--cudafe-options", "-Xarchive", "--archive-options", "-Xclang"}
+    | {"-Xfatbin", "--fatbin-options", "-mllvm"}
     | {"-Xarch_host", "-Xarch_device", "-Xoffload-linker", "-Xassembler", "-Xpreprocessor"}
 )
-"""Flags whose value is flags for another program, joined by commas or spaces."""
+"""Flags whose value is a list of flags for another program, joined by commas or spaces."""
 
 _PATHS = re.compile(
     r"-G|--device-debug|-{1,2}device-debug|-lineinfo|--generate-line-info|-pg|--profile|--debug|-gdwarf.*"
-    r"|-g(gdb|line-tables-only|mlt|split-dwarf|stabs|vms|column-info|z)?[0-3]?(=.*)?|-src-in-ptx|--source-in-ptx"
+    r"|-g(gdb|line-tables-only|mlt|split-dwarf|stabs|vms|column-info|z)?[1-3]?(=.*)?|-src-in-ptx|--source-in-ptx"
     r"|-{1,2}source-in-ptx|-fdebug-.*|-fsanitize.*|-finstrument-functions.*"
 )
-"""Absolute paths reach the result."""
+"""Flags that put absolute paths into the result."""
 
 _UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), reason)
@@ -77,20 +79,30 @@ _FILE = re.compile(r"(-fplugin=|-fpass-plugin=|-fsanitize-(?:ignore|black)list=|
 
 
 class FlagEffects(Frozen, frozen=True):
-    """What a set of flags means for the action that they go to."""
+    """The effects of a set of flags on an action."""
 
     path_sensitive: bool = False
     uncacheable: str = ""
     inputs: tuple[str, ...] = ()
-    """Files that a flag names and no depfile lists: compiler plugins, linker scripts."""
+    """Files that a flag names but no depfile lists: compiler plugins, linker scripts."""
+
+
+def split(value: str) -> list[str]:
+    """Split a value that is flags for another program into words, wherever nvcc or its shell may split it.
+
+    nvcc starts its programs through a shell, and the shell removes quotes: gcc reads "'-g'" as -g. Every option that
+    the program can see is among the words. A quoted value with a space or a comma is split into pieces that no program
+    sees.
+    """
+    return [word for word in re.split(r"[,\s]+", re.sub(r"[\"'\\]", "", value)) if word]
 
 
 def words(flags: Iterable[str]) -> Iterator[str]:
-    """Every option in `flags`, also those that are passed on in -Xcompiler="-O2,-g", -Wl,... and the like."""
+    """Yield every option in `flags`, including options passed on by -Xcompiler="-O2,-g", -Wl,... and similar flags."""
     for flag in flags:
         name, equals, value = flag.partition("=")
         if equals and name in _PASSED:
-            yield from re.split(r"[,\s]+", value.strip("\"' "))
+            yield from split(value)
         elif flag.startswith(("-Wl,", "-Wa,", "-Wp,")):
             yield flag
             yield from flag.split(",")[1:]
@@ -98,18 +110,20 @@ def words(flags: Iterable[str]) -> Iterator[str]:
             glued = next((head for head in ("-Xcompiler", "-Xlinker", "-Xptxas") if flag.startswith(head)), "")
             rest = flag[len(glued) :]
             if glued and rest:
-                yield from re.split(r"[,\s]+", rest.strip("\"' "))
+                yield from split(rest)
             elif flag not in _PASSED:
                 yield flag
-                if "," in flag or " " in flag:
-                    yield from re.split(r"[,\s]+", flag.strip("\"' "))
+                if (parts := split(flag)) != [flag]:
+                    yield from parts
 
 
 def inspect(flags: Iterable[str]) -> FlagEffects:
-    """What the flags do. Takes all that reach the tool, including those from its environment variables."""
+    """Return the effects of `flags`: all flags that reach the tool, including those from its environment variables."""
     sensitive, reason = False, ""
     inputs: dict[str, None] = {}
     for word in words(flags):
+        if not reason and ("`" in word or "$(" in word):
+            reason = f"{word} makes nvcc's shell run a command"
         if not word.startswith(("-", "@")):
             continue
         sensitive = sensitive or _PATHS.fullmatch(word) is not None
@@ -121,9 +135,9 @@ def inspect(flags: Iterable[str]) -> FlagEffects:
 
 
 def refuse_own(flags: Iterable[str], name: str, where: str) -> None:
-    """Raises RequestError for flags that the target's own keys decide.
+    """Raise RequestError for a flag that the target's own keys decide.
 
-    Only whole flags count: what is behind -Xcompiler is the host compiler's.
+    A value of -Xcompiler is accepted: it is the host compiler's flag.
     """
     previous = ""
     for flag in flags:

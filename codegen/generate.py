@@ -1,4 +1,4 @@
-"""Request -> Plan: reads the project, orders its targets and hands each to its kind's generator.
+"""Makes the plan for a request: reads the project, orders its targets and calls the generator of each target's kind.
 
 Knows no tool. A generator is a function `(Context, its target) -> Part`, see `context`.
 """
@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import msgspec
 
-from codegen.aitemplate_flags import recompiles
-from codegen.capability import guessing_notice
+from codegen.compilers import native_archs
+from codegen.compilers.toolchain import Toolchains
 from codegen.context import Context, Part
-from codegen.environment import Settings as Variables
-from codegen.environment import user_values
-from codegen.plan import GeneratedFile, Knowledge, Plan, RequestError, Tool
-from codegen.project import Project, load_project
-from codegen.target import (
+from codegen.errors import RequestError
+from codegen.gemm.capability import guessing_notice
+from codegen.plan import GeneratedFile, Knowledge, Plan, Tool, Unwanted
+from codegen.project.project_file import Project, load_project
+from codegen.project.target import (
     Conv2dTarget,
     CudaTarget,
     ElementwiseTarget,
@@ -33,7 +33,8 @@ from codegen.target import (
     TorchTarget,
     TritonTarget,
 )
-from codegen.toolchain import Toolchains
+from codegen.variables.aitemplate_flags import recompiles
+from codegen.variables.settings import Settings, user_values
 from protocol.messages import Request
 
 ItemT = TypeVar("ItemT")
@@ -42,14 +43,15 @@ __all__ = ["Context", "Part", "make_plan"]
 
 
 def make_plan(request: Request, knowledge: Knowledge) -> Plan:
-    """The plan for a request. Reads files, runs nothing.
+    """Return the plan for a request. Reads files, runs nothing.
 
     Args:
-        request: what the client asked.
-        knowledge: answers of the probes that were asked for so far.
+        request: the client's request.
+        knowledge: answers to the probes asked for so far.
 
     Raises:
-        ProbesNeeded: run these, tell `knowledge` the answers, and call again.
+        ProbesNeeded: run these probes, add their answers to `knowledge`, and call again.
+        Unwanted: `knowledge` says that nobody waits any more.
         RequestError: the request cannot become a plan.
     """
     context, project = context_for(request, knowledge)
@@ -57,6 +59,8 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
     context = replace(context, parts=parts)
     variables, toolchains = context.variables, context.toolchains
     for target in project.targets:
+        if knowledge.is_unwanted():
+            raise Unwanted
         parts[target.name] = _generate(context, target)
     _check_outputs(parts)
     asked = project.asked
@@ -90,13 +94,14 @@ def make_plan(request: Request, knowledge: Knowledge) -> Plan:
         read=tuple(dict.fromkeys(read)),
         recompile=recompiles(variables),
         unmeasured=unmeasured,
+        native=context.native,
     )
     return _with_cmake_project(plan, context) if variables.is_on("AIT_USE_CMAKE_COMPILATION") else plan
 
 
 def _navigable(file: GeneratedFile) -> tuple[GeneratedFile, ...]:
-    """A generated source as a header, which editors take for C++, and a source that includes it."""
-    if not file.path.endswith(".cu"):
+    """Return a generated source as two files: a header, which editors read as C++, and a source that includes it."""
+    if not file.path.endswith((".cu", ".hip")):
         return (file,)
     header = f"{file.path}.h"
     source = f'#include "{os.path.basename(header)}"\n'
@@ -108,27 +113,31 @@ def _with_cmake_project(plan: Plan, context: Context) -> Plan:
 
     file = cmake_project(plan, context.folder, context.settings.name, context.build)
     folder = os.path.dirname(file.path)
-    notice = f"AIT_USE_CMAKE_COMPILATION=1: {file.path} is written; buildd run -- cmake -S {folder} -B {folder}/out"
+    command = f"buildd run -- cmake -S {folder} -B {folder}/out"
+    notice = f"AIT_USE_CMAKE_COMPILATION=1: {file.path} is written; configure it with {command}"
     return msgspec.structs.replace(plan, files=(*plan.files, file), notices=(*plan.notices, notice))
 
 
 def context_for(request: Request, knowledge: Knowledge) -> tuple[Context, Project]:
-    """What generators are given for a request, and the project that it is about. Raises RequestError."""
+    """Return the generators' context for a request, and the request's project. Raises RequestError."""
     if not os.path.isabs(request.project) or not os.path.isdir(request.project):
         raise RequestError(
-            "bad-project", f"there is no folder {request.project or '(none named)'}", next_step="name it with -C DIR"
+            "bad-project",
+            f"the project folder does not exist: {request.project or '(none given)'}",
+            next_step="give an existing folder with -C DIR",
         )
     project = load_project(request)
-    _check_archs(request, project.targets)
-    variables = Variables(
+    variables = Settings(
         request_env=request.environment,
         project_values=project.environment,
         user_values=user_values(request.environment),
     )
     variables.check()
-    merged = {**variables.user_values, **project.environment, **request.environment}
-    request = msgspec.structs.replace(request, environment=merged)
+    request = msgspec.structs.replace(request, environment=variables.merged())
     toolchains = Toolchains(request, project.settings, knowledge)
+    request, targets, native = native_archs.resolved(request, project.targets, toolchains)
+    project = replace(project, targets=targets)
+    _check_archs(request, targets)
     context = Context(
         request=request,
         folder=request.project,
@@ -138,55 +147,56 @@ def context_for(request: Request, knowledge: Knowledge) -> tuple[Context, Projec
         knowledge=knowledge,
         toolchains=toolchains,
         parts={},
+        native=native,
     )
     return context, project
 
 
 def _generate(context: Context, target: Target) -> Part:
-    """Generators are imported when their kind is first asked for: the CLI plans in process, and has to start fast."""
+    """Call the generator of a target's kind. Imports it on first use: the CLI plans in process and must start fast."""
     match target:
         case CudaTarget():
-            from codegen.cuda import plan_cuda
+            from codegen.compiled.cuda import plan_cuda
 
             return plan_cuda(context, target)
         case HipTarget():
-            from codegen.hip import plan_hip
+            from codegen.compiled.hip import plan_hip
 
             return plan_hip(context, target)
         case GemmTarget():
-            from codegen.gemm import plan_gemm
+            from codegen.gemm.gemm import plan_gemm
 
             return plan_gemm(context, target)
         case Conv2dTarget():
-            from codegen.conv2d import plan_conv2d
+            from codegen.gemm.conv2d import plan_conv2d
 
             return plan_conv2d(context, target)
         case RowwiseTarget():
-            from codegen.rowwise import plan_rowwise
+            from codegen.arrays.rowwise import plan_rowwise
 
             return plan_rowwise(context, target)
         case ElementwiseTarget():
-            from codegen.elementwise import plan_elementwise
+            from codegen.arrays.elementwise import plan_elementwise
 
             return plan_elementwise(context, target)
         case ModelTarget():
-            from codegen.model import plan_model
+            from codegen.models.model import plan_model
 
             return plan_model(context, target)
         case TritonTarget():
-            from codegen.triton_kernel import plan_triton
+            from codegen.python.triton_kernel import plan_triton
 
             return plan_triton(context, target)
         case RecordedTarget():
-            from codegen.triton_recorded import plan_recorded
+            from codegen.python.triton_recorded import plan_recorded
 
             return plan_recorded(context, target)
         case TorchTarget():
-            from codegen.torch_model import plan_torch
+            from codegen.python.torch_model import plan_torch
 
             return plan_torch(context, target)
         case ExtensionTarget():
-            from codegen.extension import plan_extension
+            from codegen.python.extension import plan_extension
 
             return plan_extension(context, target)
     raise AssertionError(f"no generator for {type(target).__name__}")
@@ -197,19 +207,19 @@ def _gathered(groups: Iterable[tuple[ItemT, ...]]) -> tuple[ItemT, ...]:
 
 
 def _check_archs(request: Request, targets: Iterable[Target]) -> None:
-    """An architecture of the request that no target takes would be passed over in silence."""
+    """Raise RequestError for an architecture that no target takes: it would be ignored silently."""
     kinds = tuple(targets)
     for arch in request.arch:
         if not any(_takes(target, amd=arch.startswith("gfx")) for target in kinds):
             raise RequestError(
                 "bad-arch",
-                f'no target of this request can be made for "{arch}"',
-                next_step="leave it out, or name targets of the other vendor",
+                f'no target of this request can be built for "{arch}"',
+                next_step="drop this architecture, or name targets of the other vendor",
             )
 
 
 def _takes(target: Target, *, amd: bool) -> bool:
-    """Whether an architecture of this vendor that is asked for says what a target is made for."""
+    """Tell whether a requested architecture of this vendor applies to a target."""
     match target:
         case TritonTarget():
             return True
@@ -219,7 +229,7 @@ def _takes(target: Target, *, amd: bool) -> bool:
 
 
 def _check_outputs(parts: dict[str, Part]) -> None:
-    """Two actions must not write one file, nor have one name."""
+    """Raise RequestError if two actions write the same file or have the same name."""
     owners: dict[str, tuple[str, str]] = {}
     names: set[str] = set()
     contents: dict[str, bytes] = {}
@@ -234,7 +244,7 @@ def _check_outputs(parts: dict[str, Part]) -> None:
             names.add(action.name)
         for file in part.files:
             other = owners.setdefault(file.path, (target, ""))
-            # Kernels that several targets use are one file.
+            # Several targets may use the same kernel file.
             if other != (target, "") and contents.get(file.path) != file.content:
                 raise _conflict(file.path, other[0], target)
             contents[file.path] = file.content
@@ -245,7 +255,7 @@ def _conflict(path: str, first: str, second: str) -> RequestError:
     return RequestError(
         "output-conflict",
         f"{path} would be written twice by {who}",
-        next_step="give one of them another output_name, or remove the source that is listed under two names",
+        next_step="give one of them another output_name, or remove a source that is listed twice under different names",
     )
 
 

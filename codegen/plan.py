@@ -1,43 +1,44 @@
-"""What a request becomes: actions, generated files and named artifacts, all frozen.
+"""The plan of a request: actions, generated files and named artifacts, all frozen.
 
-Knows no tool, no store and no scheduler. A plan is data: it can be encoded, compared and carried out by anybody. What
-has to be learned from a tool before a plan can be written is asked for as a `Probe`; see `Knowledge`.
+Knows no tool, no store and no scheduler. A plan is data: it can be encoded, compared and executed anywhere. A generator
+that needs a fact from a tool asks for it with a `Probe`; see `Knowledge`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 import msgspec
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of the plan's structs."""
+    """Base class of the plan's structs."""
 
 
 MAPPED = "+"
-"""Before the name of a root whose path reaches no output: the tool is told to write another. No shell reads it."""
+"""Prefix of the name of a root whose path does not reach any output, because the tool writes another path instead. No
+shell reads the name."""
 
 
 class Place(Enum):
-    """What a `Ref` stands for."""
+    """The kind of thing a `Ref` stands for."""
 
     OUTPUT = "output"
     """The file of the output named `name`, inside the job's private folder."""
     INPUT = "input"
-    """A file made by another action of the plan; `name` is that output's path."""
+    """An output of another action of the plan; `name` is that output's path."""
     TEMPORARY = "temporary"
     """The job's private folder itself."""
     ROOT = "root"
     """The folder of the tool's root called `name` ("cuda" -> /usr/local/cuda)."""
     DEPFILE = "depfile"
-    """The file that the tool lists its inputs in (see `Discovery`)."""
+    """The file where the tool lists its inputs (see `Discovery`)."""
 
 
 class Ref(Frozen, frozen=True):
-    """An argument that is known only when the job runs, or that differs from machine to machine without changing the
-    result. Keys hold the reference, not what it expands to. The argument is `prefix + value + suffix`."""
+    """An argument that is known only when the job runs, or that differs between machines without changing the result.
+    Keys hold the reference, not the expanded value. The argument is `prefix + value + suffix`."""
 
     place: Place
     name: str = ""
@@ -49,10 +50,10 @@ Argument = str | Ref
 
 
 class Discovery(Enum):
-    """How the files that an action really read are learned while it runs."""
+    """How buildd learns which files an action really read."""
 
     NONE = "none"
-    """The declared inputs are all."""
+    """The action reads its declared inputs only."""
     GCC = "gcc"
     """SUNPRO_DEPENDENCIES in the tool's environment: each gcc preprocessor run appends to the depfile. With nvcc this
     covers the host pass and the device pass of every architecture, which nvcc's own -MD does not."""
@@ -61,26 +62,41 @@ class Discovery(Enum):
     LINKER = "linker"
     """The linker's --dependency-file, named by a DEPFILE `Ref` in argv."""
     GCC_LINKER = "gcc+linker"
-    """Compiled and linked in one command: as GCC, and the linker's file beside the depfile, `LINKED` at its end."""
+    """For a command that compiles and links: as GCC, plus the linker's own file, named like the depfile with the suffix
+    `LINKED`."""
     REPORTED = "reported"
-    """The tool writes one path a line into the depfile named by a DEPFILE `Ref` (Python modules, worker kinds)."""
+    """The tool writes one path per line into the depfile named by a DEPFILE `Ref` (Python modules, worker kinds)."""
 
 
 LINKED = ".linked"
 
 
 class Kept(Enum):
-    """What is kept of an action's result."""
+    """Which part of an action's result is kept."""
 
     FILES = "files"
     DIGESTS = "digests"
-    """What its files are, which is enough where those who read them are found; else it runs again."""
+    """Only the digests of its files. They suffice while the results of all readers are found; otherwise the action runs
+    again."""
     NOTHING = "nothing"
-    """It runs whenever it is needed. What it makes counts by content, to the actions that read it."""
+    """Nothing: the action runs whenever its outputs are needed. Its readers are keyed by the content of these
+    outputs."""
+
+
+class TextUse(Enum):
+    """What of the text of its sources can reach an action's result; each holds the one behind it.
+
+    Texts are compared accordingly: by content, or by a bare form (`native.bare_text`).
+    """
+
+    CONTENT = "content"
+    LINES = "tokens and their lines"
+    TOKENS = "tokens"
+    """And the lines of those that a macro for line numbers can see."""
 
 
 class Output(Frozen, frozen=True):
-    """A file that an action makes. `path` is relative to the project, with forward slashes."""
+    """A file that an action writes. `path` is relative to the project, with forward slashes."""
 
     name: str
     path: str
@@ -88,7 +104,7 @@ class Output(Frozen, frozen=True):
 
 
 class Resources(Frozen, frozen=True):
-    """A first guess, used until the action has a history."""
+    """A first estimate of what an action needs, used until the action has a history."""
 
     cpus: int = 1
     memory_bytes: int = 512 << 20
@@ -96,14 +112,14 @@ class Resources(Frozen, frozen=True):
 
 
 BARE = "bare"
-"""Name, and ending of the path, of an output beside a file: what the file is apart from what may not matter."""
+"""Name and path suffix of an output that holds the equivalence digest of the file beside it."""
 
 
 class Action(Frozen, frozen=True):
-    """One tool invocation with its inputs and outputs. Runs in the project's folder."""
+    """One run of a tool with its inputs and outputs. Runs in the project's folder."""
 
     name: str
-    """Unique in the plan and stable over edits: "saxpy/src/a.cu.o". History and explanations go by it."""
+    """Unique in the plan and stable across edits: "saxpy/src/a.cu.o". History and explanations use this name."""
     kind: str
     """Short label for people and for learned defaults: "nvcc", "hipcc", "link", "ar", "triton"."""
     tool: str
@@ -118,29 +134,33 @@ class Action(Frozen, frozen=True):
     outputs: tuple[Output, ...] = ()
     discovery: Discovery = Discovery.NONE
     search: tuple[str, ...] = ()
-    """Folders that the tool searches for discovered inputs, in any order, besides those of its own `Tool.search`."""
+    """Folders that the tool searches for discovered inputs, in any order, in addition to `Tool.search`."""
     path_sensitive: bool = False
-    """Absolute paths reach the result (-g, -lineinfo): the project's and the roots' folders are part of the key."""
+    """Absolute paths reach the result (-g, -lineinfo), so the folders of the project and of the roots are part of the
+    key."""
     uncacheable: str = ""
-    """Why the result must not be stored; empty where it may."""
+    """Why the result must not be stored; empty if it may."""
     kept: Kept = Kept.FILES
     apart: bool = False
-    """Runs in its private folder instead of the project's, so that no folder gets into its output."""
+    """Runs in its private folder instead of the project's, so that the project's path does not reach its output."""
     steps: str = ""
-    """Name of the `Steps` of the plan that it is carried out by; empty where it runs as one process."""
+    """Name of the plan's `Steps` that carry the action out; empty if it runs as one process."""
     whole: str = ""
-    """Why it is not carried out in steps though others of its kind are."""
+    """Why the action runs whole although others of its kind run in steps."""
     reports: bool = False
-    """It was told to report on each kernel, which nobody asked to read: the report is told as data."""
-    twins: tuple[str, ...] = ()
-    """Those of `inputs` whose makers have `BARE` outputs beside them. A result of which the tool said nothing is filed
-    and found under these instead."""
+    """buildd itself asked the tool to report on each kernel. The report is shown as data, not as the tool's output."""
+    equivalents: tuple[str, ...] = ()
+    """Those of `inputs` that have a `BARE` output beside them. If the tool prints no line number, the result is filed
+    and found under their equivalence digests."""
+    text: TextUse = TextUse.CONTENT
+    """What of the text of its inputs, declared and discovered, can reach the result."""
     warm: bool = False
-    """It is a Python worker, which may be forked from a process that has the tool's packages imported."""
+    """The action is a Python worker that may be forked from a process which has already imported the tool's
+    packages."""
     served: bool = False
-    """It runs a program of the user's, whose own compiles go through the daemon as below `buildd run`: stand-ins come
-    first on its PATH when it runs. Where those are is no part of the key. Such an action takes no CPU token (`cpus` is
-    0): what it has compiled takes one, while it waits."""
+    """The action runs a user's program whose own compiles go through the daemon, as under `buildd run`: when it runs,
+    the shims come first on its PATH. Their location is not part of the key. Such an action takes no CPU token (`cpus`
+    is 0): it waits while its compiles take one each."""
     resources: Resources = Resources()
     timeout_s: float = 3600.0
 
@@ -154,41 +174,41 @@ class ToolFile(Frozen, frozen=True):
 
 
 class Tool(Frozen, frozen=True):
-    """A tool as a closure: everything that really runs when it is called."""
+    """A tool as a closure: every file that runs when the tool is called."""
 
     name: str
     files: tuple[ToolFile, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    """Named strings that identify it besides its files: versions, a configuration."""
+    """Named strings that identify the tool in addition to its files: versions, a configuration."""
     roots: tuple[tuple[str, str], ...] = ()
-    """Named folders for `Ref`s; discovered files below one are keyed relative to it."""
+    """Named folders for `Ref`s. Discovered files below such a folder are keyed relative to it."""
     search: tuple[str, ...] = ()
-    """Folders that it searches by itself, in order (absolute)."""
+    """Folders that the tool searches by default, in order (absolute)."""
 
 
 class Steps(Frozen, frozen=True):
-    """How a compile is carried out step by step: `nvcc_steps` and `hipcc_steps` write them, see `expansion` too."""
+    """The steps of a compile. `nvcc_steps` and `hipcc_steps` write them; see also `expansion`."""
 
     name: str
     identity: str
-    """Of the project: sources of two projects with one path must not be taken for one."""
+    """Identity of the project: sources of two projects may have the same relative path."""
     actions: tuple[Action, ...]
-    """In the order in which the compiler would run them, of a source and an object with placeholders' names."""
+    """The steps in the compiler's own order. Source and object have placeholder names."""
     said: str = ""
-    """What the compiler itself says before its first step, on standard error."""
+    """The compiler's own output on standard error before its first step."""
     silent: bool = False
-    """What a step says is not what the compiler says: where one says something, the compiler runs whole."""
+    """A step's output differs from the compiler's: if a step prints something, the compiler runs whole."""
 
 
 class GeneratedFile(Frozen, frozen=True):
-    """A file that the plan wants written before its actions run; rewritten only when its content differs."""
+    """A file that buildd writes before the plan's actions run. It is rewritten only if its content differs."""
 
     path: str
     content: bytes
 
 
 class NamedArtifact(Frozen, frozen=True):
-    """What a target is asked for: an output of one of its actions under a name."""
+    """A named result of a target: an output of one of its actions."""
 
     target: str
     name: str
@@ -196,7 +216,7 @@ class NamedArtifact(Frozen, frozen=True):
 
 
 class Recompile(Enum):
-    """What AIT_RECOMPILE says."""
+    """The meaning of AIT_RECOMPILE."""
 
     BY_CONTENT = "by content"
     AGAIN = "again"
@@ -204,19 +224,19 @@ class Recompile(Enum):
 
 
 class Unmeasured(Frozen, frozen=True):
-    """A target whose kernels are to be measured before it is built (key `profile`), as far as they are not."""
+    """A target with unmeasured kernels that are to be measured before it is built (key `profile`)."""
 
     target: str
     archs: tuple[str, ...]
-    """All that it is compiled for."""
+    """All architectures that the target is compiled for."""
     wanted: tuple[str, ...]
-    """Those whose kernel is still to be measured, where there is such a GPU."""
+    """Architectures whose kernel is still to be measured, if there is such a GPU."""
     guessed: tuple[str, ...]
-    """Those whose kernel is the likeliest: no measured one is known."""
+    """Architectures that use the likeliest kernel because no measurement is known."""
 
 
 class Plan(Frozen, frozen=True):
-    """The actions and generated files for a request. An action depends on those whose outputs its inputs name."""
+    """The actions and generated files for a request. An action depends on the actions that make its inputs."""
 
     targets: tuple[str, ...]
     actions: tuple[Action, ...]
@@ -226,19 +246,21 @@ class Plan(Frozen, frozen=True):
     artifacts: tuple[NamedArtifact, ...] = ()
     notices: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
-    """Every file and folder (absolute) whose change means that the plan must be made again: buildd.toml, globbed
-    folders, toolchain files."""
+    """Every file and folder (absolute) whose change makes the plan stale: buildd.toml, globbed folders, toolchain
+    files."""
     recompile: Recompile = Recompile.BY_CONTENT
     unmeasured: tuple[Unmeasured, ...] = ()
+    native: bool = False
+    """Made for the GPUs of this machine, which no stamp of a file tells: it is never reused, only its results are."""
 
     def makers(self) -> list[tuple[int, ...]]:
-        """Of each action those that make its inputs, as indices."""
+        """Return, for each action, the indices of the actions that make its inputs."""
         maker = {output.path: index for index, action in enumerate(self.actions) for output in action.outputs}
         return [tuple(dict.fromkeys(maker[p] for p in action.inputs if p in maker)) for action in self.actions]
 
 
 class Probe(Frozen, frozen=True):
-    """A question to a tool. Its answer is remembered as long as `files` have the same bytes."""
+    """A question to a tool. Its answer is valid as long as `files` have the same bytes."""
 
     argv: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
@@ -248,7 +270,7 @@ class Probe(Frozen, frozen=True):
 
 
 class Answer(Frozen, frozen=True):
-    """What a probe's command said. Text is decoded with surrogateescape, so no byte is lost."""
+    """The output of a probe's command. Text is decoded with surrogateescape, so no byte is lost."""
 
     status: int
     stdout: str
@@ -256,48 +278,42 @@ class Answer(Frozen, frozen=True):
 
 
 class ProbesNeeded(Exception):
-    """The plan cannot go on until these are answered."""
+    """Planning cannot continue until these probes are answered."""
 
     def __init__(self, probes: tuple[Probe, ...]) -> None:
         super().__init__(f"{len(probes)} probes needed")
         self.probes = probes
 
 
-class RequestError(Exception):
-    """The request cannot become a plan. `code` is stable; the rest is for people.
-
-    Args:
-        code: "unknown-target", "bad-project", "missing-source", "compiler-not-found", "bad-arch", "bad-variable" ...
-        message: what is wrong, in one sentence.
-        file: the file to look at, "buildd.toml:12" where a line is known.
-        next_step: what to do about it.
-    """
-
-    def __init__(self, code: str, message: str, *, file: str = "", next_step: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.file = file
-        self.next_step = next_step
+class Unwanted(Exception):
+    """Nobody waits for this plan any more."""
 
 
 class Knowledge:
-    """Answers of probes so far. Generators ask; who runs them catches `ProbesNeeded`, answers, and tries again."""
+    """The probes' answers so far. Generators ask; their caller catches `ProbesNeeded`, runs the probes, and plans
+    again.
 
-    def __init__(self, answers: Iterable[tuple[Probe, Answer]] = ()) -> None:
+    Args:
+        is_unwanted: whether the plan has become useless while it is made; from any thread.
+    """
+
+    def __init__(
+        self, answers: Iterable[tuple[Probe, Answer]] = (), *, is_unwanted: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.is_unwanted = is_unwanted
         self._answers = dict(answers)
         self._asked: dict[Probe, None] = {}
         self._foreseen: dict[str, None] = {}
         self._ahead: dict[Probe, bool] = {}
-        """Whether they were taken."""
+        """For each probe asked ahead: whether `take_ahead` has returned it."""
 
     @property
     def asked(self) -> tuple[Probe, ...]:
-        """Every probe that was asked for so far, each once."""
+        """Every probe asked for so far, each once."""
         return tuple(self._asked)
 
     def ask(self, *probes: Probe) -> tuple[Answer, ...]:
-        """Answers in the order of `probes`. Raises `ProbesNeeded` with all that are still unknown."""
+        """Return answers in the order of `probes`. Raises `ProbesNeeded` with every probe that has no answer yet."""
         self._asked.update(dict.fromkeys(probes))
         missing = tuple(probe for probe in probes if probe not in self._answers)
         if missing:
@@ -308,21 +324,21 @@ class Knowledge:
         self._answers[probe] = answer
 
     def foresee(self, paths: Iterable[str]) -> None:
-        """Say that these files' digests will be wanted: they can be read while probes run."""
+        """Announce that the digests of these files will be needed, so that they can be read while probes run."""
         self._foreseen.update(dict.fromkeys(paths))
 
     def ask_ahead(self, probe: Probe) -> None:
-        """Say that this command will be asked for, with more files for its answer to stand on: it can run meanwhile."""
+        """Announce a command that will be asked for later with more `files`, so that it can run meanwhile."""
         self._ahead.setdefault(probe, False)
 
     def take_ahead(self) -> tuple[Probe, ...]:
-        """Those that were named since the last call, each once."""
+        """Return the probes asked ahead since the last call, each once."""
         taken = tuple(probe for probe, was_taken in self._ahead.items() if not was_taken)
         self._ahead.update(dict.fromkeys(taken, True))
         return taken
 
     def take_foreseen(self) -> tuple[str, ...]:
-        """Those that were foreseen since the last call."""
+        """Return the files foreseen since the last call."""
         taken = tuple(self._foreseen)
         self._foreseen.clear()
         return taken

@@ -1,4 +1,4 @@
-"""Templates of generated sources. Knows where they are and how jinja2 is to treat them, not what they say."""
+"""Loads the templates of generated sources. Knows their folder and jinja2's settings, not their content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEMPLATES = os.path.join(os.path.dirname(__file__), "templates")
 
 @cache
 def template(name: str) -> jinja2.Template:
-    """A template; a variable that it is not given is an error, since it would be an empty place in a kernel."""
+    """Return a template. Rendering it without one of its variables is an error: the kernel would have a gap."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,

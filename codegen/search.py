@@ -1,7 +1,7 @@
-"""Where compilers and linkers search, from the flags that they get: what could be found there first must be watched.
+"""Lists the folders where compilers and linkers search, from their flags: a new file there may be found first.
 
-Knows nvcc's, gcc's and clang's spellings. The order is not told: it depends on the kind of each folder and on where
-else it is named, so who watches takes each one to come before the others. A folder too many costs nothing.
+Knows nvcc's, gcc's and clang's spellings. The result has no order: the real order depends on the kind of each folder
+and on its other mentions, so callers must assume that any folder may come first. A superfluous folder costs nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FIRST = re.compile(r"-include|-imacros|-{1,2}pre-include|-{1,2}imacros|-{1,2}in
 
 
 def include_folders(include: Iterable[Argument], flags: Iterable[str], roots: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders that the flags name for headers.
+    """Return the folders that the flags name for headers.
 
     Args:
-        include: -I flags, also below a root.
-        flags: all others, with those from the environment.
-        roots: the tool's.
+        include: -I flags, including those below a root.
+        flags: all other flags, including those from the environment.
+        roots: the tool's roots.
     """
     flags = tuple(flags)
     found = [
@@ -35,14 +35,14 @@ def include_folders(include: Iterable[Argument], flags: Iterable[str], roots: Ma
     ]
     found += _named(_INCLUDE, flags)
     if any(_FIRST.fullmatch(word) for word in words(flags)):
-        found.append(".")  # -include looks in the working folder before anywhere else
+        found.append(".")  # -include searches the working folder first
     return _normal(found)
 
 
 def library_folders(
     flags: Iterable[Argument], environment: Iterable[tuple[str, str]], roots: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Folders that the flags and LIBRARY_PATH name for libraries."""
+    """Return the folders that the flags and LIBRARY_PATH name for libraries."""
     flags = tuple(flags)
     plain = [flag for flag in flags if isinstance(flag, str)]
     found = _named(_LIBRARY, plain)

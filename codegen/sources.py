@@ -1,7 +1,7 @@
-"""Source patterns -> files, and the paths of what is made from them.
+"""Expands source patterns into files, and names the outputs made from them.
 
-Knows no target kind. A glob is expanded here and not by `glob`, because the folders whose listing decided the result
-have to be known (a file added there changes the plan), and because the build folder must not feed itself.
+Knows no target kind. Globs are expanded here and not by `glob` for two reasons: a file added to a listed folder changes
+the plan, so the listed folders must be known; and outputs in the build folder must not become sources.
 """
 
 from __future__ import annotations
@@ -10,48 +10,66 @@ import os
 import re
 from fnmatch import translate
 
-from codegen.plan import RequestError
+from codegen.errors import RequestError
 
+MOST_FOLDERS = 100_000
+"""Folders that the globs of one list may look into."""
 _MAGIC = re.compile(r"[*?\[]")
 
 
 def leaves_root(path: str) -> bool:
-    """Whether a relative path escapes the folder that it is relative to, or is absolute."""
+    """Tell whether a path is absolute or escapes the folder that it is relative to."""
     return os.path.isabs(path) or os.path.normpath(path).split(os.sep, 1)[0] == os.pardir
 
 
 def expand(folder: str, patterns: tuple[str, ...], exclude: str, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Files that the patterns name, and the folders (absolute) that were listed.
+    """Return the files that match the patterns, and the folders (absolute) that were listed.
 
-    Names stay in the order given, the matches of one glob are sorted, and a file counts once.
+    Patterns keep their order, the matches of one glob are sorted, and each file appears once.
 
     Args:
-        folder: the project.
+        folder: the project's folder.
         patterns: files, or globs with *, ?, [...] and ** for any depth.
-        exclude: folder relative to the project that globs do not enter.
+        exclude: a folder, relative to the project, that globs do not enter.
         where: "buildd.toml:12", for errors.
 
     Raises:
-        RequestError: a file is missing, a glob matches nothing, a name is not UTF-8.
+        RequestError: a file is missing, a name is not UTF-8, or a glob matches nothing, looks into too many folders or
+            into one that cannot be read.
     """
     files: dict[str, None] = {}
     listed: dict[str, None] = {}
     for pattern in patterns:
         path = os.path.normpath(pattern)
         if _MAGIC.search(path):
-            matches = sorted(_glob(folder, path, exclude, listed))
+            try:
+                matches = sorted(_glob(folder, path, exclude, listed))
+            except _TooWideError as error:
+                raise RequestError(
+                    "missing-source",
+                    f'the pattern "{pattern}" looks into {error}',
+                    file=where,
+                    next_step="name the folder that the sources are in",
+                ) from error
+            except OSError as error:
+                raise RequestError(
+                    "missing-source",
+                    f'the pattern "{pattern}" looks into {error.filename}, which cannot be read: {error.strerror}',
+                    file=where,
+                    next_step="name a folder that you may read, or change this folder's permissions",
+                ) from error
             if not matches:
                 raise RequestError(
                     "missing-source",
                     f'no file matches "{pattern}" in {folder}',
                     file=where,
-                    next_step="correct the pattern, or leave it out",
+                    next_step="correct or remove the pattern",
                 )
             files.update(dict.fromkeys(matches))
         else:
             absolute = os.path.join(folder, path)
             if not os.path.isfile(absolute):
-                what = "is no regular file" if os.path.exists(absolute) else "does not exist"
+                what = "is not a regular file" if os.path.exists(absolute) else "does not exist"
                 what = "is a folder" if os.path.isdir(absolute) else what
                 raise RequestError(
                     "missing-source",
@@ -76,8 +94,12 @@ def _check_utf8(path: str, where: str) -> None:
         ) from error
 
 
+class _TooWideError(Exception):
+    """A glob looks into more than a project can have."""
+
+
 def _glob(folder: str, pattern: str, exclude: str, listed: dict[str, None]) -> list[str]:
-    """Matches relative to `folder`. As in a shell, * does not match a leading dot; ** does not follow links."""
+    """Return matches relative to `folder`. As in a shell, * does not match a leading dot; ** does not follow links."""
     start = os.sep if os.path.isabs(pattern) else ""
     level = [start]
     parts = [part for part in pattern.split(os.sep) if part]
@@ -86,6 +108,8 @@ def _glob(folder: str, pattern: str, exclude: str, listed: dict[str, None]) -> l
         following: dict[str, None] = {}
         if part == "**":
             for base in level:
+                if os.path.realpath(os.path.join(folder, base)) == os.sep:
+                    raise _TooWideError("every folder of this machine")
                 following.update(dict.fromkeys(_below(folder, base, exclude, listed)))
             if last:
                 return [path for base in following for path in _entries(folder, base, "*", True, exclude, listed)]
@@ -123,11 +147,13 @@ def _entries(folder: str, base: str, pattern: str, files: bool, exclude: str, li
 
 
 def _below(folder: str, base: str, exclude: str, listed: dict[str, None]) -> list[str]:
-    """`base` and every folder under it."""
+    """Return `base` and every folder below it."""
     found = [base]
     for path in found:
         absolute = os.path.join(folder, path).rstrip(os.sep) or os.sep
         listed[absolute] = None
+        if len(listed) > MOST_FOLDERS:
+            raise _TooWideError(f"more than {MOST_FOLDERS} folders")
         try:
             with os.scandir(absolute) as entries:
                 names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -141,7 +167,8 @@ def _below(folder: str, base: str, exclude: str, listed: dict[str, None]) -> lis
 
 
 def output_stem(source: str) -> str:
-    """Where below a target's build folder the results of a source go: sources outside the project stay inside it."""
+    """Return the path of a source's outputs, without suffix, below its target's build folder, also for sources outside
+    the project."""
     if source.isascii() and source[:1] not in "./" and ".." not in source:
         return source
     parts = os.path.normpath(source).split(os.sep)

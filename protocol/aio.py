@@ -1,6 +1,6 @@
-"""The asynchronous client: the same conversation as `client.Client`, for programs that live on an event loop.
+"""The asynchronous client: the same conversation as `client.Client`, for programs with an event loop.
 
-Knows nothing of starting a daemon: hand it the route to one that lives.
+Does not start a daemon: the caller passes the route to a running one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,10 @@ from protocol.messages import (
     Fetch,
     Follow,
     FromControl,
+    GiveBack,
+    Lease,
+    LeaseId,
+    LeaseWaits,
     Message,
     Ping,
     Request,
@@ -39,11 +44,11 @@ from protocol.messages import (
     Submit,
     Unfollow,
 )
-from protocol.session import Download, Inbox, Route, Stream, check_welcome, hello, is_last
+from protocol.session import Download, HeldLease, Inbox, Route, Stream, check_welcome, hello, is_last
 
 
 class AsyncClient:
-    """A connection to one daemon, for one event loop. Iterators of several requests may be read side by side."""
+    """A connection to one daemon, for one event loop. The events of several requests may be read side by side."""
 
     def __init__(
         self,
@@ -80,11 +85,13 @@ class AsyncClient:
         stream = self._inbox.open_stream(request.request_id, 0)
         return self._start(stream, Submit(request=request))
 
-    async def follow(self, request_id: RequestId, after_sequence: int = 0) -> AsyncIterator[Event]:
-        """As `Client.follow`."""
+    async def follow(
+        self, request_id: RequestId, after_sequence: int = 0, *, observe: bool = False
+    ) -> AsyncIterator[Event]:
+        """As `Client.follow`; with `observe`, this client only looks on."""
         await self._open()
         stream = self._inbox.open_stream(request_id, after_sequence)
-        return self._start(stream, Follow(request_id=request_id, after_sequence=after_sequence))
+        return self._start(stream, Follow(request_id=request_id, after_sequence=after_sequence, observe=observe))
 
     async def fetch(self, digest: Digest, store: str = "") -> bytes:
         """As `Client.fetch`."""
@@ -103,6 +110,56 @@ class AsyncClient:
         if not download.complete:
             raise self._why(RequestId(""))
         return bytes(download.data)
+
+    @asynccontextmanager
+    async def lease(
+        self, gpu: str, *, what: str = "", limit_s: float = 60.0, waits: Callable[[LeaseWaits], None] | None = None
+    ) -> AsyncIterator[HeldLease]:
+        """Hold a GPU alone, among all clients of all daemons of its machine. After the end, the lease's `lost` says
+        whether it was held to the end, and `beside` which processes computed there without one.
+
+        Args:
+            gpu: UUID of the GPU, or of a part of a divided one.
+            what: what it is for, for people who wait.
+            limit_s: the daemon takes it back after so long.
+            waits: called if the GPU is not free, with the processes that come first.
+
+        Raises: RemoteError ("unknown-gpu", "too-many", "forbidden"), ConnectionLost, TimedOut.
+        """
+        await self._open()
+        held = HeldLease(LeaseId(os.urandom(8).hex()))
+        self._inbox.leases[held.lease_id] = held
+        try:
+            self._send(Lease(lease_id=held.lease_id, gpu=gpu, what=what, limit_s=limit_s))
+            await self._lease_news(held, lambda: held.granted is not None or held.waits is not None)
+            if held.granted is None:
+                if held.waits is not None and waits is not None:
+                    waits(held.waits)
+                await self._lease_news(held, lambda: held.granted is not None)
+            yield held
+        finally:
+            # Shielded: who is cancelled gives back what is held, and the GPU must be free when this returns.
+            await asyncio.shield(self._give_back(held))
+            del self._inbox.leases[held.lease_id]
+
+    async def _lease_news(self, held: HeldLease, is_there: Callable[[], bool]) -> None:
+        """Wait for an answer about a lease. Raises as `lease`."""
+        async with self._news:
+            await self._news.wait_for(lambda: is_there() or held.error is not None or self._failure is not None)
+        if held.error is not None:
+            raise RemoteError(held.error)
+        if self._failure is not None:
+            raise self._why(RequestId(""))
+
+    async def _give_back(self, held: HeldLease) -> None:
+        if held.error is not None or held.ended is not None or self._work is None:
+            return
+        try:
+            if self._failure is None:
+                self._send(GiveBack(lease_id=held.lease_id))
+            await asyncio.wait_for(self._lease_news(held, lambda: held.ended is not None), self._timeout_s)
+        except (ProtocolError, TimeoutError):
+            held.lost = "the daemon has ended, or does not answer"
 
     def _start(self, stream: Stream, first: Message) -> AsyncIterator[Event]:
         try:
@@ -159,7 +216,7 @@ class AsyncClient:
             self._reader = asyncio.create_task(self._read(work))
 
     async def _answer(self, socket: Any) -> list[bytes]:
-        """The next message, or why there is none."""
+        """The next message, or the error that explains why there is none."""
         deadline = time.monotonic() + self._timeout_s
         received = asyncio.ensure_future(socket.recv_multipart())
         died = asyncio.ensure_future(self._died.wait())
@@ -180,7 +237,7 @@ class AsyncClient:
         if endpoint is not None and not is_alive(endpoint):
             raise ConnectionLost(f"the daemon (pid {endpoint.pid}) ended", instance=self._inbox.instance)
         if endpoint is None and time.monotonic() - self._heard > SILENCE_S:
-            raise ConnectionLost(f"the daemon at {self.route.work} is silent for {SILENCE_S:.0f} s")
+            raise ConnectionLost(f"the daemon at {self.route.work} has been silent for {SILENCE_S:.0f} s")
 
     async def _read(self, work: Any) -> None:
         try:
@@ -216,7 +273,7 @@ class AsyncClient:
 
     def _send(self, message: Message) -> None:
         frames = wire.encode(message)
-        # A send of zmq.asyncio begins at once; where the queue is full it waits for its turn.
+        # A send of zmq.asyncio begins at once; if the queue is full, it waits.
         sending = asyncio.ensure_future(self._work.send_multipart(frames))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
@@ -262,7 +319,7 @@ class AsyncClient:
     # ------------------------------------------------------------ end
 
     async def close(self) -> None:
-        """Say goodbye and let go of sockets. Safe to call twice."""
+        """Say goodbye and close the sockets. Safe to call twice."""
         if self._context.closed:
             return
         if self._reader is not None:

@@ -1,7 +1,7 @@
-"""Start a daemon when none lives, so that any number of clients at once end up with exactly one.
+"""Starts a daemon if none runs; any number of clients at once end up with exactly one.
 
-Knows not what a daemon is: the caller gives the command. Who wins is decided by the daemons' own lock; a client only
-waits until the endpoint file names a process that lives and answers.
+Does not know what a daemon is: the caller gives the command. The daemons' own lock decides which one wins; a client
+only waits until the endpoint file names a process that lives and answers.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from protocol.client import Client, differs, find, mismatch
 from protocol.endpoint import DaemonLock, Endpoint, Folder, runtime_folder
 from protocol.errors import ConnectionLost, StartFailed, TimedOut
+from protocol.problem import in_one_line
 from protocol.session import Route
 
 _POLL_S = 0.01
@@ -34,16 +36,16 @@ def find_or_start(
     """The endpoint of a daemon that answers.
 
     Args:
-        argv: command that becomes a daemon in `folder`: takes the lock or exits with status 0 when another has it,
+        argv: command that becomes a daemon in `folder`: takes the lock, or exits with status 0 if another has it,
             then writes the endpoint file. argv[0] is a path or a name on PATH.
-        environ: the environment of the daemon, also says which runtime folder.
-        timeout_s: for the whole, in seconds.
-        package_digest: of the daemon's code as the caller has it; a daemon of another one is replaced. Where it is
-            busy it finishes what it has, and the new one starts beside it.
-        say: is told, in one line for people, when that happens.
+        environ: the environment of the daemon; also determines the runtime folder.
+        timeout_s: for everything together, in seconds.
+        package_digest: digest of the daemon's code as the caller has it; a daemon with another one is replaced. If it
+            is busy, it finishes its requests, and the new one starts beside it.
+        say: is called with one line for people when that happens.
 
     Raises:
-        VersionMismatch: a daemon of another version lives and does not give way.
+        VersionMismatch: a daemon of another version runs and does not give way.
         StartFailed: with the end of the daemon's log.
         EndpointError: the runtime folder cannot be used.
     """
@@ -64,32 +66,50 @@ def find_or_start(
             return endpoint
         if time.monotonic() >= deadline:
             break
-        # Ours lost against a daemon that was just on its way out: nobody is left, so it is our turn again.
+        # The new daemon lost the lock to one that was about to end: now none is left, so try again.
     raise StartFailed(f"no daemon answered within {timeout_s:.0f} s{_tail(folder)}", next_step=f"see {folder.log_file}")
 
 
 def spawn(argv: Sequence[str], folder: Folder, environ: Mapping[str, str]) -> int:
     """Start `argv` detached from this terminal and this process's files, output to the folder's log; its pid.
 
-    Raises StartFailed where there is no such program.
+    Raises StartFailed if there is no such program.
     """
     program = shutil.which(argv[0], path=environ.get("PATH"))
     if program is None:
-        raise StartFailed(f"no program {argv[0]!r}", next_step="install buildd where this client runs")
+        raise StartFailed(f"no program {argv[0]!r}", next_step="install buildd on this machine")
     _bound_log(folder)
     log = os.open(folder.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        actions: list[tuple[int, int, str, int, int] | tuple[int, int] | tuple[int, int, int]] = [
+        actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, log, 1),
             (os.POSIX_SPAWN_DUP2, log, 2),
         ]
-        # A pipe of our caller (make's jobserver, a shell's `$(...)`) held by the daemon would never see its end.
-        actions += [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inheritable()]
-        # Not subprocess: its Popen insists on outliving the child, and this child is meant to outlive us.
-        return os.posix_spawn(program, list(argv), dict(environ), file_actions=actions, setsid=True)
+        with _kept_back():
+            # Not subprocess: its Popen wants to outlive the child, and this child is to outlive this process.
+            return os.posix_spawn(program, list(argv), dict(environ), file_actions=actions, setsid=True)
+    except OSError as error:
+        raise StartFailed(f"the daemon could not be started: {in_one_line(error)}") from error
     finally:
         os.close(log)
+
+
+@contextmanager
+def _kept_back() -> Iterator[None]:
+    """Keep this process's open files from a child: a pipe of the caller (make's jobserver, a shell's `$(...)`) that the
+    daemon held would never be closed.
+
+    Not by POSIX_SPAWN_CLOSE, which refuses descriptors above the limit of open files; a shell leaves 255 open.
+    """
+    descriptors = _inheritable()
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    try:
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, True)
 
 
 def _inheritable() -> list[int]:
@@ -105,7 +125,7 @@ def _inheritable() -> list[int]:
 
 
 def _bound_log(folder: Folder) -> None:
-    """One old log is kept beside the present one."""
+    """Rotate a large log: one old log is kept beside the current one."""
     try:
         if folder.log_file.stat().st_size > _LOG_BYTES:
             os.replace(folder.log_file, folder.log_file.with_suffix(".log.1"))
@@ -114,7 +134,7 @@ def _bound_log(folder: Folder) -> None:
 
 
 def _await_answer(folder: Folder, pid: int, deadline: float) -> Endpoint | None:
-    """The endpoint that answers, ours or that of the one who was faster; None where ours ended and nobody came."""
+    """The endpoint that answers, of the new daemon or a faster one; None if the new one ended and there is no other."""
     running = True
     ended_at = 0.0
     while time.monotonic() < deadline:
@@ -137,11 +157,11 @@ def _await_answer(folder: Folder, pid: int, deadline: float) -> Endpoint | None:
 
 
 def _ended(pid: int) -> int | None:
-    """Exit status of our child; None while it runs."""
+    """Exit status of this process's child; None while it runs."""
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return 0  # reaped by somebody else in this process
+        return 0  # reaped elsewhere in this process
     return os.waitstatus_to_exitcode(status) if done else None
 
 
@@ -155,9 +175,9 @@ def _answers(endpoint: Endpoint, deadline: float) -> bool:
 
 
 def _replace(living: Endpoint, folder: Folder, deadline: float, say: Callable[[str], None]) -> None:
-    """Ask a daemon of another version to finish what it has and to take nothing new; wait until its place is free.
+    """Ask a daemon of another version to finish its requests and take nothing new; wait until its place is free.
 
-    Raises VersionMismatch where it stays.
+    Raises VersionMismatch if it stays.
     """
     try:
         with Client(Route.local(living), timeout_s=max(0.1, deadline - time.monotonic())) as client:
@@ -172,7 +192,7 @@ def _replace(living: Endpoint, folder: Folder, deadline: float, say: Callable[[s
         return
     except TimedOut as error:
         raise mismatch(living) from error
-    # A draining daemon lets go of its lock and its endpoint file at once; one of long ago only when it ends.
+    # A draining daemon gives up its lock and its endpoint file at once; a very old one only when it ends.
     while (now := find(folder)) is not None and now.instance == living.instance:
         if time.monotonic() >= deadline:
             raise mismatch(living)

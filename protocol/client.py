@@ -1,6 +1,6 @@
-"""The synchronous client: find or start a daemon, submit, follow, cancel, fetch.
+"""The synchronous client: finds or starts a daemon, submits, follows, cancels, fetches.
 
-Knows nothing of what is built nor of how a daemon is made; imports no asyncio, because short commands pay for every
+Knows nothing of builds, nor of how a daemon is started; imports no asyncio, because short commands pay for every
 import. One client belongs to one thread.
 """
 
@@ -52,26 +52,26 @@ if TYPE_CHECKING:
 
 PING_EVERY_S = 10.0
 SILENCE_S = 30.0
-"""After this long without a word a daemon on another host counts as gone."""
+"""A daemon on another host counts as gone after this long without a message."""
 
 _POLL_S = 0.01
 _DRAIN_S = 2.0
-"""How long a client waits for a daemon that takes nothing new; one that finishes a long build is not waited for."""
+"""How long a client waits for a draining daemon to end; it does not wait for a long build."""
 _CLOSE_LINGER_MS = 200
 _Socket = zmq.Socket[bytes]
 
 put_off: list[Callable[[], None]] | None = None
-"""A process that tells somebody that it is done before it ends puts a list here, and calls what is in it then: what a
-client waits for when it closes."""
+"""A list, in a process that reports its result before it ends: a client that closes adds its slow work, and the process
+calls it after the report."""
 
 
 def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str) -> Any:
-    """A DEALER or SUB socket with the options that SPEC.md asks for, connected."""
+    """A connected DEALER or SUB socket with the options that SPEC.md recommends."""
     made = context.socket(kind)
     made.linger = 0
     made.maxmsgsize = wire.MAX_MESSAGE_BYTES + (1 << 10)
     if kind == zmq.DEALER:
-        # With a bound libzmq stops reading while we are slow, and forgets the rest if the daemon ends then.
+        # With a bound, libzmq stops reading while this process is slow, and drops the rest if the daemon ends then.
         made.rcvhwm = 0
     if route.keys is not None:
         made.curve_serverkey = route.server_key.encode("ascii")
@@ -82,8 +82,8 @@ def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str
 
 
 class _Open:
-    """What a client has open, apart from it: where the garbage collector finds a client it closes what is in here
-    first, and not in whatever order the things of a cycle happen to have."""
+    """The open sockets of a client, apart from it: so the garbage collector closes them in the right order, and not in
+    the arbitrary order of a cycle."""
 
     def __init__(self, route: Route) -> None:
         self.context: zmq.Context[_Socket] = zmq.Context()
@@ -93,7 +93,7 @@ class _Open:
         self.death = open_pidfd(endpoint.pid, endpoint.start_ticks) if endpoint else None
 
     def close(self) -> None:
-        """Say goodbye and let go of it all."""
+        """Say goodbye and close everything."""
         linger_ms = 0
         if self.work is not None and (self._endpoint is None or is_alive(self._endpoint)):
             try:
@@ -101,8 +101,8 @@ class _Open:
                 linger_ms = _CLOSE_LINGER_MS
             except zmq.Again:
                 pass
-        # By hand: `destroy` finds sockets by weak references, which are gone when a garbage collection closes us, and
-        # would then wait for them for ever.
+        # By hand: `destroy` finds sockets by weak references, which are gone during a garbage collection, and would
+        # then wait for ever.
         for socket in (self.work, self.control):
             if socket is not None:
                 socket.close(linger=linger_ms)
@@ -150,11 +150,11 @@ class Client:
         """A client of this user's daemon here.
 
         Args:
-            start: called where no daemon lives, or one of another version; returns when one is on its way (see
-                `autostart.find_or_start`). None: only a daemon that lives already.
+            start: called if no daemon runs, or one of another version; returns when one is starting (see
+                `autostart.find_or_start`). None: use only a running daemon.
             timeout_s: for the start and for each answer, in seconds.
             name: name and version of the program, for the daemon's audit line.
-            package_digest: of the daemon's code as this client has it; "" where any will do.
+            package_digest: digest of the daemon's code as this client has it; "" if any will do.
 
         Raises:
             EndpointError, NoDaemon, VersionMismatch, and what `start` raises.
@@ -165,7 +165,7 @@ class Client:
             start()
             endpoint = _await_endpoint(folder, timeout_s)
         if endpoint is None:
-            raise NoDaemon(f"no daemon lives in {folder.place}", next_step="buildd up")
+            raise NoDaemon(f"no daemon is running in {folder.place}", next_step="buildd up")
         if differs(endpoint, package_digest):
             raise mismatch(endpoint)
         return cls(Route.local(endpoint), environ=environ, timeout_s=timeout_s, name=name)
@@ -195,7 +195,7 @@ class Client:
         return self._inbox.instance
 
     def submit(self, request: Request) -> Iterator[Event]:
-        """Start a build, or follow it where the daemon knows its id already; events end with `Done`.
+        """Start a build, or follow it if the daemon already knows its id; events end with `Done`.
 
         Raises (also while iterating): WireError, ConnectionLost, RemoteError, VersionMismatch, TimedOut.
         """
@@ -272,9 +272,9 @@ class Client:
         return work
 
     def _receive(self, work: _Socket, request_id: RequestId) -> None:
-        """Wait for one message and sort it in."""
+        """Wait for one message and file it in the inbox."""
         try:
-            frames = work.recv_multipart(zmq.NOBLOCK)  # where many came at once, asking first would cost most of it
+            frames = work.recv_multipart(zmq.NOBLOCK)  # if many came at once, polling first would cost most
         except zmq.Again:
             while not self._wait(work, PING_EVERY_S):
                 self._check_alive(request_id)
@@ -299,7 +299,7 @@ class Client:
                 raise self._inbox.lost(request_id, f"the daemon (pid {endpoint.pid}) ended")
             return
         if now - self._heard > SILENCE_S:
-            raise self._inbox.lost(request_id, f"the daemon at {self.route.work} is silent for {SILENCE_S:.0f} s")
+            raise self._inbox.lost(request_id, f"the daemon at {self.route.work} has been silent for {SILENCE_S:.0f} s")
         if self._sockets.work is not None and now - self._pinged >= PING_EVERY_S:
             self._pinged = now
             self._send(self._sockets.work, Ping())
@@ -308,15 +308,15 @@ class Client:
         try:
             socket.send_multipart(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again as error:
-            raise TimedOut("the daemon takes no more messages of this client") from error
+            raise TimedOut("the daemon accepts no more messages from this client") from error
 
     # ------------------------------------------------------------ control
 
     def status(self, *, settle: bool = False) -> Status:
-        """What the daemon does right now; answered also while it is busy. Raises ConnectionLost, TimedOut.
+        """The daemon's state; answered also while it is busy. Raises ConnectionLost, TimedOut.
 
         Args:
-            settle: it is to write its counters down first.
+            settle: the daemon writes its counters to the store first.
         """
         reply = self._ask(StatusRequest(settle=settle))
         if not isinstance(reply, Status):
@@ -328,7 +328,7 @@ class Client:
         return self._command(CancelRequest(request_id=request_id))
 
     def drain(self, now: bool = False) -> str:
-        """Ask the daemon to finish what runs (`now`: to end it) and to exit. Returns when it has understood."""
+        """Ask the daemon to finish its running jobs (`now`: to cancel them) and exit. Returns when it has confirmed."""
         return self._command(DrainRequest(now=now))
 
     def ping(self) -> None:
@@ -358,7 +358,7 @@ class Client:
                     )
             reply = wire.decode_from_control(control.recv_multipart())
         except ProtocolError:
-            # A late answer must not be taken for the next question's.
+            # A late answer must not be mistaken for the answer to the next question.
             control.close()
             self._sockets.control = None
             raise
@@ -371,7 +371,7 @@ class Client:
     # ------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Say goodbye and let go of sockets. Safe to call twice."""
+        """Say goodbye and close the sockets. Safe to call twice."""
         self._let_go()
 
     def __enter__(self) -> Client:
@@ -384,13 +384,13 @@ class Client:
 
 
 def find(folder: Folder) -> Endpoint | None:
-    """The endpoint of the daemon that lives in `folder`; None where none does."""
+    """The endpoint of the daemon that runs in `folder`; None if there is none."""
     endpoint = read_endpoint(folder)
     return endpoint if endpoint is not None and is_alive(endpoint) else None
 
 
 def differs(endpoint: Endpoint, package_digest: str) -> bool:
-    """Whether the daemon is another one than this client was made for."""
+    """Whether the daemon is of another version than this client."""
     return endpoint.protocol != PROTOCOL_VERSION or bool(
         package_digest and endpoint.package_digest and endpoint.package_digest != package_digest
     )
@@ -398,8 +398,7 @@ def differs(endpoint: Endpoint, package_digest: str) -> bool:
 
 def mismatch(endpoint: Endpoint) -> VersionMismatch:
     return VersionMismatch(
-        f"the daemon (pid {endpoint.pid}, {endpoint.daemon or 'unnamed'}) is of another version and busy: "
-        "working without it",
+        f"the daemon (pid {endpoint.pid}, {endpoint.daemon or 'unnamed'}) is of another version and busy",
         next_step="buildd down, or wait until it is idle",
     )
 
@@ -412,14 +411,14 @@ def _await_endpoint(folder: Folder, timeout_s: float) -> Endpoint | None:
 
 
 def submit_through(connect: Callable[[], Client], request: Request, *, restarts: int = 2) -> Iterator[Event]:
-    """Events of a build to its `Done`, also when the daemon is started again under it.
+    """Events of a build to its `Done`, even if the daemon is restarted meanwhile.
 
-    The same daemon is followed from the last event on. Another one gets the request again: what was acknowledged is
-    in the store, so only the rest runs; its events are numbered from 1 anew, after a `Notice` that says so.
+    The same daemon is followed from the last event on. Another one gets the request again: acknowledged results are in
+    the store, so only the rest runs; its events are numbered from 1 again, after a `Notice` that says so.
 
     Args:
-        connect: makes a client, starting a daemon where none lives.
-        restarts: how many times in a row without an event between them.
+        connect: makes a client, starting a daemon if none runs.
+        restarts: most restarts in a row without an event between them.
 
     Raises as `Client.submit`; ConnectionLost after too many restarts.
     """
@@ -443,7 +442,7 @@ def submit_through(connect: Callable[[], Client], request: Request, *, restarts:
             if left == 0:
                 raise
         except RemoteError as error:
-            # Found in the moment between its decision to end and its end: wait for that, then start another.
+            # Met between its decision to end and its end: wait for the end, then start another.
             if error.code != "draining" or left == 0 or not _ends_soon(client.route.endpoint):
                 raise
         left -= 1
@@ -457,7 +456,7 @@ def _ends_soon(endpoint: Endpoint | None) -> bool:
 
 
 def _restarted(request_id: RequestId, last: int) -> Event:
-    text = "the daemon ended and was started again; the request goes on there"
+    text = "the daemon ended; the request continues in a new one"
     return Event(
         request_id=request_id,
         sequence=last,

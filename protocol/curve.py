@@ -1,6 +1,6 @@
-"""Keys for TCP: the daemon's CURVE pair and the list of client keys that may come in, each with its scopes.
+"""Keys for TCP: the daemon's CURVE pair and the list of allowed client keys, each with its scopes.
 
-Knows no socket. Local sockets need none of this: their folder is closed to others.
+Knows no socket. Local sockets need no keys: their folder is closed to others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALL_SCOPES = frozenset(Scope)
 
 
 class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Z85 text, 40 characters each."""
+    """A CURVE pair, as Z85 text of 40 characters each."""
 
     public: str
     secret: str
@@ -48,7 +48,7 @@ class AllowedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_folder(environ: Mapping[str, str]) -> Path:
-    """Where keys live: they outlast a reboot, so not in the runtime folder."""
+    """The folder of keys; not the runtime folder, because keys outlast a reboot."""
     own = environ.get("BUILDD_KEY_DIR", "")
     if os.path.isabs(own):
         return Path(own)
@@ -67,7 +67,7 @@ def allow_list_file(environ: Mapping[str, str]) -> Path:
 
 
 def new_key_pair() -> KeyPair:
-    import zmq  # here: those who only need scopes need no sockets
+    import zmq  # late: users of scopes alone need no sockets
 
     public, secret = zmq.curve_keypair()
     return KeyPair(public=public.decode("ascii"), secret=secret.decode("ascii"))
@@ -80,14 +80,14 @@ def load_or_create(path: Path) -> KeyPair:
             private_file(path, lambda: msgspec.json.encode(new_key_pair())), type=described(KeyPair)
         )
     except msgspec.DecodeError as error:
-        raise EndpointError(f"{path} is no key file: {error}", code="bad-key", next_step=f"remove {path}") from error
+        raise EndpointError(f"{path} is not a key file: {error}", code="bad-key", next_step=f"remove {path}") from error
     if len(pair.public) != KEY_CHARACTERS or len(pair.secret) != KEY_CHARACTERS:
         raise EndpointError(f"{path} holds no CURVE pair", code="bad-key", next_step=f"remove {path}")
     return pair
 
 
 def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
-    """What is in a file of the user's own, made there with mode 0600 on first use.
+    """The content of a file of the user's own, made with mode 0600 on first use.
 
     Raises: EndpointError if others can read it, OSError.
     """
@@ -101,7 +101,7 @@ def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
     with open(descriptor, "wb") as file:
         file.write(content)
     try:
-        # link, not rename: two processes that make one at once must end with the same one.
+        # link, not rename: two processes that make it at once must end with the same content.
         os.link(scratch, path)
     except FileExistsError:
         pass
@@ -111,7 +111,7 @@ def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
 
 
 def read_private(path: Path, forbidden_bits: int) -> bytes:
-    """A file of the user's own. Raises EndpointError where it has one of these bits of its mode, OSError."""
+    """Read a file of the user's own. Raises EndpointError if its mode has one of these bits, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -144,7 +144,7 @@ def parse_allow_list(text: str) -> dict[str, AllowedClient]:
 
 
 class AllowList:
-    """The file of allowed clients, read again when it changed: a key that is taken out is out at once."""
+    """The file of allowed clients, read again when it changed: a removed key is refused at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,7 +152,7 @@ class AllowList:
         self._clients: dict[str, AllowedClient] = {}
 
     def find(self, public: str) -> AllowedClient | None:
-        """The client with this key; None where it is not allowed or the list cannot be trusted."""
+        """The client with this key; None if it is not allowed or the list cannot be trusted."""
         try:
             status = os.stat(self.path)
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,8 +1,8 @@
-"""msgspec's description of a struct class, made by one thread at a time.
+"""Makes msgspec's description of a struct class in one thread at a time.
 
-msgspec writes the description on the class when it first decodes into it, and puts it there before it is finished. A
-second thread that comes meanwhile uses what is not there yet, and the process dies of SIGSEGV (seen with msgspec 0.22).
-So a struct that may first be decoded in two threads goes through `described`; a decoder made at import needs it not.
+msgspec puts the description on the class when it first decodes into it, before the description is complete. A second
+thread then uses the incomplete one, and the process dies of SIGSEGV (seen with msgspec 0.22). So a struct that may
+first be decoded in two threads goes through `described`; a decoder made at import does not need it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def described(kind: T) -> T:
-    """`kind`, a type to decode into, ready for any thread."""
+    """Prepare `kind`, a type to decode into, for use in any thread, and return it."""
     if kind not in _described:
         with _lock:
             msgspec.msgpack.Decoder(kind)

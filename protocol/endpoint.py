@@ -1,7 +1,7 @@
-"""What is in a daemon's runtime folder (`places`): socket paths, lock, endpoint file.
+"""The contents of a daemon's runtime folder (`places`): socket paths, lock, endpoint file.
 
-Knows no message and opens no zmq socket. Everything here must be right for two processes that do it at once, for a
-pid that was given to somebody else, and for a folder that somebody else prepared.
+Knows no message and opens no zmq socket. Everything here must be right if two processes do it at once, if a pid was
+reused, and if another user prepared the folder.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import signal as signals
     from pathlib import Path
 
-# Every command imports this module: what costs milliseconds (pathlib, hashlib) is imported where it is used.
+# Every command imports this module: imports that cost milliseconds (pathlib, hashlib) come late.
 
 _ENDPOINT = "endpoint.json"
 _ENDPOINT_BYTES = 64 << 10
 _SOCKET_KINDS = ("work", "control", "events")
 _SOCKETS = (*_SOCKET_KINDS, "cli")
-"""What the names of all sockets in the folder begin with; the last one is `buildd.cli_client`'s."""
+"""Beginnings of the names of all sockets in the folder; the last one is `buildd.cli_client`'s."""
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -73,15 +73,15 @@ class Folder(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the endpoint file says about the daemon that lives here."""
+    """The endpoint file's description of the daemon."""
 
     protocol: int = PROTOCOL_VERSION
     daemon: str = ""
-    """Name and version, "buildd/0.1"."""
+    """Name and version, as in "buildd/0.1"."""
     package_digest: str = ""
-    """Digest of the daemon's own code: a client of another one asks for a restart."""
+    """Digest of the daemon's code: a client with another one asks for a restart."""
     package_stamp: str = ""
-    """Of the files that it was read from: a client that finds the same need not read them."""
+    """Digest of the stamps of the code's files: a client that finds the same need not read them."""
     pid: int
     start_ticks: int
     """Field 22 of /proc/PID/stat."""
@@ -95,9 +95,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tcp_server_key: str = ""
     """Public CURVE key, Z85."""
     redis: str = ""
-    """Where Redis' protocol is spoken, "127.0.0.1:6390"; empty where it is not."""
+    """Address for Redis' protocol, as in "127.0.0.1:6390"; empty if it is off."""
     store: str = ""
-    """Folder of the store of requests that name none."""
+    """Folder of the store for requests that name none."""
 
 
 # ---------------------------------------------------------------- facts of this machine
@@ -106,14 +106,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def start_ticks(pid: int) -> int:
     """Field 22 of /proc/PID/stat: together with boot id and pid it names a process for good.
 
-    0 where the process is gone, also while it is a zombie that nobody has reaped.
+    0 if the process is gone, or is a zombie that is not reaped yet.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return 0
-    # The second field is the program's name in brackets and may itself hold blanks and brackets.
+    # The second field is the program's name in brackets, which may hold blanks and brackets.
     fields = text[text.rfind(b")") + 1 :].split()
     if len(fields) < 20 or fields[0] in (b"Z", b"X", b"x"):
         return 0
@@ -127,7 +127,7 @@ def own_namespaces() -> Namespaces:
 
 
 def runtime_folder(environ: Mapping[str, str]) -> Folder:
-    """The runtime folder of this user here; see `runtime_place`, also for what it raises."""
+    """The runtime folder of this user here. Raises as `runtime_place`."""
     return Folder(runtime_place(environ))
 
 
@@ -144,7 +144,7 @@ def write_endpoint(folder: Folder, endpoint: Endpoint) -> None:
 
 
 def read_endpoint(folder: Folder) -> Endpoint | None:
-    """What the file says, whether or not that daemon still lives; None where there is no readable file."""
+    """Content of the file, whether or not that daemon still lives; None if there is no readable file."""
     try:
         descriptor = os.open(f"{folder.place}/{_ENDPOINT}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
@@ -154,14 +154,14 @@ def read_endpoint(folder: Folder) -> Endpoint | None:
 
 
 def remove_endpoint(folder: Folder, instance: str) -> None:
-    """Take the file away if it is still `instance`'s. The caller holds the lock."""
+    """Remove the file if it is still `instance`'s. The caller holds the lock."""
     current = read_endpoint(folder)
     if current is not None and current.instance == instance:
         folder.endpoint_file.unlink(missing_ok=True)
 
 
 def is_alive(endpoint: Endpoint) -> bool:
-    """Whether the very process that wrote the endpoint lives: a pid alone may be somebody else's by now."""
+    """Whether the very process that wrote the endpoint lives: its pid may be another process's by now."""
     return (
         endpoint.pid > 0
         and endpoint.start_ticks > 0
@@ -171,14 +171,14 @@ def is_alive(endpoint: Endpoint) -> bool:
 
 
 def open_pidfd(pid: int, ticks: int) -> int | None:
-    """A descriptor that gets readable when that very process ends; None where it is gone or the kernel has none."""
+    """A descriptor that becomes readable when that very process ends; None if it is gone or the kernel has none."""
     if pid <= 0 or ticks <= 0:
         return None
     try:
         descriptor = os.pidfd_open(pid)
-    except (OSError, AttributeError):
+    except (OSError, OverflowError, AttributeError):  # a number that no process has
         return None
-    # Looked at after opening: the descriptor holds on to the process that it was opened for.
+    # Checked after opening: the descriptor stays with the process for which it was opened.
     if start_ticks(pid) != ticks:
         os.close(descriptor)
         return None
@@ -186,7 +186,7 @@ def open_pidfd(pid: int, ticks: int) -> int | None:
 
 
 def send_signal(endpoint: Endpoint, number: signals.Signals) -> bool:
-    """Signal the daemon, never another process that got its pid. False where it is gone."""
+    """Signal the daemon, never another process that got its pid. False if it is gone."""
     import signal as signals
 
     if endpoint.boot_id != boot_id():
@@ -207,7 +207,7 @@ def send_signal(endpoint: Endpoint, number: signals.Signals) -> bool:
 
 
 class DaemonLock:
-    """The kernel-released lock of the one daemon: gone with its process, however that ends."""
+    """The lock of the one daemon; the kernel releases it with the process, in whatever way that ends."""
 
     def __init__(self, folder: Folder, lock: int, guard: int) -> None:
         self._folder = folder
@@ -216,7 +216,7 @@ class DaemonLock:
 
     @classmethod
     def acquire(cls, folder: Folder) -> DaemonLock | None:
-        """The lock, or None where another process has it. Never waits."""
+        """The lock, or None if another process has it. Never waits."""
         import fcntl
 
         while True:
@@ -227,20 +227,20 @@ class DaemonLock:
                     break
             except BlockingIOError:
                 try:
-                    # Who only asks (`is_held`) shares it, and is about to let it go.
+                    # A process that only asks (`is_held`) shares it, and releases it at once.
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     os.close(lock)
                     return None
                 os.close(lock)
                 continue
-            # A cleaner of temporary files took the file away between open and flock: that lock guards nothing.
+            # A cleaner of temporary files removed the file between open and flock: this lock guards nothing.
             os.close(lock)
         return cls(folder, lock, _guard(folder))
 
     @classmethod
     def handed_on(cls, folder: Folder, descriptor: int) -> DaemonLock | None:
-        """The lock that this process had before it became another program (`hand_on`); None where that is none."""
+        """The lock that this process had before it executed this program (`hand_on`); None if it had none."""
         import fcntl
 
         try:
@@ -254,7 +254,7 @@ class DaemonLock:
 
     @staticmethod
     def is_held(folder: Folder) -> bool:
-        """Whether a daemon lives, or is on its way: it has the lock before it can be talked to."""
+        """Whether a daemon runs or is starting: it has the lock before it answers."""
         import fcntl
 
         try:
@@ -270,12 +270,12 @@ class DaemonLock:
         return False
 
     def hand_on(self) -> int:
-        """Keep the lock over the exec that is next; its descriptor, for `handed_on`."""
+        """Keep the lock across the following exec; returns its descriptor, for `handed_on`."""
         os.set_inheritable(self._lock, True)
         return self._lock
 
     def wipe(self) -> None:
-        """Remove what dead daemons left: sockets that nobody listens on, half-written endpoint files."""
+        """Remove the remains of dead daemons: sockets without a listener, half-written endpoint files."""
         for entry in os.scandir(self._folder.path):
             half_written = entry.name.startswith("endpoint.") and entry.name.endswith(".new")
             if half_written or (entry.name.startswith(_SOCKETS) and not _listens(entry.path)):
@@ -287,7 +287,7 @@ class DaemonLock:
 
 
 def _guard(folder: Folder) -> int:
-    """systemd-tmpfiles leaves a locked folder alone; without this it removes sockets in /tmp after ten days."""
+    """Lock the folder: otherwise systemd-tmpfiles removes sockets in /tmp after ten days."""
     import fcntl
 
     guard = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -308,13 +308,13 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _listens(path: str) -> bool:
-    import socket  # here: only daemons ask, and clients pay for every import
+    import socket  # late: only daemons need it, and clients pay for every import
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
         except BlockingIOError:
-            return True  # its backlog is full: somebody listens
+            return True  # its backlog is full, so there is a listener
         except OSError:
             return False
     return True

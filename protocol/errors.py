@@ -1,42 +1,46 @@
-"""What can go wrong between a client and a daemon, each with a stable code and the next step.
+"""Errors between a client and a daemon, each with a stable code and the next step.
 
-Knows nothing of where errors are shown. SPEC.md lists the codes.
+Does not know where errors are shown. SPEC.md lists the codes.
 """
 
 from __future__ import annotations
 
 from protocol.messages import Error, RequestId
+from protocol.problem import Problem
 
 _NO_REQUEST = RequestId("")
 
 
-class ProtocolError(Exception):
-    """Base. `code` is stable; `message` and `next_step` are for people."""
+class ProtocolError(Problem):
+    """Base of the errors between a client and a daemon."""
 
     code = "protocol"
 
-    def __init__(self, message: str, *, code: str = "", next_step: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.next_step = next_step
-        if code:
-            self.code = code
-
 
 class WireError(ProtocolError):
-    """Frames that are no message, or a message that cannot be frames."""
+    """Frames that are no message, or a message that cannot be frames.
+
+    Args:
+        request_id: of the request that the message is about, if that can be read.
+    """
 
     code = "bad-message"
 
+    def __init__(
+        self, message: str, *, code: str = "", next_step: str = "", request_id: RequestId = _NO_REQUEST
+    ) -> None:
+        super().__init__(message, code=code, next_step=next_step)
+        self.request_id = request_id
+
 
 class EndpointError(ProtocolError):
-    """The runtime folder cannot be used: not ours, open to others, too long a path."""
+    """The runtime folder cannot be used: another user's, open to others, or its path is too long."""
 
     code = "runtime-folder"
 
 
 class NoDaemon(ProtocolError):
-    """No daemon lives and none was to be started."""
+    """No daemon runs, and the caller wanted none to be started."""
 
     code = "no-daemon"
 
@@ -48,13 +52,13 @@ class StartFailed(ProtocolError):
 
 
 class TimedOut(ProtocolError):
-    """The daemon lives but did not answer in time."""
+    """The daemon runs but did not answer in time."""
 
     code = "timeout"
 
 
 class VersionMismatch(ProtocolError):
-    """The daemon that lives is of another version and busy. The caller works without it."""
+    """The running daemon is of another version and busy. The caller works without it."""
 
     code = "version"
 
@@ -67,7 +71,7 @@ class ConnectionLost(ProtocolError):
     def __init__(
         self, message: str, *, request_id: RequestId = _NO_REQUEST, last_sequence: int = 0, instance: str = ""
     ) -> None:
-        super().__init__(message, next_step="run the command again; what was already built is served from the store")
+        super().__init__(message, next_step="run the command again; finished results come from the store")
         self.request_id = request_id
         self.last_sequence = last_sequence
         self.instance = instance
@@ -79,7 +83,7 @@ class RemoteError(ProtocolError):
     code = "remote"
 
     def __init__(self, error: Error) -> None:
-        super().__init__(error.message, code=error.code, next_step=error.next_step)
-        self.file = error.file
-        self.command = error.command
+        super().__init__(
+            error.message, code=error.code, file=error.file, command=error.command, next_step=error.next_step
+        )
         self.request_id = error.request_id

@@ -1,6 +1,6 @@
-"""The bodies of `Event`, as typed structs: what happens in a request. SPEC.md is the document.
+"""The bodies of `Event`, as typed structs: everything that happens in a request. SPEC.md is the document.
 
-Knows nothing of who asks or listens; `messages` has the messages that travel, and names these again.
+Knows nothing of clients or followers; `messages` has the messages that travel, and exports these names too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Diagnostic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job used."""
+    """Time and memory that a job used."""
 
     wall_s: float = 0.0
     user_s: float = 0.0
@@ -52,33 +52,35 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one kernel needs on one architecture, as its assembler says; -1 where it does not say."""
+    """Resource use of one kernel on one architecture, as its assembler reports it; -1 if unknown."""
 
     name: str
-    """As in the object file: mangled."""
+    """Mangled, as in the object file."""
     arch: str
     registers: int = -1
     shared_bytes: int = -1
     """Static shared memory (LDS on AMD GPUs)."""
     constant_bytes: int = -1
-    """Of all banks."""
+    """Constant memory, of all banks."""
     stack_bytes: int = -1
     spill_store_bytes: int = -1
     spill_load_bytes: int = -1
     scalar_registers: int = -1
     """SGPRs of AMD GPUs; `registers` are their VGPRs, `stack_bytes` their scratch memory."""
     spilled_registers: int = -1
-    """On AMD GPUs, of both kinds."""
+    """On AMD GPUs: registers of both kinds."""
+    max_threads: int = -1
+    """Most threads of a block by its launch bounds; -1 also if it has none."""
     code: str = ""
-    """A digest of its machine code; empty where that is not known."""
+    """Digest of its machine code; empty if unknown."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the steps that a job was carried out in."""
+    """One compile step of a job."""
 
     name: str
     start_s: float
-    """After the job's own start."""
+    """Seconds after the job's start."""
     wall_s: float = 0.0
     peak_rss_bytes: int = 0
     hit: bool = False
@@ -93,7 +95,7 @@ class FailureKind(Enum):
     TOOL_MISSING = "tool_missing"
     OUTPUT_MISSING = "output_missing"
     STORE = "store"
-    """A disk is full, a folder is read-only: the tool itself did not fail."""
+    """A disk is full or a folder is read-only: the tool itself did not fail."""
     INTERNAL = "internal"
 
 
@@ -126,7 +128,9 @@ class Queued(Body, frozen=True, tag="queued"):
     reasons: tuple[str, ...] = ()
     expected_s: float = 0.0
     shared: bool = False
-    """An equal job of another request already runs; this one joined it."""
+    """Whether this action joined an equal job of another request that already runs."""
+    after: str = ""
+    """The action for which it waited last, of those that make its inputs and ran; empty if it waited for none."""
 
 
 class Started(Body, frozen=True, tag="started"):
@@ -144,7 +148,7 @@ class LogLine(Body, frozen=True, tag="log_line"):
     stream: str
     """"stdout" or "stderr"."""
     text: str
-    """Without the newline; bytes that are not UTF-8 arrive as surrogate-free replacement characters."""
+    """Without the newline; bytes that are not UTF-8 are replaced (no surrogates)."""
 
 
 class Progress(Body, frozen=True, tag="progress"):
@@ -154,8 +158,14 @@ class Progress(Body, frozen=True, tag="progress"):
     misses: int = 0
     running: int = 0
     eta_s: float = 0.0
+    to_run: int = 0
+    """Actions that have run, run, or will run as far as is known: `total` without hits."""
     waiting_for: str = ""
-    """Why nothing starts right now, in words: "memory: needs 1.9 GiB, 0.8 GiB free"."""
+    """Why no job starts, in words: "memory: needs 1.9 GiB, 0.8 GiB free"."""
+    memory_bytes: int = 0
+    """Resident memory of all jobs of the daemon."""
+    budget_bytes: int = 0
+    """The memory that all jobs together may use now; 0 if unknown."""
 
 
 class CacheHit(Body, frozen=True, tag="cache_hit"):
@@ -172,10 +182,10 @@ class Finished(Body, frozen=True, tag="finished"):
     timing: Timing
     outputs: tuple[Output, ...] = ()
     note: str = ""
-    """Set where something is worth saying: "not stored: src/a.cu changed while it was compiled"."""
+    """A remark for the user: "not stored: src/a.cu changed while it was compiled"."""
     kernels: tuple[Kernel, ...] = ()
     steps: tuple[Step, ...] = ()
-    """In the order in which they ended; none where one process did all."""
+    """In the order of their ends; empty if one process did everything."""
 
 
 class Failed(Body, frozen=True, tag="failed"):
@@ -192,10 +202,22 @@ class Failed(Body, frozen=True, tag="failed"):
 
 
 class ToolOutput(Body, frozen=True, tag="tool_output"):
-    """What the tool of a COMPILE request wrote, byte for byte: all of it before `Done`, in order for each stream."""
+    """Output of a COMPILE request's tool, byte for byte: all of it before `Done`, in order for each stream."""
 
     stream: str
     data: bytes
+
+
+class Host(Body, frozen=True, tag="host"):
+    """The client that submitted this COMPILE request is to start a program, which runs the request's tools below it.
+
+    Sent only to a client with the capability `host`.
+    """
+
+    command: tuple[str, ...]
+    """In a session of its own, without variables, in the root folder, with nothing to read or to write to."""
+    socket: str
+    """Path of a SOCK_SEQPACKET socket; the program finds a connection to it as its descriptor 3."""
 
 
 class Explained(Body, frozen=True, tag="explained"):
@@ -224,7 +246,7 @@ class Notice(Body, frozen=True, tag="notice"):
 
 
 class Watching(Body, frozen=True, tag="watching"):
-    """A WATCH request: from now on no change goes unseen. Sent again when a build has shown more of what it reads."""
+    """A WATCH request: from now on no change goes unseen. Sent again when a build has found more inputs."""
 
     files: int
     folders: int
@@ -233,24 +255,24 @@ class Watching(Body, frozen=True, tag="watching"):
 
 
 class Changed(Body, frozen=True, tag="changed"):
-    """What a WATCH request's targets are built of is not what it was: other content, not only another time."""
+    """Inputs of a WATCH request's targets changed: their content, not only their times."""
 
     paths: tuple[str, ...]
-    """Relative to the project where they are in it."""
+    """Relative to the project if they are in it."""
     more: int = 0
     """Number of further paths that are not named."""
 
 
 class Compared(Body, frozen=True, tag="compared"):
-    """How the kernels of a good build stand beside those of the last one. No daemon sends it: `buildd watch --json`
+    """How the kernels of a good build differ from those of the last one. No daemon sends it: `buildd watch --json`
     writes it after each good build that has kernels."""
 
     kernels: int
-    """In all, a kernel of several architectures as often."""
+    """Number of kernels; each counts once for each architecture."""
     recoded: int = 0
-    """Other machine code than before."""
+    """Kernels with changed machine code."""
     moved: int = 0
-    """Other needs than before: registers, memory, spills."""
+    """Kernels with changed resource use: registers, memory, spills."""
     came: int = 0
     went: int = 0
 
@@ -267,12 +289,60 @@ class Measured(Body, frozen=True, tag="measured"):
     time_us: float = 0.0
     tflops: float = 0.0
     before_us: float = 0.0
-    """The last time on the same problem; 0 where there was none."""
+    """The previous time on the same problem; 0 if there was none."""
     spread: float = 0.0
-    """Of the samples, as a share of the time."""
+    """Spread of the samples, as a share of the time."""
     error: float = 0.0
-    """The largest relative one, against the reference."""
+    """The largest relative error, against the reference."""
     message: str = ""
+    wall_s: float = 0.0
+    """How long the GPU was taken for it."""
+
+
+class ProgramStart(Body, frozen=True, tag="program_start"):
+    """How a program that uses torch or Triton spent the time of its start. No daemon sends it: it is in the build log's
+    row of the `buildd run` above the program."""
+
+    program: str
+    """Its command line, shortened."""
+    pid: int = 0
+    wall_s: float = 0.0
+    """From the start of its process to the end of the first call after the last kernel or graph."""
+    phases: dict[str, float] = {}
+    """Phase -> seconds: "interpreter", "imports", "tracing", "graphs found", "graphs compiled", "kernels found",
+    "kernels compiled", "first call", "program". No moment counts twice."""
+    counts: dict[str, int] = {}
+    """Phase -> how many graphs or kernels."""
+
+
+class Candidate(Body, frozen=True, tag="candidate"):
+    """A PROFILE request built or measured a candidate kernel."""
+
+    target: str
+    problem: str
+    candidate: str
+    outcome: str
+    """"measured", "hopeless" (slower than the best), "built", "skipped", "not measured", or what was wrong: "wrong",
+    "refused", "crashed", "hung", "unbuilt"."""
+    time_us: float = 0.0
+    spread: float = 0.0
+    error: float = 0.0
+    note: str = ""
+
+
+class Chosen(Body, frozen=True, tag="chosen"):
+    """The kernel that a PROFILE request chose for a problem."""
+
+    target: str
+    problem: str
+    candidate: str = ""
+    """Empty if no candidate is known to work."""
+    time_us: float = 0.0
+    """0: a guess, not measured."""
+    tflops: float = 0.0
+    gpu: str = ""
+    known: bool = False
+    """No candidate had to be measured."""
 
 
 class Lagged(Body, frozen=True, tag="lagged"):
@@ -297,13 +367,16 @@ class Done(Body, frozen=True, tag="done"):
     saved_s: float = 0.0
     exit_status: int = 0
     signal: int = 0
+    commands: tuple[tuple[str, ...], ...] = ()
+    folder: str = ""
+    keeps_going: bool = False
 
 
 class Unknown(Body, frozen=True, tag="unknown"):
-    """A body that this side does not know. Never sent: the decoder puts it where a newer daemon said more."""
+    """A body of an unknown type. Never sent: the decoder puts it in place of a newer daemon's body."""
 
     name: str = ""
-    """The `type` that it had."""
+    """The unknown `type`."""
 
 
 EventBody = (
@@ -316,6 +389,7 @@ EventBody = (
     | Finished
     | Failed
     | ToolOutput
+    | Host
     | Explained
     | Artifact
     | Notice
@@ -323,6 +397,9 @@ EventBody = (
     | Changed
     | Compared
     | Measured
+    | Candidate
+    | Chosen
+    | ProgramStart
     | Lagged
     | Done
     | Unknown

@@ -9,15 +9,18 @@ Units are in the names: `_s` seconds, `_ns` nanoseconds, `_bytes` bytes. Times o
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from protocol.base import Message as Message
 from protocol.events import Artifact as Artifact
 from protocol.events import Body as Body
 from protocol.events import BuildId as BuildId
 from protocol.events import CacheHit as CacheHit
+from protocol.events import Candidate as Candidate
 from protocol.events import Changed as Changed
+from protocol.events import Chosen as Chosen
 from protocol.events import Compared as Compared
 from protocol.events import Diagnostic as Diagnostic
 from protocol.events import Digest as Digest
@@ -27,6 +30,7 @@ from protocol.events import Explained as Explained
 from protocol.events import Failed as Failed
 from protocol.events import FailureKind as FailureKind
 from protocol.events import Finished as Finished
+from protocol.events import Host as Host
 from protocol.events import JobId as JobId
 from protocol.events import Kernel as Kernel
 from protocol.events import Lagged as Lagged
@@ -36,6 +40,7 @@ from protocol.events import Notice as Notice
 from protocol.events import Outcome as Outcome
 from protocol.events import Output as Output
 from protocol.events import Planned as Planned
+from protocol.events import ProgramStart as ProgramStart
 from protocol.events import Progress as Progress
 from protocol.events import Queued as Queued
 from protocol.events import RequestId as RequestId
@@ -46,16 +51,27 @@ from protocol.events import Timing as Timing
 from protocol.events import ToolOutput as ToolOutput
 from protocol.events import Unknown as Unknown
 from protocol.events import Watching as Watching
+from protocol.leases import GiveBack as GiveBack
+from protocol.leases import GpuProcess as GpuProcess
+from protocol.leases import GpuStatus as GpuStatus
+from protocol.leases import Lease as Lease
+from protocol.leases import Leased as Leased
+from protocol.leases import LeaseEnd as LeaseEnd
+from protocol.leases import LeaseEnded as LeaseEnded
+from protocol.leases import LeaseId as LeaseId
+from protocol.leases import LeaseWaits as LeaseWaits
 
 PROTOCOL_VERSION = 1
 
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Base of everything that travels; the map's `type` says which struct it is."""
+# Numbers outside these ranges make a message a bad one.
+Pid = Annotated[int, msgspec.Meta(ge=0, le=0x7FFF_FFFF)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=0x7FFF_FFFF)]
+Umask = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
+Sequence = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Mode(Enum):
-    """What a request wants done."""
+    """The purpose of a request."""
 
     BUILD = "build"
     WARM = "warm"
@@ -65,9 +81,11 @@ class Mode(Enum):
     EXPLAIN = "explain"
     """Run nothing; say for each action why it would hit or miss."""
     COMPILE = "compile"
-    """Do what `command` (with the tool's absolute path) does in `project`, for a stand-in in somebody else's build."""
+    """Do what `command` (with the tool's absolute path) does in `project`, for a shim in another tool's build."""
     WATCH = "watch"
-    """Build nothing; until it is cancelled, say when the targets would be built of something else."""
+    """Build nothing; until it is cancelled, report changes of the targets' inputs."""
+    PROFILE = "profile"
+    """Measure candidate kernels of the targets on this host's GPUs, and keep the times: see `Request.profile`."""
 
 
 class Priority(Enum):
@@ -85,9 +103,9 @@ class OnDisconnect(Enum):
 
 
 class Namespaces(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the client lives, so that the daemon can tell whether a tool that it runs sees the same machine.
+    """The client's namespaces, so that the daemon can tell whether a tool that it runs sees the same machine.
 
-    Inode numbers of /proc/self/ns/*; 0 where unknown.
+    Inode numbers of /proc/self/ns/*; 0 if unknown.
     """
 
     mount: int = 0
@@ -104,7 +122,7 @@ class Hello(Message, frozen=True, tag="hello"):
     version: int
     client: str
     """Name and version for the audit line, "buildd-cli/0.1"."""
-    pid: int = 0
+    pid: Pid = 0
     """Process id on this host; 0 from elsewhere. Lets the daemon notice the client's death at once."""
     start_ticks: int = 0
     """Field 22 of /proc/PID/stat, so that a reused pid is not taken for the client."""
@@ -113,8 +131,21 @@ class Hello(Message, frozen=True, tag="hello"):
     capabilities: tuple[str, ...] = ()
 
 
+class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The options of a PROFILE request."""
+
+    problems: tuple[str, ...] = ()
+    """Sizes that targets leave open, "4096x4096x4096"; of a convolution its input, "16x56x56x64"."""
+    top: Count = 0
+    """Number of candidates to try for each problem; 0: the daemon chooses."""
+    exhaustive: bool = False
+    """Try every candidate, and measure each in full."""
+    measure: bool = True
+    """False: only compile the likely candidates."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client asks to have built."""
+    """A client's request for a build."""
 
     request_id: RequestId
     build_id: BuildId
@@ -127,36 +158,39 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     specs: dict[str, msgspec.Raw] = {}
     """Inline targets: name -> the table that would stand under [target.NAME]."""
     arch: tuple[str, ...] = ()
-    """Overrides every target's architectures."""
+    """Replaces every target's architectures."""
+    toolchain: dict[str, str] = {}
+    """Replaces keys of the project's [toolchain] table; folders are absolute."""
     environment: dict[str, str] = {}
     """The client's variables that reach a build (see the environment table); the daemon's own are never used."""
     store: str = ""
     """Folder of the store; empty means the daemon's default."""
     mode: Mode = Mode.BUILD
-    jobs: int = 0
+    jobs: Count = 0
     """Most jobs of this request at once; 0 means no cap of its own."""
     priority: Priority = Priority.BUILD
     on_disconnect: OnDisconnect = OnDisconnect.DETACH
     interpreter: str = ""
     """The client's Python, for kinds that need a library of the client."""
     keep_going: bool = False
-    """After a failure, go on with what does not depend on it."""
+    """After a failure, go on with everything that does not depend on it."""
     recache: bool = False
     """Run every action again and overwrite its entry."""
     command: tuple[str, ...] = ()
-    umask: int = 0o022
+    umask: Umask = 0o022
     inputs: tuple[str, ...] = ()
-    """WATCH: files, and folders in which new names count, instead of what targets are built of."""
+    """WATCH: files, and folders in which new names count, instead of the targets' inputs."""
     replaces: RequestId = RequestId("")
-    """A request that is cancelled once it is known which of its jobs are this one's as well: those go on. Until then it
-    starts nothing more."""
+    """A request to cancel, once it is known which of its jobs this one needs as well: those go on. Until then it starts
+    nothing more."""
     known: RequestId | None = None
-    """An earlier request for the same that ended with `built`, of which the client has every event: of actions that
-    stand as they did then nothing is told, they count as hits; empty where it wants to be told of every action. None
-    where it does not mind: then nothing is told of a tree in which nothing has changed."""
+    """An earlier, equal request that ended with `built`, and of which the client has every event: actions unchanged
+    since then send no events and count as hits. Empty: send events of every action. None: the client does not mind;
+    then an unchanged tree sends none."""
     measures: tuple[str, ...] = ()
-    """BUILD: compute capabilities, "9.0", of the GPUs on which the client can measure kernels; "" where it has not
-    asked. What its targets want measured there first is refused, with "not-measured"."""
+    """BUILD: compute capabilities, "9.0", of the GPUs on which the client can measure kernels; "" if it has not
+    asked. If targets want something measured there first, the request is refused with "not-measured"."""
+    profile: ProfileOptions = ProfileOptions()
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -169,7 +203,9 @@ class Follow(Message, frozen=True, tag="follow"):
     """Events of a request from `after_sequence` + 1 on; also after a reconnect."""
 
     request_id: RequestId
-    after_sequence: int = 0
+    after_sequence: Sequence = 0
+    observe: bool = False
+    """Only look on: the request is cancelled all the same once nobody else follows it."""
 
 
 class Unfollow(Message, frozen=True, tag="unfollow"):
@@ -225,7 +261,9 @@ class Error(Message, frozen=True, tag="error"):
     next_step: str = ""
     request_id: RequestId = RequestId("")
     digest: Digest = Digest("")
-    """Of the `Fetch` that could not be served."""
+    """The digest of the `Fetch` that could not be served."""
+    lease_id: LeaseId = LeaseId("")
+    """The id of the `Lease` that could not be granted."""
 
 
 class BlobChunk(Message, frozen=True, tag="blob_chunk"):
@@ -256,7 +294,7 @@ class Event(Message, frozen=True, tag="event"):
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
     settle: bool = False
-    """Write down what was counted, so that whoever reads the store finds it there."""
+    """Write the counters to the store first, for its readers."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -267,16 +305,36 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
 
 
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that is being built now."""
+
+    request_id: RequestId
+    build_id: BuildId
+    mode: Mode
+    project: str
+    what: str = ""
+    """The source of a compile, as its command names it; else the targets."""
+    elapsed_s: float = 0.0
+    """Since the first of its running jobs began, for a compile; else since it came."""
+    expected_s: float = 0.0
+    jobs_running: int = 0
+    jobs_waiting: int = 0
+
+
 class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a build's COMPILE requests came to; `handed_through` counts by reason what stand-ins ran themselves, and
-    `holding_paths` those of `misses` whose object holds the path of a folder that has another name in each build."""
+    """Figures of a build's COMPILE requests; `passed_through` counts, by reason, the commands that shims ran as the
+    plain tool, `holding_paths` the misses whose object holds the path of a folder with another name in each build,
+    `missed` the misses by the kind of their reason, `elsewhere` by folder the misses for which that folder has a result
+    of the same content."""
 
     hits: int = 0
     misses: int = 0
     failures: int = 0
     saved_s: float = 0.0
-    handed_through: dict[str, int] = {}
+    passed_through: dict[str, int] = {}
     holding_paths: int = 0
+    missed: dict[str, int] = {}
+    elsewhere: dict[str, int] = {}
 
 
 class Status(Message, frozen=True, tag="status"):
@@ -293,11 +351,18 @@ class Status(Message, frozen=True, tag="status"):
     waiting_for: str = ""
     stores: tuple[str, ...] = ()
     clients: int = 0
-    counters: dict[str, int] = {}
+    counters: dict[str, int] = msgspec.field(default_factory=dict)
     """Monotonic counts: malformed frames, dropped messages, lagged followers, bad blobs, hits, misses ..."""
     active: tuple[RequestId, ...] = ()
-    """Requests that have not ended, in the order in which they came."""
-    builds: dict[BuildId, BuildFigures] = {}
+    """Requests that have not ended, in order of arrival."""
+    builds: dict[BuildId, BuildFigures] = msgspec.field(default_factory=dict)
+    work: tuple[RequestStatus, ...] = ()
+    """The requests that are being built, in order of arrival."""
+    gpus: tuple[GpuStatus, ...] = ()
+    cpus: int = 0
+    """CPU tokens: most jobs at once."""
+    budget_bytes: int = 0
+    """The memory that all jobs together may use, as it was when one last ran; 0 if none has run."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):
@@ -305,7 +370,7 @@ class CancelRequest(Message, frozen=True, tag="cancel"):
 
 
 class DrainRequest(Message, frozen=True, tag="drain"):
-    """Finish what runs, take nothing new, then exit. With `now` jobs are ended too."""
+    """Finish running jobs (with `now`: cancel them), take nothing new, then exit."""
 
     now: bool = False
 
@@ -316,8 +381,8 @@ class Accepted(Message, frozen=True, tag="ok"):
     text: str = ""
 
 
-FromClient = Hello | Submit | Follow | Unfollow | Fetch | Ping | Bye
-FromDaemon = Welcome | Refused | Error | BlobChunk | Pong | Event
+FromClient = Hello | Submit | Follow | Unfollow | Fetch | Lease | GiveBack | Ping | Bye
+FromDaemon = Welcome | Refused | Error | BlobChunk | Pong | Event | LeaseWaits | Leased | LeaseEnded
 ToControl = Hello | StatusRequest | CancelRequest | DrainRequest | Ping
 FromControl = Welcome | Refused | Error | Status | Accepted | Pong
 

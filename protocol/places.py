@@ -1,8 +1,8 @@
-"""Where a user's daemon lives: the runtime folder and its name.
+"""The runtime folder of a user's daemon, and its name.
 
-Knows no message, no socket and nothing of what is in the folder, and imports nothing that a command would wait for:
-`buildd.cli_client` needs it before anything else. Everything here must be right for two processes that do it at once,
-and for a folder that somebody else prepared.
+Knows no message, no socket and nothing of the folder's contents, and imports nothing slow: `buildd.cli_client` needs it
+before anything else. Everything here must be right if two processes do it at once, and if another user prepared the
+folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SOCKET_PATH_BYTES = 107
 
 _PLACE_CHARACTERS = 12
 INSTANCE_CHARACTERS = 8
-"""Of a daemon's id, in the names of its sockets."""
+"""Characters of a daemon's id in the names of its sockets."""
 _LONGEST_SOCKET = "control-" + "0" * INSTANCE_CHARACTERS
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; empty where it has none."""
+    """The kernel's id of this boot; empty if it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().decode().strip()
@@ -37,7 +37,7 @@ def boot_id() -> str:
 
 
 def namespace(name: str) -> int:
-    """Inode number of one of this process's namespaces ("mnt", "pid"); 0 where the kernel has none."""
+    """Inode number of one of this process's namespaces ("mnt", "pid"); 0 if the kernel has none."""
     try:
         return os.stat(f"/proc/self/ns/{name}").st_ino
     except OSError:
@@ -75,7 +75,7 @@ def choose_base(
 ) -> Path:
     """The folder that holds runtime folders, by the first rule that fits; see SPEC.md. Touches nothing.
 
-    Raises EndpointError where $BUILDD_RUNTIME_DIR is relative or too long.
+    Raises EndpointError if $BUILDD_RUNTIME_DIR is relative or too long.
     """
     from pathlib import Path
 
@@ -141,11 +141,11 @@ def _usable_session(session: str, login_root: str, linger_root: str) -> bool:
 
 
 def runtime_place(environ: Mapping[str, str]) -> str:
-    """The runtime folder of this user here, made with mode 0700 where it is missing.
+    """The runtime folder of this user here, made with mode 0700 if it is missing.
 
-    Raises EndpointError where it is a link, another user's, open to others or cannot be made.
+    Raises EndpointError if it is a link, another user's, open to others or cannot be made.
     """
-    # As Path writes it: without doubled, final and meaningless parts.
+    # As Path writes it: without doubled, trailing and "." parts.
     base = "/" + "/".join(part for part in _choose_base(environ).split("/") if part not in ("", "."))
     path = f"{base.rstrip('/')}/{place_name()}"
     above = os.path.dirname(base)
@@ -172,7 +172,7 @@ def _private_folder(path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise _error(
-            f"{path} cannot be the runtime folder: {'it is a link or no folder' if _is_odd(path) else error.strerror}",
+            f"{path} cannot be the runtime folder: {'a link or not a folder' if _is_odd(path) else error.strerror}",
             next_step=f"remove {path}, or {_MOVE}",
         ) from error
     try:
@@ -185,7 +185,7 @@ def _private_folder(path: str) -> None:
         raise _error(
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o})",
             code="runtime-folder-open",
-            next_step=f"chmod 700 {path}, after a look at who put what there",
+            next_step=f"chmod 700 {path}, after checking who put what there",
         )
 
 

@@ -1,4 +1,4 @@
-"""A client's view of one conversation, sans-IO: what to send first, what the answers mean, which event comes next.
+"""A client's side of one conversation, without I/O: the first message, the meaning of answers, the next event.
 
 Knows no socket and no clock. The sync and the async client are thin shells around it.
 """
@@ -23,8 +23,14 @@ from protocol.messages import (
     Error,
     Event,
     FromDaemon,
+    GpuProcess,
     Hello,
     Lagged,
+    Leased,
+    LeaseEnd,
+    LeaseEnded,
+    LeaseId,
+    LeaseWaits,
     Refused,
     RequestId,
     Welcome,
@@ -38,7 +44,7 @@ OLDEST_VERSION = 1
 
 
 class Route(msgspec.Struct, frozen=True):
-    """How to reach a daemon: its addresses, the process behind them, keys where they are needed."""
+    """How to reach a daemon: its addresses, the process behind them, keys if they are needed."""
 
     work: str
     control: str
@@ -77,7 +83,7 @@ def hello(name: str, environ: Mapping[str, str], *, local: bool) -> Hello:
 
 
 def check_welcome(reply: object) -> Welcome:
-    """The welcome, or the error that a refusal means."""
+    """The welcome; raises the error that a refusal means."""
     if isinstance(reply, Refused):
         kind = VersionMismatch if reply.code == "version" else ProtocolError
         raise kind(reply.message, code=reply.code, next_step=reply.next_step)
@@ -98,12 +104,12 @@ class Stream(msgspec.Struct):
     waiting: deque[Event | Error] = msgspec.field(default_factory=deque)
 
     def take(self) -> Event | None:
-        """The next event; None where nothing new has arrived. Raises RemoteError."""
+        """The next event; None if nothing new has arrived. Raises RemoteError."""
         while self.waiting:
             item = self.waiting.popleft()
             if isinstance(item, Error):
                 raise RemoteError(item)
-            # After a reconnect the daemon may repeat what was in flight.
+            # After a reconnect the daemon may repeat events that were in flight.
             if item.sequence > self.last_sequence or isinstance(item.body, Lagged):
                 self.last_sequence = max(self.last_sequence, item.sequence)
                 return item
@@ -111,7 +117,7 @@ class Stream(msgspec.Struct):
 
 
 class Download(msgspec.Struct):
-    """A blob on its way."""
+    """A blob that is arriving in chunks."""
 
     digest: Digest
     data: bytearray = msgspec.field(default_factory=bytearray)
@@ -123,25 +129,56 @@ class Download(msgspec.Struct):
         return len(self.data) == self.total_bytes
 
     def add(self, chunk: BlobChunk) -> None:
-        """Raises ProtocolError where chunks are not in order."""
+        """Add a chunk. Raises ProtocolError if chunks are out of order."""
         if chunk.offset != len(self.data) or chunk.offset + len(chunk.data) > chunk.total_bytes:
             raise ProtocolError(f"chunks of blob {self.digest} are out of order", code="bad-blob")
         self.total_bytes = chunk.total_bytes
         self.data += chunk.data
 
 
+class HeldLease(msgspec.Struct):
+    """A lease of a GPU, from its request to its end."""
+
+    lease_id: LeaseId
+    granted: Leased | None = None
+    waits: LeaseWaits | None = None
+    ended: LeaseEnded | None = None
+    error: Error | None = None
+    lost: str = ""
+    """Why what was timed under it does not count; empty while it does."""
+
+    @property
+    def beside(self) -> tuple[GpuProcess, ...]:
+        """Processes that computed on the GPU without a lease, as far as the daemon has said so."""
+        said = self.ended or self.granted
+        return said.beside if said is not None else ()
+
+    def take(self, message: Leased | LeaseWaits | LeaseEnded) -> None:
+        """Take a message about it."""
+        match message:
+            case Leased():
+                self.granted = message
+            case LeaseWaits():
+                self.waits = message
+            case LeaseEnded(reason=reason):
+                self.ended = message
+                if reason is not LeaseEnd.GIVEN_BACK:
+                    self.lost = "the GPU is lost" if reason is LeaseEnd.GPU_LOST else "the lease has expired"
+
+
 class Inbox:
-    """Sorts what arrives on the work socket by who waits for it."""
+    """Sorts arriving messages of the work socket by the request or blob that waits for them."""
 
     def __init__(self) -> None:
         self.streams: dict[RequestId, Stream] = {}
         self.downloads: dict[Digest, Download] = {}
+        self.leases: dict[LeaseId, HeldLease] = {}
         self.instance = ""
 
     def open_stream(self, request_id: RequestId, after_sequence: int) -> Stream:
-        """Raises ProtocolError where this client follows the request already."""
+        """Open the stream of a request. Raises ProtocolError if this client follows it already."""
         if request_id in self.streams:
-            raise ProtocolError(f"request {request_id} is followed already by this client", code="followed-twice")
+            raise ProtocolError(f"request {request_id} is already followed by this client", code="followed-twice")
         stream = Stream(request_id, after_sequence)
         self.streams[request_id] = stream
         return stream
@@ -151,7 +188,8 @@ class Inbox:
             del self.streams[stream.request_id]
 
     def put(self, message: FromDaemon) -> None:
-        """Raises ConnectionLost where the daemon does not know us (any more), RemoteError where nobody waits for it."""
+        """File a message. Raises ConnectionLost if the daemon no longer knows this client, RemoteError for an error
+        that belongs to no request."""
         match message:
             case Event():
                 if message.request_id in self.streams:
@@ -159,22 +197,27 @@ class Inbox:
             case BlobChunk():
                 if message.digest in self.downloads:
                     self.downloads[message.digest].add(message)
+            case Leased() | LeaseWaits() | LeaseEnded():
+                if message.lease_id in self.leases:
+                    self.leases[message.lease_id].take(message)
             case Error(code="handshake"):
-                raise ConnectionLost(
-                    "the daemon does not know this client: it was started again", instance=self.instance
-                )
+                raise ConnectionLost("the daemon does not know this client: it was restarted", instance=self.instance)
             case Error():
                 if message.request_id in self.streams:
                     self.streams[message.request_id].waiting.append(message)
                 elif message.digest in self.downloads:
                     self.downloads[message.digest].error = message
+                elif message.lease_id in self.leases:
+                    self.leases[message.lease_id].error = message
+                elif message.code == "unknown-lease":
+                    pass  # it ended while it was being given back
                 else:
                     raise RemoteError(message)
             case _:
                 pass
 
     def lost(self, request_id: RequestId, why: str) -> ConnectionLost:
-        """The error for whoever waits for `request_id`."""
+        """The error for the caller that waits for `request_id`."""
         stream = self.streams.get(request_id)
         return ConnectionLost(
             why,

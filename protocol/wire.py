@@ -1,7 +1,7 @@
 """Frames <-> messages: pure functions over bytes.
 
 Knows no socket, no handshake and no state. A message is two frames: the magic with the framing version, then the
-MessagePack of one tagged struct. Whatever bytes come in, the only exception that goes out is `WireError`.
+MessagePack of one tagged struct. For any input, the only exception is `WireError`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ class _Head(msgspec.Struct):
     type: str
 
 
+class _BareRequest(msgspec.Struct):
+    request_id: RequestId
+
+
+class _BareSubmit(msgspec.Struct):
+    request: _BareRequest
+
+
 class _BareEvent(msgspec.Struct, tag_field="type", tag="event"):
     request_id: RequestId
     sequence: int
@@ -58,7 +66,7 @@ class _BareEvent(msgspec.Struct, tag_field="type", tag="event"):
 _encoder = msgspec.msgpack.Encoder()
 
 
-# Made when first needed: a decoder of a large union takes a millisecond, and a short command uses one of them.
+# Made at first use: a decoder of a large union takes a millisecond, and a short command uses only one.
 @cache
 def _head() -> msgspec.msgpack.Decoder[_Head]:
     return msgspec.msgpack.Decoder(described(_Head))
@@ -70,12 +78,22 @@ def _bare_event() -> msgspec.msgpack.Decoder[_BareEvent]:
 
 
 @cache
+def _named() -> msgspec.msgpack.Decoder[_BareRequest]:
+    return msgspec.msgpack.Decoder(described(_BareRequest))
+
+
+@cache
+def _bare_submit() -> msgspec.msgpack.Decoder[_BareSubmit]:
+    return msgspec.msgpack.Decoder(described(_BareSubmit))
+
+
+@cache
 def _body() -> msgspec.msgpack.Decoder[EventBody]:
     return msgspec.msgpack.Decoder(described(EventBody))
 
 
 def is_text(value: str) -> bool:
-    """Whether a message can carry a string: names of files need not be UTF-8, MessagePack's strings are."""
+    """Whether a message can carry a string: MessagePack's strings are UTF-8, names of files need not be."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -87,7 +105,7 @@ def encode(message: Message, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Frames:
     """Frames of a message.
 
     Raises:
-        WireError: "too-large"; "not-utf8" where a text holds bytes that are not UTF-8 (a path with surrogates).
+        WireError: "too-large"; "not-utf8" if a text holds bytes that are not UTF-8 (a path with surrogates).
     """
     try:
         payload = _encoder.encode(message)
@@ -122,7 +140,7 @@ class Decoder(Generic[T]):
 
     @property
     def tags(self) -> frozenset[str]:
-        """Types of the messages that it takes."""
+        """Types of the messages that it accepts."""
         return frozenset(str(part.__struct_config__.tag) for part in get_args(self._union))
 
     def __call__(self, frames: Sequence[bytes]) -> T:
@@ -145,33 +163,45 @@ class Decoder(Generic[T]):
             return self._salvage(payload, error)
 
     def _salvage(self, payload: bytes, error: Exception) -> T:
-        """A known event with an unknown body is still an event; everything else has a code."""
+        """An event with an unknown body stays an event; anything else raises WireError with a code."""
         kind = _type_of(payload)
         if kind is None:
             raise WireError(f"the second frame is no message: {error}") from error
         if kind not in self.tags:
             raise WireError(f"unknown message type {kind[:80]!r}", code="unknown-type") from error
         if kind != "event":
-            raise WireError(f"bad {kind!r} message: {error}") from error
+            raise WireError(f"bad {kind!r} message: {error}", request_id=_request_of(payload, kind)) from error
         try:
             bare = _bare_event().decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as worse:
             raise WireError(f"bad 'event' message: {worse}") from worse
         event: Any = Event(
-            request_id=bare.request_id, sequence=bare.sequence, time_ns=bare.time_ns, body=_stand_in(bare.body)
+            request_id=bare.request_id, sequence=bare.sequence, time_ns=bare.time_ns, body=_shim(bare.body)
         )
         return event  # type: ignore[no-any-return]
 
 
-def _stand_in(body: msgspec.Raw) -> EventBody:
+def _shim(body: msgspec.Raw) -> EventBody:
     try:
         return _body().decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
         kind = _type_of(body) or ""
     if kind == "done":
-        # Followers stop at Done: one with an outcome of a later version must not leave them waiting for ever.
+        # Followers stop at Done: one with an outcome of a later version must not keep them waiting for ever.
         return Done(outcome=Outcome.DAEMON_ERROR, code="version", message="ended in a way that this client cannot read")
     return Unknown(name=kind[:80])
+
+
+def _request_of(payload: bytes, kind: str) -> RequestId:
+    """The request that a bad message wants something of; empty if that cannot be read either."""
+    try:
+        return (
+            _bare_submit().decode(payload).request.request_id
+            if kind == "submit"
+            else _named().decode(payload).request_id
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
+        return RequestId("")
 
 
 def _type_of(payload: bytes | msgspec.Raw) -> str | None:

@@ -6,6 +6,7 @@ Continuous integration installs them all, so nothing is skipped there.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -14,11 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.estate import Estate, end_estate, end_guest, guest_of, make_estate
-from tests.foreign import kept_up
-from tests.household import LARDER, Household
-from tests.serving import short_folder
-from tests.toolkit import make_toolkit
+from tests.support.developer import (
+    Developer,
+    end_another_developer,
+    end_developer,
+    make_another_developer,
+    make_developer,
+)
+from tests.support.foreign_project import kept_up
+from tests.support.pages import CHROMIUM
+from tests.support.serving import short_folder
+from tests.support.toolkit import make_toolkit
+from tests.support.user import PROGRAM_CACHE, User
 
 
 def _package(name: str) -> bool:
@@ -44,7 +52,11 @@ _TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "triton": (lambda: _package("triton"), "no triton (pip install buildd[triton])"),
     "torch": (lambda: _package("torch"), "no torch (scripts/test-torch installs it)"),
-    "node": (lambda: bool(shutil.which("node") and shutil.which("npm")), "no node and npm"),
+    "browser": (
+        lambda: _package("playwright") and os.access(CHROMIUM, os.X_OK),
+        f"no {CHROMIUM} (Debian: apt install chromium) or no playwright",
+    ),
+    "node": (lambda: bool(shutil.which("node")), "no node"),
 }
 
 
@@ -57,9 +69,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests sign with a key of their own: who runs them has one, and trusts others."""
+    """Tests sign with a key of their own, and make shims in a folder of their own: the user who runs them has both."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
 
 
@@ -75,69 +88,69 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def larder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one user of this process has compiled of our programs, the next one finds in the store."""
+def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs of buildd that one user of this process compiled: the next one finds them in the store."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(LARDER, str(tmp_path_factory.mktemp("larder")))
+        patched.setenv(PROGRAM_CACHE, str(tmp_path_factory.mktemp("program_cache")))
         yield
 
 
 @pytest.fixture(scope="session")
 def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake toolkit of tests/toolkit.py; needs a host compiler."""
+    """The fake toolkit of tests/support/toolkit.py; needs a host compiler."""
     folder = tmp_path_factory.mktemp("toolkit") / "cuda"
     make_toolkit(folder)
     return folder
 
 
 @pytest.fixture
-def estate(toolkit: Path) -> Iterator[Estate]:
-    """A user of their own with the fake toolkit and a project; their daemon ends with the test."""
-    estate = make_estate(toolkit)
-    yield estate
-    end_estate(estate)
+def developer(toolkit: Path) -> Iterator[Developer]:
+    """A user with the fake toolkit and a project; the daemon ends with the test."""
+    developer = make_developer(toolkit)
+    yield developer
+    end_developer(developer)
 
 
 @pytest.fixture(scope="module")
-def host(toolkit: Path) -> Iterator[Estate]:
-    """An estate for a whole file, whose daemon lives as long; it is what takes the longest to start."""
-    host = make_estate(toolkit)
-    with kept_up(host):
-        yield host
-    end_estate(host)
+def kept_developer(toolkit: Path) -> Iterator[Developer]:
+    """A developer for a whole file, whose daemon is up all the while: a daemon takes the longest to start."""
+    kept_developer = make_developer(toolkit)
+    with kept_up(kept_developer):
+        yield kept_developer
+    end_developer(kept_developer)
 
 
 @pytest.fixture
-def guest(host: Estate) -> Iterator[Estate]:
-    """An estate that has the host's daemon, for tests that do not end it; the rest is its own."""
-    guest = guest_of(host)
-    yield guest
-    end_guest(guest)
+def another_developer(kept_developer: Developer) -> Iterator[Developer]:
+    """A developer served by the daemon of `kept_developer`, for tests that do not end it; the rest is its own."""
+    another_developer = make_another_developer(kept_developer)
+    yield another_developer
+    end_another_developer(another_developer)
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Household]:
+def user() -> Iterator[User]:
     """A user for a whole file: what is warm for its first test is so for the others."""
     with short_folder() as folder:
-        household = Household(folder)
-        yield household
-        assert household.end() == []
+        user = User(folder)
+        yield user
+        assert user.end() == []
 
 
 @pytest.fixture(scope="module")
-def kept_user() -> Iterator[Household]:
+def kept_user() -> Iterator[User]:
     """The same with a daemon that is up when a test begins."""
     with short_folder() as folder:
-        household = Household(folder)
-        with kept_up(household):
-            yield household
-        assert household.end() == []
+        user = User(folder)
+        with kept_up(user):
+            yield user
+        assert user.end() == []
 
 
 @pytest.fixture
-def triton_user() -> Iterator[Household]:
+def triton_user() -> Iterator[User]:
     """A user whose programs compile Triton kernels, which then warns of nothing."""
     with short_folder() as folder:
-        household = Household(folder, {"TRITON_DEFAULT_FP_FUSION": "1"})
-        yield household
-        assert household.end() == []
+        user = User(folder, {"TRITON_DEFAULT_FP_FUSION": "1"})
+        yield user
+        assert user.end() == []

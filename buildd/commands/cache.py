@@ -1,7 +1,7 @@
-"""`buildd cache`: figures of the store, collection, verification, flushing, bundles and who is trusted with them.
+"""`buildd cache`: figures of the store, garbage collection, verification, flushing, bundles and the keys to trust.
 
-Works on the store itself, with or without a daemon: the store takes several writers. Knows no target: which results
-some targets need is told by who calls `run`.
+Works on the store itself, with or without a daemon: the store takes several writers. Knows no area of the store by
+name, apart from the programs that shims give it from above.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildd.commands.common import parser, print_note, print_problem
+from buildd.client.request import PROJECT_FILE, with_files
+from buildd.ui.problems import parser, print_note, print_problem
 
 if TYPE_CHECKING:
-    from buildd import bundle
-    from buildd.profiles import Profile
-    from buildd.store import Store
+    from buildd.store.areas import Held
+    from buildd.store.bundle_format import Contents
+    from buildd.store.profiles import Profile
+    from buildd.store.store import Store
     from protocol.messages import Digest
-
-"""The result keys that targets need, by their names."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _OK, _USAGE, _FAILED = 0, 2, 3
@@ -33,18 +33,19 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
     """Carry out `buildd cache ...`; the exit status: 0 done, 2 wrong usage, 3 the store failed.
 
     Args:
-        environ: os.environ when None.
+        environ: the environment; os.environ when None.
     """
     environ = os.environ if environ is None else environ
     options = _parser().parse_args(arguments)
     options.environ = environ
-    if options.action == "export" and bool(options.targets) == options.all:
-        print_problem("export needs targets or --all, and not both", command="buildd cache export FILE --all")
+    if options.action == "export" and options.targets and options.all:
+        print_problem("export takes targets or --all, and not both", command="buildd cache export FILE --all")
         return _USAGE
-    from buildd import location
     from buildd.errors import BuilddError
-    from buildd.store import Store
-    from codegen.plan import RequestError
+    from buildd.shims.program_area import ProgramArea
+    from buildd.store import location
+    from buildd.store.store import Store
+    from codegen.errors import RequestError
 
     try:
         if options.action in _KEYS:
@@ -53,9 +54,14 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
         place = location.locate(environ, option=options.store)
         if place.notice:
             print_note(place.notice)
-        if options.action == "stats":
+        if options.action in ("stats", "query"):
             _settle(environ)
-        with Store.open(place.folder, limit_bytes=limit_bytes) as store:
+        if options.action == "query":
+            from buildd.commands.cache_query import query
+
+            return query(place.folder, options.asked, "json" if options.json else options.format, options.limit)
+        areas = (ProgramArea(place.folder, environ),)
+        with Store.open(place.folder, limit_bytes=limit_bytes, areas=areas) as store:
             for notice in store.take_notices():
                 print_note(notice)
             return _ACTIONS[options.action](store, options)
@@ -71,7 +77,7 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
 
 
 def size_of(text: str) -> int:
-    """Bytes of "512M", "20G", "1.5T", "1000" (units are powers of 1024; iB and B may follow)."""
+    """The number of bytes in "512M", "20G", "1.5T", "1000" (units are powers of 1024; iB and B may follow)."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise ArgumentTypeError(f"{text!r} is not a size")
@@ -79,8 +85,8 @@ def size_of(text: str) -> int:
 
 
 def bound_of(environ: Mapping[str, str]) -> int | None:
-    """The store's bound that the user has set, in bytes. Raises ArgumentTypeError."""
-    text = environ.get("BUILDD_CACHE_SIZE", "").strip()
+    """The store's bound that the user has set, in bytes; None where there is none. Raises ArgumentTypeError."""
+    text = with_files(environ).get("BUILDD_CACHE_SIZE", "").strip()
     try:
         return size_of(text) if text else None
     except ArgumentTypeError as error:
@@ -88,50 +94,66 @@ def bound_of(environ: Mapping[str, str]) -> int | None:
 
 
 def _parser() -> Any:
-    command = parser("cache", "The store of results: what is in it, how large it may be, taking it elsewhere.")
-    command.add_argument("--store", default="", metavar="DIR", help="the store's folder (default: BUILDD_DIR)")
+    command = parser("cache", "Inspect, check, trim and empty the store of results; export and import results.")
+    command.add_argument(
+        "--store", default="", metavar="DIR", help="the store's folder (default: $BUILDD_DIR, else ~/.cache/buildd)"
+    )
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def add(name: str, summary: str) -> Any:
         added = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        added.add_argument("--json", action="store_true", help="figures for programs")
+        added.add_argument("--json", action="store_true", help="print figures as JSON")
         return added
 
-    add("stats", "hits, misses, sizes")
-    add("gc", "remove what was not used for longest, down to the bound").add_argument(
-        "--limit", type=size_of, metavar="SIZE", help="this bound instead of the store's own, for once"
+    add("stats", "print hits, misses and sizes").add_argument(
+        "--as", dest="words_of", choices=("ccache", "sccache"), default="", help="print them in the words of that tool"
     )
-    add("verify", "read everything, check it, remove what is bad")
-    add("flush", "remove results").add_argument(
-        "pattern", nargs="?", help="of the actions whose names match, such as 'saxpy/*'; everything without one"
+    add(
+        "gc", "remove the least recently used results until the store is within its size limit (BUILDD_CACHE_SIZE)"
+    ).add_argument("--limit", type=size_of, metavar="SIZE", help="use this size limit, this time")
+    add("verify", "check everything in the store and remove what is damaged")
+    add("flush", "remove all results, or those that match PATTERN; does not ask").add_argument(
+        "pattern", metavar="PATTERN", nargs="?", help="names of actions whose results are removed, such as 'saxpy/*'"
     )
-    export = add("export", "write what targets need into one file")
+    export = add("export", "write the results that targets need into one file")
     export.add_argument("file", type=Path)
-    export.add_argument("targets", nargs="*", metavar="TARGET")
-    export.add_argument("--all", action="store_true", help="every result, and Triton's kernels")
+    export.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="targets (default: those that `buildd build` builds)"
+    )
+    export.add_argument("--all", action="store_true", help="export every result, and Triton's kernels")
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
-    imports = add("import", "take in a file that `export` wrote, or AITemplate's profiles")
+    imports = add("import", "add the results of a file that `export` wrote, or the profiles of AITemplate's cuda.db")
     imports.add_argument("file", type=Path)
     imports.add_argument("--aitemplate", action="store_true", help="the file is AITemplate's cuda.db")
-    add("key", "this user's public key: what they export is signed with it")
-    trusted = add("trust", "take in what another key has signed; without a key: which ones are trusted")
-    trusted.add_argument("key", nargs="?", default="", help="as `buildd cache key` tells it there")
-    trusted.add_argument("name", nargs="?", default="", help="whose it is, for people")
-    trusted.add_argument("--remove", action="store_true", help="trust it no more; what was imported stays")
+    asking = add("query", "print rows of the store's index; changes nothing")
+    asking.add_argument(
+        "asked",
+        nargs="?",
+        default="",
+        metavar="SQL|TABLE",
+        help="a table (artifacts, builds, history, profiles ...) or an SQL statement; without it, the list of tables",
+    )
+    asking.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
+    asking.add_argument("--limit", type=int, default=100, metavar="N", help="most rows, 0 for all (default: 100)")
+    add("key", "print your public key, with which your exports are signed")
+    trusted = add("trust", "allow imports that another key has signed; without a key, list the trusted keys")
+    trusted.add_argument("key", nargs="?", default="", help="the key that `buildd cache key` prints for its owner")
+    trusted.add_argument("name", nargs="?", default="", help="a name for the key's owner")
+    trusted.add_argument("--remove", action="store_true", help="stop trusting the key; earlier imports stay")
     return command
 
 
 def _key(options: Namespace) -> int:
-    from buildd import signing
+    from buildd.store import signing
 
     public = signing.own(options.environ).public.hex()
     return _say(options, {"key": public}, [public])
 
 
 def _trust(options: Namespace) -> int:
-    from buildd import signing
+    from buildd.store import signing
 
     if options.key:
         key = signing.public_of(options.key)
@@ -141,32 +163,33 @@ def _trust(options: Namespace) -> int:
 
 
 _KEYS: dict[str, Callable[[Namespace], int]] = {"key": _key, "trust": _trust}
-"""What needs no store."""
+"""The actions that need no store."""
 
 
 def _stats(store: Store, options: Namespace) -> int:
-    from buildd import collect
+    from buildd.store import figures
 
-    found = collect.stats(store)
+    found = figures.stats(store)
+    if options.words_of:
+        from buildd.commands.other_caches import figures_as
+
+        return _say(options, found, figures_as(options.words_of, found))
     counts = found.counters
-    asked = counts["hits"] + counts["misses"]
+    lookups = counts["hits"] + counts["misses"]
     lines = [
         f"store       {found.folder}",
         f"size        {_bytes(found.held_bytes)} of {_bytes(found.limit_bytes)}",
-        f"results     {found.results} of {found.actions} actions",
+        f"results     {found.results}",
         f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
-        f"answers     {found.answers} known to stand-ins, {_bytes(found.answer_bytes)}",
-        *(
-            [f"kernels     {found.kernels} of Triton's, and graphs of Inductor's, {_bytes(found.kernel_bytes)}"]
-            if found.kernels
-            else []
-        ),
+        *(_area(name, held) for name, held in found.areas.items() if held.entries),
         f"index       {_bytes(found.index_bytes)}",
-        f"hits        {counts['hits']} of {asked}" + (f" ({100 * counts['hits'] / asked:.0f} %)" if asked else ""),
+        f"hits        {counts['hits']} of {lookups}"
+        + (f" ({100 * counts['hits'] / lookups:.0f} %)" if lookups else ""),
+        *_listed(found.hit),
         f"misses      {counts['misses']}",
-        *_by_reason("handed", "through to the tool", found.handed_through),
+        *_listed(found.missed),
+        *_by_reason("passed", "through to the tool", found.passed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
-        f"profiles    {found.profiles} of {found.profiled_problems} problems",
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
         f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
@@ -175,9 +198,14 @@ def _stats(store: Store, options: Namespace) -> int:
     return _say(options, found, lines)
 
 
+def _area(name: str, held: Held) -> str:
+    size = f", {_bytes(held.bytes)}" if held.bytes else ""
+    return f"{name:<11} {held.entries} {held.note}{size}"
+
+
 def _settle(environ: Mapping[str, str]) -> None:
-    """Have a daemon that lives write its counters down: what was built a moment ago counts too."""
-    from buildd.commands.connect import connect
+    """Let a running daemon write its counters, so that the figures include the latest builds."""
+    from buildd.client.connect import connect
     from protocol.errors import ProtocolError
 
     try:
@@ -188,80 +216,96 @@ def _settle(environ: Mapping[str, str]) -> None:
 
 
 def _by_reason(name: str, what: str, reasons: Mapping[str, int]) -> list[str]:
-    """How many, and why; nothing where there was none."""
+    """Lines with a count and its reasons; none where the count is 0."""
     if not reasons:
         return []
+    return [f"{name:<11} {sum(reasons.values())} {what}", *_listed(reasons)]
+
+
+def _listed(reasons: Mapping[str, int]) -> list[str]:
     listed = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
-    return [f"{name:<11} {sum(reasons.values())} {what}", *(f"  {n:<9} {why}" for why, n in listed)]
+    return [f"  {n:<9} {why}" for why, n in listed]
 
 
 def _gc(store: Store, options: Namespace) -> int:
-    from buildd import collect
+    from buildd.store import garbage_collection
 
-    found = collect.gc(store, limit_bytes=options.limit)
+    found = garbage_collection.gc(store, limit_bytes=options.limit)
     line = f"removed {found.results} results and {found.blobs} blobs, freed {_bytes(found.freed_bytes)}"
     lines = [f"{line}; the store holds {_bytes(found.held_bytes)}"]
     limit = store.limit_bytes if options.limit is None else options.limit
     if found.held_bytes > limit:
-        lines.append(f"over the bound of {_bytes(limit)}: {found.in_use} results are in use by running builds")
+        lines.append(f"over the size limit of {_bytes(limit)}, because running builds use {found.in_use} results")
     return _say(options, found, lines)
 
 
 def _verify(store: Store, options: Namespace) -> int:
-    from buildd import collect
+    from buildd.store import verification
 
-    found = collect.verify(store)
-    lines = [f"{found.blobs} blobs, {found.results} results and {found.answers} answers checked"]
-    if found.kernels:
-        lines.append(f"{found.kernels} kernels of Triton's and graphs of Inductor's checked")
+    found = verification.verify(store)
+    checked = {"blobs": found.blobs, "results": found.results}
+    checked |= {name: area.entries for name, area in found.areas.items()}
+    lines = [f"{_counts(checked)} checked"]
     if found.is_sound:
         lines.append("everything is sound")
-    else:
-        others = found.bad_values + found.bad_answers + found.bad_kernels
-        bad = f"{found.bad_blobs} blobs, {found.bad_results} results, {others} other entries"
-        lines.append(f"removed because they were bad: {bad}; they will be built again")
+    damaged = found.removed | found.repaired
+    if damaged and found.read_only:
+        lines.append(f"damaged: {_counts(damaged)}; nothing was repaired, because the store may not be written")
+    elif found.repaired:
+        lines.append(f"damaged, made again: {_counts(found.repaired)}")
+    if found.removed and not found.read_only:
+        lines.append(f"damaged, removed: {_counts(found.removed)}; buildd makes them again when they are needed")
     lines += [f"index: {problem}" for problem in found.index_problems]
     if found.orphans:
-        lines.append(f"removed {found.orphans} files that nothing knew of")
-    lines += [f"not ours, left alone: {path}" for path in found.foreign]
+        lines.append(f"removed {found.orphans} files that the index did not list")
+    lines += [f"not buildd's own, left alone: {path}" for path in found.foreign]
     return _say(options, found, lines)
 
 
-def _flush(store: Store, options: Namespace) -> int:
-    from buildd import collect
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
-    found = collect.flush(store, options.pattern)
+
+def _flush(store: Store, options: Namespace) -> int:
+    from buildd.store import garbage_collection
+
+    found = garbage_collection.flush(store, options.pattern)
     lines = [f"removed {found.results} results and {found.blobs} blobs, freed {_bytes(found.freed_bytes)}"]
     if found.in_use:
-        lines.append(f"{found.in_use} results are in use by running builds and stay")
+        lines.append(f"kept {found.in_use} results that running builds use")
     return _say(options, found, lines)
 
 
 def _export(store: Store, options: Namespace) -> int:
-    from buildd import bundle, signing
-    from buildd.profile_cache import open_profiles
+    from buildd.store import signing
+    from buildd.store.bundle_export import export
+    from buildd.store.profile_cache import open_profiles
 
     keys = None if options.all else _keys_of(options, store)
-    # A plan takes the kernels that are known to be best: without the profiles another machine would make other plans.
-    with open_profiles(os.environ, store, options.directory or os.getcwd()) as cache:
-        found = bundle.export(store, keys, options.file, signing.own(options.environ), cache.everything())
+    # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
+    folder = options.directory or os.getcwd()
+    with open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache:
+        found = export(store, keys, options.file, signing.own(options.environ), cache.everything())
     size = _bytes(options.file.stat().st_size)
     return _say(options, found, [f"{options.file}: {_held(found)}, {size}"])
 
 
-def _held(found: bundle.Contents) -> str:
-    said = [f"{found.results} results", f"{found.blobs} blobs"]
+def _held(found: Contents) -> str:
+    """What a bundle holds, in words."""
+    from buildd.ui.text import count
+
+    said = [count(found.results, "result"), count(found.blobs, "blob")]
     if found.profiles:
-        said.append(f"{found.profiles} profiles")
+        said.append(count(found.profiles, "profile"))
     if found.kernels:
-        said.append(f"{found.kernels} kernels of Triton's")
+        said.append(count(found.kernels, "Triton kernel"))
     return ", ".join(said)
 
 
 def _keys_of(options: Namespace, store: Store) -> list[Digest]:
-    """Of all results that the targets need. They must be there: warm them first."""
-    from buildd.commands.request import request_from
-    from buildd.here import keys_here
+    """The keys of all results that the targets need; the results must be in the store already (`buildd warm`)."""
+    from buildd.client.in_process import keys_here
+    from buildd.client.request import request_from
     from protocol.messages import Mode
 
     wanted = Namespace(directory=options.directory, file=options.project_file, arch=options.arch, jobs=None)
@@ -272,26 +316,31 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
 def _import(store: Store, options: Namespace) -> int:
     if options.aitemplate:
         return _import_profiles(store, options)
-    from buildd import bundle, signing
+    from buildd.store import signing
+    from buildd.store.bundle_import import import_
 
     trusted = signing.trusted(options.environ)
-    found = bundle.import_(store, options.file, trusted, lambda profiles: _keep_profiles(store, profiles))
+    found = import_(store, options.file, trusted, lambda profiles: _keep_profiles(store, profiles))
     return _say(options, found, [f"{_held(found)} imported"])
 
 
 def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:
     from buildd.errors import StoreError
-    from buildd.profile_cache import open_profiles
+    from buildd.store.profile_cache import open_profiles
 
-    with open_profiles(os.environ, store, os.getcwd()) as cache:
+    with open_profiles(with_files(os.environ, os.getcwd(), PROJECT_FILE), store, os.getcwd()) as cache:
         for notice in cache.notices:
             print_note(notice)
         if not cache.save(profiles, older=older):
-            raise StoreError("the store may not be written", file=str(store.folder))
+            raise StoreError(
+                "the store is read-only, so no profiles were imported",
+                file=str(store.folder),
+                next_step="check the folder's permissions, or set BUILDD_DIR to a folder that you may write",
+            )
 
 
 def _import_profiles(store: Store, options: Namespace) -> int:
-    from buildd import aitemplate_cache
+    from buildd.profiling import aitemplate_cache
 
     profiles = aitemplate_cache.read(options.file)
     _keep_profiles(store, profiles, older=True)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from buildd.cli import DAEMON, OK, USAGE
-from buildd.commands import checks
-from buildd.commands.checks import Finding, Level
-from buildd.commands.common import parser, print_lines, print_problem
+from buildd.client import machine_checks as checks
+from buildd.client.machine_checks import Finding, Level
+from buildd.exits import DAEMON, OK, USAGE
+from buildd.ui.problems import parser, print_lines, print_problem
 from buildd.ui.redact import Redactor
 from buildd.ui.text import Line, Style, clean
 
 if TYPE_CHECKING:
-    from buildd.buildlog import Build
+    from buildd.store.build_log import Build
 
 _LOG_TAIL_BYTES = 64 << 10
 _BUILDS = 20
@@ -30,12 +30,12 @@ _STYLES = {Level.OK: Style.PLAIN, Level.WARN: Style.WARNING, Level.FAIL: Style.E
 
 
 def run(arguments: list[str]) -> int:
-    command = parser("doctor", "Check this machine. Exit status 3 where something fails.")
+    command = parser("doctor", "Check this machine. Exit status 3 if a check fails.")
     command.add_argument(
         "--bundle",
         metavar="FILE",
         default="",
-        help="write a report without names and secrets: a .tar.gz for a bug tracker",
+        help="also write a report for a bug tracker: a .tar.gz without names and secrets",
     )
     options = command.parse_args(arguments)
     findings: list[Finding] = []
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
         try:
             write_bundle(options.bundle, findings, os.environ)
         except OSError as error:
-            print_problem(f"no report can be written: {error.strerror}", file=options.bundle, next_step="name another")
+            print_problem(f"cannot write the report: {error.strerror}", file=options.bundle, next_step="name another")
             return USAGE
         print(f"report: {options.bundle} (look through it before you send it)")
     return DAEMON if any(finding.level is Level.FAIL for finding in findings) else OK
@@ -59,6 +59,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("runtime folder", lambda: checks.runtime_folder(environ)),
         ("daemon", lambda: checks.daemon(environ)),
         ("store", lambda: checks.store(environ)),
+        ("shims", lambda: checks.shims(environ)),
         ("keys", lambda: checks.keys(environ)),
         ("toolchains", lambda: checks.toolchains(environ)),
         ("memory", checks.memory),
@@ -98,11 +99,11 @@ def write_bundle(path: str, findings: Iterable[Finding], environ: Mapping[str, s
 
 
 def redactor(environ: Mapping[str, str]) -> Redactor:
-    """Takes out this user and this machine."""
+    """A redactor for this user and this machine."""
     users = {environ.get("USER", ""), environ.get("LOGNAME", "")}
     try:
         users.add(getpass.getuser())
-    except (KeyError, OSError):  # A container's user without a name. (OSError from Python 3.13 on.)
+    except (KeyError, OSError):  # A container's user may have no name. (OSError from Python 3.13 on.)
         pass
     host = socket.gethostname()
     homes = {environ.get("HOME", ""), os.path.expanduser("~")}
@@ -128,7 +129,7 @@ def _log_tail(environ: Mapping[str, str]) -> str:
 
 
 def _without_arguments(build: Build) -> Build:
-    """Of a `buildd run` the program alone: what else a command says is the user's own."""
+    """The build with only the program name of a `buildd run`: its arguments are private."""
     summary = build.summary
     return structs.replace(build, summary=structs.replace(summary, command=summary.command.partition(" ")[0]))
 
@@ -144,4 +145,4 @@ def _builds() -> str:
         with store:
             return "".join(line.text + "\n" for line in build_lines(map(_without_arguments, store.builds(_BUILDS))))
     except BuilddError as error:
-        return f"no builds can be read: {error.message}\n"
+        return f"cannot read the builds: {error.message}\n"

@@ -1,38 +1,64 @@
-"""`buildd explain TARGET|FILE`: per action "hit", or why it would run; with `--last` why it ran. Runs nothing."""
+"""`buildd explain TARGET|FILE`: says why each action would hit or run; with `--last`, or for a BUILD, why it did.
+
+Runs nothing. The last `buildd run` of a folder is explained like a build, without a buildd.toml.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tomllib
+from argparse import SUPPRESS
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from buildd.cli import OK
-from buildd.commands.common import parser, print_lines
+from buildd.client.perform import carry_out, status_of
+from buildd.client.request import add_request_arguments, project_of, request_from, with_files
 from buildd.commands.log import SEARCHED, build_lines, events_of, open_store
-from buildd.commands.perform import carry_out, status_of
-from buildd.commands.request import add_request_arguments, project_of, request_from
+from buildd.exits import OK
 from buildd.ui.narrator import Telling, reason_lines
+from buildd.ui.pass_through_hints import hint_for
+from buildd.ui.problems import parser, print_lines
 from buildd.ui.screen import view_for
 from buildd.ui.text import Line, clean, count
 from buildd.ui.view import JsonView, Writer
-from codegen.plan import RequestError
+from codegen.errors import RequestError
 from protocol.messages import CacheHit, Event, Explained, Failed, Mode, Outcome, Planned, Queued
+
+if TYPE_CHECKING:
+    from buildd.store.build_log import Build
+
+_PASSED = "passed through: "
+_BUILD = re.compile(r"[0-9a-f]{4,32}")
 
 
 def run(arguments: list[str]) -> int:
     command = parser(
         "explain",
-        "Say for each action whether it would hit, or which inputs, flags, variables and tools make it run.",
-        details="A FILE restricts the answer to the actions that name it.",
+        "Say for each action whether it would hit, or which input, flag, variable or tool makes it run.",
+        details="A FILE restricts the answer to the actions that use it. A BUILD is the id of a past build or of a "
+        "`buildd run`, as `buildd log` lists it. Nothing is run.",
     )
-    command.add_argument("what", metavar="TARGET|FILE", nargs="?", default="", help="default: all default targets")
-    add_request_arguments(command)
-    last = "of the last build here: what ran and why, and what did not; each save under `buildd watch` is a build"
+    command.add_argument(
+        "what",
+        metavar="TARGET|FILE|BUILD",
+        nargs="?",
+        default="",
+        help="a target, a file or a build (default: the targets in `default` of `[project]`; without that key, all)",
+    )
+    add_request_arguments(command, jobs=SUPPRESS, in_process="answer in this process instead of the daemon")
+    last = (
+        "explain the last build of this project, or the last `buildd run` of this folder; under `buildd watch` each "
+        "save is a build"
+    )
     command.add_argument("--last", action="store_true", help=last)
-    kernels = "why Triton and Inductor compiled what programs below `buildd run` needed; a word is part of a name"
+    kernels = (
+        "explain the kernels and graphs that Triton and Inductor compiled below `buildd run`: those whose name contains"
+        " TARGET"
+    )
     command.add_argument("--kernels", action="store_true", help=kernels)
     options = command.parse_args(arguments)
     if options.kernels:
@@ -40,7 +66,17 @@ def run(arguments: list[str]) -> int:
 
         return explain(options.what, json=options.json)
     environ = dict(os.environ)
-    project, file = project_of(options.directory, options.file)
+    here = os.path.abspath(options.directory or ".")
+    if _BUILD.fullmatch(options.what) and not os.path.lexists(os.path.join(here, options.what)):
+        build = build_named(options.what)
+        if build is not None:
+            return tell(build, json=options.json)
+    try:
+        project, file = project_of(options.directory, options.file)
+    except RequestError:
+        if options.last and not options.file and os.path.isdir(here):
+            return tell_last(here, only=options.what, json=options.json)
+        raise
     names = target_names(os.path.join(project, file))
     only = ""
     if options.last:
@@ -52,33 +88,53 @@ def run(arguments: list[str]) -> int:
     if options.what and options.what not in names and os.path.lexists(options.what):
         only, targets = relative_to(project, options.what), names
     request = request_from(options, targets, Mode.EXPLAIN, environ)
+    told = with_files(environ, request.project, request.file)
     telling = Telling(mode=Mode.EXPLAIN, only=only, build=request.build_id)
-    view = view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=environ)
+    view = view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=told)
     return status_of(carry_out(request, view, no_daemon=options.no_daemon, environ=environ))
 
 
 def tell_last(project: str, target: str = "", only: str = "", *, json: bool = False) -> int:
-    """Say of the last build of a project why each action ran or did not.
+    """Say why each action of a project's last build ran or did not.
 
     Args:
         project: absolute.
         target: restrict the answer to its actions; empty for all.
         only: restrict the answer to actions that name this; empty for all.
 
-    Raises: RequestError where none is kept.
+    Raises: RequestError if the log has no build.
     """
+    place = os.path.realpath(project)
+    folders = (place, os.path.realpath(os.getcwd()))
+    for build in _builds():
+        # A run counts where it was called, or in any folder below.
+        called_here = any(f"{folder}/".startswith(f"{build.project}/") for folder in folders)
+        if called_here if build.summary.command else build.project == place:
+            return tell(build, target, only, json=json)
+    step = "run buildd build or buildd run first; buildd log lists the builds, and buildd explain BUILD explains one"
+    raise RequestError("unknown-build", f"the log has no build of {project}", next_step=step)
+
+
+def build_named(prefix: str) -> Build | None:
+    """The newest build whose id begins so. Raises StoreError."""
+    return next((build for build in _builds() if build.build_id.startswith(prefix)), None)
+
+
+def _builds() -> list[Build]:
+    """The last builds, newest first."""
     store = open_store()
-    builds = []
-    if store is not None:
-        with store:
-            place = os.path.realpath(project)
-            builds = [each for each in store.builds(SEARCHED) if each.project == place and not each.summary.command]
-    if not builds:
-        raise RequestError("unknown-build", f"no build of {project} is kept", next_step="buildd build makes one")
-    build = builds[0]
+    if store is None:
+        return []
+    with store:
+        return list(store.builds(SEARCHED))
+
+
+def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) -> int:
+    """As `tell_last`, for a build of the log."""
     events = events_of(build.request_id)
+    place = f"{build.project}/"
     found = [
-        each
+        msgspec.structs.replace(each, action=each.action.removeprefix(place))
         for each in why(events)
         if (not target or each.action.startswith(f"{target}/"))
         and (not only or any(only in part for part in (each.action, *each.reasons)))
@@ -89,28 +145,35 @@ def tell_last(project: str, target: str = "", only: str = "", *, json: bool = Fa
             view.event(Event(request_id=build.request_id, sequence=number, time_ns=build.finished_ns, body=body))
         return OK
     lines = build_lines([build])
+    if build.summary.command:
+        found.sort(key=lambda each: not each.would_run)
     for each in found:
         title = f"{'ran' if each.would_run else 'hit'} {clean(each.action)}"
-        lines += reason_lines(title, tuple(reason.removeprefix("hit: ") for reason in each.reasons))
+        reasons = tuple(reason.removeprefix("hit: ") for reason in each.reasons)
+        hints = (hint_for(reason.removeprefix(_PASSED)) for reason in reasons if reason.startswith(_PASSED))
+        lines += reason_lines(title, (*reasons, *(f"next: {hint}" for hint in hints if hint)))
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
     if not found and not (target or only) and build.outcome is Outcome.BUILT:
-        lines.append(Line(f"{count(planned, 'action')}: nothing that they are built of had changed"))
+        lines.append(Line(f"{count(planned, 'action')}: no input had changed"))
     elif not found and (target or only):
-        lines.append(Line(f"no action of that build that ran or was looked up names {clean(target or only)}"))
+        lines.append(Line(f"no action that this build ran or looked up uses {clean(target or only)}"))
     elif (left := planned - len(found)) > 0 and not (target or only):
-        why_not = "nothing that they are built of had changed since the build before"
+        why_not = "no input had changed since the previous build"
         if build.outcome is not Outcome.BUILT:
-            why_not = "the build ended before, or nothing that they are built of had changed"
-        lines.append(Line(f"{count(left, 'other action')} had no turn: {why_not}"))
+            why_not = "the build ended first, or no input had changed"
+        lines.append(Line(f"{count(left, 'other action')} not looked up: {why_not}"))
     print_lines(lines)
     return OK
 
 
 def why(events: Iterable[Event]) -> list[Explained]:
-    """Of each action of a past build whether it ran, and why; in the order in which they came up."""
+    """Whether and why each action of a past build ran, in the order of the events."""
     found: dict[str, Explained] = {}
+    calls: list[Explained] = []
     for event in events:
         match event.body:
+            case Explained() as call:
+                calls.append(call)  # a run may compile one source several times
             case Queued(action=action, reasons=reasons):
                 found[action] = Explained(action=action, would_run=True, reasons=reasons or ("its inputs are new",))
             case CacheHit(action=action, reason=reason):
@@ -121,11 +184,11 @@ def why(events: Iterable[Event]) -> list[Explained]:
                 )
             case _:
                 pass
-    return list(found.values())
+    return calls or list(found.values())
 
 
 def target_names(path: str) -> tuple[str, ...]:
-    """The names of all targets in a project file; none where it cannot be read (the answer then says why)."""
+    """The names of all targets in a project file; empty if it cannot be read (the answer then says why)."""
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
@@ -136,7 +199,7 @@ def target_names(path: str) -> tuple[str, ...]:
 
 
 def relative_to(project: str, path: str) -> str:
-    """How plans name a file: relative inside the project, absolute outside."""
+    """The name of a file in plans: relative inside the project, absolute outside."""
     absolute = os.path.abspath(path)
     inside = os.path.relpath(absolute, project)
     return absolute if inside.startswith("..") else inside

@@ -1,6 +1,6 @@
-"""`buildd explain --kernels [NAME]`: why Triton and Inductor compiled what programs needed, the last ones first.
+"""`buildd explain --kernels [NAME]`: says why Triton and Inductor compiled kernels and graphs, newest first.
 
-Knows the words; what was compared is noted by the programs themselves (`hooks/triton_why`, `hooks/inductor_why`).
+Only prints: the programs themselves compare keys and note the reasons (`hooks/triton_why`, `hooks/inductor_why`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import msgspec
 
-from buildd.cli import OK
-from buildd.commands.common import print_lines
-from buildd.commands.request import store_of
+from buildd.client.request import store_of
+from buildd.exits import OK
 from buildd.hooks.triton_why import FOLDER, LOG
 from buildd.ui.narrator import reason_lines
+from buildd.ui.problems import print_lines
 from buildd.ui.text import Line, clean
 
 _SHOWN = 20
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of what programs note."""
+    """One note that a program left."""
 
     time_s: float
     kernel: str
@@ -36,7 +36,7 @@ def explain(only: str, *, json: bool) -> int:
     Args:
         only: a part of a kernel's name or file; empty for all.
 
-    Raises: StoreError where no store can be had.
+    Raises: StoreError if no store can be opened.
     """
     found = [one for one in noted(Path(store_of(os.environ))) if only in one.kernel]
     if json:
@@ -47,14 +47,14 @@ def explain(only: str, *, json: bool) -> int:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.time_s))
         lines += reason_lines(f"compiled {clean(one.kernel)} for {clean(one.target)}, {when}", tuple(one.reasons))
     if not found:
-        which = f"no kernel that {clean(only)} names" if only else "no kernel and no graph"
+        which = f"no kernel whose name contains {clean(only)}" if only else "no kernel and no graph"
         lines.append(Line(f"{which} was compiled below `buildd run` since the store was flushed"))
     print_lines(lines)
     return OK
 
 
 def noted(store: Path) -> list[Compiled]:
-    """The oldest first. What cannot be read is left out."""
+    """The notes, oldest first; damaged ones are left out."""
     try:
         content = (store / FOLDER / LOG).read_bytes()
     except OSError:

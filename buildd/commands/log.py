@@ -1,6 +1,6 @@
-"""`buildd log [BUILD]`: recent builds, everything one of them said, or what one that still runs says.
+"""`buildd log [BUILD]`: lists recent builds, or shows the output of one, also while it runs.
 
-Knows the store's build log and the daemon's `follow`; what is read is told by the narrator as in a pipe.
+Knows the store's build log and the daemon's `follow`; the narrator words the events as in a pipe.
 """
 
 from __future__ import annotations
@@ -8,36 +8,47 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from buildd.cli import DAEMON, OK, USAGE
-from buildd.commands.common import parser, print_lines, print_problem
+from buildd.client.request import with_files
+from buildd.exits import DAEMON, OK, USAGE
+from buildd.shims import run_log
 from buildd.ui import text
 from buildd.ui.narrator import Narrator, Telling
 from buildd.ui.plain import PlainView
+from buildd.ui.problems import parser, print_lines, print_problem
 from buildd.ui.screen import has_colour, telling_from
 from buildd.ui.text import Line, Style
 from buildd.ui.view import JsonView, View, Writer
-from codegen.plan import RequestError
+from codegen.errors import RequestError
 from protocol.described import described
-from protocol.messages import Done, Event, Outcome, RequestId
+from protocol.messages import CacheHit, Done, Event, Explained, Finished, Notice, Outcome, Progress, Queued, RequestId
 
 if TYPE_CHECKING:
-    from buildd.buildlog import Build
-    from buildd.store import Store
+    from buildd.store.build_log import Build
+    from buildd.store.store import Store
 
 SEARCHED = 200
+LAST = "last"
+_POLL_S = 0.25
+_JOBS_OF_RUNS = (Queued, Finished, CacheHit, Progress)
 
 
 def run(arguments: list[str]) -> int:
-    command = parser("log", "Recent builds, or everything that one of them said.")
-    command.add_argument("build", metavar="BUILD", nargs="?", default="", help="as listed; its first characters do")
-    command.add_argument("-f", "--follow", action="store_true", help="go on with a build that still runs")
-    command.add_argument("-n", "--number", metavar="N", type=int, default=20, help="how many builds are listed")
-    command.add_argument("--json", action="store_true", help="builds or events as JSON lines")
+    command = parser("log", "List recent builds, or show everything that one of them printed.")
+    command.add_argument(
+        "build",
+        metavar="BUILD",
+        nargs="?",
+        default="",
+        help='id of a build as listed; its first characters are enough; "last" is the last one',
+    )
+    command.add_argument("-f", "--follow", action="store_true", help="follow a build that is still running")
+    command.add_argument("-n", "--number", metavar="N", type=int, default=20, help="list at most N builds (default 20)")
+    command.add_argument("--json", action="store_true", help="print builds or events as JSON lines")
     options = command.parse_args(arguments)
     if options.follow:
         return follow(options.build, json=options.json)
@@ -47,11 +58,11 @@ def run(arguments: list[str]) -> int:
 
 
 def open_store() -> Store | None:
-    """This user's store for reading; None where there is none yet. Raises StoreError."""
+    """This user's store, opened for reading; None if there is none yet. Raises StoreError."""
     from pathlib import Path
 
-    from buildd.commands.request import store_of
-    from buildd.store import Store
+    from buildd.client.request import store_of
+    from buildd.store.store import Store
 
     folder = Path(store_of(os.environ))
     return Store.open(folder, read_only=True) if (folder / "index.db").exists() else None
@@ -67,12 +78,27 @@ def list_builds(number: int, *, json: bool) -> int:
         for build in builds:
             print(msgspec.json.encode(build).decode())
         return OK
-    print_lines(build_lines(builds))
+    running = run_log.running(store.folder) if store is not None else []
+    print_lines([*running_lines(running), *(build_lines(builds) if builds or not running else [])])
     return OK
 
 
+def running_lines(runs: Iterable[run_log.OngoingRun]) -> list[Line]:
+    """One line for each `buildd run` that goes on, newest first."""
+    lines = []
+    for run in runs:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_ns / 1e9))
+        wall_s = (time.time_ns() - run.started_ns) / 1e9
+        command = text.shortened(text.clean(f"run -- {run.command}"), 40)
+        name = text.clean(run.build_id)
+        lines.append(
+            Line(f"{name}  {when}  running    {text.duration(wall_s):>9}  {command}  {text.clean(run.project)}")
+        )
+    return lines[::-1]
+
+
 def build_lines(builds: Iterable[Build]) -> list[Line]:
-    """One line a build, the latest first."""
+    """One line a build, newest first."""
     lines = []
     styles = {Outcome.BUILT: Style.PLAIN, Outcome.CANCELLED: Style.FAINT}
     for build in builds:
@@ -93,13 +119,15 @@ def build_lines(builds: Iterable[Build]) -> list[Line]:
 
 
 def events_of(build: str) -> list[Event]:
-    """The events of a past build, named by the first characters of its id.
+    """The events of a past build, named by the first characters of its id, or "last".
 
-    Raises: RequestError where there is none or more than one; StoreError.
+    Raises: RequestError if no build or several match; StoreError.
     """
     store = open_store()
     if store is not None:
         with store:
+            if build == LAST and (last := store.builds(1)):
+                build = last[0].request_id
             data = store.build_events(RequestId(build))
             if data is None:
                 data = store.build_events(_full_id(store, build))
@@ -117,22 +145,28 @@ def _full_id(store: Store, prefix: str) -> RequestId:
         raise _unknown(prefix)
     if len(found) > 1:
         raise RequestError(
-            "unknown-build", f"{prefix!r} could be {', '.join(sorted(found))}", next_step="give more characters"
+            "unknown-build",
+            f"several builds begin with {prefix!r}: {', '.join(sorted(found))}",
+            next_step="give more characters",
         )
     return next(iter(found.values()))
 
 
 def _unknown(build: str) -> RequestError:
-    return RequestError("unknown-build", f"no build {build!r} is kept", next_step="buildd log lists them")
+    return RequestError("unknown-build", f"the log has no build {build!r}", next_step="buildd log lists the builds")
 
 
 def show(events: Iterable[Event], *, build: str, json: bool) -> int:
-    """Tell recorded or live events; the exit status says only whether they could be told."""
-    telling = telling_from(os.environ, Telling(listing=True, reasons=True, complete=True, build=build))
+    """Show recorded or live events; the exit status says only whether they could be shown."""
+    telling = telling_from(with_files(os.environ), Telling(listing=True, reasons=True, complete=True, build=build))
     writer = Writer(sys.stdout, colour=not json and has_colour(sys.stdout, os.environ))
     view: View = JsonView(writer) if json else PlainView(writer, Narrator(telling))
+    is_run = False
     try:
         for event in events:
+            is_run = is_run or (event.sequence == 1 and run_log.is_run(event.body))
+            if not json and (isinstance(event.body, Explained) or (is_run and isinstance(event.body, _JOBS_OF_RUNS))):
+                continue  # `buildd explain` shows the calls of a run, `buildd ui` and `buildd trace` its jobs
             view.event(event)
             if isinstance(event.body, Done):
                 break
@@ -141,17 +175,55 @@ def show(events: Iterable[Event], *, build: str, json: bool) -> int:
     return OK
 
 
+def _runs() -> list[run_log.OngoingRun]:
+    from pathlib import Path
+
+    from buildd.client.request import store_of
+
+    return run_log.running(Path(store_of(os.environ)))
+
+
+def _events_of_run(run: run_log.OngoingRun) -> Iterator[Event]:
+    """The events of a `buildd run` as they come: its failed compiles while it goes on, then how it ended."""
+    from pathlib import Path
+
+    from buildd.client.request import store_of
+
+    store = Path(store_of(os.environ))
+    name = RequestId(run.build_id)
+    yield Event(request_id=name, sequence=1, time_ns=run.started_ns, body=Notice(text=f"command: {run.command}"))
+    seen: set[tuple[str, int]] = set()
+    while (failures := run_log.failures_so_far(store, run)) is not None:
+        for event in (event for events in failures for event in events):
+            if (event.request_id, event.sequence) not in seen:
+                seen.add((event.request_id, event.sequence))
+                yield event
+        time.sleep(_POLL_S)
+    try:
+        ended = events_of(run.build_id)
+    except RequestError:
+        return  # it compiled nothing
+    for event in ended[1:]:
+        if isinstance(event.body, Notice | Done):
+            yield event
+
+
 def follow(build: str, *, json: bool) -> int:
-    """A build that the daemon still runs, from its first event on; one that has ended is read from the store."""
-    from buildd.commands.connect import connect
+    """Show a build that is still running, from its first event on; a build that has ended is read from the store."""
+    from buildd.client.connect import connect
     from protocol.errors import NoDaemon, RemoteError
 
+    runs = [run for run in _runs() if build == LAST or run.build_id.startswith(build)]
     try:
         with connect(os.environ, start=False) as client:
+            if runs:
+                return show(_events_of_run(runs[-1]), build=runs[-1].build_id, json=json)
             if not build:
                 active: tuple[str, ...] = getattr(client.status(), "active", ())
                 if not active:
-                    print_problem("the daemon runs no build", next_step="buildd log lists those that have ended")
+                    print_problem(
+                        "the daemon is running no build", next_step="buildd log lists the builds that have ended"
+                    )
                     return USAGE
                 build = active[-1]
             return show(client.follow(RequestId(build)), build=build, json=json)

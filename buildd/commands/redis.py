@@ -1,17 +1,21 @@
-"""`buildd redis`: what a shell needs so that stock torch finds this user's store by Redis' protocol."""
+"""`buildd redis`: prints the variables with which stock torch finds this user's store through Redis' protocol."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import time
+from collections.abc import Mapping
 
 import msgspec
 
-from buildd.cli import DAEMON, OK
-from buildd.commands.common import parser, print_note, print_problem
-from buildd.commands.connect import connect
-from buildd.frameworks import TAG, tag
-from codegen.environment import user_file, user_values
+from buildd.client.connect import connect
+from buildd.exits import DAEMON, OK
+from buildd.shims.framework_environment import TAG, tag
+from buildd.ui.problems import parser, print_note, print_problem
+from codegen.variables.settings import user_file, user_values
+from protocol.client import find
+from protocol.endpoint import Endpoint, runtime_folder
 
 _NAME, _ANY, _FIXED = "BUILDD_REDIS", "127.0.0.1:0", "127.0.0.1:6390"
 _CACHES = (
@@ -19,34 +23,43 @@ _CACHES = (
     "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
 )
-"""Inductor's switches for what it asks of such a cache."""
+"""Inductor's switches for its remote caches."""
+_ROOM_WAIT_S, _POLL_S = 10.0, 0.01
 
 
 def run(arguments: list[str]) -> int:
     command = parser(
         "redis",
-        "Have stock torch, with redis-py, use this user's store as its remote cache.",
+        "Let stock torch (with redis-py) use this user's store as its remote cache.",
         details=f"""\
 In a shell: eval "$(buildd redis)"
 
-The daemon speaks Redis' protocol where {_NAME} says, an address of this machine alone; to who sends the user's
-token. Where no daemon runs, this command starts one that does. Below `buildd run` nothing of this is needed.""",
+The daemon speaks Redis' protocol at the address in {_NAME}, to programs on this machine that send
+the user's token. If no daemon is running, or one that was started without it, this command starts one
+that does. Programs below `buildd run` do not need this.""",
     )
-    command.add_argument("--json", action="store_true", help="the variables as a JSON object")
+    command.add_argument("--json", action="store_true", help="print the variables as a JSON object")
     options = command.parse_args(arguments)
     file = user_file(os.environ)
     is_set = _NAME in os.environ or _NAME in user_values(os.environ)
     always = f'write {_NAME} = "{_FIXED}" under [environment] in {file}'
-    with connect(os.environ if is_set else {**os.environ, _NAME: _ANY}, start=True) as client:
-        endpoint = client.route.endpoint
+    environ = dict(os.environ) if is_set else {**os.environ, _NAME: _ANY}
+    former = find(runtime_folder(environ))
+    endpoint = _endpoint(environ)
+    if former is not None and (endpoint is None or not endpoint.redis):
+        # It was started without. A new one begins beside it, while it finishes what it is doing.
+        with connect(environ, start=False) as client:
+            client.drain()
+        _await_room(environ, former)
+        endpoint = _endpoint(environ)
     if endpoint is None or not endpoint.redis:
         print_problem(
-            "the daemon that runs does not speak Redis' protocol",
-            next_step=f"{always}, then: buildd down && buildd redis; its log says why, where that is written already",
+            "the running daemon does not speak Redis' protocol",
+            next_step=f"buildd doctor names the daemon's log, which says why; for all later daemons {always}",
         )
         return DAEMON
     if not is_set:
-        print_note(f"for as long as this daemon lives; for always {always}")
+        print_note(f"this holds until the daemon ends; for all later daemons {always}")
     found = variables(endpoint.redis)
     if options.json:
         print(msgspec.json.encode(found).decode())
@@ -55,10 +68,25 @@ token. Where no daemon runs, this command starts one that does. Below `buildd ru
     return OK
 
 
+def _await_room(environ: Mapping[str, str], former: Endpoint) -> None:
+    """Wait until `former`, which was asked to end, lets another daemon start beside it: it answers before it does."""
+    deadline = time.monotonic() + _ROOM_WAIT_S
+    while time.monotonic() < deadline:
+        found = find(runtime_folder(environ))
+        if found is None or found.instance != former.instance:
+            return
+        time.sleep(_POLL_S)
+
+
+def _endpoint(environ: Mapping[str, str]) -> Endpoint | None:
+    """The daemon's; starts one with this environment if none runs."""
+    with connect(environ, start=True) as client:
+        return client.route.endpoint
+
+
 def variables(address: str) -> dict[str, str]:
-    """For torch's environment: where the cache is, with the token, and the tag without which Inductor's keys leave the
-    processor out."""
-    from buildd.resp import token
+    """Variables for torch: address and token of the cache, and the tag that puts the processor into Inductor's keys."""
+    from buildd.daemon.redis import token
 
     return {
         "TORCHINDUCTOR_REDIS_URL": f"redis://:{token(os.environ)}@{address}/0",

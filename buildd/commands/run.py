@@ -1,7 +1,7 @@
-"""`buildd run -- COMMAND`: any command, with its compilers going through the daemon; `buildd install-launchers DIR`.
+"""`buildd run -- COMMAND`: runs a command with its compilers going through the daemon; `buildd install-launchers DIR`.
 
-Knows what a foreign build finds its compilers by; everything else is the stand-ins' and the daemon's. Where there is no
-daemon to be had the command runs as it would without us.
+Knows the environment by which a foreign build finds its compilers; shims and daemon do the rest. If no daemon can be
+had, the command runs as it would without buildd.
 """
 
 from __future__ import annotations
@@ -10,64 +10,75 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import time
-from argparse import ArgumentTypeError
+from argparse import BooleanOptionalAction
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from buildd.cli import OK, USAGE
-from buildd.commands.common import is_on, parser, print_note, print_problem
+from buildd.client.foreign_build import advice, bound_kernels, figures_of, offered_jobserver, summary, variables
+from buildd.client.otel import wants_spans
 from buildd.errors import BuilddError
+from buildd.exits import OK, USAGE
+from buildd.store.found_notes import FoundKernels
+from buildd.ui.problems import is_on, parser, print_note, print_problem
 from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId, Done, Outcome
+from protocol.problem import in_one_line
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from buildd.notes import Notes
-    from buildd.runlog import FailedCompiles
+    from buildd.shims.run_log import FailedCompiles
+    from buildd.store.hit_notes import Notes
+    from buildd.ui.relay import Relay
     from protocol.client import Client
 
-_STATUS_S = 5.0
+_SHELLS = ("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh")
 _INTERRUPTED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-_WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 
 
 def run(arguments: list[str]) -> int:
-    """Carry out `buildd run`; the exit status of its command, 2 for wrong usage, 127 or 126 where it cannot start."""
-    command = parser("run", "Run a command, with its compilers (nvcc, hipcc, gcc, clang ...) going through the daemon.")
-    command.usage = "buildd run [-j N] [--map-paths] [--record FILE] [--] COMMAND [ARGUMENT...]"
+    """Carry out `buildd run`; exit status of the command, 2 for wrong usage, 127 or 126 if it cannot start."""
+    command = parser(
+        "run",
+        "Run a command and let the daemon cache its compilers (nvcc, hipcc, gcc, clang ...).",
+        details="Exit status: that of COMMAND; 127 if it does not exist, 126 if it cannot be run, 2 for wrong usage.",
+    )
+    command.usage = "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--quiet] [--] COMMAND [ARGUMENT...]"
     command.add_argument(
-        "-j", "--jobs", type=int, default=None, metavar="N", help="tell make, ninja and pip this width"
+        "-j", "--jobs", type=int, default=None, metavar="N", help="have make, ninja and pip run N jobs at once"
     )
     command.add_argument(
         "--map-paths",
-        action="store_true",
-        help="objects hold no path of this folder or of pip's temporary ones, so that others hit too (gcc, clang)",
+        action=BooleanOptionalAction,
+        default=None,
+        help="keep the path of this folder out of objects, so that builds in other folders hit too (nvcc, gcc, clang); "
+        "without either option only paths of the temporary folders of pip, uv and build are kept out",
     )
     command.add_argument(
         "--record",
         type=Path,
         default=None,
         metavar="FILE",
-        help="write down every Triton kernel that the command compiles, for `buildd warm --manifest FILE`",
+        help="record every Triton kernel that the command compiles, for `buildd warm --manifest FILE`",
     )
-    command.add_argument("--quiet", action="store_true", help="no summary at the end")
+    command.add_argument("--quiet", action="store_true", help="print no summary at the end, and no status line")
     own, rest = _divided(arguments)
     options = command.parse_args(own)
     if not rest:
-        print_problem("no command to run", command="buildd run -- make", next_step="name one after --")
+        print_problem("no command to run", command="buildd run -- make", next_step="put a command after --")
         return USAGE
     if options.jobs is not None and not 1 <= options.jobs <= 65535:
-        print_problem(f"-j {options.jobs} makes no sense", next_step="give a whole number from 1 to 65535")
+        print_problem(f"-j {options.jobs} is out of range", next_step="give a whole number from 1 to 65535")
         return USAGE
     environ = dict(os.environ)
     if options.record is None:
         return _run(options, rest, environ)
-    from buildd.recording import recording
+    from buildd.programs.recording import recording
 
     with recording(options.record, environ):
         return _run(options, rest, environ)
@@ -78,31 +89,64 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
         return _carry_out(rest, environ)
+    from buildd.client import run_settings
+    from buildd.client.run_logs import RunLogs
+    from buildd.shims import interposition
+
+    for line in run_settings.complete(environ, says=opened):
+        print_note(f"buildd: {line}")
+    is_timed = opened and run_settings.takes_times(environ)
     try:
-        # Connected for as long as the command runs: a daemon does not end, nor start itself anew, while somebody is.
+        # Stays connected while the command runs: a daemon neither ends nor restarts itself while a client is connected.
         client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
-        if options.map_paths:
-            environ["BUILDD_MAP_PATHS"] = os.path.realpath(os.getcwd())
+        environ["BUILDD_RUN_FOLDER"] = os.path.realpath(os.getcwd())
+        if options.map_paths is not None:
+            environ["BUILDD_MAP_PATHS"] = environ["BUILDD_RUN_FOLDER"] if options.map_paths else "no"
         _flush_profiles(environ)
-        notes = _notes(environ, build)
-        failed = _failed(environ, build) if opened else nullcontext()
+        logs = RunLogs(Path(environ["BUILDD_DIR"]), build, rest if opened else None, is_timed=is_timed)
         jobserver = offered_jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
-        print_note(f"buildd: {getattr(error, 'message', error)}; running without the daemon")
+        print_note(f"buildd: {in_one_line(error)}; running without the daemon")
         return _carry_out(rest, environ)
-    with client, notes, jobserver, failed as failures:
+    if logs.problem:
+        print_note(f"buildd: {logs.problem}: its results are used, new ones are not kept, and not all hits are counted")
+    with client, logs, jobserver:
         started_ns = time.time_ns()
-        status = _carry_out(rest, environ)
+        is_shown = opened and not options.quiet and not _is_shell(rest)
+        with _shown(environ, build, logs.notes) if is_shown else nullcontext() as relay:
+            status = _carry_out(interposition.below(rest, environ), environ, relay)
         bound_kernels(environ)
-        if failures is not None:
-            figures = figures_of(environ, build, notes)
+        if opened:
+            run_settings.publish_profiles(environ)
+            if logs.failures is not None:
+                sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
+            figures = figures_of(environ, build, logs.notes)
             if not options.quiet:
-                print(f"buildd: {summary(figures)}", file=sys.stderr)
-                for line in () if options.map_paths else advice(figures):
-                    print_note(f"buildd: {line}")
-            _keep(Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, failures)
+                found = logs.found.found() if logs.found is not None else FoundKernels()
+                _tell(figures, found, rest, environ)
+            if logs.failures is not None and logs.notes is not None:
+                keys = logs.notes.keys()
+                traces = run_settings.traces(environ, started_ns)
+                _keep(
+                    Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.failures, keys, traces
+                )
     return status
+
+
+def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Print the summary of a build whose compiles came to buildd, and ways to more hits."""
+    from buildd.shims import interposition
+
+    if said := summary(figures, found):
+        print(f"buildd: {said}", file=sys.stderr)
+    lines = list(advice(figures))
+    if not figures.hits and not interposition.is_loaded(environ):
+        from buildd.trees import configured
+
+        lines += configured.advice(command, os.getcwd(), environ)
+    for line in lines:
+        print_note(f"buildd: {line}")
 
 
 def _keep(
@@ -113,11 +157,14 @@ def _keep(
     status: int,
     figures: BuildFigures,
     failures: FailedCompiles,
+    direct: Sequence[bytes] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """Have `buildd log` know of it; what compiled nothing was no build."""
-    if figures == BuildFigures():
+    """Add the run to the build log, unless it compiled nothing, started no program with torch or Triton, and there is
+    nothing to note."""
+    if figures == BuildFigures() and not notes and not failures.programs():
         return
-    from buildd import runlog
+    from buildd.shims import run_log
 
     outcome = Outcome.BUILT if status == 0 else Outcome.CANCELLED if status in _INTERRUPTED else Outcome.FAILED
     done = Done(
@@ -130,13 +177,19 @@ def _keep(
         saved_s=figures.saved_s,
     )
     try:
-        runlog.keep(store, build, command, started_ns, summary(figures), done, failures.told())
+        run_log.keep(store, build, command, started_ns, summary(figures), done, failures, direct, notes)
     except (BuilddError, OSError) as error:
-        print_note(f"`buildd log` does not know of this run: {error}")
+        print_note(f"buildd: this run is missing from `buildd log`: {error}")
+        return
+    if wants_spans(os.environ):
+        from buildd.commands.log import events_of
+        from buildd.web import spans
+
+        spans.send(events_of(build), os.environ, name=f"buildd run {command[0]}", build=build)
 
 
 def _connected(environ: Mapping[str, str]) -> Client:
-    from buildd.commands.connect import connect
+    from buildd.client.connect import connect
 
     client = connect(environ, start=True)
     assert client.instance  # shakes hands
@@ -144,108 +197,102 @@ def _connected(environ: Mapping[str, str]) -> Client:
 
 
 def _flush_profiles(environ: Mapping[str, str]) -> None:
-    """FLUSH_PROFILE_CACHE=1: profiles that buildd keeps are emptied once for the build, before the command begins."""
-    if environ.get("FLUSH_PROFILE_CACHE") != "1":
+    """Obey FLUSH_PROFILE_CACHE=1: empty the stored profiles once for the build, before the command begins."""
+    from codegen.variables.settings import read_settings
+
+    settings = read_settings(environ)
+    if not settings.is_on("FLUSH_PROFILE_CACHE"):
         return
-    from buildd.profile_cache import flush_asked
-    from buildd.store import Store
+    from buildd.store.profile_cache import flush_asked
+    from buildd.store.store import Store
 
     with Store.open(Path(environ["BUILDD_DIR"])) as store:
-        for line in flush_asked(environ, store, os.getcwd(), environ["BUILDD_BUILD_ID"]):
+        for line in flush_asked(settings, store, os.getcwd(), environ["BUILDD_BUILD_ID"]):
             print_note(f"buildd: {line}")
 
 
-def _notes(environ: Mapping[str, str], build: BuildId) -> Notes:
-    from buildd.notes import Notes
-
-    return Notes(Path(environ["BUILDD_DIR"]), build)
-
-
-def _failed(environ: Mapping[str, str], build: BuildId) -> FailedCompiles:
-    from buildd.runlog import FailedCompiles
-
-    return FailedCompiles(Path(environ["BUILDD_DIR"]), build)
-
-
-def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:
-    """Offers a build of this width as a jobserver; `environ` is changed. A build that has one keeps it."""
-    from buildd.jobserver import Jobserver, find_builders
-    from buildd.jobserver import variables as telling
-    from buildd.standins import stand_for
-    from protocol.endpoint import runtime_folder
-
-    if jobs is None or "--jobserver" in environ.get("MAKEFLAGS", "") or environ.get("BUILDD_JOBSERVER"):
-        return nullcontext()
-    tools = find_builders(environ)
-    place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
-    try:
-        server = Jobserver(runtime_folder(environ).path, jobs)
-    except BuilddError:
-        return nullcontext()  # the width is told in words, each tool keeps to it by itself
-    environ.update(telling(server, jobs, tools))
-    environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
-    return server
-
-
-def bound_kernels(environ: Mapping[str, str]) -> None:
-    """Keep Triton's kernels within their part of the store's bound: the programs that put them there know none."""
-    from buildd import kept_kernels
-
-    store = Path(environ["BUILDD_DIR"])
-    if kept_kernels.held(store)[0] > 0:
-        from buildd.commands.cache import bound_of
-        from buildd.store import default_limit
-
-        try:
-            limit_bytes = bound_of(environ)
-        except ArgumentTypeError:
-            limit_bytes = None  # the daemon has said so
-        kept_kernels.trim(store, (limit_bytes or default_limit(store)) // kept_kernels.SHARE)
-
-
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our options and the command, which begins after -- or with the first word that is no option."""
+    """buildd's own options, and the command, which begins after -- or with the first word that is no option."""
     index = 0
     while index < len(arguments) and arguments[index].startswith("-"):
         if arguments[index] == "--":
             return arguments[:index], arguments[index + 1 :]
-        index += 2 if arguments[index] in ("-j", "--jobs", "--record") else 1
+        index += 2 if arguments[index] in ("-j", "--jobs", "--record", "--color") else 1
     return arguments[:index], arguments[index:]
 
 
-def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -> dict[str, str]:
-    """What is different in the environment of the command. Makes the stand-ins.
+@contextmanager
+def _shown(environ: Mapping[str, str], build: BuildId, notes: Notes | None) -> Iterator[Relay | None]:
+    """A relay with a status line for the command's output; None where nobody wants or could see the line."""
+    from buildd.ui.screen import has_colour, is_animated
 
-    Raises: ProtocolError, BuilddError, OSError.
-    """
-    from buildd import served
+    if not is_animated(sys.stdout, environ) or not _is_in_front(sys.stdout.fileno()):
+        yield None
+        return
+    from buildd.client.run_progress import RunProgress
+    from buildd.ui.relay import Relay
+    from buildd.ui.run_status import words
+    from buildd.ui.text import Style
 
-    found = served.variables(environ, build)
-    if jobs is not None:
-        found |= dict.fromkeys(_WIDTHS, str(jobs))
-        found["MAKEFLAGS"] = f"{environ.get('MAKEFLAGS', '')} -j{jobs}".strip()
-    return found
-
-
-def _carry_out(command: list[str], environ: Mapping[str, str]) -> int:
-    """Run a command in our place: our terminal, our signals; its exit status as a shell tells it."""
-    with _passing_signals() as started:
+    with RunProgress(environ, build, notes) as progress:
         try:
-            process = subprocess.Popen(command, env=environ)
+            style = Style.FAINT.value if has_colour(sys.stdout, environ) else ""
+            relay = Relay(sys.stdout.fileno(), lambda columns: words(progress.status, columns), style)
+        except (OSError, termios.error):  # no pseudo-terminals here
+            yield None
+            return
+        with closing(relay):
+            yield relay
+
+
+def _is_shell(command: Sequence[str]) -> bool:
+    """Whether the command is a shell for the user to type into: bash's job control wants the terminal itself."""
+    options = command[1:]
+    runs_something = any(not word.startswith("-") or (word[1:2] != "-" and "c" in word) for word in options)
+    return os.path.basename(command[0]) in _SHELLS and not runs_something
+
+
+def _is_in_front(terminal: int) -> bool:
+    """Whether this process is in the terminal's foreground; False also for a terminal of another session."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _carry_out(command: list[str], environ: Mapping[str, str], relay: Relay | None = None) -> int:
+    """Run a command with this process's terminal and signals; its exit status as a shell reports it.
+
+    Args:
+        relay: passes on what the command writes to this process's standard output, and to the same terminal.
+    """
+    with _passing_signals() as started:
+        output = None if relay is None else relay.output
+        try:
+            process = subprocess.Popen(command, env=environ, stdout=output, stderr=output if _is_same(1, 2) else None)
         except OSError as error:
-            print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check its name and PATH")
+            print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check the command's name and PATH")
             return 127 if isinstance(error, FileNotFoundError) else 126
         started(process)
+        if relay is not None:
+            relay.follow(process)
         status = process.wait()
     return 128 - status if status < 0 else status
 
 
+def _is_same(one: int, other: int) -> bool:
+    try:
+        return os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
+    except OSError:
+        return False
+
+
 @contextmanager
 def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Ctrl-C reaches the command by itself; what was sent to us alone is passed on. We end when it has ended.
+    """Pass signals sent to this process alone on to the command; Ctrl-C reaches the command by itself.
 
-    Begins before the command does, and is told of it: a signal in between is passed on too. What the command is to
-    ignore (nohup) stays ignored; what we handle it does not inherit.
+    Begins before the command starts, so that a signal in between is passed on too. Signals that the command is to
+    ignore (nohup) stay ignored; it does not inherit this process's handlers.
     """
     running: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
@@ -272,61 +319,20 @@ def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
             signal.signal(number, handler)
 
 
-def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes) -> BuildFigures:
-    """What the compiles of a build came to so far: what the daemon says, if there is one, with what stand-ins noted."""
-    from buildd.commands.connect import connect
-
-    try:
-        with connect(environ, start=False, timeout_s=_STATUS_S) as client:
-            found = client.status().builds.get(build, BuildFigures())
-    except ProtocolError:
-        found = BuildFigures()
-    hits, saved_s = notes.figures()
-    return BuildFigures(
-        hits=found.hits + hits,
-        misses=found.misses,
-        failures=found.failures,
-        saved_s=found.saved_s + saved_s,
-        handed_through=found.handed_through,
-        holding_paths=found.holding_paths,
-    )
-
-
-def summary(figures: BuildFigures) -> str:
-    """What became of a build's compiles, in one line."""
-    from buildd.ui.text import duration
-
-    handed = sum(figures.handed_through.values())
-    reasons = sorted(figures.handed_through.items(), key=lambda pair: (-pair[1], pair[0]))
-    parts = [f"{figures.hits} hits", f"{figures.misses} misses"]
-    if figures.failures:
-        parts.append(f"{figures.failures} failed")
-    if handed:
-        parts.append(f"{handed} handed through ({', '.join(f'{name} {count}' for name, count in reasons[:4])})")
-    return ", ".join([*parts, f"{duration(figures.saved_s)} saved"])
-
-
-def advice(figures: BuildFigures) -> Iterator[str]:
-    """What would have a later build of this kind find more."""
-    if figures.holding_paths:
-        yield (
-            f"{figures.holding_paths} of the misses made objects that hold the path of a folder with another name each"
-            " time, by __FILE__ or -g: `buildd run --map-paths` makes such that a later build finds (but for nvcc's"
-            " with debug or line information)"
-        )
-
-
 def install(arguments: list[str]) -> int:
     """Carry out `buildd install-launchers DIR`."""
-    command = parser("install-launchers", "Put stand-ins of the compilers into a folder, for your PATH.")
-    command.add_argument("folder", metavar="DIR", type=Path)
+    command = parser(
+        "install-launchers",
+        "Put compiler shims into DIR; with DIR first on PATH, the daemon caches the compiles of every build.",
+    )
+    command.add_argument("folder", metavar="DIR", type=Path, help="the folder, made if it is missing")
     options = command.parse_args(arguments)
-    from buildd import standins
-    from buildd.location import locate
+    from buildd.shims import shim_folders
+    from buildd.store.location import locate
 
     folder: Path = options.folder.absolute()
-    binary = standins.program(locate(os.environ).folder, os.environ.get("PATH", os.defpath))
-    names = standins.install(folder, binary, standins.find_tools(os.environ))
+    names = shim_folders.install(folder, locate(os.environ).folder, os.environ)
     print(f"{folder}: {', '.join(names)}")
-    print("put it first on your PATH; without a running daemon (buildd up) they are the plain tools")
+    print("put this folder first on your PATH; its compilers start the daemon when they need it")
+    print("after you have installed another compiler, run this command again")
     return OK

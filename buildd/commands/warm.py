@@ -1,29 +1,40 @@
-"""`buildd warm`: fill the store without writing outputs, or prove that nothing is left to compile."""
+"""`buildd warm`: fills the store without writing outputs, or proves that nothing is left to compile."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from buildd.client.request import add_output_arguments, add_request_arguments
 from buildd.commands.build import perform
-from buildd.commands.common import parser
-from buildd.commands.request import add_request_arguments
-from codegen.plan import RequestError
+from buildd.ui.problems import parser
+from codegen.errors import RequestError
 from protocol.messages import Mode
 
 
 def run(arguments: list[str]) -> int:
     command = parser(
         "warm",
-        "Compile ahead: fill the cache, write no outputs.",
-        details="With --prove nothing runs; exit status 1 and the names of the actions that still would.",
+        "Compile ahead of time: fill the cache without writing outputs.",
+        details="With --prove nothing runs; the actions that still would are named, and the exit status is then 1.",
     )
-    command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
+    command.add_argument(
+        "targets",
+        metavar="TARGET",
+        nargs="*",
+        help="targets to compile (default: those in `default` of `[project]`; without that key, all)",
+    )
     add_request_arguments(command)
-    command.add_argument("-k", "--keep-going", action="store_true", help="after a failure build what does not need it")
-    command.add_argument("--prove", action="store_true", help="run nothing; fail if any action would")
-    manifest = "compile the Triton kernels that `buildd run --record FILE` has written down; no GPU is needed"
+    add_output_arguments(command)
+    command.add_argument(
+        "-k",
+        "--keep-going",
+        action="store_true",
+        help="after a failure, go on with everything that does not depend on it",
+    )
+    command.add_argument("--prove", action="store_true", help="run nothing; fail if any action would run")
+    manifest = "compile the Triton kernels that `buildd run --record FILE` recorded; needs no GPU"
     command.add_argument("--manifest", metavar="FILE", type=Path, default=None, help=manifest)
-    python = "with --manifest: the Python of the program (default: the first that is like the recorded one)"
+    python = "with --manifest: the program's Python (default: the first one like the recorded one)"
     command.add_argument("--python", metavar="PATH", default="", help=python)
     options = command.parse_args(arguments)
     if options.manifest is not None:
@@ -31,5 +42,7 @@ def run(arguments: list[str]) -> int:
 
         return warm(options)
     if options.python:
-        raise RequestError("bad-value", "--python goes with --manifest", next_step="name a manifest, or leave it out")
+        raise RequestError(
+            "bad-value", "--python works only with --manifest", next_step="add --manifest FILE, or leave out --python"
+        )
     return perform(options, Mode.PROVE if options.prove else Mode.WARM)

@@ -1,7 +1,7 @@
-"""`buildd warm --manifest FILE`: recorded Triton kernels compiled into the store, or looked up there.
+"""`buildd warm --manifest FILE`: compiles recorded Triton kernels into the store, or looks them up there.
 
-Knows the words and the exit status; `kernel_manifest` has the file. A request like any other, of a target for each
-process that kernels share (`triton_recorded`); what becomes of a kernel is a line of that process's output.
+Knows the messages and the exit status; `kernel_manifest` knows the file. Sends an ordinary request with one target for
+each process that compiles a share of the kernels (`triton_recorded`); each line of its output is one kernel's result.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from typing import Any
 
 import msgspec
 
-from buildd import kernel_manifest
-from buildd.cli import FAILED, OK
-from buildd.commands.common import is_on, print_lines
-from buildd.commands.perform import carry_out, status_of
-from buildd.commands.request import chosen_jobs, selected_environment, store_of
-from buildd.commands.run import bound_kernels
-from buildd.kernel_manifest import Line as Recorded
+from buildd.client.foreign_build import bound_kernels
+from buildd.client.perform import carry_out, status_of
+from buildd.client.request import chosen_jobs, selected_environment, store_of, with_files
+from buildd.exits import FAILED, OK
+from buildd.programs import kernel_manifest
+from buildd.programs.kernel_manifest import ManifestLine
+from buildd.shims.framework_environment import HOOKS
+from buildd.ui.problems import is_on, print_lines
 from buildd.ui.text import Line, Style, clean, count, duration
-from codegen.plan import RequestError
+from codegen.errors import RequestError
 from protocol import messages as m
 
 _ASKED_S = 60.0
 _STOPPED = "it was not compiled"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one kernel. Without `problem` it is in the store, or, with `prove`, `hit` says whether it is."""
+class KernelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one kernel. Without `problem` it is in the store; with `prove`, `hit` says whether it is."""
 
     hit: bool = False
     hash: str = ""
@@ -69,7 +70,7 @@ class _Tally:
 
 
 def warm(options: Namespace) -> int:
-    """Carry out `buildd warm --manifest`; 1 where a kernel cannot be compiled, or, with --prove, is not there.
+    """Carry out `buildd warm --manifest`; 1 if a kernel cannot be compiled, or, with --prove, is not in the store.
 
     Raises: ManifestError, RequestError, StoreError.
     """
@@ -77,7 +78,7 @@ def warm(options: Namespace) -> int:
     environ = dict(os.environ)
     root = Path(options.directory or ".").resolve()
     lines = kernel_manifest.read(options.manifest)
-    jobs = chosen_jobs(options.jobs, environ)
+    jobs = chosen_jobs(options.jobs, with_files(environ))
     tally, started_s = _Tally(), time.monotonic()
     store = store_of(environ)
     if lines:
@@ -99,7 +100,7 @@ def warm(options: Namespace) -> int:
             keep_going=True,
             recache=is_on(environ, "BUILDD_RECACHE"),
         )
-        view = Answers(shares, tally, options)
+        view = KernelAnswers(shares, tally, options)
         done = carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
         if done.outcome not in (m.Outcome.BUILT, m.Outcome.FAILED):
             return status_of(done)
@@ -109,9 +110,9 @@ def warm(options: Namespace) -> int:
     return FAILED if tally.problems or tally.missing else OK
 
 
-def shared(lines: list[Recorded], cpus: int) -> dict[str, list[Recorded]]:
-    """Name of a target -> the kernels that one process compiles; as many as there are CPUs, at least one a group."""
-    groups: dict[tuple[Any, ...], list[Recorded]] = defaultdict(list)
+def shared(lines: list[ManifestLine], cpus: int) -> dict[str, list[ManifestLine]]:
+    """Target name -> the kernels that one process compiles; as many processes as CPUs, at least one a group."""
+    groups: dict[tuple[Any, ...], list[ManifestLine]] = defaultdict(list)
     for line in lines:
         groups[line.group].append(line)
     width = -(-cpus // len(groups)) if groups else 0
@@ -119,28 +120,29 @@ def shared(lines: list[Recorded], cpus: int) -> dict[str, list[Recorded]]:
     return {f"kernels.{number}": share for number, share in enumerate(shares, 1)}
 
 
-def _spec(share: list[Recorded], request_id: m.RequestId, options: Namespace) -> msgspec.Raw:
+def _spec(share: list[ManifestLine], request_id: m.RequestId, options: Namespace) -> msgspec.Raw:
     return m.spec_from(
         {
             "kind": "recorded",
             "kernels": [line.text.decode() for line in share],
             "variables": share[0].kernel.variables,
             "prove": options.prove,
+            "hooks": HOOKS,
             "asked_by": request_id,
-            "timeout_s": 1e6,  # the process has one for each kernel
+            "timeout_s": 1e6,  # the process has a time limit of its own for each kernel
         }
     )
 
 
-class Answers:
-    """The view of such a request: a kernel's answer is told as soon as it is there."""
+class KernelAnswers:
+    """The view of such a request: shows each kernel's answer as it arrives."""
 
-    def __init__(self, shares: dict[str, list[Recorded]], tally: _Tally, options: Namespace) -> None:
+    def __init__(self, shares: dict[str, list[ManifestLine]], tally: _Tally, options: Namespace) -> None:
         self._left = {name: deque(share) for name, share in shares.items()}
-        """Of each target those that have no answer yet, in the order in which they get one."""
+        """Target -> its kernels without an answer, in the order of their answers."""
         self._targets: dict[m.JobId, str] = {}
         self._said: dict[m.JobId, str] = {}
-        """What a job said last."""
+        """Job -> its last line of output."""
         self._why: dict[str, str] = {}
         self._tally = tally
         self._options = options
@@ -160,14 +162,14 @@ class Answers:
                 for name, left in self._left.items():
                     for line in left:
                         problem = self._why.get(name) or body.message or _STOPPED
-                        _tell(line, Answer(problem=problem), self._tally, self._options)
+                        _tell(line, KernelAnswer(problem=problem), self._tally, self._options)
             case _:
                 pass
 
     def _answered(self, body: m.LogLine) -> None:
         left = self._left.get(self._targets.get(body.job_id, ""))
         if left:
-            answer = msgspec.json.decode(body.text, type=Answer)
+            answer = msgspec.json.decode(body.text, type=KernelAnswer)
             if answer.died and (said := self._said.pop(body.job_id, "")):
                 answer = msgspec.structs.replace(answer, problem=f"{answer.problem}: {said}")
             _tell(left.popleft(), answer, self._tally, self._options)
@@ -180,15 +182,15 @@ def _check(options: Namespace) -> None:
     if options.targets or options.arch or options.file:
         raise RequestError(
             "bad-value",
-            "--manifest names its kernels itself, with what each is compiled for",
+            "with --manifest, the file names the kernels and their architectures",
             next_step="leave out targets, --arch and -f",
         )
     if options.directory and not os.path.isdir(options.directory):
         raise RequestError("bad-project", f"no folder {options.directory}", next_step="check the argument of -C")
 
 
-def interpreter_of(asked: str, lines: list[Recorded], root: Path) -> str:
-    """The program's Python: named, or the first one that is like the recorded one and has what its kernels need."""
+def interpreter_of(asked: str, lines: list[ManifestLine], root: Path) -> str:
+    """The program's Python: the named one, or the first one of a recorded version that has the needed packages."""
     if asked:
         found = shutil.which(asked)
         if found is None:
@@ -199,14 +201,14 @@ def interpreter_of(asked: str, lines: list[Recorded], root: Path) -> str:
     recorded = sorted({str(root / line.kernel.interpreter) for line in lines if line.kernel.interpreter})
     versions = {line.kernel.python for line in lines}
     packages = ("triton", *(("torch",) if any(line.kernel.text for line in lines) else ()))
-    # As `buildd run -- python ...` finds it; then ours, which says what it lacks where none serves.
+    # As `buildd run -- python ...` finds it; at last buildd's own, whose error says what is missing.
     candidates = [*map(shutil.which, (*recorded, "python", "python3")), sys.executable]
     return next((one for one in dict.fromkeys(candidates) if one and _serves(one, versions, packages)), sys.executable)
 
 
 def _serves(interpreter: str, versions: set[str], packages: tuple[str, ...]) -> bool:
-    """Whether a Python is of one of these versions, and finds all these packages."""
-    # A folder of that name where we are has no origin.
+    """Whether a Python has one of these versions and finds all these packages."""
+    # A mere folder of that name in the current one has no origin.
     question = (
         "import sys; from importlib.util import find_spec;"
         "print('%d.%d' % sys.version_info[:2], *(n for n in sys.argv[1:] if getattr(find_spec(n), 'origin', None)))"
@@ -226,14 +228,14 @@ def _serves(interpreter: str, versions: set[str], packages: tuple[str, ...]) -> 
     return told.returncode == 0 and version in versions and set(packages) <= set(found)
 
 
-def _tell(line: Recorded, answer: Answer, tally: _Tally, options: Namespace) -> None:
+def _tell(line: ManifestLine, answer: KernelAnswer, tally: _Tally, options: Namespace) -> None:
     label = f"{line.kernel.label} for {line.target}"
     if answer.problem:
         tally.problems += 1
         text = Line(f"failed {clean(label)}: {clean(answer.problem)}", Style.ERROR)
     elif options.prove and not answer.hit:
         tally.missing.append(label)
-        text = Line(f"not there: {clean(label)}")
+        text = Line(f"not in the store: {clean(label)}")
     else:
         tally.hits += answer.hit
         tally.compiled += not answer.hit
@@ -263,10 +265,11 @@ def _summary(tally: _Tally, kernels: int, wall_s: float, options: Namespace) -> 
         other = sorted(f"{then}, now {now}" for then, now in tally.versions if then != now)
         if other:
             why = f"they were recorded with Triton {other[0]}"
+        have = "has" if tally.moved == 1 else "have"
         lines.append(
             Line(
-                f"{count(tally.moved, 'kernel')} have another key than when they were recorded: {why}; "
-                "a program hits where it has the same sources and the same Triton",
+                f"{count(tally.moved, 'kernel')} {have} another key than when recorded: {why}; "
+                "programs hit only with the same sources and the same Triton",
                 Style.WARNING,
             )
         )

@@ -1,4 +1,4 @@
-"""`buildd watch`: build targets now, and again whenever what they are built of changes; ours or another tool's."""
+"""`buildd watch`: builds targets of buildd.toml or of another tool now, and again whenever their inputs change."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import itertools
 import os
 import sys
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from buildd.cli import OK, USAGE, Interrupted
-from buildd.commands.common import parser, print_problem
-from buildd.commands.perform import stopping_signals
-from buildd.commands.request import add_request_arguments, request_from, store_of
-from buildd.commands.saves import Saves, new_name
+from buildd.client.perform import stopping_signals
+from buildd.client.request import (
+    add_output_arguments,
+    add_request_arguments,
+    project_of,
+    request_from,
+    store_of,
+    with_files,
+    with_loudness,
+)
+from buildd.client.watch_session import Saves, new_name
+from buildd.exits import OK, USAGE, Interrupted
 from buildd.ui.narrator import Narrator, Telling
 from buildd.ui.notifier import Notifier
 from buildd.ui.plain import PlainView
+from buildd.ui.problems import parser, print_problem
 from buildd.ui.rounds import Rounds
 from buildd.ui.screen import has_colour, is_terminal, view_for
 from buildd.ui.view import JsonView, View, Writer
@@ -30,18 +39,29 @@ if TYPE_CHECKING:
 def run(arguments: list[str]) -> int:
     command = parser(
         "watch",
-        "Build targets, and again whenever one of their inputs changes; all default targets when none is named.",
-        details="Ctrl-C ends it. Content decides: a file that was only touched builds nothing.\n"
-        "With --ninja or --make, TARGETs are that tool's, and its compilers go through the daemon as in `buildd run`.",
+        "Build targets now, and again whenever one of their inputs changes.",
+        details="Ctrl-C ends it. Only content counts: touching a file builds nothing.\n"
+        "With --ninja or --make, the TARGETs are that tool's, and the daemon caches its compiles as in `buildd run`.",
     )
-    command.add_argument("targets", metavar="TARGET", nargs="*", help="names of targets")
-    add_request_arguments(command)
-    command.add_argument("-k", "--keep-going", action="store_true", help="after a failure build what does not need it")
+    command.add_argument(
+        "targets",
+        metavar="TARGET",
+        nargs="*",
+        help="targets to build (default: those in `default` of `[project]`; without that key, all)",
+    )
+    add_request_arguments(command, in_process=SUPPRESS)  # --no-daemon has an error message of its own
+    add_output_arguments(command)
+    command.add_argument(
+        "-k",
+        "--keep-going",
+        action="store_true",
+        help="after a failure, go on with everything that does not depend on it",
+    )
     other = command.add_mutually_exclusive_group()
     other.add_argument(
-        "--ninja", metavar="DIR", default=None, help="a build folder of CMake, Meson ...: run ninja there"
+        "--ninja", metavar="DIR", default=None, help="run ninja in DIR, a build folder of CMake, Meson ..."
     )
-    other.add_argument("--make", metavar="DIR", nargs="?", const=".", default=None, help="a folder with a Makefile")
+    other.add_argument("--make", metavar="DIR", nargs="?", const=".", default=None, help="run make in DIR (default: .)")
     command.add_argument(
         "--profile",
         metavar="TARGET",
@@ -50,27 +70,34 @@ def run(arguments: list[str]) -> int:
         help="run this target's kernel (kind gemm or conv2d) on a GPU after each good build; may be repeated",
     )
     command.add_argument(
-        "--problem", metavar="MxNxK", action="append", default=[], help="for --profile: sizes that a target leaves open"
+        "--problem",
+        metavar="MxNxK",
+        action="append",
+        default=[],
+        help="with --profile: sizes that a target leaves open",
     )
     command.add_argument(
-        "--notify", action="store_true", help="tell the desktop when a build fails, and when it is mended"
+        "--notify", action="store_true", help="show a desktop notification when a build fails, and when it works again"
     )
     options = command.parse_args(arguments)
     if options.no_daemon:
-        print_problem("only a daemon watches", next_step="leave --no-daemon out")
+        print_problem("watching needs the daemon", next_step="leave out --no-daemon")
         return USAGE
     if options.profile and (options.ninja is not None or options.make is not None):
-        print_problem("only buildd.toml says what a kernel is to be measured on", next_step="leave --profile out")
+        print_problem("--profile needs targets of buildd.toml, not of another tool", next_step="leave out --profile")
         return USAGE
     environ = dict(os.environ)
+    is_tree = options.ninja is not None or options.make is not None
+    told = environ if is_tree else with_files(environ, *project_of(options.directory, options.file))
+    told = with_loudness(told, options)
     words = Writer(sys.stderr if options.json else sys.stdout)
     words.colour = has_colour(words.stream, environ)
 
     def view(build: BuildId) -> View:
-        telling = Telling(build=build)
+        telling = Telling(build=build, refusals=True)
         if options.json:
             return PlainView(words, Narrator(telling))
-        return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=environ)
+        return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=told)
 
     every = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
     name, numbers = new_name(), itertools.count(1)
@@ -83,7 +110,7 @@ def run(arguments: list[str]) -> int:
         words,
         view,
         clear=is_terminal(words.stream, environ) and not options.json,
-        partial=options.ninja is not None or options.make is not None,
+        partial=is_tree,
         notify=notifier.notify if notifier is not None else None,
         compared=compared,
     )
@@ -104,20 +131,20 @@ def run(arguments: list[str]) -> int:
 def _saves(
     options: Namespace, environ: dict[str, str], rounds: Rounds, every: Callable[[Event], None]
 ) -> Iterator[Saves]:
-    """What watches and builds. Raises RequestError, BuilddError."""
+    """The session that watches and builds. Raises RequestError, BuilddError."""
     if options.ninja is None and options.make is None:
         targets = tuple(dict.fromkeys((*options.targets, *options.profile)))
         request = request_from(options, targets, Mode.BUILD, environ)
         if not options.profile:
             yield Saves(request, environ, rounds, every)
             return
-        from buildd.commands.measured import Measured
+        from buildd.profiling.measured_watch import MeasuredWatch
 
-        with Measured(request, environ, rounds, every, options.profile, options.problem) as measured:
+        with MeasuredWatch(request, environ, rounds, every, options.profile, options.problem) as measured:
             yield measured.saves
         return
-    from buildd.commands.rebuilds import Rebuilds
-    from buildd.commands.treetools import tree_of, with_compilers
+    from buildd.trees.tree_tools import tree_of, with_compilers
+    from buildd.trees.tree_watch import Rebuilds
 
     with with_compilers(environ, options.jobs, rounds.note) as inside:
         tree = tree_of(options.ninja, options.make, options.targets, inside)

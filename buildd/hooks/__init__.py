@@ -1,1 +1,1 @@
-"""Files that run in the user's own programs: found by PYTHONPATH, standard library and the user's packages only."""
+"""Files that run in users' programs, found through PYTHONPATH: standard library and the user's packages only."""

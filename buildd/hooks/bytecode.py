@@ -1,10 +1,9 @@
-"""Bytecode of Python's modules, kept in the store where Python can keep none beside them.
+"""Keeps the bytecode of Python modules in the store, if Python cannot keep it beside them.
 
-Runs in the user's own process, from this one file, in the middle of imports: imports nothing that a start has not
-imported anyway, but hashing. A first `torch.compile` imports 1,500 modules, and to compile them takes seconds in every
-process, where their folders are read-only or another user's, or PYTHONDONTWRITEBYTECODE is set. Known by its source's
-text: no stamp decides. What is found was put there by who has the user's key, or it is none; whatever goes wrong,
-Python compiles.
+Runs in the user's own process, from this one file, in the middle of imports: apart from hashing it imports nothing that
+Python's start has not imported anyway. A first `torch.compile` imports 1,500 modules; to compile them takes seconds in
+every process, if their folders are read-only or another user's, or PYTHONDONTWRITEBYTECODE is set. The source's text
+decides, no stamp. Only bytecode written with the user's key counts; if anything goes wrong, Python compiles.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import marshal
 import os
 import sys
 import time
-from _blake2 import blake2b  # hashlib would be imported for it
+from _blake2 import blake2b  # hashlib would have to be imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +27,12 @@ _MOST_BYTES = 64 << 20
 _USED_AGAIN_S = 86400.0
 
 
-class Kept:
+class BytecodeStore:
     """The bytecode in one store.
 
     Args:
-        store: its folder.
-        secret: what only the user has, at most 64 bytes.
+        store: the store's folder.
+        secret: known only to the user, at most 64 bytes.
     """
 
     def __init__(self, store: str, secret: bytes) -> None:
@@ -42,7 +41,7 @@ class Kept:
         self._written = 0
 
     def open(self) -> bool:
-        """Have the folder there; whether it is the user's own. Raises OSError."""
+        """Make the folder; returns whether it is the user's own. Raises OSError."""
         try:
             os.mkdir(self.folder, 0o700)
         except FileExistsError:
@@ -51,14 +50,14 @@ class Kept:
         return status.st_mode & 0o170022 == 0o040000 and status.st_uid == os.geteuid()
 
     def name_of(self, source: bytes, path: str, optimize: int) -> str:
-        """Of the file for a source's code."""
+        """Name of the file for a source's code."""
         level = sys.flags.optimize if optimize == -1 else optimize
-        # The same text at another place has another file name in it.
+        # The same text at another place has another file name in its code.
         what = f"{sys.implementation.cache_tag} {sys.hexversion} {level} {path}\0".encode("utf-8", "surrogateescape")
         return str(blake2b(what + source, digest_size=16).hexdigest())
 
     def take(self, name: str) -> CodeType | None:
-        """Code that is whole; None where there is none. Raises OSError and ValueError."""
+        """Undamaged code, or None. Raises OSError and ValueError."""
         try:
             descriptor = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -66,10 +65,10 @@ class Kept:
         with open(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             if status.st_uid != os.geteuid() or status.st_size > _MOST_BYTES:
-                raise ValueError("not ours")
+                raise ValueError("not written by this user")
             content = file.read()
             if time.time() - status.st_mtime > _USED_AGAIN_S:
-                os.utime(descriptor)  # what was not used for longest goes first
+                os.utime(descriptor)  # the least recently used file is removed first
         body = len(MAGIC) + _DIGEST_BYTES
         if not content.startswith(MAGIC) or content[len(MAGIC) : body] != self._check_of(name, content[body:]):
             raise ValueError("damaged")
@@ -77,7 +76,7 @@ class Kept:
         return code
 
     def put(self, name: str, code: CodeType) -> None:
-        """Have code found from now on, whole or not at all. Raises OSError."""
+        """Store code, whole or not at all. Raises OSError."""
         body = marshal.dumps(code)
         self._written += 1
         aside = os.path.join(self.folder, f".{os.getpid()}-{self._written}")
@@ -97,7 +96,7 @@ class Kept:
 
 
 def is_unkept(path: str) -> bool:
-    """Whether Python itself will keep no bytecode of a source."""
+    """Whether Python itself will not keep the bytecode of a source."""
     return sys.dont_write_bytecode or not (sys.pycache_prefix or os.access(os.path.dirname(path), os.W_OK))
 
 
@@ -105,12 +104,12 @@ def begin(loader: Any, store: str, secret: bytes) -> None:
     """Keep bytecode from now on.
 
     Args:
-        loader: importlib's SourceFileLoader. It compiles only where it finds no bytecode that is valid.
+        loader: importlib's SourceFileLoader. It compiles only if it finds no valid bytecode.
         store: the folder of the store.
-        secret: as `Kept` takes it.
+        secret: as for `BytecodeStore`.
     """
     compile_source: Callable[..., CodeType] = loader.source_to_code
-    kept = Kept(store, secret)
+    kept = BytecodeStore(store, secret)
     if not kept.open():
         return
 
@@ -123,14 +122,14 @@ def begin(loader: Any, store: str, secret: bytes) -> None:
                 if found is not None:
                     return found
         except (OSError, ValueError, EOFError, TypeError):
-            # The edge between us and the user's program: Python compiles, and puts another in its place.
+            # The edge to the user's program: Python compiles, and replaces the bytecode.
             pass
         code = compile_source(self, data, path, _optimize=_optimize)
         if name:
             try:
                 kept.put(name, code)
             except (OSError, ValueError):
-                # As above: a full disk, a store that is gone.
+                # As above: a full disk, or a store that is gone.
                 pass
         return code
 

@@ -1,9 +1,9 @@
-"""Inductor's graphs, kept in the store: found again where its own caches are empty.
+"""Keeps Inductor's graphs in the store, to find them when its own caches are empty.
 
-Runs in the user's own process; standard library and torch only. Knows how Inductor asks a cache beyond its own one
-(`torch._inductor.remote_cache`); entries and their checks are `entries`'. What is found under which key is Inductor's
-to know, and so is what an entry holds: a pickle, as in its own cache. So nothing is read but what the user, or somebody
-whom they trust, has signed. Whatever goes wrong, Inductor compiles.
+Runs in the user's own process; standard library and torch only. Knows how Inductor asks a remote cache
+(`torch._inductor.remote_cache`); `entries` stores and checks. Keys and contents are Inductor's own: an entry holds a
+pickle, as in its own cache. So only entries signed by the user, or by somebody whom they trust, are read. If anything
+goes wrong, Inductor compiles.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ import logging
 import os
 from typing import Any
 
-from .entries import Entry, Shelf, is_on, tell
+from .entries import FOUND_GRAPH, Entry, Shelf, is_on, note_found, tell
+from .ledger import found_graph
 
 FOLDER = "inductor"
 GROUP = "graph"
 _THEIRS = ("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE")
-"""Who sets one of these has such a cache, or wants none."""
+"""A user who sets one of these has a remote cache, or wants none."""
 _KINDS = ("RemoteFxGraphCache", "RemoteAOTAutogradCache")
 _log = logging.getLogger("buildd.inductor")
 
 
 def is_wanted() -> bool:
     """Whether graphs of this process are kept."""
-    # While kernels are recorded, a graph that is found would tell of none.
+    # While kernels are recorded, a graph from the store would report none.
     return not any(name in os.environ for name in (*_THEIRS, "BUILDD_RECORD"))
 
 
 def begin(remote_cache: Any, store: str) -> None:
-    """Have graphs kept from now on.
+    """Keep graphs from now on.
 
     Args:
         remote_cache: the module torch._inductor.remote_cache, just imported.
@@ -45,20 +46,27 @@ def begin(remote_cache: Any, store: str) -> None:
     class Graphs(remote_cache.RemoteCacheBackend):  # type: ignore[misc]
         """The graphs of one store."""
 
+        is_counted = False
+
         def _shelf(self) -> Any:
-            """None where nothing is to be kept: who turns Inductor's own cache off wants none."""
+            """The shelf; None if nothing is to be kept: a user who turns off Inductor's own cache wants none."""
             if inductor.force_disable_caches or not inductor.fx_graph_cache or is_on("BUILDD_DISABLE"):
                 return None
             shelf = Shelf(store, FOLDER)
             return shelf if shelf.open() else None
 
+        def _taken(self, shelf: Any, key: str) -> Any:
+            return found_graph(lambda: shelf.take(key, GROUP)) if self.is_counted else shelf.take(key, GROUP)
+
         def _get(self, key: str) -> Any:
             try:
                 shelf = self._shelf() if not is_on("BUILDD_RECACHE") else None
-                found = shelf.take(key, GROUP) if shelf is not None else None
+                found = self._taken(shelf, key) if shelf is not None else None
+                if found is not None and self.is_counted:
+                    note_found(store, FOUND_GRAPH)
                 return found.files[GROUP] if found is not None else None
             except Exception as error:
-                # The edge between us and the user's program: Inductor compiles.
+                # The edge to the user's program: Inductor compiles.
                 tell(_log, "not looked up", error)
                 return None
 
@@ -71,7 +79,12 @@ def begin(remote_cache: Any, store: str) -> None:
                 # As above.
                 tell(_log, "not kept", error)
 
-    for kind in kinds:
-        kind.backend_override_cls = Graphs
+    class InductorGraphs(Graphs):
+        """Those of Inductor itself: behind each entry of AOTAutograd there is one, or two."""
+
+        is_counted = True
+
+    for kind, backend in zip(kinds, (InductorGraphs, Graphs), strict=True):
+        kind.backend_override_cls = backend
     inductor.fx_graph_remote_cache = True
     autograd.enable_remote_autograd_cache = True

@@ -1,8 +1,8 @@
-"""Why Inductor compiled a graph: what its key was made of is noted beside the store, and compared with the last times.
+"""Notes why Inductor compiled a graph: compares the parts of its key with those of earlier compiles, kept in the store.
 
-Runs in the user's own process; standard library and torch only. Knows the lines that Inductor itself has about a key;
-where they are kept and told is `triton_why`'s. Of most of a key only digests are kept. Nothing here decides anything:
-where it fails, a graph is compiled without a reason.
+Runs in the user's own process; standard library and torch only. Knows Inductor's own lines about a key; `triton_why`
+keeps and reports them. Of most parts only digests are kept. Nothing here affects a compile: if it fails, the graph just
+has no reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS = {
 
 
 def facts_of(lines: list[str]) -> Facts:
-    """What a key was made of, from Inductor's lines about it."""
+    """The parts of a key, from Inductor's lines about it."""
     facts: Facts = {}
     for line in lines:
         found = _LINE.fullmatch(line)
@@ -48,12 +48,14 @@ def facts_of(lines: list[str]) -> Facts:
 
 
 def reasons(facts: Facts, before: list[Facts]) -> list[str]:
-    """In words, what differs from the most alike of the times before."""
+    """The differences from the most similar earlier compile, in words."""
     if not before:
         return ["no graph was compiled here before"]
     likest = min(reversed(before), key=lambda one: ("gm" in _differences(facts, one), len(_differences(facts, one))))
     names = _differences(facts, likest)
-    return [_words(name, likest.get(name), facts.get(name)) for name in names] or ["something that is not noted"]
+    return [_words(name, likest.get(name), facts.get(name)) for name in names] or [
+        "something that buildd does not record"
+    ]
 
 
 def _differences(now: Facts, before: Facts) -> list[str]:
@@ -71,13 +73,13 @@ def _words(name: str, before: list[str] | None, now: list[str] | None) -> str:
         words = _WORDS.get(part, name)
     was, is_ = (("" if side is None else side[1]) for side in (before, now))
     if before is None or now is None:
-        return f"{words}: {'new' if before is None else 'there before'}"
-    # Digests say that they differ even where the texts do not.
-    return f"{words}: {was} before, {is_} now" if was != is_ and was and is_ else f"{words}: another one"
+        return f"{words}: {'new' if before is None else 'gone now'}"
+    # Digests can differ where the texts are equal or missing.
+    return f"{words}: {was} before, {is_} now" if was != is_ and was and is_ else f"{words}: changed"
 
 
 def begin(codecache: Any, notes: Any, store: str) -> None:
-    """Note what Inductor has no key like from now on.
+    """Note every key that Inductor has not had before, from now on.
 
     Args:
         codecache: the module torch._inductor.codecache.
@@ -88,7 +90,7 @@ def begin(codecache: Any, notes: Any, store: str) -> None:
 
     def compiled_fx_graph_hash(*arguments: Any, **named: Any) -> Any:
         key, lines = make(*arguments, **named)
-        with notes.careful("why a graph is compiled is not told"):
+        with notes.careful("why a graph is compiled cannot be recorded"):
             note(key, lines, notes, store)
         return key, lines
 
@@ -96,7 +98,7 @@ def begin(codecache: Any, notes: Any, store: str) -> None:
 
 
 def note(key: str, lines: list[str], notes: Any, store: str) -> None:
-    """Note a key that was not seen before, and why it is another one. Raises OSError, ValueError."""
+    """Note a new key and why it is new. Raises OSError, ValueError."""
     if not os.path.isdir(store):
         return
     folder = notes.folder_in(store)

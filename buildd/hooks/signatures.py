@@ -1,7 +1,7 @@
-"""Whose entries are taken: Ed25519 signatures (RFC 8032), with the OpenSSL that this Python has, else in plain Python.
+"""Ed25519 signatures (RFC 8032) of entries, with this Python's OpenSSL, else in plain Python.
 
-Runs in the user's own process: standard library only. Knows the files in which the user's key and the keys that they
-trust are (`buildd.signing` makes and edits them), and nothing of what is signed.
+Runs in the user's own process: standard library only. Knows the files of the user's key and of trusted keys
+(`buildd.store.signing` makes and edits them), and nothing of what is signed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ED25519 = 1087
 
 
 class Unusable(ValueError):
-    """There is no key to sign with, or the list of trusted ones cannot be believed."""
+    """The user's key, or the list of trusted keys, cannot be used."""
 
 
 def folder_of(environ: Mapping[str, str]) -> str:
-    """Where this user's keys are. `protocol.curve.key_folder` says the same."""
+    """The folder of this user's keys, the same as `protocol.curve.key_folder`."""
     own = environ.get("BUILDD_KEY_DIR", "")
     if os.path.isabs(own):
         return own
@@ -37,33 +37,33 @@ def folder_of(environ: Mapping[str, str]) -> str:
 
 
 class Keys:
-    """The user's key and those that they trust.
+    """The user's key and the trusted keys.
 
     Args:
         seed: the secret half of the user's key, 32 bytes.
-        trusted: public halves of others.
+        trusted: public halves of other keys.
     """
 
     def __init__(self, seed: bytes, trusted: frozenset[bytes] = frozenset()) -> None:
         self._seed = seed
         self.public = public_of(seed)
         self.secret = hashlib.blake2b(key=seed, person=b"buildd own", digest_size=KEY_BYTES).digest()
-        """For what is never shared."""
+        """Secret for data that is never shared."""
         self.trusted = trusted | {self.public}
 
     def sign(self, message: bytes) -> bytes:
         return _sign(self._seed, self.public, message)
 
     def check(self, public: bytes, message: bytes, signature: bytes) -> None:
-        """Raises ValueError where a message is not of somebody who is trusted."""
+        """Raises ValueError if a message is not signed by a trusted key."""
         if public not in self.trusted:
             raise ValueError(f"signed with a key that is not trusted: {public.hex()}")
         if not is_signed(public, message, signature):
-            raise ValueError("not signed by whom it says")
+            raise ValueError("not signed by the key that it names")
 
 
 def keys(environ: Mapping[str, str]) -> Keys:
-    """What stands in the files now; the user's key is made where there is none. Raises Unusable."""
+    """The keys in the files; makes the user's key if there is none. Raises Unusable."""
     folder = folder_of(environ)
     own, others = os.path.join(folder, KEY_FILE), os.path.join(folder, TRUSTED_FILE)
     try:
@@ -77,27 +77,27 @@ def keys(environ: Mapping[str, str]) -> Keys:
 
 
 def secret(environ: Mapping[str, str]) -> bytes:
-    """What only the user has. Raises Unusable."""
+    """A secret known only to the user. Raises Unusable."""
     return keys(environ).secret
 
 
 @functools.lru_cache(maxsize=4)
 def _keys(own: str, own_stamp: object, others: str, others_stamp: object) -> Keys:
-    """Args: own_stamp, others_stamp: for which states of the files this holds."""
+    """Args: own_stamp, others_stamp: states of the files for which the result holds."""
     try:
         seed = bytes.fromhex(_read(own, _OPEN_BITS).decode("ascii").strip())
         listed = _read(others, _WRITABLE_BITS).decode(errors="replace") if others_stamp is not None else ""
         words = [line.split()[0] for line in listed.splitlines() if line.strip() and not line.startswith("#")]
         trusted = frozenset(map(bytes.fromhex, words))
     except ValueError as error:
-        raise Unusable(f"{own} or {others} holds something else than keys: {error}") from error
+        raise Unusable(f"{own} or {others} holds something other than keys: {error}") from error
     if any(len(key) != KEY_BYTES for key in (seed, *trusted)):
-        raise Unusable(f"{own} or {others} holds something else than keys")
+        raise Unusable(f"{own} or {others} holds something other than keys")
     return Keys(seed, trusted)
 
 
 def make_key(folder: str) -> None:
-    """Have a key there, closed to others: the same one, however many processes make it. Raises OSError."""
+    """Make a key file, closed to others; processes that make it at once end with the same key. Raises OSError."""
     os.makedirs(folder, 0o700, exist_ok=True)
     path = os.path.join(folder, KEY_FILE)
     scratch = f"{path}.{os.getpid()}.new"
@@ -122,7 +122,7 @@ def _stamp(path: str) -> tuple[int, ...] | None:
 
 
 def _read(path: str, forbidden_bits: int) -> bytes:
-    """A file of the user's own. Raises OSError, and Unusable where others may do with it what they must not."""
+    """Read a file of the user's own. Raises OSError, and Unusable if its mode gives others too much."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -135,7 +135,7 @@ def _read(path: str, forbidden_bits: int) -> bytes:
 
 
 class _Refused(Exception):
-    """OpenSSL does not do it: there is no such key here, or its mode forbids it."""
+    """OpenSSL refuses: it lacks this kind of key, or its mode forbids it."""
 
 
 class _Library:
@@ -209,7 +209,7 @@ class _Library:
 
 @functools.lru_cache(maxsize=1)
 def _library() -> _Library | None:
-    """The OpenSSL that hashlib has loaded, if it has this kind of key and lets us call it."""
+    """The OpenSSL that hashlib has loaded, if it has this kind of key and can be called."""
     try:
         import _hashlib
         import ctypes
@@ -238,7 +238,7 @@ def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
         return _is_signed(public, message, signature)
     try:
         return library.is_signed(public, message, signature)
-    except _Refused:  # no point of the curve
+    except _Refused:  # not a point of the curve
         return False
 
 
@@ -249,8 +249,8 @@ def _sign(seed: bytes, public: bytes, message: bytes) -> bytes:
 
 # ---------------------------------------------------------------- plain Python
 
-# RFC 8032, 5.1, with its names of things. A signature takes a millisecond, its check two. Nothing here is done in
-# constant time: who could measure a process of this user can read the key.
+# RFC 8032, 5.1, with its names. A signature takes a millisecond, its check two. Nothing here runs in
+# constant time: an attacker who can measure a process of this user can read the key anyway.
 
 _P = 2**255 - 19
 _L = 2**252 + 27742317777372353535851937790883648493
@@ -275,7 +275,7 @@ def _added(one: _Point, other: _Point) -> _Point:
 
 
 def _sum(first: int, one: _Point, second: int = 0, other: _Point = _ZERO) -> _Point:
-    """first times one and second times other, added."""
+    """The sum of first times one and second times other."""
     table = (_ZERO, one, other, _added(one, other))
     found = _ZERO
     for bit in reversed(range(max(first.bit_length(), second.bit_length()))):

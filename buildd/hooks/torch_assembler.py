@@ -1,9 +1,9 @@
-"""In a program that uses Inductor: the assembler that torch brings is named before anything asks which one there is.
+"""In a program that uses Inductor: names torch's own assembler before anything asks which one is used.
 
-Some torch bring a ptxas of their own (wheels for CUDA 13 of 2.9 to 2.11) and name it to Triton in Inductor's compile
-workers at once, in the program itself only when Inductor first compiles a kernel there: where its workers are not up
-yet. By then the version of Triton's own is remembered as part of every key, so one kernel has two, by which process
-compiled it. Sets the variable that torch sets, to what torch sets it to. Knows no cache. Standard library only.
+Some versions of torch (wheels 2.9 to 2.11 for CUDA 13) bring their own ptxas. Inductor's compile workers name it to
+Triton at once; the program itself does so only when Inductor first compiles a kernel there, before its workers are up.
+By then the version of Triton's own ptxas is part of every key, so one kernel has two keys, by the process that compiled
+it. Sets the variable that torch sets, to the same value. Knows no cache. Standard library only.
 """
 
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def name_it(compile_tasks: "Any") -> None:
-    """Have keys made of the assembler that kernels are compiled with, whichever process compiles them.
+    """Make every process compute keys from the assembler that compiles the kernels.
 
     Args:
         compile_tasks: the module torch._inductor.runtime.compile_tasks, just imported.
@@ -22,5 +22,5 @@ def name_it(compile_tasks: "Any") -> None:
     compile_tasks._set_triton_ptxas_path()
     nvidia = sys.modules.get("triton.backends.nvidia.compiler")
     if nvidia is not None:
-        # The program has compiled kernels of its own, and may know the version of the other one by now.
+        # The program has compiled kernels of its own, and may have read the other one's version already.
         nvidia.get_ptxas_version.cache_clear()

@@ -1,9 +1,9 @@
-"""In a program that builds torch extensions: a lock that a killed build left behind is taken over.
+"""In a program that builds torch extensions: takes over a lock that a killed build left behind.
 
-torch's lock is a file that is there (pytorch #189245): whoever is killed leaves it, and all who come later wait for it.
-Whoever holds it has it open, though, and the kernel knows: it gives a write lease only on a file that nobody else has
-open, in whatever container. Where it gives none for other reasons (NFS), the lock is waited for as without us. Knows no
-compiler. Standard library only.
+torch's lock is the existence of a file (pytorch #189245): a killed process leaves it, and all later ones wait for it.
+But the holder has the file open, and the kernel knows: it grants a write lease only on a file that no other process has
+open, in any container. If it refuses for other reasons (NFS), the wait is as without buildd. Knows no compiler.
+Standard library only.
 """
 
 import fcntl
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SILENT_S = 3.0
-"""How long somebody waits before it is told what for."""
+"""A longer wait is explained to the user."""
 
 
 def begin(file_baton: "Any") -> None:
-    """Change torch's class in its module, before anybody has an object of it."""
+    """Change torch's class in its module, before there are objects of it."""
     kind = file_baton.FileBaton
     acquire = kind.try_acquire
 
     def try_acquire(self: "Any") -> bool:
-        # Waits here instead of in wait(): whoever comes back from there does not build any more, and where the holder
-        # was killed somebody has to.
+        # Waits here instead of in wait(): after wait() torch does not build, but if the holder was killed, one of
+        # the waiting processes has to.
         if acquire(self):
             return True
         since_s = time.monotonic()
@@ -35,10 +35,12 @@ def begin(file_baton: "Any") -> None:
         while True:
             opened, held = _look(self.lock_file_path)
             if opened < 0:
-                return False  # released: its holder has built
-            # Twice: torch itself closes the file just before it removes it.
+                return False  # released: its holder has finished the build
+            # Seen twice: torch itself closes the file just before it removes it.
             if left and not held:
-                print(f"buildd: {self.lock_file_path} was left behind by a build that was ended", file=sys.stderr)
+                print(
+                    f"buildd: {self.lock_file_path} was left behind by a killed build; taking it over", file=sys.stderr
+                )
                 self.fd = opened
                 return True
             os.close(opened)
@@ -49,7 +51,7 @@ def begin(file_baton: "Any") -> None:
             time.sleep(self.wait_seconds)
 
     def release(self: "Any") -> None:
-        # The other way round than torch does it: nobody sees a file that is there and that nobody holds.
+        # In the opposite order to torch's, so that the file never exists without a holder.
         os.remove(self.lock_file_path)
         if self.fd is not None:
             os.close(self.fd)
@@ -58,20 +60,20 @@ def begin(file_baton: "Any") -> None:
 
 
 def _look(path: str) -> "tuple[int, bool]":
-    """The opened lock, and whether anybody holds it, as far as can be known; -1 where there is none any more."""
+    """The opened lock, and whether a process seems to hold it; -1 if the file is gone."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except BlockingIOError:
-        return os.open(os.devnull, os.O_RDONLY), True  # somebody looks, as we do
+        return os.open(os.devnull, os.O_RDONLY), True  # another waiting process has the lease
     except FileNotFoundError:
         return -1, False
     try:
-        # Whoever opens the file while we have the lease would have SIGIO sent to us, which ends a process.
+        # If another process opens the file during the lease, the kernel would send SIGIO, which ends a process.
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         if not os.path.samestat(os.fstat(opened), os.stat(path)):
-            return opened, True  # another one by now
+            return opened, True  # another file by now
     except FileNotFoundError:
         os.close(opened)
         return -1, False
@@ -81,7 +83,7 @@ def _look(path: str) -> "tuple[int, bool]":
 
 
 def _who(path: str) -> str:
-    """Who is waited for."""
+    """What the lock's holder is, in words."""
     pid = _ninja_in(os.path.dirname(os.path.abspath(path)))
     for name in () if pid else filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -91,11 +93,11 @@ def _who(path: str) -> str:
                 break
         except OSError:
             continue
-    return f"the build of process {pid}" if pid else f"another build; where there is none, remove {path}"
+    return f"the build of process {pid}" if pid else f"another build (if there is none, remove {path})"
 
 
 def _ninja_in(folder: str) -> int:
-    """A ninja that builds in a folder: a killed program leaves it behind, and it goes on. 0 where there is none."""
+    """Pid of a ninja that builds in a folder: it goes on when its program is killed. 0 if there is none."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/comm") as stream:

@@ -1,8 +1,8 @@
-"""In a program that uses Inductor: the precompiled header that its C++ is compiled with was made through us.
+"""In a program that uses Inductor: makes the precompiled header of its C++ through the daemon.
 
-Inductor keeps one in the folder for temporary files, for years. Nobody can look into it, so no compile is stored that
-took one which somebody else has made, and where that is there every program would compile its kernels for ever. Here
-it is made again, once: the store has it, or comes to have it. Knows no daemon. Standard library only.
+Inductor keeps this header in the folder for temporary files, for years. buildd cannot inspect a precompiled header, so
+it stores no compile that used one of unknown origin: with such a header, every program would compile its kernels each
+time. This hook makes the header again, once, so that it is in the store. Knows no daemon. Standard library only.
 """
 
 import functools
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _ENDING = ".gch"
 _NOTE = ".buildd"
-"""How the name of the note beside it ends: in what state of the file, and by which store, it was made."""
+"""Ending of the note beside the header: the state of the file, and the store that made it."""
 _OFF = ("", "0", "false", "no", "off")
 
 
 def begin(codecache: "Any", store: str) -> None:
-    """See to it from now on.
+    """Renew headers from now on.
 
     Args:
         codecache: the module torch._inductor.codecache, just imported.
@@ -27,7 +27,7 @@ def begin(codecache: "Any", store: str) -> None:
     """
     compile = codecache._worker_compile_cpp
 
-    @functools.wraps(compile)  # processes of Inductor's are told its name
+    @functools.wraps(compile)  # Inductor passes its name to other processes
     def _worker_compile_cpp(*arguments: "Any", **named: "Any") -> "Any":
         is_off = os.environ.get("BUILDD_DISABLE", "").lower() not in _OFF
         made = [path for path in _headers(arguments, named) if not is_off and _is_to_be_made(path, store)]
@@ -47,8 +47,8 @@ def _headers(arguments: "Any", named: "Any") -> "list[str]":
 
 
 def _is_to_be_made(path: str, store: str) -> bool:
-    """Whether there is none of ours. Another one is removed: whoever compiles with it at this moment has it open, or
-    does without, since what it is made of is there."""
+    """Whether there is no header made through the daemon. Another one is removed: a compile that uses it right now has
+    it open, or uses the header's sources."""
     try:
         with open(path + _NOTE, encoding="utf-8", errors="surrogateescape") as file:
             known = file.read()
@@ -72,7 +72,7 @@ def _note(path: str, store: str) -> None:
             file.write(_state(path, store))
         os.replace(aside, path + _NOTE)
     except OSError:
-        pass  # it is made again by the next one
+        pass  # the next process makes it again
 
 
 def _state(path: str, store: str) -> str:

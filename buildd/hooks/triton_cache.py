@@ -1,8 +1,8 @@
-"""Triton's cache, kept in the store: every kernel is whole and checked, found from any folder, and compiled once.
+"""Triton's cache in the store: every kernel is whole and checked, found from any folder, and compiled once.
 
-Runs in the user's own process: standard library and triton only. Knows Triton's interface; what an entry is, is
-`entries`'. No daemon. What Triton itself does not key is not kept. Whatever goes wrong, Triton's own cache does what it
-would have done without us.
+Runs in the user's own process: standard library and triton only. Knows Triton's interface; `entries` knows the format.
+Uses no daemon. Keeps nothing that depends on something outside Triton's key. If anything goes wrong, Triton's own cache
+works as without buildd.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .entries import Entry, Shelf, is_on
 
 FOLDER = "triton"
 _MOST_WAIT_S, _LONGEST_WAIT_S = 60.0, 600.0
-"""For another process that has a kernel to compile and computes nothing; for one that computes."""
+"""Longest waits for another process to compile a kernel: one that uses no CPU time, and one that does."""
 _MOST_FILES = 10_000
 _POLL_S = 0.005
 _BACKENDS = ("cuda", "hip")
-"""Triton's own; the code of others is not in its key."""
+"""Triton's own backends; the code of others is not in its key."""
 _HIDDEN = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
 """With these a kernel depends on files that are not in Triton's key."""
 _log = logging.getLogger("buildd.triton")
 
 
 class Lock:
-    """Held by the one process that compiles a kernel. The kernel lets go of it when that process ends."""
+    """Held by the one process that compiles a kernel. The operating system releases it when that process ends."""
 
     _held: ClassVar[dict[str, tuple[int, int]]] = {}
-    """Path -> the process and thread that hold it: they must not wait for themselves."""
+    """Path -> the process and thread that hold it: a thread must not wait for itself."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Lock:
         self._owner = 0
 
     def take(self) -> bool:
-        """Take it if nobody has it."""
+        """Take the lock if it is free."""
         if self._held.get(self.path) == (os.getpid(), threading.get_ident()):
             return True
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -65,8 +65,8 @@ class Lock:
         return True
 
     def progress(self) -> str:
-        """How much whoever holds it has computed so far, itself and in processes like ptxas; empty where nobody can
-        tell: in another pid namespace. Compared only."""
+        """CPU time of the holder so far, including processes like ptxas; only for comparison. Empty if unknown: the
+        holder is in another pid namespace."""
         try:
             with open(self.path, encoding="ascii") as file:
                 pid = int(file.read(20))
@@ -83,7 +83,7 @@ class Lock:
             return
         descriptor, self._descriptor = self._descriptor, -1
         self._held.pop(self.path, None)
-        if self._owner == os.getpid():  # in a child that was forked meanwhile it is still the parent's
+        if self._owner == os.getpid():  # in a child forked meanwhile the lock is still the parent's
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
             with contextlib.suppress(OSError):
@@ -96,13 +96,13 @@ class Lock:
 
 
 def _ticks(pid: int) -> list[str]:
-    """CPU times of a process and of those that it has waited for. Raises OSError."""
+    """CPU times of a process and of its waited-for children. Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[11:15]
 
 
 def _is_keyed() -> bool:
-    """Whether Triton's key says all that a kernel depends on."""
+    """Whether Triton's key covers everything that a kernel depends on."""
     return not any(is_on(name) for name in _HIDDEN)
 
 
@@ -111,7 +111,7 @@ def _fails_open(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # The edge between us and the user's program: there Triton's own cache goes on.
+        # The edge to the user's program: Triton's own cache takes over.
         entries.tell(_log, what, error)
 
 
@@ -138,7 +138,7 @@ def manager_of(base: Any) -> Any:
 
         def put(self, data: Any, filename: str, binary: bool = True) -> Any:
             if self._shelf is not None:
-                # What this process made, not what another one may have written to the same place by then.
+                # The files of this process, not those that another one may have written to the same place by then.
                 data = data if isinstance(data, bytes) else str(data)
                 self._made[filename] = data if isinstance(data, bytes) else data.encode()
             return super().put(data, filename, binary)
@@ -154,7 +154,7 @@ def manager_of(base: Any) -> Any:
                         if found is not None:
                             return found
                     if writable:
-                        # Not Triton's own copy: nobody could tell whether it is whole.
+                        # Not Triton's own copy: it cannot be checked.
                         return None
             return super().get_group(filename)
 
@@ -170,12 +170,12 @@ def manager_of(base: Any) -> Any:
             return made
 
         def _find(self, filename: str) -> dict[str, str] | None:
-            """The files of an entry, each in Triton's folder as it has to be; None where there is no whole entry."""
+            """The files of an entry, each in Triton's folder and undamaged; None if there is no whole entry."""
             assert self._shelf is not None
             try:
                 entry = self._shelf.take(self._kernel, filename)
             except ValueError as error:
-                entries.tell(_log, "an entry is not taken", error)
+                entries.tell(_log, "an entry is rejected", error)
                 return None
             if entry is None:
                 return None
@@ -184,10 +184,11 @@ def manager_of(base: Any) -> Any:
             for name, path in paths.items():
                 if not (fresh and _make(path, entry.files[name])) and not _holds(path, entry.files[name]):
                     entries.write(path, entry.files[name])
+            entries.note_found(os.path.dirname(self._shelf.folder), entries.FOUND_KERNEL)
             return paths
 
         def _wait(self, filename: str) -> dict[str, str] | None:
-            """Come to be the one who compiles, or find what another one has compiled meanwhile."""
+            """Become the process that compiles (None), or find what another one has compiled meanwhile."""
             assert self._shelf is not None
             lock = Lock(self._shelf.lock_path(self._kernel, filename))
             if not _waited(lock):
@@ -211,14 +212,14 @@ def manager_of(base: Any) -> Any:
 
 
 def _waited(lock: Lock) -> bool:
-    """Take a lock, as soon as nobody has it; False where whoever has it gets nowhere. Raises OSError."""
+    """Take a lock as soon as it is free; False if its holder makes no progress. Raises OSError."""
     begun_s = until_s = time.monotonic()
     computed, pause_s = "", _POLL_S
     while not lock.take():
         if (now_s := time.monotonic()) >= until_s:
             before, computed = computed, lock.progress()
             if until_s > begun_s and (computed in ("", before) or now_s - begun_s > _LONGEST_WAIT_S):
-                _log.info("%s: not waited for any longer", lock.path)
+                _log.info("%s: its holder makes no progress; compiling without waiting", lock.path)
                 return False
             until_s = now_s + _MOST_WAIT_S
         time.sleep(pause_s)
@@ -235,10 +236,10 @@ def _holds(path: str, data: bytes) -> bool:
 
 
 def _make(path: str, data: bytes) -> bool:
-    """Make a new file; False where one is there.
+    """Make a new file; False if it exists.
 
-    Who meets half of it knows by its content, and puts a whole one in its place: so it need not be renamed. Triton
-    without us takes no file for whole that no group names.
+    A process that finds half a file sees that by its content and replaces it, so no rename is needed. Triton without
+    buildd uses no file that no group names.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -251,7 +252,7 @@ def _make(path: str, data: bytes) -> bool:
 
 
 def use(cache: Any) -> None:
-    """Have Triton use the store.
+    """Make Triton use the store.
 
     Args:
         cache: the module triton.runtime.cache.
@@ -267,8 +268,8 @@ def key_remembered(triton_key: Callable[[], str], folder: str) -> Callable[[], s
     """Triton's digest of itself, which would take each process a quarter of a second: it reads 500 MB.
 
     Args:
-        triton_key: makes it.
-        folder: Triton's.
+        triton_key: computes it.
+        folder: Triton's folder.
     """
 
     def stamps() -> list[tuple[int, ...]]:
@@ -277,12 +278,12 @@ def key_remembered(triton_key: Callable[[], str], folder: str) -> Callable[[], s
             paths = (os.path.join(where, name) for name in names if name.endswith((".py", ".so")))
             found += [entries.stamp_of(path) for path in paths]
             if len(found) > _MOST_FILES:
-                raise OSError("a folder with more than Triton in it")
+                raise OSError("the folder holds more than Triton")
         return sorted(found)
 
     @functools.lru_cache
     def key() -> str:
-        with _fails_open("Triton's own digest is made again"):
+        with _fails_open("Triton's own digest is computed again"):
             shelf = Shelf(os.environ.get("BUILDD_DIR", ""), FOLDER)
             if not is_on("BUILDD_DISABLE") and shelf.open():
                 return entries.remembered(triton_key, stamps, shelf.folder)

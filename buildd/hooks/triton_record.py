@@ -1,9 +1,9 @@
-"""Notes every Triton kernel that a program compiles or finds compiled, for `buildd warm --manifest` to make again.
+"""Records every Triton kernel that a program compiles or finds compiled, for `buildd warm --manifest`.
 
 Runs in the user's own process, from this one file: standard library and triton only. Knows Triton's hooks, how Inductor
-calls Triton, and what a line of a manifest says (`kernel_manifest` reads them); not who gathers the lines. Each process
-appends to a file of its own: one that is killed loses nothing that it noted. Whatever goes wrong, the program runs as
-without us.
+calls Triton, and the lines of a manifest (`kernel_manifest` reads them); `recording` gathers the lines. Each process
+appends to a file of its own: a killed one loses nothing that it has recorded. If anything goes wrong, the program runs
+as without buildd.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = "BUILDD_RECORD_ROOT"
 """The variable with the folder that paths in a manifest are relative to."""
 PROBLEM = "problem"
 _GENERATED = "torch._inductor."
-"""What the modules begin with that Inductor writes kernels to."""
+"""Prefix of the modules that Inductor generates kernels in."""
 _UNKEYED = ("TRITON_KERNEL_OVERRIDE", "USE_IR_LOC", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
 """With these a kernel depends on files that no manifest carries."""
 _log = logging.getLogger("buildd.triton")
@@ -35,8 +35,8 @@ class Recorder:
 
     Args:
         jit: the module triton.runtime.jit.
-        folder: where lines go.
-        root: what paths are relative to.
+        folder: where the lines are written.
+        root: paths are relative to it.
     """
 
     def __init__(self, jit: Any, folder: str, root: str) -> None:
@@ -47,57 +47,57 @@ class Recorder:
         self._lost = False
 
     def note(self, function: Any, compiled: dict[str, Any]) -> None:
-        """One kernel, as Triton's hook tells of it."""
+        """Record one kernel, from the arguments of Triton's hook."""
         name = f"{function.module}.{function.fn.__qualname__}"
         try:
             self._write(self._line(function, compiled))
         except Exception as error:
-            # The edge between us and the user's program.
+            # The edge to the user's program.
             self.problem(f"{name}: {error}")
 
     def note_generated(self, source: Any, target: Any, options: dict[str, Any], kernel: Any) -> None:
-        """One kernel that Inductor has written and had compiled.
+        """Record one kernel that Inductor has generated.
 
         Args:
-            source, target, options: what Triton was given.
-            kernel: what it made of that.
+            source, target, options: Triton's arguments.
+            kernel: Triton's result.
         """
         name = f"torch.compile: {source.fn.fn.__qualname__}"
         try:
             self._write(self._generated(source, target, options, kernel))
         except Exception as error:
-            # The edge between us and the user's program.
+            # The edge to the user's program.
             self.problem(f"{name}: {error}")
 
     def problem(self, text: str) -> None:
-        """Something that keeps a kernel out of the manifest, in words for the user."""
+        """Record why a kernel is not in the manifest, in words for the user."""
         try:
             self._write({PROBLEM: text})
         except OSError as error:
-            # Nobody will read it there. The user waits for a manifest: one line, on stderr unless they log.
+            # The note cannot be written. The user expects a manifest: warn once, on stderr unless they log.
             if not self._lost:
                 self._lost = True
-                _log.warning("buildd: kernels are not recorded: %s; the first one: %s", error, text)
+                _log.warning("buildd: kernels cannot be recorded: %s; the first one: %s", error, text)
 
     def _line(self, function: Any, compiled: dict[str, Any]) -> dict[str, Any]:
         if not compiled["specialization_data"]:
-            raise ValueError("one of its constants cannot be written down")
+            raise ValueError("one of its constants cannot be recorded")
         qualname = function.fn.__qualname__
         if "<" in qualname:
-            raise ValueError("it is made inside a function, where nobody can find it again")
+            raise ValueError("it is defined inside a function, where it cannot be found again")
         path = os.path.realpath(function.fn.__code__.co_filename)
         file = self._inside(path)
         if function.module == "__main__" and not file:
             raise ValueError(f"{path} is outside of {self._root}, where `buildd run` was called")
         specialization = json.loads(compiled["specialization_data"])
-        # Triton tells it from 3.7 on.
+        # Triton reports it from 3.7 on.
         specialization.setdefault("target", vars(self._jit.driver.active.get_current_target()))
         kernel = function.device_caches[compiled["device"]][0].get(compiled["key"])
         return self._told(function, file, "", specialization, kernel)
 
     def _generated(self, source: Any, target: Any, options: dict[str, Any], kernel: Any) -> dict[str, Any]:
         function = source.fn
-        # Its file lies in a cache, and may be gone tomorrow.
+        # Its file is in a cache, and may be gone tomorrow.
         with open(function.fn.__code__.co_filename, encoding="utf-8") as file:
             text = file.read()
         from triton.compiler import make_backend
@@ -108,17 +108,17 @@ class Recorder:
         return self._told(function, "", text, {**json.loads(said), "target": vars(target)}, kernel)
 
     def _serialized(self, *parts: Any) -> str:
-        # The last one, the target, is told from 3.7 on.
+        # Triton takes the last one, the target, from 3.7 on.
         for given in (parts, parts[:-1]):
             with contextlib.suppress(TypeError):
                 if said := self._serialize(*given):
                     return str(said)
-        raise ValueError("one of its constants cannot be written down")
+        raise ValueError("one of its constants cannot be recorded")
 
     def _told(self, function: Any, file: str, text: str, specialization: dict[str, Any], kernel: Any) -> dict[str, Any]:
         unkeyed = [name for name in _UNKEYED if os.environ.get(name)]
         if unkeyed:
-            raise ValueError(f"{unkeyed[0]} is set, and what it names is in no manifest")
+            raise ValueError(f"{unkeyed[0]} is set, and a manifest does not contain the files that it names")
         _forget_own_libraries(specialization["options"], os.path.dirname(os.path.realpath(_triton().__file__)))
         line = {
             "module": function.module,
@@ -132,12 +132,12 @@ class Recorder:
             "tools": _tools(),
             "specialization": specialization,
         }
-        # Not where the link leads: a virtual environment's Python is a link to the system's.
+        # The link itself, not its target: a virtual environment's Python is a link to the system's.
         interpreter = self._inside(os.path.abspath(sys.executable), installed=True)
         return line | ({"text": text} if text else {}) | ({"interpreter": interpreter} if interpreter else {})
 
     def _inside(self, path: str, *, installed: bool = False) -> str:
-        """A path relative to the root; empty for one outside, and (unless asked for) for what is installed."""
+        """A path relative to the root; empty if it is outside, or (unless `installed`) installed."""
         relative = os.path.relpath(path, self._root)
         if relative == os.pardir or relative.startswith(os.pardir + os.sep):
             return ""
@@ -149,7 +149,7 @@ class Recorder:
         return "" if package or below or path.endswith(".zip") else relative
 
     def _write(self, line: dict[str, Any]) -> None:
-        # A process of its own after each fork; a line is written whole or, where the disk is full, not used.
+        # After a fork each process has its own file; a line is written whole or, if the disk is full, ignored.
         place = os.path.join(self._folder, f"{os.getpid()}.jsonl")
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -163,7 +163,7 @@ def _triton() -> Any:
 
 
 def _forget_own_libraries(options: dict[str, Any], triton: str) -> None:
-    """Triton's own libraries are named by where it is installed; each Triton finds its own again."""
+    """Remove the paths of Triton's own libraries: each installation finds its own."""
     libraries = options.get("extern_libs")
     if libraries:
         options["extern_libs"] = [
@@ -180,9 +180,9 @@ def _keyed_variables() -> dict[str, str]:
 
 
 def _tools() -> dict[str, str]:
-    """Those that stand in for Triton's own, by content: their versions are in its key, and the store names the rest.
+    """Digests of the tools used instead of Triton's own: its key has their versions, the store's names the rest.
 
-    Where torch brings an assembler, it names that one.
+    If torch brings an assembler, it names that one.
     """
     paths = {name: path for name, path in os.environ.items() if name.startswith("TRITON_") and name.endswith("_PATH")}
     return {name: _digest(path, os.stat(path).st_mtime_ns) for name, path in paths.items() if os.path.isfile(path)}
@@ -195,7 +195,7 @@ def _digest(path: str, changed_ns: int) -> str:
 
 
 def begin(jit: Any) -> None:
-    """Note every kernel from now on.
+    """Record every kernel from now on.
 
     Args:
         jit: the module triton.runtime.jit, just imported.
@@ -206,15 +206,15 @@ def begin(jit: Any) -> None:
     before = runtime.jit_post_compile_hook
 
     def careful(*arguments: Any, **named: Any) -> Any:
-        # Triton calls it because there is a hook: without us nothing would fail here.
+        # Triton calls it only because of the hook: without buildd nothing would fail here.
         try:
             return serialize(*arguments, **named)
         except Exception as error:
-            _log.info("a kernel's constants cannot be written down: %r", error)
+            _log.info("a kernel's constants cannot be recorded: %r", error)
             return ""
 
     def hook(**told: Any) -> Any:
-        # Inductor may call it too, with other things; of its kernels `begin_inductor` has told.
+        # Inductor may call it too, with other objects; `begin_inductor` records its kernels.
         if hasattr(told["fn"], "jit_function"):
             recorder.note(told["fn"].jit_function, told["compile"])
         return before(**told) if before is not None else None
@@ -229,7 +229,7 @@ def begin(jit: Any) -> None:
 
 
 def begin_inductor() -> None:
-    """Note every kernel that Inductor has compiled from now on. Triton is imported."""
+    """Record every kernel that Inductor compiles from now on. Triton is imported already."""
     triton = _triton()
     recorder = Recorder(sys.modules["triton.runtime.jit"], os.environ[FOLDER], os.environ[ROOT])
     compile_kernel = triton.compile

@@ -1,8 +1,8 @@
-"""Why Triton compiled a kernel: what its key was made of is noted beside the store, and compared with the last times.
+"""Notes why Triton compiled a kernel: compares the parts of its key with those of earlier compiles, kept in the store.
 
-Runs in the user's own process, from this one file: standard library and triton only. Knows what Triton's keys are made
-of, and what of that a person understands; sources are kept as digests of their lines. Nothing here decides anything:
-where it fails, a kernel is compiled all the same, and what is told of it says so.
+Runs in the user's own process, from this one file: standard library and triton only. Knows the parts of Triton's keys,
+and which of them people understand; keeps sources as digests of their lines. Nothing here affects a compile: if it
+fails, the kernel is compiled all the same, and its note says so.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FOLDER = "triton-why"
 LOG = "log.jsonl"
 _LOG_BYTES = 1 << 18
 _KEPT = 12
-"""So many ways that one kernel was compiled are remembered; the most alike is compared with."""
+"""Compiles remembered of one kernel; a new one is compared with the most similar."""
 _PENDING = 256
 _MOST_BYTES = 4 << 20
 
 Facts = dict[str, Any]
-"""Part of the key -> its value, as JSON has it. Those that are tables are told entry by entry."""
+"""Part of the key -> its value, as in JSON. Tables are reported entry by entry."""
 
 _TABLES = {
     "signature": "argument {name}: {before} before, {now} now",
@@ -45,11 +45,11 @@ _log = logging.getLogger("buildd.triton")
 
 
 class Noter:
-    """Remembers what keys were made of until it is known whether they hit.
+    """Remembers the parts of keys until it is known whether they hit.
 
     Args:
         store: the folder of the store.
-        installation: digest of all that Triton's own files put into a key.
+        installation: digest of everything that Triton's own files put into a key.
     """
 
     def __init__(self, store: str, installation: str) -> None:
@@ -59,16 +59,16 @@ class Noter:
         self._lock = threading.Lock()
 
     def asked(self, key: str, source: Any, backend: Any, options: Any, variables: Any) -> None:
-        """A key was made. `key` is its text, the others what Triton made it of."""
+        """Triton computed a key. `key` is its text, the other arguments are its parts."""
         with self._lock:
             self._pending[key] = (source, backend, options, variables)
             while len(self._pending) > _PENDING:
                 self._pending.popitem(last=False)
 
     def compiled(self, name: str) -> None:
-        """The kernel under a key was compiled; `name` is what Triton's cache calls it."""
+        """The kernel of a key was compiled; `name` is the key's name in Triton's cache."""
         with self._lock:
-            # Most keys hit, and need no name. Who compiles asked just now: the latest first.
+            # Most keys hit and need no name. A compile follows its key closely: search the latest first.
             key = next((key for key in reversed(self._pending) if name_of(key) == name), None)
             made_of = self._pending.pop(key) if key is not None else None
         if made_of is None or not os.path.isdir(self._store):
@@ -78,13 +78,13 @@ class Noter:
             try:
                 line = self._compared(folder, *made_of)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                # A Triton whose insides are others; who counts what was compiled counts this one too.
-                why = f"why is not known: {type(error).__name__}: {error}"
+                # A Triton with other internals; the kernel still counts as compiled.
+                why = f"the reason is not known: {type(error).__name__}: {error}"
                 line = {"kernel": str(getattr(made_of[0], "name", "?")), "target": "?", "reasons": [why]}
             tell(folder, {"time_s": time.time(), "key": name, **line})
 
     def _compared(self, folder: str, *made_of: Any) -> dict[str, Any]:
-        """What is told of a kernel; its facts are noted. Raises OSError, and whatever another Triton leads to."""
+        """Note a kernel's facts; returns its line. Raises OSError, and any error that another Triton causes."""
         facts = facts_of(*made_of) | {"installation": self._installation}
         identity = f"{facts['file']}\0{facts['kernel']}"
         place = os.path.join(folder, hashlib.blake2b(identity.encode(), digest_size=16).hexdigest())
@@ -95,13 +95,13 @@ class Noter:
 
 
 def name_of(key: str) -> str:
-    """What Triton's cache calls a key."""
+    """The name of a key in Triton's cache."""
     digest = hashlib.sha256(key.encode()).digest()
     return base64.b32encode(digest).decode().rstrip("=")
 
 
 def facts_of(source: Any, backend: Any, options: Any, variables: dict[str, str]) -> Facts:
-    """What a key was made of."""
+    """The parts of a key."""
     import triton
 
     function = source.fn
@@ -136,11 +136,13 @@ def facts_of(source: Any, backend: Any, options: Any, variables: dict[str, str])
 
 
 def reasons(facts: Facts, before: list[Facts]) -> list[str]:
-    """In words, what differs from the most alike of the times before."""
+    """The differences from the most similar earlier compile, in words."""
     if not before:
         return ["no kernel of this name was compiled here before"]
     if facts in before:
-        return ["it was compiled before, and the store has it no more: flushed, too old for its bound, or damaged"]
+        return [
+            "it was compiled before, but the store no longer has it: flushed, removed to stay in bounds, or damaged"
+        ]
     return min((_differences(facts, one) for one in reversed(before)), key=len)
 
 
@@ -151,37 +153,37 @@ def _differences(now: Facts, before: Facts) -> list[str]:
     if now["triton"] != before["triton"]:
         said.append(f"Triton: {before['triton']} before, {now['triton']} now")
     elif now["installation"] != before["installation"]:
-        said.append(f"Triton {now['triton']} is another build, or its files have changed")
+        said.append(f"Triton {now['triton']} is another build, or its files changed")
     if now["tool"] != before["tool"] and now["target"] == before["target"]:
         said.append(f"its assembler: {before['tool']} before, {now['tool']} now")
     said += _source_differences(now, before)
     for table, words in _TABLES.items():
         for name in sorted({*now[table], *before[table]}):
             was, is_ = before[table].get(name, _UNSET), now[table].get(name, _UNSET)
-            # Other targets have other options by themselves.
+            # Another target has other options anyway.
             if was != is_ and not (table == "options" and now["target"] != before["target"]):
                 said.append(words.format(name=name, before=was, now=is_))
     if not said and now["libraries"] != before["libraries"]:
-        said.append("a library that it is linked with (libdevice, ocml) has another content")
-    return said or ["something in its key that is not noted"]
+        said.append("a library that it is linked with (libdevice, ocml) changed")
+    return said or ["a part of its key that buildd does not record"]
 
 
 def _source_differences(now: Facts, before: Facts) -> list[str]:
     said = []
     if now["line"] != before["line"]:
-        said.append(f"it begins in line {now['line']}, before in line {before['line']}: lines above it came or went")
+        said.append(f"it moved from line {before['line']} to line {now['line']}: lines above it were added or removed")
     if now["source"] != before["source"]:
         pairs = zip(now["source"], before["source"], strict=False)
         common = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
         at = min(len(now["source"]), len(before["source"])) if common is None else common
-        said.append(f"its source: line {now['line'] + now['first'] + at} is another one")
+        said.append(f"its source: line {now['line'] + now['first'] + at} changed")
     elif not said and now["uses"] != before["uses"]:
-        said.append("a function that it calls, or a constant that it reads, is another one")
+        said.append("a function that it calls, or a constant that it reads, changed")
     return said
 
 
 def _whole(found: list[Any]) -> list[Facts]:
-    """Those that have what this version notes."""
+    """The notes that have everything that this version records."""
     whole = [one for one in found if isinstance(one, dict) and set(one) == _NAMES]
     return [one for one in whole if all(isinstance(one[table], dict) for table in _TABLES)]
 
@@ -190,7 +192,7 @@ def _whole(found: list[Any]) -> list[Facts]:
 
 
 def folder_in(store: str) -> str:
-    """The folder of notes, there from now on. Raises OSError."""
+    """The folder of notes, made if missing. Raises OSError."""
     folder = os.path.join(store, FOLDER)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
@@ -199,7 +201,7 @@ def folder_in(store: str) -> str:
 
 @contextlib.contextmanager
 def alone(folder: str) -> Iterator[None]:
-    """Held for two small files; the kernel lets go of it when the process ends. Raises OSError."""
+    """Hold the folder's lock, briefly; a process that ends releases it. Raises OSError."""
     path = os.path.join(folder, "lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -210,7 +212,7 @@ def alone(folder: str) -> Iterator[None]:
 
 
 def read(place: str) -> list[Any]:
-    """A list that was written; empty where there is none, or it is damaged."""
+    """Read a list; empty if there is none, or it is damaged."""
     try:
         with open(place, "rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
@@ -220,7 +222,7 @@ def read(place: str) -> list[Any]:
 
 
 def write(place: str, notes: list[Any]) -> None:
-    """Have a list there, whole or not at all. Raises OSError."""
+    """Write a list, whole or not at all. Raises OSError."""
     aside = f"{place}.new"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -229,7 +231,7 @@ def write(place: str, notes: list[Any]) -> None:
 
 
 def tell(folder: str, line: dict[str, Any]) -> None:
-    """A line more in the log; the newest stay where it has grown too long. Raises OSError."""
+    """Add a line to the log; if it has grown too long, only the newest lines stay. Raises OSError."""
     descriptor = os.open(os.path.join(folder, LOG), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
@@ -244,7 +246,7 @@ def tell(folder: str, line: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def careful(what: str) -> Iterator[None]:
-    """The edge between us and the user's program: what fails is logged, and the program goes on."""
+    """The edge to the user's program: an error is logged, and the program goes on."""
     try:
         yield
     except Exception as error:
@@ -255,7 +257,7 @@ def begin(cache: Any, store: str) -> None:
     """Note what Triton compiles from now on.
 
     Args:
-        cache: the module triton.runtime.cache, with our manager in place; the compiler is not imported yet.
+        cache: the module triton.runtime.cache, with buildd's manager in place; the compiler is not imported yet.
         store: the folder of the store.
     """
     noter: list[Noter] = []
@@ -263,9 +265,9 @@ def begin(cache: Any, store: str) -> None:
 
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> Any:
         key = make(src, backend, backend_options, env_vars=env_vars)
-        with careful("what a key is made of is not noted"):
+        with careful("the parts of keys cannot be recorded"):
             if not noter:
-                # By now Triton has its own digest ready; it takes a quarter of a second.
+                # By now Triton has computed its own digest, which takes a quarter of a second.
                 noter.append(Noter(store, hashlib.sha256(cache.triton_key().encode()).hexdigest()[:24]))
             noter[0].asked(key, src, backend, backend_options, env_vars)
         return key
@@ -273,11 +275,11 @@ def begin(cache: Any, store: str) -> None:
     base: Any = cache.knobs.cache.manager_class
 
     class CacheManager(base):  # type: ignore[misc]
-        """Tells of what was compiled."""
+        """Reports compiled kernels."""
 
         def put_group(self, filename: str, group: Any) -> Any:
             made = super().put_group(filename, group)
-            with careful("why a kernel was compiled is not told"):
+            with careful("why a kernel was compiled cannot be recorded"):
                 if noter:
                     noter[0].compiled(self._kernel)
             return made

@@ -1,1 +1,1 @@
-"""What people see: terminal progress, plain lines, traces. Consumes events; knows no socket."""
+"""The user interface: terminal progress, plain lines, traces. Consumes events; knows no socket."""

@@ -1,7 +1,7 @@
 """A build on a terminal: a region below the text with one line per running job, a bar and counters.
 
-Knows nothing of what the lines say (`narrator`) nor of what the numbers mean (`model`). rich is imported by the thread
-that draws, and only when a build has lasted longer than anybody notices: a no-op build must not pay 50 ms for it.
+Does not word the lines (`narrator`) or compute the numbers (`model`). The drawing thread imports rich, and only once a
+build lasts longer than people notice: a no-op build must not pay 50 ms for it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 from buildd.ui import text
 from buildd.ui.model import BuildModel
 from buildd.ui.narrator import Narrator
+from buildd.ui.progress_words import counted, timed
 from buildd.ui.text import Line, Style
 from buildd.ui.view import Writer
 from protocol.messages import Event
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from buildd.ui.richlive import Region
 
 QUIET_S = 0.15
-"""A build shorter than this shows its summary only."""
+"""A shorter build shows only its summary."""
 REFRESH_S = 0.1
 OUTPUT_LINES = 2000
 """Most lines of one job's output on a terminal; a template error of 10 MB helps nobody there."""
@@ -36,19 +37,19 @@ def region(model: BuildModel, now_ns: int, columns: int, rows: int) -> list[Line
         model: the build.
         now_ns: time of day.
         columns: width that no line exceeds.
-        rows: most lines; jobs beyond are counted on one line.
+        rows: most lines; one line counts the jobs beyond.
     """
     lines: list[Line] = []
     jobs = list(model.running.values())
     room = max(1, rows - 3)
     shown = jobs if len(jobs) <= room else jobs[: room - 1]
     for job in shown:
-        elapsed = text.duration((now_ns - job.started_ns) / 1e9)
-        times = f"{elapsed} / ~{text.duration(job.expected_s)}" if job.expected_s > 0 else elapsed
+        times = timed((now_ns - job.started_ns) / 1e9, job.expected_s)
         label = text.shortened(job.label, max(8, columns - len(times) - 4))
         lines.append(Line(_cut(f"  {label}  {times}", columns)))
     if len(shown) < len(jobs):
-        lines.append(Line(_cut(f"  and {len(jobs) - len(shown)} more jobs", columns), Style.FAINT))
+        more = text.count(len(jobs) - len(shown), "more job")
+        lines.append(Line(_cut(f"  and {more}", columns), Style.FAINT))
     if model.waiting_for and len(jobs) == 0:
         lines.append(Line(_cut(f"  waiting for {text.clean(model.waiting_for)}", columns), Style.WARNING))
     elif model.waiting_for and not model.waiting_for.startswith("cpu:"):
@@ -58,9 +59,7 @@ def region(model: BuildModel, now_ns: int, columns: int, rows: int) -> list[Line
 
 
 def _status(model: BuildModel, now_ns: int, columns: int) -> str:
-    counters = f"[{model.done}/{model.total}] {text.count(model.hits, 'hit')}, {model.compiled} compiled"
-    if model.failures:
-        counters += f", {model.failures} failed"
+    counters = counted(model.done, model.total, model.hits, model.failures)
     remaining_s = model.remaining_s(now_ns)
     when = text.duration(model.elapsed_s(now_ns))
     if remaining_s >= 1:
@@ -77,12 +76,12 @@ def _cut(line: str, columns: int) -> str:
 
 
 class LiveView:
-    """Draws on a terminal from a thread of its own; `event` only takes a lock, so output never holds the build up.
+    """Draws on a terminal from a thread of its own; `event` only takes a lock, so output never delays the build.
 
     Args:
         writer: the terminal.
         narrator: its telling must not be `listing`.
-        quiet_s: how long nothing is drawn.
+        quiet_s: time before anything is drawn.
         now_ns: time of day, for tests.
     """
 
@@ -111,7 +110,7 @@ class LiveView:
             self._pending += self.narrator.event(event)
 
     def close(self) -> None:
-        """Take the region away and write what is left."""
+        """Remove the region and write the remaining lines."""
         self._stop.set()
         self._thread.join()
         self._writer.lines(self._taken())
@@ -132,17 +131,18 @@ class LiveView:
                     self._print(live)
                     self.drawn.set()
                     if self._stop.wait(REFRESH_S):
-                        return  # What is pending is written by `close`, below a region that is gone.
-        except OSError:  # The terminal is gone (EIO after a hang-up): the build is not.
+                        return  # `close` writes the pending lines, after the region is gone.
+        except OSError:  # The terminal is gone (EIO after a hang-up), the build goes on.
             self._writer.gone = True
 
     def _region(self, columns: int, rows: int) -> list[Line]:
         with self._lock:
             return region(self.narrator.model, self._now_ns(), columns, rows)
 
-    def _print(self, live: Live) -> None:
+    def _print(self, live: Region) -> None:
         from buildd.ui.richlive import Written
 
+        live.settle()
         lines = self._taken()
         if lines:
             written = "".join([line.encoded(self._writer.colour) for line in lines])

@@ -1,4 +1,4 @@
-"""The words of a build: each event becomes the lines that people read, on a terminal and in a pipe alike.
+"""The text of a build: turns each event into the lines that people read, on a terminal and in a pipe alike.
 
 Knows no stream and no clock; `plain` and `live` decide when and where lines are written.
 """
@@ -12,11 +12,13 @@ import msgspec
 from buildd.ui import text
 from buildd.ui.folding import Folding
 from buildd.ui.model import BuildModel, RunningJob
-from buildd.ui.text import Line, Style, clean, duration
+from buildd.ui.text import Line, Style, clean, duration, spelled
 from protocol import messages
 from protocol.messages import Event, JobId, Mode, Outcome, Severity
 
 FEW_ARTIFACTS = 8
+NOTHING_TO_DO = "nothing to do"
+"""Message of a build whose record still holds: no action was even looked up."""
 _HELD_CHARACTERS = 256 << 10
 _WAITING_EVERY_NS = 15_000_000_000
 _KEPT_ERROR_LINES = 200
@@ -25,7 +27,7 @@ _SEVERITY_STYLE = {Severity.ERROR: Style.ERROR, Severity.WARNING: Style.WARNING,
 
 
 class Verbosity(IntEnum):
-    """How much is said; the names are those of LOGLEVEL."""
+    """How much is printed; the names are those of LOGLEVEL."""
 
     DEBUG = 10
     INFO = 20
@@ -34,37 +36,44 @@ class Verbosity(IntEnum):
 
     @classmethod
     def parse(cls, value: str) -> Verbosity:
-        """From LOGLEVEL: a level's name or number, as Python's logging takes it; anything else is INFO."""
+        """The level in LOGLEVEL: a name or number, as in Python's logging; anything else is INFO."""
         names = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 40, "FATAL": 40}
         level = int(value) if value.isdecimal() else names.get(value.strip().upper(), 20)
         return cls(min(40, max(10, level // 10 * 10)))
 
 
 class Telling(msgspec.Struct, frozen=True):
-    """How a build is told.
+    """How a build is narrated.
 
     Args:
-        listing: one line for each action that ends (a pipe); else only what needs reading (a terminal shows the rest).
-        reasons: say why each action missed.
-        mode: what the request was for.
+        listing: print one line for each action that ends (a pipe); else only what needs reading (a terminal shows the
+            rest).
+        steps: print one line for each action that ran, where nothing is listed.
+        reasons: print why each action missed.
+        mode: the request's mode.
+        runs_alone: of `Explained`, leave out actions that would hit.
         only: restrict `Explained` to actions that name this file, as "src/a.cu"; empty for all.
-        complete: also tell a refusal or a broken daemon; a live command prints those to stderr itself.
-        output_lines: most lines of one job's output; the rest is in the log.
-        build: what `buildd log` calls this build.
+        complete: print everything that a tool said, and refusals and daemon errors too.
+        refusals: print refusals and daemon errors; a command that ends with the build prints those to stderr itself.
+        output_lines: most lines of one job's output; the log has the rest. 0 means no limit.
+        build: id of the build, for `buildd log`.
     """
 
     listing: bool = True
+    steps: bool = False
     reasons: bool = False
     mode: Mode = Mode.BUILD
+    runs_alone: bool = False
     only: str = ""
     complete: bool = False
+    refusals: bool = False
     output_lines: int = 0
     build: str = ""
     verbosity: Verbosity = Verbosity.INFO
 
 
 class _Speech(msgspec.Struct):
-    """What is remembered of a running job's output."""
+    """A running job's output so far."""
 
     label: str
     held: list[str]
@@ -76,7 +85,7 @@ class _Speech(msgspec.Struct):
 
 
 class Narrator:
-    """Turns the events of one request into lines, keeping the `BuildModel` that they are about."""
+    """Turns the events of one request into lines, and keeps the `BuildModel` that they describe."""
 
     def __init__(self, telling: Telling | None = None, model: BuildModel | None = None) -> None:
         self.model = model or BuildModel()
@@ -92,13 +101,13 @@ class Narrator:
     def event(self, event: Event) -> list[Line]:
         """The lines that this event adds; often none."""
         body = event.body
-        if isinstance(body, messages.LogLine):  # First: of 10 MB of output, every line comes by here.
+        if isinstance(body, messages.LogLine):  # First: every line of 10 MB of output passes here.
             return self._output(body)
         level = self.telling.verbosity
-        if isinstance(body, messages.CacheHit):  # Second: a no-op build is ten thousand of them.
+        if isinstance(body, messages.CacheHit):  # Second: a no-op build has ten thousand of them.
             self.model.hit(event)
             return self._hit(body) if level <= Verbosity.INFO else []
-        if event.sequence == 1:  # Also where another daemon begins the request anew: the numbers of jobs start again.
+        if event.sequence == 1:  # Also if another daemon starts the request over: job numbers start again.
             self._speeches.clear()
             self._artifacts.clear()
         ended = self.model.apply(event)
@@ -121,7 +130,8 @@ class Narrator:
                 return self._notice(body)
             case messages.Lagged():
                 number = body.last - body.first + 1
-                return [Line(f"({number} events were not shown; {self._log_command()} has them)", Style.WARNING)]
+                lost = text.count(number, "event")
+                return [Line(f"({lost} not shown; {self._log_command()} has everything)", Style.WARNING)]
             case messages.Done():
                 return self._done(body)
             case _:
@@ -132,7 +142,7 @@ class Narrator:
 
     def _output(self, body: messages.LogLine) -> list[Line]:
         job = self.model.running.get(body.job_id)
-        if job is None:  # A hit repeats what its compiler had said, after the line that names it.
+        if job is None:  # A hit repeats its compiler's output, after the line that names it.
             return [*self._heading(body.job_id, ""), text.compiler_line(body.text)]
         speech = self._speeches.get(body.job_id)
         if speech is None:
@@ -157,12 +167,12 @@ class Narrator:
             return [*self._heading(job_id, speech.label), line]
         speech.held.append(line.text)
         speech.held_characters += len(line.text)
-        if speech.held_characters > _HELD_CHARACTERS:  # Bounded memory beats one piece.
+        if speech.held_characters > _HELD_CHARACTERS:  # Bounding memory matters more than printing it in one piece.
             return [*self._heading(job_id, speech.label), *self._released(speech)]
         return []
 
     def _heading(self, job_id: JobId, label: str) -> list[Line]:
-        """A line that says whose output follows, where that changes."""
+        """A line that names the job whose output follows, if it is another one."""
         if job_id == self._speaker:
             return []
         self._speaker = job_id
@@ -175,7 +185,7 @@ class Narrator:
         return lines
 
     def _ended_speech(self, job_id: JobId) -> tuple[list[Line], list[str]]:
-        """What a job that ended has still to say, and the error lines that it has said."""
+        """The remaining output of a job that ended, and the error lines that it printed."""
         speech = self._speeches.pop(job_id, None)
         if speech is None:
             self._speaker = job_id
@@ -199,7 +209,7 @@ class Narrator:
             return []
         saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.005 else ""
         why = f": {clean(body.reason)}" if self.telling.reasons and body.reason else ""
-        return [Line(f"{self._number()}hit {clean(body.action)}{saved}{why}")]
+        return [Line(f"hit {clean(body.action)}{saved}{why}")]
 
     def _finished(self, body: messages.Finished, job: RunningJob | None) -> list[Line]:
         output, _ = self._ended_speech(body.job_id)
@@ -207,6 +217,8 @@ class Narrator:
         label = job.label if job is not None else clean(body.action)
         if self.telling.listing and self.telling.verbosity <= Verbosity.INFO:
             lines.append(Line(f"{self._number()}{label} {duration(body.timing.wall_s)}"))
+        elif self.telling.steps and self.telling.verbosity <= Verbosity.INFO:
+            lines.append(Line(f"  {label}  {duration(body.timing.wall_s)}", Style.FAINT))
         elif output and self.telling.listing:
             lines.append(Line(f"-- {label}", Style.HEADING))
         lines += output
@@ -234,7 +246,7 @@ class Narrator:
     # ------------------------------------------------------------ the rest
 
     def _waiting(self, body: messages.Progress, time_ns: int) -> list[Line]:
-        # That all processors are busy is how it should be.
+        # Busy processors are normal.
         if not body.waiting_for or body.waiting_for.startswith("cpu:") or self.telling.verbosity > Verbosity.INFO:
             return []
         if self._said_waiting_ns and time_ns - self._said_waiting_ns < _WAITING_EVERY_NS:
@@ -250,7 +262,7 @@ class Narrator:
             style = Style.ERROR if self.telling.mode is Mode.PROVE else Style.HEADING
             return reason_lines(f"would run {clean(body.action)}", body.reasons, style)
         self._told_hits += 1
-        if self.telling.mode is Mode.PROVE:
+        if self.telling.mode is Mode.PROVE or self.telling.runs_alone:
             return []
         return reason_lines(f"hit {clean(body.action)}", tuple(reason.removeprefix("hit: ") for reason in body.reasons))
 
@@ -264,7 +276,7 @@ class Narrator:
         return [*self._last_words(), *self._ending(body)]
 
     def _last_words(self) -> list[Line]:
-        """What jobs that were cancelled under way had said: it may be why."""
+        """The output of cancelled jobs: it may say why."""
         lines: list[Line] = []
         for job_id, speech in list(self._speeches.items()):
             output, _ = self._ended_speech(job_id)
@@ -280,34 +292,34 @@ class Narrator:
                 if self.telling.verbosity > Verbosity.WARNING:
                     return []
                 what = f" {text.count(len(self.model.targets), 'target')}" if self.model.targets else ""
-                saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.005 else ""
-                verb = "warmed" if self.telling.mode is Mode.WARM else "built"
+                idle = body.message == NOTHING_TO_DO
+                saved = f" (saved {duration(body.saved_s)})" if body.saved_s >= 0.005 and not idle else ""
+                warm = self.telling.mode is Mode.WARM
+                verb = "nothing to do for" if idle and what else "warmed" if warm else "built"
                 tally = f"{verb}{what}: {self._tally(body)}, {duration(body.wall_s)}{saved}"
-                return [*self._artifact_lines(), Line(tally, Style.GOOD)]
+                return [*([] if warm else self._artifact_lines()), Line(tally, Style.GOOD)]
             case Outcome.FAILED:
                 failures = body.failures or self.model.failures
                 failed = f"{text.count(failures, 'action')} failed, " if failures else ""
                 lines = [Line(f"failed: {failed}{self._tally(body)}, {duration(body.wall_s)}", Style.ERROR)]
-                if not self.model.failures:  # Nothing else has said why.
+                if not self.model.failures:  # No action has said why.
                     lines += error_lines(body)
                 return lines
             case Outcome.CANCELLED:
-                return [
-                    Line(
-                        f"cancelled after {duration(body.wall_s)}: {self._tally(body)} of {self.model.total}",
-                        Style.WARNING,
-                    )
-                ]
+                planned = f"{text.count(self.model.planned, 'action')} planned"
+                after = f"cancelled after {duration(body.wall_s)}: {self._tally(body)}, {planned}"
+                return [Line(after, Style.WARNING)]
             case _:
-                return error_lines(body) if self.telling.complete else []
+                return error_lines(body) if self.telling.complete or self.telling.refusals else []
 
     def _verdict(self, body: messages.Done) -> list[Line]:
-        """The last line of a request that ran nothing."""
+        """The last line of a request that runs nothing."""
         told = self._told_hits + self._told_runs
         if body.outcome is Outcome.FAILED and not self._told_runs:
             return error_lines(body)
         if self.telling.mode is Mode.PROVE and self._told_runs:
-            return [Line(f"not warm: {self._told_runs} of {text.count(told, 'action')} would still run", Style.ERROR)]
+            every = self._told_runs + max(self._told_hits, body.hits)  # a proof names the actions that would run alone
+            return [Line(f"not warm: {self._told_runs} of {text.count(every, 'action')} would still run", Style.ERROR)]
         if self.telling.mode is Mode.PROVE:
             return [Line(f"warm: nothing would run, {text.count(max(self._told_hits, body.hits), 'hit')}", Style.GOOD)]
         if self.telling.only and not told:
@@ -316,7 +328,7 @@ class Narrator:
 
     def _tally(self, body: messages.Done) -> str:
         hits, compiled = body.hits or self.model.hits, self.model.compiled
-        # Events were dropped on the way, or each was not told (`buildd run`); the sum was.
+        # Single events were dropped, or never sent (`buildd run`); their sum was sent.
         if not compiled and (body.outcome is Outcome.BUILT or not self.model.planned):
             compiled = max(0, body.misses - body.failures)
         return f"{text.count(hits, 'hit')}, {compiled} compiled"
@@ -333,21 +345,21 @@ class Narrator:
 
 
 def error_lines(done: messages.Done) -> list[Line]:
-    """A request that came to nothing: message, file, next step."""
+    """A request that could not be carried out: message, file, next step."""
     return problem_lines(done.message or done.outcome.value, file=done.file, next_step=done.next_step)
 
 
 def problem_lines(message: str, *, file: str = "", command: str = "", next_step: str = "") -> list[Line]:
-    """The one shape of an error: what is wrong, where, the command to repeat, what to do next."""
-    lines = [Line(f"error: {clean(message)}", Style.ERROR)]
+    """The layout of every error: what is wrong, where, the command that repeats it, what to do next."""
+    lines = [Line(f"error: {spelled(message)}", Style.ERROR)]
     for name, value in (("file", file), ("command", command), ("next", next_step)):
         if value:
-            lines.append(Line(f"  {name}: {clean(value)}"))
+            lines.append(Line(f"  {name}: {spelled(value)}"))
     return lines
 
 
 def reason_lines(title: str, reasons: tuple[str, ...], style: Style = Style.PLAIN) -> list[Line]:
-    """Why something ran or would, below what it is."""
+    """A title with its reasons: one on the same line, several below it."""
     if len(reasons) == 1:
         return [Line(f"{title}: {clean(reasons[0])}", style)]
     return [Line(title, style), *(Line(f"    {clean(reason)}") for reason in reasons)]

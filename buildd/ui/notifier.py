@@ -1,4 +1,4 @@
-"""Desktop notifications, through the desktop's own notify-send. Knows no build; nobody waits for a desktop."""
+"""Desktop notifications, through the desktop's own notify-send. Knows no build, and never waits for the desktop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST_CHARACTERS = 300
 
 
 class Notifier:
-    """Notifies.
+    """Shows desktop notifications.
 
     Args:
-        environ: PATH is searched, and says where the desktop is.
+        environ: names the desktop; its PATH is searched for notify-send.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -27,11 +27,15 @@ class Notifier:
 
     @property
     def problem(self) -> str:
-        """Why it does not; empty where it may."""
-        return "" if self._program else f"there is no {_PROGRAM} (Debian: apt install libnotify-bin): no notifications"
+        """Why there are no notifications; empty if there can be."""
+        return (
+            ""
+            if self._program
+            else f"no desktop notifications: {_PROGRAM} is missing (Debian: apt install libnotify-bin)"
+        )
 
     def notify(self, title: str, text: str) -> None:
-        """Say it, if the desktop takes it."""
+        """Show a notification, if the desktop accepts it."""
         if self._program is None:
             return
         words = [shortened(clean(each), _MOST_CHARACTERS) for each in (title, text)]
@@ -50,4 +54,4 @@ class Notifier:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
-            pass  # the terminal has it all
+            pass  # the terminal shows everything anyway

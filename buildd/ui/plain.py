@@ -1,6 +1,6 @@
-"""A build as plain lines: for pipes, files, CI logs, and terminals that can do no more.
+"""A build as plain lines: for pipes, files, CI logs, and terminals without cursor movement.
 
-Knows no cursor movement. Lines of hits are written in batches: ten thousand of them come within milliseconds.
+Writes lines of hits in batches: ten thousand of them come within milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BATCH_LINES = 500
 
 
 class PlainView:
-    """Writes each event's lines as they come; hits at the latest with the next other event."""
+    """Writes each event's lines at once; hits no later than the next other event."""
 
     def __init__(self, writer: Writer, narrator: Narrator) -> None:
         self.narrator = narrator

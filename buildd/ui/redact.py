@@ -1,6 +1,6 @@
-"""Takes out of a text what a bug tracker must not see: names of people and machines, folders, secrets.
+"""Removes from a text what a bug tracker must not see: names of people and machines, folders, secrets.
 
-Pure. Rather takes out too much: a report is read by people who do not need the rest.
+Pure. Rather removes too much: readers of a report do not need the rest.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Redactor:
     """Replaces what is private in texts.
 
     Args:
-        homes: home folders; become "~". A home of "/" is none.
+        homes: home folders; become "~". "/" is not counted as one.
         users: names of people and accounts; become "USER".
         hosts: names of machines; become "HOST".
     """
 
     def __init__(self, *, homes: Iterable[str], users: Iterable[str], hosts: Iterable[str]) -> None:
         self._homes = sorted({home.rstrip("/") for home in homes if len(home.rstrip("/")) > 1}, key=len, reverse=True)
-        # Word borders, or a user called "a" would take every "a" out.
+        # Word borders: a user called "a" must not remove every "a".
         self._names = [
             (re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"), stand_in)
             for names, stand_in in ((hosts, "HOST"), (users, "USER"))

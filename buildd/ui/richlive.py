@@ -1,6 +1,6 @@
-"""The only module that imports rich: the live region as rich sees it.
+"""The only module that imports rich: the live region, drawn by rich.
 
-Knows no build. rich measures the terminal, hides the cursor and takes the region away again.
+Knows no build. rich measures the terminal, hides the cursor and removes the region at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STYLES = {
 
 
 class Written:
-    """Text that goes out as it is: rich would look at every character of 10 MB to wrap it."""
+    """Text written unchanged: to wrap it, rich would look at every character of 10 MB."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -37,23 +37,52 @@ class Written:
 
 
 class _Terminal(Console):
-    """rich measures standard input, output and error; the region may stand on another terminal than those."""
+    """A console that measures the region's own terminal; rich measures standard input, output and error."""
 
-    @property
-    def size(self) -> ConsoleDimensions:
+    measured: ConsoleDimensions | None = None
+    """The size for one drawing: the region is removed and drawn with the same one."""
+
+    def look(self) -> ConsoleDimensions:
+        """Look at the terminal's size."""
         try:
             columns, rows = os.get_terminal_size(self.file.fileno())
         except (OSError, ValueError):
             columns, rows = 0, 0
-        return ConsoleDimensions(columns or 80, rows or 24)
+        self.measured = ConsoleDimensions(columns or 80, rows or 24)
+        return self.measured
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        return self.measured or self.look()
 
     @size.setter
     def size(self, size: tuple[int, int]) -> None:
-        raise AttributeError("a terminal has the size that it has")
+        raise AttributeError("the size of a terminal cannot be set")
 
 
-def live_on(stream: TextIO, colour: bool, region: Callable[[int, int], list[Line]]) -> Live:
-    """A live region on `stream` that shows what `region(columns, rows)` says; refreshed by the caller.
+class Region(Live):
+    """A live region whose lines may be wrapped when the terminal becomes narrower."""
+
+    lengths: tuple[int, ...] = ()
+    """Of the lines as they were drawn last."""
+    drawn_columns: int = 0
+
+    def settle(self) -> None:
+        """Remove the rows that a narrower terminal has made of the region's lines: rich knows of one row a line.
+
+        Call before each refresh. Terminals wrap lines anew when their width changes; xterm and Linux's console do not.
+        """
+        columns = self.console.look().width if isinstance(self.console, _Terminal) else 80
+        was, self.drawn_columns = self.drawn_columns, columns
+        if columns >= was or "XTERM_VERSION" in os.environ or os.environ.get("TERM") == "linux":
+            return
+        more = sum(-(-max(1, length) // columns) - 1 for length in self.lengths)
+        if more > 0:
+            self.console.file.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * more)
+
+
+def live_on(stream: TextIO, colour: bool, region: Callable[[int, int], list[Line]]) -> Region:
+    """A live region on `stream` that shows the lines of `region(columns, rows)`; the caller refreshes it.
 
     Args:
         stream: a terminal.
@@ -72,13 +101,17 @@ def live_on(stream: TextIO, colour: bool, region: Callable[[int, int], list[Line
         emoji=False,
     )
 
+    made: list[Region] = []
+
     def render() -> Group:
         # One column less: some terminals wrap as soon as the last one is written to.
         columns, rows = console.size
         lines = region(max(1, columns - 1), max(1, rows - 1))
+        if made:  # rich asks once while it makes the region
+            made[0].lengths = tuple(len(line.text) for line in lines)
         return Group(*(Text(line.text, style=_STYLES[line.style], no_wrap=True, overflow="crop") for line in lines))
 
-    return Live(
+    live = Region(
         console=console,
         get_renderable=render,
         auto_refresh=False,
@@ -87,3 +120,5 @@ def live_on(stream: TextIO, colour: bool, region: Callable[[int, int], list[Line
         redirect_stderr=False,
         vertical_overflow="crop",
     )
+    made.append(live)
+    return live

@@ -1,55 +1,39 @@
-"""What `buildd watch` shows: one build after another, and how each kernel's needs moved.
+"""The display of `buildd watch`: one build after another, and how each kernel's resource use changed.
 
-A round in which nothing ran and no kernel became another one is not shown: most saves of most files touch nothing.
+A round in which nothing ran and no kernel changed is not shown: most saves of most files change nothing.
 Knows no daemon and decides nothing.
 """
 
 from __future__ import annotations
 
-import subprocess
+import os
 import time
 from collections.abc import Callable
 
-from buildd.kernels import moved, recoded, standing
+from buildd.artifacts.kernel_reports import moved, recoded, standing
 from buildd.ui import text
+from buildd.ui.kernel_table import kernel_table
 from buildd.ui.text import Line, Style, clean
 from buildd.ui.view import View, Writer
 from protocol import messages as m
 
-MOST_KERNELS = 24
-"""Rows of a table; more scroll the errors away."""
 _CLEAR = "\x1b[H\x1b[2J"
-_DEMANGLERS = (("c++filt", "--no-recurse-limit"), ("c++filt",))
-"""GNU's leaves a name of more than a thousand characters as it is without that option; llvm's has no such option."""
-_DEMANGLE_S = 5.0
-_COLUMNS: tuple[tuple[str, Callable[[m.Kernel], int]], ...] = (
-    ("registers", lambda kernel: kernel.registers),
-    ("scalar", lambda kernel: kernel.scalar_registers),
-    ("shared", lambda kernel: kernel.shared_bytes),
-    ("constant", lambda kernel: kernel.constant_bytes),
-    ("stack", lambda kernel: kernel.stack_bytes),
-    ("spill stores", lambda kernel: kernel.spill_store_bytes),
-    ("loads", lambda kernel: kernel.spill_load_bytes),
-    ("spilled", lambda kernel: kernel.spilled_registers),
-)
-"""Those of which nobody says anything are left out."""
-_NAME_COLUMNS = 60
 _NOISE = 0.01
-"""A time that moved by less has not moved."""
+"""A smaller relative change of a time counts as none."""
 _NOISY = 0.05
-"""A spread beyond this is worth a word."""
+"""A larger relative spread is mentioned."""
 
 
 class Rounds:
     """Shows the builds of one watch.
 
     Args:
-        writer: for the words between the builds.
+        writer: for the lines between the builds.
         view: makes the view of one build.
         clear: begin every round on an empty screen.
-        partial: a build tells only of what it ran; without, of every action of its plan unless the tree was untouched.
-        notify: is told, title and text, what somebody who does not look should know: it fails, it is mended.
-        compared: is told of each good build how its kernels moved.
+        partial: a build reports only the actions that it ran; otherwise all of its plan, unless the tree is untouched.
+        notify: is called with title and text when a build fails, and when it works again.
+        compared: is called after each good build with the change of its kernels.
     """
 
     def __init__(
@@ -66,61 +50,62 @@ class Rounds:
         self._compared = compared
         self._notify = notify or (lambda title, text: None)
         self._notified = False
-        """Of a failure that is not mended."""
+        """A failure was notified, and the build has not worked since."""
         self._writer = writer
         self._make_view = view
         self._clear = clear
         self._build_id = m.BuildId("")
-        """Of the round under way; empty between rounds."""
+        """Id of the current round; empty between rounds."""
         self._view: View | None = None
-        """Of a round that has something to show."""
+        """View of the current round, once it has something to show."""
         self._waiting: list[m.Event] = []
-        """Events of one that has not yet."""
+        """Events of a round that has nothing to show yet."""
         self._number = 0
         self._why = ""
         self._failed = False
-        """The last round that ended did not end well."""
-        self._expected_s = 0.0
+        """The last finished round was not built."""
+        self._warned = False
+        """A warning of the round is on the screen."""
         self._kernels: dict[str, tuple[m.Kernel, ...]] = {}
-        """Of each action, as the last good build had them."""
+        """Action -> its kernels in the last good build."""
         self._new: dict[str, tuple[m.Kernel, ...]] = {}
         self._planned = 0
-        """Actions of the round's plan, where it has one."""
+        """Number of actions in the round's plan; 0 if it has none."""
         self._watching = ""
         self._problem = ""
-        """The first of the round."""
+        """The round's first problem."""
 
     def begin(self, build_id: m.BuildId, changed: m.Changed | None) -> None:
-        """A round begins; the one before it is over, whatever became of it."""
+        """Begin a round; the one before it is over, whether or not it ended."""
         self.drop()
         self._number += 1
         self._why = "" if changed is None else f"changed: {_named(changed)}"
         self._build_id = build_id
-        self._waiting, self._expected_s, self._new, self._problem, self._planned = [], 0.0, {}, "", 0
-        if self._number == 1 or self._failed:
-            # What stands on the screen of a failure must go when it is mended, even where that took no work.
+        self._waiting, self._new, self._problem, self._planned = [], {}, "", 0
+        if self._number == 1 or self._failed or self._warned:
+            # A failure or a warning must leave the screen once it is fixed, even if that took no work.
             self._show()
+        self._warned = False
 
     def drop(self) -> None:
-        """Show no more of the round: another one takes its place, or the watch ends."""
+        """Stop showing the round: another one replaces it, or the watch ends."""
         self._build_id = m.BuildId("")
         view, self._view = self._view, None
         if view is not None:
             view.close()
 
     def event(self, event: m.Event) -> None:
-        """Something happened in the round."""
+        """Handle an event of the round."""
         if not self._build_id:
             return
         body = event.body
         if isinstance(body, m.Planned):
             self._planned = body.actions
-        elif isinstance(body, m.Queued):
-            self._expected_s += body.expected_s
         elif isinstance(body, m.Finished | m.CacheHit):
             self._new[body.action] = body.kernels
         elif isinstance(body, m.Failed):
             self._problem = self._problem or _problem(body)
+        self._warned = self._warned or (isinstance(body, m.Notice) and body.severity is not m.Severity.NOTE)
         if self._view is None and (_is_worth_showing(body) or (isinstance(body, m.Done) and self._has_moved())):
             self._show()
         if self._view is not None:
@@ -131,7 +116,7 @@ class Rounds:
             self._end(body)
 
     def watching(self, body: m.Watching) -> None:
-        """What is watched. Said at once before the first round, with the others' last words from then on."""
+        """Note what is watched. Printed at once before the first round, later at the end of each round."""
         files, folders = text.count(body.files, "file"), text.count(body.folders, "folder")
         self._watching = f"watching {files} in {folders}"
         if body.polled:
@@ -140,7 +125,7 @@ class Rounds:
             self._writer.lines([Line(f"{self._watching}, building", Style.FAINT)])
 
     def measured(self, body: m.Measured) -> None:
-        """A kernel of the last build ran on a GPU."""
+        """Show how a kernel of the last build ran on a GPU."""
         self._writer.lines([measured_line(body)])
 
     def note(self, words: str) -> None:
@@ -162,7 +147,7 @@ class Rounds:
         return standing(self._kernels, self._new, 0 if self._partial else self._planned)
 
     def _has_moved(self) -> bool:
-        """A kernel is another one though nothing ran: an edit was taken back."""
+        """Whether a kernel changed though nothing ran: an edit was undone."""
         before, now = _all(self._kernels), _all(self._now())
         return bool(moved(before, now) or recoded(before, now))
 
@@ -176,10 +161,10 @@ class Rounds:
         self._failed = done.outcome is not m.Outcome.BUILT
         if self._failed and done.outcome is not m.Outcome.CANCELLED:
             self._notified = True
-            self._notify("the build failed", self._problem or done.message)
+            self._notify("build failed", self._problem or done.message)
         elif self._notified and not self._failed:
             self._notified = False
-            self._notify("the build is mended", self._why)
+            self._notify("the build works again", self._why)
         if done.outcome is m.Outcome.BUILT:
             self._kernels = now_of
             if now:
@@ -187,8 +172,14 @@ class Rounds:
             if shown:
                 self._writer.lines(self._table(changes, len(others), first))
         if shown:
-            learned = f"learned time {text.duration(self._expected_s)}; " if self._expected_s >= 0.005 else ""
-            self._writer.lines([Line(f"{learned}{self._watching}", Style.FAINT)])
+            self._writer.lines([Line(self._watching, Style.FAINT)])
+
+    def _columns(self) -> int:
+        """Width of the terminal; 0 in a pipe."""
+        try:
+            return os.get_terminal_size(self._writer.stream.fileno()).columns
+        except (OSError, ValueError):
+            return 0
 
     def _table(self, changes: list[tuple[m.Kernel | None, m.Kernel | None]], recoded: int, first: bool) -> list[Line]:
         number = sum(len(kernels) for kernels in self._kernels.values())
@@ -196,20 +187,20 @@ class Rounds:
             return []
         total = text.count(number, "kernel")
         if first:
-            return [Line(total), *kernel_table(changes, whole=True)]
+            return [Line(total), *kernel_table(changes, whole=True, columns=self._columns())]
         known = any(kernel.code for kernels in self._kernels.values() for kernel in kernels)
-        code = f"{recoded} of {total} changed in code" if known else ""
+        code = f"{recoded} of {total} changed" if known else ""
         if not changes:
-            return [Line(f"{code or total}, none needs more or less than before")]
+            return [Line(f"{code or total}; resource use is the same")]
         there = sum(now is not None for _, now in changes)
-        moves = f"{code}, {there} moved" if code else f"{there} of {total} moved"
+        moves = f"{code}; {there} changed resource use" if code else f"{there} of {total} changed resource use"
         if there < len(changes):
-            moves += f", {len(changes) - there} gone"
-        return [Line(moves), *kernel_table(changes)]
+            moves += f", {len(changes) - there} removed"
+        return [Line(moves), *kernel_table(changes, columns=self._columns())]
 
 
 def measured_line(body: m.Measured) -> Line:
-    """How a kernel did: its time, rate and error, and the last time on the same problem."""
+    """A kernel's measurement: time, rate and error, and the previous time on the same problem."""
     where = f"{clean(body.target)} {body.problem}"
     if not body.time_us:
         return Line(f"{where}: {clean(body.outcome)}: {clean(body.message)}, on {clean(body.gpu)}", Style.ERROR)
@@ -222,63 +213,6 @@ def measured_line(body: m.Measured) -> Line:
             style = Style.GOOD if change < 0 else Style.WARNING
     noisy = f", {body.spread:.0%} spread" if body.spread > _NOISY else ""
     return Line(f"{text}, error {body.error:.1e}{noisy}, on {clean(body.gpu)}", style)
-
-
-def kernel_table(changes: list[tuple[m.Kernel | None, m.Kernel | None]], *, whole: bool = False) -> list[Line]:
-    """Rows of kernels with their needs, before and after where those differ.
-
-    Args:
-        whole: there is no build before: what is there is not new.
-    """
-    shown = changes[:MOST_KERNELS]
-    kernels = [now or before for before, now in shown]
-    names = demangled([kernel.name for kernel in kernels if kernel is not None])
-    columns = [
-        column for column in _COLUMNS if any(column[1](kernel) >= 0 for pair in shown for kernel in pair if kernel)
-    ]
-    rows = [["kernel", "arch", *(title for title, _ in columns)]]
-    styles = [Style.FAINT]
-    for name, (before, now) in zip(names, shown, strict=True):
-        kernel = now or before
-        assert kernel is not None
-        mark = "" if whole or (before and now) else "+ " if now else "- "
-        rows.append([mark + text.shortened(clean(name), _NAME_COLUMNS), kernel.arch])
-        for _, value in columns:
-            old, new = (-1 if k is None else value(k) for k in (before, now))
-            rows[-1].append(f"{old} -> {new}" if min(old, new) >= 0 and old != new else str(max(old, new, 0)))
-        styles.append(_style_of(before, now))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        Line("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), style)
-        for row, style in zip(rows, styles, strict=True)
-    ]
-    if len(changes) > len(shown):
-        lines.append(Line(f"  and {len(changes) - len(shown)} more", Style.FAINT))
-    return lines
-
-
-def demangled(names: list[str]) -> list[str]:
-    """C++ names as people write them; as they are where there is no c++filt."""
-    for command in _DEMANGLERS:
-        try:
-            ran = subprocess.run(
-                command, input="\n".join(names), capture_output=True, text=True, timeout=_DEMANGLE_S, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        found = ran.stdout.splitlines()
-        if len(found) == len(names):
-            return found
-    return names
-
-
-def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:
-    if before is None or now is None:
-        return Style.PLAIN
-    spills = [k.spill_store_bytes + k.spill_load_bytes + k.spilled_registers for k in (before, now)]
-    if spills[1] > spills[0]:
-        return Style.WARNING
-    return Style.GOOD if spills[1] < spills[0] else Style.PLAIN
 
 
 def _all(kernels: dict[str, tuple[m.Kernel, ...]]) -> list[m.Kernel]:
@@ -299,7 +233,7 @@ def _comparison(
 
 
 def _problem(failed: m.Failed) -> str:
-    """A failure in one line: the compiler's first error, or what became of the action."""
+    """A failure in one line: the compiler's first error, or else the action's message."""
     errors = (finding for finding in failed.diagnostics if finding.severity is m.Severity.ERROR)
     first = next(errors, None)
     return f"{failed.action}: {failed.message}" if first is None else f"{first.file}({first.line}): {first.message}"

@@ -1,4 +1,4 @@
-"""Which view a build gets: JSON lines, a live region, or plain lines.
+"""Chooses the view of a build: JSON lines, a live region, or plain lines.
 
 Knows the conventions of terminals (TERM=dumb, NO_COLOR), and nothing of builds.
 """
@@ -20,13 +20,32 @@ def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
+def is_animated(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to draw on `stream` what changes with time: not in the log of a CI, which keeps every frame."""
+    off = environ.get("BUILDD_PROGRESS", "").strip().lower() in ("0", "false", "no", "off")
+    in_ci = environ.get("CI", "").strip().lower() not in ("", "0", "false", "no")
+    return is_terminal(stream, environ) and not off and not in_ci
+
+
 def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """See https://no-color.org: any value but the empty one turns colour off."""
-    return is_terminal(stream, environ) and not environ.get("NO_COLOR")
+    """Whether text on `stream` has colours.
+
+    The first of these decides: --color (BUILDD_COLOR); NO_COLOR, which any text but the empty one sets
+    (https://no-color.org); CLICOLOR_FORCE or FORCE_COLOR, unless 0 (https://bixense.com/clicolors); CLICOLOR=0; the
+    terminal.
+    """
+    asked = environ.get("BUILDD_COLOR", "")
+    if asked in ("always", "never"):
+        return asked == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if any(environ.get(name, "0") not in ("", "0") for name in ("CLICOLOR_FORCE", "FORCE_COLOR")):
+        return True
+    return is_terminal(stream, environ) and environ.get("CLICOLOR") != "0"
 
 
 def telling_from(environ: Mapping[str, str], telling: Telling) -> Telling:
-    """`telling` as the variables for output (LOGLEVEL) want it."""
+    """`telling`, adjusted to the variables for output (LOGLEVEL)."""
     return replace(
         telling,
         verbosity=Verbosity.parse(environ.get("LOGLEVEL", "")),
@@ -37,10 +56,10 @@ def view_for(stdout: TextIO, stderr: TextIO, *, json: bool, telling: Telling, en
     """The view of one build.
 
     Args:
-        stdout: where people's text goes; with `json` the event lines.
-        stderr: people's text with `json`.
-        json: event lines wanted.
-        telling: what is told; `listing` is set here.
+        stdout: gets people's text; with `json`, the event lines.
+        stderr: gets people's text with `json`.
+        json: write event lines.
+        telling: how the build is narrated; `listing` is set here.
         environ: the client's environment.
     """
     telling = telling_from(environ, telling)
@@ -48,8 +67,8 @@ def view_for(stdout: TextIO, stderr: TextIO, *, json: bool, telling: Telling, en
         words = Writer(stderr, colour=has_colour(stderr, environ))
         return Several((JsonView(Writer(stdout)), PlainView(words, Narrator(replace(telling, listing=True)))))
     writer = Writer(stdout, colour=has_colour(stdout, environ))
-    if is_terminal(stdout, environ):
+    if is_animated(stdout, environ) and telling.verbosity <= Verbosity.INFO:
         from buildd.ui.live import OUTPUT_LINES, LiveView
 
-        return LiveView(writer, Narrator(replace(telling, listing=False, output_lines=OUTPUT_LINES)))
+        return LiveView(writer, Narrator(replace(telling, listing=False, steps=True, output_lines=OUTPUT_LINES)))
     return PlainView(writer, Narrator(replace(telling, listing=True)))

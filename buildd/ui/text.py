@@ -1,6 +1,6 @@
-"""How things are worded for people: durations, sizes, styled lines, and names that may hold any byte.
+"""Text for people: durations, sizes, styled lines, and names that may hold any byte.
 
-Knows no events and no terminal; what comes out of `clean` can be written anywhere.
+Knows no events and no terminal; the result of `clean` can be written anywhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-# `re` compiles each when it is first used and keeps it: short commands need none of them.
+# `re` compiles each pattern at its first use and keeps it: short commands use none.
 _ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
 _UNPRINTABLE = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 _WORD = r"(?:'[^']*'|[^\s'])+"
@@ -18,7 +18,7 @@ _WARNING = r"(?i)\bwarning\b\s*(?:[:#A-Z(]|$)"
 
 
 class Style(Enum):
-    """What a line is; the value is its SGR parameters."""
+    """The kind of a line; the value is its SGR parameters."""
 
     PLAIN = ""
     HEADING = "1"
@@ -51,7 +51,7 @@ def _visible(match: re.Match[str]) -> str:
 def clean(text: str) -> str:
     """`text` without escape sequences and with every control or undecodable character spelled out.
 
-    A compiler's colours are dropped (lines get ours), a lone carriage return would overwrite what a user reads, and
+    A compiler's colours are dropped (lines get buildd's own), a lone carriage return would overwrite other text, and
     bidirectional overrides could make an error name another file than the one it is about (CVE-2021-42574).
     """
     if text.isprintable():
@@ -61,8 +61,13 @@ def clean(text: str) -> str:
     return re.sub(_UNPRINTABLE, _visible, text.rstrip("\r\n"))
 
 
+def spelled(name: str) -> str:
+    """A name, or words that quote one, with escape sequences spelled out too: without them it would be another name."""
+    return clean(name.replace("\x1b", "\\x1b"))
+
+
 def compiler_line(text: str) -> Line:
-    """A line of a tool's output, styled as the error or warning that it seems to be."""
+    """A line of a tool's output, styled as an error or a warning if it looks like one."""
     text = clean(text)
     if "rror" in text or "RROR" in text or "ndefined" in text or "fatal" in text:
         if re.search(_ERROR, text):
@@ -105,9 +110,9 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def tool_of(command: str) -> str:
-    """The tool's short name out of a command line for people: "nvcc" of "cd /p && /usr/bin/nvcc -c a.cu".
+    """The tool's short name from a command line for people: "nvcc" of "cd /p && /usr/bin/nvcc -c a.cu".
 
-    Empty where the command does not start like one. Splitting a whole CUTLASS command with shlex costs milliseconds,
+    Empty if the command does not start with a tool. Splitting a whole CUTLASS command with shlex costs milliseconds,
     so only the first words are looked at.
     """
     if command.startswith("cd "):
@@ -121,7 +126,7 @@ def tool_of(command: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` in at most `width` columns, cut in its middle: both the folder and the file's name matter."""
+    """`text` in at most `width` columns, cut in the middle: both the folder and the file's name matter."""
     if len(text) <= width:
         return text
     if width <= 3:

@@ -24,19 +24,19 @@ _STEP_LANES = 1000
 def chrome_trace(events: Iterable[Event]) -> bytes:
     """The events of one build as a JSON array.
 
-    Jobs that never ended are drawn up to the last event and marked "unfinished". The lane of a job is the lowest that
-    is free when it starts, so there are as many lanes as jobs ever ran side by side. `args` hold the measured times.
+    Jobs that never ended are drawn up to the last event and marked "unfinished". A job takes the lowest free lane at
+    its start, so there are as many lanes as jobs ran at most side by side. `args` hold the measured times.
     """
     return msgspec.json.encode(_Tracer().trace(events))
 
 
 class TraceView:
-    """Collects a build's events and writes their trace when it ends, however it ended.
+    """Collects a build's events and writes their trace at its end, also after a failure.
 
     Args:
-        path: the file; it is opened at once, so that a wrong path is not found out after an hour's build.
+        path: the file; opened at once, so that a wrong path does not show only after an hour's build.
 
-    Raises: OSError when it cannot be written.
+    Raises: OSError if it cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -61,11 +61,11 @@ class _Tracer:
         self._reasons: dict[JobId, tuple[str, ...]] = {}
         self._lane_count = 0
         self._rows: dict[int, int] = {}
-        """How many lanes the steps of a lane's jobs take."""
+        """Lane -> number of lanes that its jobs' steps take."""
         self._entries: list[dict[str, Any]] = []
 
     def trace(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        for event in events:
+        for event in sorted(events, key=lambda event: event.time_ns):  # those of a `buildd run` are in no order
             self._zero_ns = self._zero_ns or event.time_ns
             self._last_ns = max(self._last_ns, event.time_ns)
             match event.body:
@@ -101,7 +101,7 @@ class _Tracer:
     def _end(
         self, time_ns: int, job_id: JobId, action: str, timing: messages.Timing, more: dict[str, Any]
     ) -> tuple[int, int]:
-        """Draws a job; its lane, and when it began."""
+        """Draw a job; returns its lane and its start."""
         lane = self._lanes.pop(job_id, 1)
         started_ns, body = self._started.pop(job_id, (time_ns - int(timing.wall_s * 1e9), None))
         command = body.command if body is not None else ""
@@ -130,7 +130,7 @@ class _Tracer:
         return lane, started_ns
 
     def _add_steps(self, lane: int, began_ns: int, steps: Iterable[messages.Step]) -> None:
-        """Those that ran side by side on lanes of their own below the job's."""
+        """Draw the steps that ran, on lanes below the job's: one lane for each that ran side by side."""
         free_s: list[float] = []
         for step in sorted(steps, key=lambda step: step.start_s):
             if step.hit:

@@ -1,6 +1,6 @@
-"""What consumes a build's events, and where their text goes.
+"""Views, which consume a build's events, and the writer of their text.
 
-Knows no event in particular; see `narrator` for the words. `Writer` is the one place that touches a stream.
+Knows no event in particular; `narrator` words them. `Writer` is the only place that touches a stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protocol.messages import Event
 
 
 class View(Protocol):
-    """Something that shows a build. `event` is called in order from one thread, `close` once, also after an error."""
+    """Shows a build. `event` is called in order from one thread, `close` once, also after an error."""
 
     def event(self, event: Event) -> None: ...
 
@@ -44,19 +44,21 @@ class Writer:
         self.write("".join([line.encoded(self.colour) for line in lines]))
 
     def write(self, text: str) -> None:
-        """Write and flush; once the reader is gone, do nothing."""
+        """Write and flush; do nothing once the reader is gone."""
         if self.gone or not text:
             return
         try:
             self.stream.write(text)
             self.stream.flush()
-        except OSError:  # EPIPE: the reader left. EIO: the terminal hung up. ENOSPC: the log's disk, not ours.
+        except (
+            OSError
+        ):  # EPIPE: the reader left. EIO: the terminal hung up. ENOSPC: the disk of the log is full, not the store's.
             self.gone = True
             silence(self.stream)
 
 
 def silence(stream: TextIO) -> None:
-    """Point a stream whose reader is gone at /dev/null, so that the interpreter's last flush does not complain.
+    """Point a stream whose reader is gone at /dev/null, so that the interpreter's last flush raises nothing.
 
     See "Note on SIGPIPE" in the documentation of Python's signal module.
     """
@@ -84,7 +86,7 @@ class JsonView:
 
 
 class Several:
-    """The same events to several views."""
+    """Sends the same events to several views."""
 
     def __init__(self, views: Iterable[View]) -> None:
         self._views = tuple(views)

@@ -1,24 +1,24 @@
-// Measures GEMMs and convolutions: checks one's numbers, times it, and says one line of JSON. As a program of its own:
+// Measures generated GEMMs and convolutions: checks the results of a kernel, times it, and prints one line of JSON.
 //
-//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE      M of a batched one: BATCHxM
-//           of a convolution M is NxHxWxC, N its filters, K is RxS, LAYOUT "conv2d:" and stride, padding, dilation: six
-//           numbers with a comma between
-//           TOLERANCE,COUNT: so many rivals, whose LIBRARY and SYMBOL follow; they are timed in turns with it, each beside
-//           the same memory and clock, and their times said as "rivals_us"; whether they are right is not asked again
-//   measure        these words for one GEMM after another from standard input, each word with a zero byte behind it
+//   measure LIBRARY SYMBOL M N K DTYPE OUTPUT LAYOUT EPILOGUE TOLERANCE
+//           A batched GEMM has BATCHxM for M. A convolution has NxHxWxC for M, its filters for N, RxS for K, and for
+//           LAYOUT "conv2d:" with six numbers, joined by commas: two each for stride, padding and dilation.
+//           TOLERANCE,COUNT for TOLERANCE: the LIBRARY and SYMBOL of COUNT rivals follow. They are timed in turns with
+//           the kernel, with the same memory and clock. "rivals_us" has their times; their results are not checked.
+//   measure        reads the same words from standard input, for one kernel after another; a zero byte ends each word
 //
-// It prepares what needs no GPU, says "ready", and waits for a line with BEST_US: meanwhile another one may be measured.
-// Of a process for several the first "ready" is for a context: behind a line, whatever it holds, it says "started".
-// It ends with the first GEMM that does not work; after one that does the GPU holds the context and at most 1 GiB for the
-// next.
+// The program prepares everything that needs no GPU, prints "ready", and waits for a line with BEST_US. Until that line
+// comes, another process may measure. A process for several kernels prints its first "ready" before it makes a context:
+// it waits for any line, and prints "started" after it. It ends at the first kernel that does not work. After a kernel
+// that works, the GPU still holds the context and at most 1 GiB for the next kernel.
 // A standalone test of a target has the same text with MEASURE_WITHOUT_MAIN, and a main of its own.
-// Knows the interface of generated GEMMs and nothing of who asks. The GPU is device 0: the caller shows it only one.
-// Each timed run is between two events, behind a write to more memory than the L2 cache holds. Where the cache would hold
-// all of a problem, kernels are short, and one alone between two events is no more exact than the events: there are so many
-// copies of the operands that the cache does not hold them, and a run is one launch for each, of which it is the mean.
-// A candidate whose short run takes over 1.5 times BEST_US (0: not known) is not timed in full. Inputs are small fractions that every type holds
-// exactly; alpha keeps results near 1, so that errors of all types are of that scale. (A convolution has none: its weights
-// are scaled, by a power of two.)
+// Knows the interface of generated kernels, not its caller. The GPU is device 0: the caller shows only one GPU.
+// Each timed run is between two events, after a write to more memory than the L2 cache holds. If the cache could hold all
+// of a problem, the kernel is so short that two events cannot time one launch. Then there are more copies of the
+// operands than the cache holds. A run launches the kernel once for each copy, and its time is the mean of the launches.
+// A candidate whose short run takes over 1.5 times BEST_US (0: not known) is not timed in full.
+// Inputs are small fractions that every type holds exactly. alpha keeps results near 1, so that the errors of all types
+// have that scale. (A convolution has no alpha: a power of two scales its weights.)
 #ifdef __HIP__
 #include <hip/hip_bfloat16.h>
 #include <hip/hip_fp16.h>
@@ -45,7 +45,7 @@
 #include <vector>
 
 #ifdef __HIP__
-// The same text for AMD's GPUs: what it uses has the same arguments there.
+// The same text serves AMD's GPUs: these functions have the same arguments there.
 #define cudaDevAttrL2CacheSize hipDeviceAttributeL2CacheSize
 #define cudaDeviceGetAttribute hipDeviceGetAttribute
 #define cudaError_t hipError_t
@@ -86,11 +86,12 @@ constexpr double kHopeless = 1.5, kEnoughMs = 60.0;
 
 using Run = int (*)(const void*, const void*, const void*, void*, int, int, int, float, float, void*, cudaStream_t);
 using Workspace = size_t (*)(int, int, int);
-// Many problems of one size, one behind the other.
+// Many problems of one size, one after another in memory.
 using BatchedRun =
     int (*)(const void*, const void*, const void*, void*, int, int, int, int, float, float, void*, cudaStream_t);
 using BatchedWorkspace = size_t (*)(int, int, int, int);
-// x, weight, y; with a bias before y. Sizes of x, of the weight without its channels, and of y's height and width.
+// Takes x, weight, the bias if there is one, and y; then the sizes of x, the sizes of the weight without its channels, and
+// y's height and width.
 using Size = long long;
 using ConvRun = int (*)(const void*, const void*, void*, Size, Size, Size, Size, Size, Size, Size, Size, Size, cudaStream_t);
 using ConvBiasRun = int (*)(const void*, const void*, const void*, void*, Size, Size, Size, Size, Size, Size, Size, Size, Size,
@@ -104,7 +105,7 @@ using ConvBiasRun = int (*)(const void*, const void*, const void*, void*, Size, 
     std::_Exit(1);
 }
 
-// The machine's fault, before the candidate was asked anything.
+// A failure here is the machine's: the candidate has not run yet.
 void needed(cudaError_t status, const char* what) {
     if (status != cudaSuccess) say("gpu", std::string(what) + ": " + cudaGetErrorString(status));
 }
@@ -145,8 +146,8 @@ double load(const std::string& type, const char* there) {
     return *reinterpret_cast<const float*>(there);
 }
 
-// All of the GPU's memory that a candidate needs, as one block that the next one has, too: the driver takes its time for
-// each, and makes who asks wait while another process gets its context, on whatever GPU. A large one is not kept.
+// All GPU memory of a candidate, in one block that the next candidate uses again. Each allocation is slow, and waits
+// while another process gets a context on any GPU. A large block is not kept.
 struct Block {
     static constexpr size_t kFirst = 512 << 20, kMost = 1 << 30, kApart = 2 << 20;
     char* begin = nullptr;
@@ -189,19 +190,19 @@ struct Operand {
         for (int i = 0; i < kPeriod; ++i) {
             state = state * 6364136223846793005ULL + 1442695040888963407ULL;
             const int draw = static_cast<int>((state >> 33) % 257) - 128;
-            // int32 is the bias of int8. Of fp8 e5m2 has three bits.
+            // int32 is the type of an int8 kernel's bias. The smaller fp8 mantissa, of e5m2, holds three significant bits.
             const bool whole = type == "int8" || type == "int32";
             pool.push_back(scale * (whole ? draw % 4 : is_fp8(type) ? draw % 8 / 8.0 : draw / 128.0));
             store(type, pool.back(), &period[static_cast<size_t>(i) * bytes_of(type)]);
         }
     }
 
-    // A copy begins where any type may.
+    // Each copy begins at an address that is aligned for every type.
     size_t apart() const { return (bytes + 255) / 256 * 256; }
 
     const void* copy(int number) const { return device + number * apart(); }
 
-    // One period from the host, the rest from what is there: nobody waits for the bus.
+    // Copies one period from the host, and the rest on the device: copies over the bus are slow.
     void upload(int copies = 1) {
         const size_t whole = copies * apart();
         device = static_cast<char*>(block.take(whole));
@@ -222,11 +223,11 @@ struct Operand {
     double at(size_t element) const { return pool[element % kPeriod]; }
 };
 
-// Sum of the products of `count` elements of both, each so many apart.
+// The sum of the products of `count` elements of a and b, which lie step_i and step_j apart.
 double dot(const Operand& a, size_t i, size_t step_i, const Operand& b, size_t j, size_t step_j, int count) {
     i %= kPeriod, j %= kPeriod, step_i %= kPeriod, step_j %= kPeriod;
     double sum = 0.0;
-    if (step_i == 1 && step_j == 1) {  // no test for each: the GPU waits
+    if (step_i == 1 && step_j == 1) {  // no test for each element: the GPU waits
         double sums[4] = {};
         while (count > 0) {
             const int there = std::min({count, kPeriod - static_cast<int>(i), kPeriod - static_cast<int>(j)});
@@ -248,8 +249,8 @@ double dot(const Operand& a, size_t i, size_t step_i, const Operand& b, size_t j
     return sum;
 }
 
-// The first of so many elements that is no number; as many as there are where each is one. By its bits, and of a block
-// only whether there is one: millions are looked at while the GPU waits.
+// Returns the index of the first NaN among `count` elements, or `count` if there is none. Compares bits, and first asks
+// of each block only whether it has a NaN: it looks at millions of elements while the GPU waits.
 template <typename Bits>
 size_t first_nan(const char* result, size_t count, Bits infinity) {
     const Bits magnitude = static_cast<Bits>(~Bits{0}) >> 1;
@@ -285,7 +286,7 @@ double quantile(std::vector<float> times, double share) {
 }
 
 struct Conv {
-    Size n = 0, h = 0, w = 0, c = 0, r = 1, s = 1;  // n = 0: it is none
+    Size n = 0, h = 0, w = 0, c = 0, r = 1, s = 1;  // n = 0: not a convolution
     int stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1};
 
     Size results(int axis) const {
@@ -298,9 +299,9 @@ struct Problem {
     int m, n, k;
     std::string type, output, layout, epilogue;
     double tolerance;
-    int batch = 0;  // 0: the GEMM is not a batched one
+    int batch = 0;  // 0: the GEMM is not batched
     Conv conv = {};
-    std::string words = {};  // of a question that say all of this
+    std::string words = {};  // the words of the question that hold all of this
 };
 
 struct Candidate {
@@ -311,7 +312,7 @@ struct Candidate {
     void* conv_run = nullptr;  // ConvRun, or ConvBiasRun
 };
 
-// A result of a convolution before bias and activation: of row `i` of the GEMM that it is, and of a filter.
+// One result of a convolution before bias and activation, for row `i` of its implicit GEMM and for a filter.
 double convolved(const Conv& conv, const Operand& x, const Operand& weight, size_t i, size_t filter) {
     const Size q = static_cast<Size>(i) % conv.results(1), above = static_cast<Size>(i) / conv.results(1);
     const Size p = above % conv.results(0), image = above / conv.results(0);
@@ -332,8 +333,8 @@ double convolved(const Conv& conv, const Operand& x, const Operand& weight, size
 
 using Expected = std::vector<std::pair<size_t, double>>;
 
-// What some elements of the result have to be: the first four are the corners. Kept for the next candidate of the problem:
-// the GPU waits for who computes it.
+// The expected values of some elements of the result; the first four are the corners. They are kept for the problem's next
+// candidate, because the GPU waits while they are computed.
 const Expected& expected_of(const Problem& problem, const Operand& a, const Operand& b, const Operand& c, float alpha) {
     static std::map<std::string, Expected> known;
     Expected& expected = known[problem.words];
@@ -356,11 +357,12 @@ const Expected& expected_of(const Problem& problem, const Operand& a, const Oper
     return expected;
 }
 
-// Of a candidate, copied from the GPU. Kept for the next: the system clears new memory page by page.
+// A candidate's result, copied from the GPU. The next candidate uses the memory again: the system clears new memory page
+// by page.
 std::vector<char> result;
 
-// The line to say of a GEMM that works; behind the first of the field are its rivals. `turn` is called when the GPU is
-// needed, and returns the best time so far, or 0.
+// Returns the line to print for a kernel that works. The first candidate of the field is the kernel, the others are its
+// rivals. Calls `turn` when it needs the GPU; `turn` returns the best time so far, or 0.
 template <typename Turn>
 std::string measure(const Problem& problem, const std::vector<Candidate>& field, Turn turn) {
     const auto& [m, n, k, type, output, layout, epilogue, tolerance, batch, conv, words] = problem;
@@ -428,7 +430,7 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
     }
     worked(cudaStreamSynchronize(stream), "the first run");
     worked(cudaMemcpy(result.data(), d, d_bytes, cudaMemcpyDeviceToHost), "copying the result");
-    // No number is also what nobody has written.
+    // An element that the kernel did not write is NaN too.
     size_t odd = total;
     if (output == "fp16") {
         odd = first_nan<uint16_t>(result.data(), total, 0x7c00);
@@ -502,11 +504,11 @@ std::string measure(const Problem& problem, const std::vector<Candidate>& field,
 
 [[noreturn]] void end() {
     std::fflush(stdout);
-    std::_Exit(0);  // what a candidate registered to run at exit could still hang
+    std::_Exit(0);  // skips the functions that a candidate registered to run at exit: they could hang
 }
 
 #ifndef MEASURE_WITHOUT_MAIN
-constexpr size_t kWords = 10;  // of a question
+constexpr size_t kWords = 10;  // words of a question without rivals
 constexpr size_t kResult = 64 << 20;
 
 // Waits for the GPU; returns the best time so far.
@@ -515,13 +517,13 @@ double turn() {
     std::fflush(stdout);
     char* best = nullptr;
     size_t room = 0;
-    if (getline(&best, &room, stdin) < 0) std::_Exit(2);  // nobody waits for it any more
+    if (getline(&best, &room, stdin) < 0) std::_Exit(2);  // no caller waits for the answer any more
     const double best_us = std::atof(best);
     std::free(best);
     return best_us;
 }
 
-// The convolution of a question, if it is one. Its `results` are as large as its kernel was generated for.
+// Returns the convolution that a question names, if any.
 Conv conv_of(const std::vector<std::string>& words) {
     Conv conv;
     int padding[2] = {}, stride[2] = {}, dilation[2] = {};
@@ -549,14 +551,14 @@ Candidate candidate_of(const std::string& path, const std::string& symbol) {
             reinterpret_cast<void*>(run)};
 }
 
-// How many words a question has, by its first ones; a rival has two.
+// Returns how many words a question has, judged by its first ten; each rival adds two.
 size_t words_of(const std::vector<std::string>& words) {
     if (words.size() < kWords) return kWords;
     const size_t comma = words[9].find(',');
     return kWords + (comma == std::string::npos ? 0 : 2 * std::strtoul(words[9].c_str() + comma + 1, nullptr, 10));
 }
 
-// What the words say is measured; a line before its own, which a candidate may have left unfinished.
+// Measures the kernel that the words name. Prints a line feed first, because a candidate may have left a line unfinished.
 void answer(const std::vector<std::string>& words) {
     std::vector<Candidate> field = {candidate_of(words[0], words[1])};
     for (size_t i = kWords; i + 1 < words.size(); i += 2) field.push_back(candidate_of(words[i], words[i + 1]));

@@ -68,7 +68,7 @@ class Report:
     missed: list[str] = field(default_factory=list)
 
     def start(self, **about: object) -> None:
-        # Also whoever is ended from outside leaves no daemon behind.
+        # A script that is ended from outside leaves no daemon behind either.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
         # A background job of a script ignores it, and so would what is begun here and asked to end by it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -197,7 +197,7 @@ class Workers:
     """What a user's daemon and its helpers use, also when the daemon starts anew as another process while it rests.
 
     Args:
-        processes: those of the user that live now, see `tests.household`.
+        processes: those of the user that live now, see `tests.support.user`.
     """
 
     def __init__(self, processes: Callable[[], Sequence[Running]]) -> None:

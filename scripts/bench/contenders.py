@@ -1,4 +1,4 @@
-"""Who compiles a corpus: plain ninja, ccache, sccache, buildd's stand-ins, `buildd build`.
+"""Who compiles a corpus: plain ninja, ccache, sccache, buildd's shims, `buildd build`.
 
 Each has a project, a cache and its servers of its own in one folder. Knows no row and no corpus.
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 from common import Cost, Workers, cpu_of, program, run
 from corpora import Corpus
 
-from tests.foreign import Foreign
-from tests.household import Household
-from tests.watcher import Session
+from tests.support.foreign_project import ForeignProject
+from tests.support.user import User
+from tests.support.watcher import Session
 
 _HINT = "pip install buildd[bench]"
 _DEADLINE_S = 30.0
@@ -165,7 +165,7 @@ class Daemon(Contender):
     """With a user and a daemon of its own."""
 
     def __init__(self, folder: Path, corpus: Corpus, width: int) -> None:
-        self.user = Household(folder, {"HIP_PLATFORM": "amd"} if corpus.hip else {})
+        self.user = User(folder, {"HIP_PLATFORM": "amd"} if corpus.hip else {})
         self._workers = Workers(self.user.processes)
         super().__init__(folder, corpus, width)
 
@@ -193,21 +193,21 @@ class Daemon(Contender):
         return [process.command for process in self.user.end()]
 
 
-class StandIns(Daemon):
+class Shims(Daemon):
     """`buildd run -- ninja`, without the start of its command line."""
 
     name = "buildd run"
 
     def forget(self) -> None:
         super().forget()
-        self.foreign = Foreign(self.user, self.folder / f"build-{self.caches}", str(self.corpus.compiler.parent))
+        self.foreign = ForeignProject(self.user, self.folder / f"build-{self.caches}", str(self.corpus.compiler.parent))
         self.environ = self.foreign.environ
         self.launcher = self.environ["CMAKE_CUDA_COMPILER_LAUNCHER"]
         self.configure()
 
     def missed(self) -> int:
         figures = self.foreign.figures()
-        return figures.misses + sum(figures.handed_through.values())
+        return figures.misses + sum(figures.passed_through.values())
 
 
 class Targets(Daemon):
@@ -272,5 +272,5 @@ class Watched(Targets):
             self._session = None
 
 
-ALL: tuple[type[Contender], ...] = (Plain, Ccache, Sccache, StandIns, Targets)
+ALL: tuple[type[Contender], ...] = (Plain, Ccache, Sccache, Shims, Targets)
 NAMES = tuple(kind.name for kind in ALL)

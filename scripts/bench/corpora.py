@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import projects
 
-from codegen.gemm import kernel_text
-from codegen.gemm_spec import kernel_for
-from codegen.target import GemmTarget
+from codegen.gemm.gemm import kernel_text
+from codegen.gemm.spec import kernel_for
+from codegen.project.target import GemmTarget
 
 SHARED = "include/shared.h"
 """Included by every source."""
@@ -188,6 +188,13 @@ class Corpus:
     def comment(self) -> None:
         """One more line of comment in the shared header: everything below it moves."""
         self._insert(SHARED, "// one more comment, {}\n")
+
+    def comment_text(self) -> None:
+        """Other words in a comment of the shared header: no line moves."""
+        file = self.folder / SHARED
+        text = file.read_text().partition(" // words ")[0].rstrip("\n")
+        self._numbers[SHARED] = number = self._numbers.get(SHARED, 100) + 1
+        file.write_text(f"{text} // words {number}\n")
 
     def touch(self) -> None:
         (self.folder / SHARED).touch()

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 
 from common import Cost, Report, cpus, run, temporary_folder, walls
-from contenders import MADE, Contender, Plain, StandIns, Targets
+from contenders import MADE, Contender, Plain, Shims, Targets
 from corpora import Corpus
 from turns import freezers, in_turns
 
-from tests.objects import Names, described, differences
+from tests.support.objects import Names, described, differences
 
 OURS = ("buildd run", "buildd build", "buildd watch")
 
@@ -86,8 +86,20 @@ ROWS: tuple[Row, ...] = (
         "comment",
         "a comment line more in a shared header",
         _edited(Corpus.comment),
-        (Goal(0.30), *(Goal(0.30, peer, who=who) for who in ("buildd run", "buildd watch") for peer in _PEERS)),
+        (
+            Goal(0.02, corpora=("small", "cutlass", "cpp")),
+            Goal(0.30),
+            *(Goal(0.30, peer, who=who) for who in ("buildd run", "buildd watch") for peer in _PEERS),
+        ),
         as_cold=True,
+    ),
+    Row(
+        "comment-text",
+        "other words in a comment of a shared header, all hits",
+        _edited(Corpus.comment_text),
+        (Goal(0.02), *(Goal(1.0, peer, who=who) for who in ("buildd run", "buildd build") for peer in _PEERS)),
+        as_cold=True,
+        hits=True,
     ),
     Row("host", "host code in a shared header", _edited(Corpus.host), (Goal(0.70),), as_cold=True),
     Row("host-one", "host code in one source", _edited(Corpus.host_one), (Goal(0.65),)),
@@ -135,7 +147,7 @@ def compete(
         corpus: makes one in a folder.
         kinds: the contenders.
         width: of ninja.
-        turns: first builds of plain ninja and through stand-ins are made at once, each while the other one is frozen.
+        turns: first builds of plain ninja and through shims are made at once, each while the other one is frozen.
     """
     with temporary_folder() as folder:
         contenders: list[Contender] = []
@@ -203,7 +215,7 @@ def measure(
 
 def _in_turns(contenders: Sequence[Contender], row: Row) -> dict[str, Cost]:
     """What a row costs those of whom one shall not meet another machine than the other."""
-    both = [contender for contender in contenders if isinstance(contender, Plain | StandIns)]
+    both = [contender for contender in contenders if isinstance(contender, Plain | Shims)]
     for contender in both:
         row.prepare(contender)
     with freezers([contender.name for contender in both]) as held:

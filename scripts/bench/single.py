@@ -17,8 +17,8 @@ from statistics import median
 from common import Cost, Report, Workers, cpus, interleaved, program, run, temporary_folder, walls
 from corpora import Corpus
 
-from tests.foreign import Foreign
-from tests.household import Household
+from tests.support.foreign_project import ForeignProject
+from tests.support.user import User
 
 ONE = ("sm_80",)
 FOUR = ("sm_80", "sm_86", "sm_89", "sm_90")
@@ -30,9 +30,9 @@ class Bench:
     def __init__(self, folder: Path, nvcc: Path) -> None:
         self.folder = folder
         self.nvcc = nvcc
-        self.user = Household(folder)
+        self.user = User(folder)
         self.user.buildd("up")
-        self.foreign = Foreign(self.user, folder / "build", str(nvcc.parent))
+        self.foreign = ForeignProject(self.user, folder / "build", str(nvcc.parent))
         self.ccache = program("ccache", "pip install buildd[bench]")
         self.launcher = self.foreign.environ["CMAKE_CUDA_COMPILER_LAUNCHER"]
         self.plain = {**self.foreign.plain, "CCACHE_DIR": str(folder / "ccache")}
@@ -85,7 +85,7 @@ def hit(report: Report, rounds: int, calls: int, nvcc: Path) -> None:
             report.ratio("  wall", walls(mine), walls(costs["true"]), "/bin/true", unit="ms")
         os.chdir("/")
         figures = bench.foreign.figures()
-        if figures.misses != 2 or figures.handed_through:
+        if figures.misses != 2 or figures.passed_through:
             report.fail(f"not all were hits: {figures}")
         bench.end(report)
 

@@ -62,7 +62,7 @@ class Freezer:
         return self._stopped_s
 
     def release(self) -> None:
-        """Let out whoever is inside, to live on."""
+        """Move the processes that are inside out, and let them go on."""
         for pid in (self._folder / "cgroup.procs").read_text().split():
             with suppress(OSError):  # it has ended
                 (self._folder.parent / "cgroup.procs").write_text(pid)

@@ -1,5 +1,5 @@
 // A CUDA compiler for tests and benchmarks, as fast as a copy: answers probes as nvcc 13 does, and "compiles" by
-// writing a digest of what it read. Knows no language. Compiled by tests/toolkit.py as bin/nvcc of a toolkit.
+// writing a digest of what it read. Knows no language. Compiled by tests/support/toolkit.py as bin/nvcc of a toolkit.
 //
 //   nvcc --dryrun ... | --list-gpu-code
 //   nvcc [-c] [-I DIR]... [-D NAME]... [-gencode=...]... [-MD -MF FILE] -o OUT SOURCE.cu
@@ -199,7 +199,7 @@ int main(int count, char **arguments) {
   }
   if (sleep_s > 0) wait_s(sleep_s);
   char *sun = getenv("SUNPRO_DEPENDENCIES");
-  if (!linking && sun != NULL && *sun) {
+  if (sun != NULL && *sun) {  // nvcc compiles a stub when it links
     char *target = strchr(sun, ' ');
     if (target != NULL) *target++ = '\0';
     rule(sun, "a", target ? target : output, 0);

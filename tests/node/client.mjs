@@ -1,7 +1,7 @@
 // Build one target through the daemon and print every event as a line of JSON. Written from protocol/SPEC.md alone: the
 // proof that it is enough. Section numbers below are its.
 //
-//   node client.mjs RUNTIME_FOLDER_OR_ENDPOINT_FILE PROJECT TARGET [--status] [--cancel-after N]
+//   node client.mjs RUNTIME_FOLDER_OR_ENDPOINT_FILE PROJECT TARGET [--status] [--cancel-after N] [--profile TOP]
 //
 // RUNTIME_FOLDER is BASE/PLACE; "-" finds it by the rules of section 1. Exits by the outcome (section 8, done).
 
@@ -9,12 +9,10 @@ import { createHash, randomUUID } from "node:crypto";
 import { existsSync, lstatSync, readFileSync, statSync } from "node:fs";
 import { tmpdir, userInfo } from "node:os";
 import { dirname, isAbsolute, join } from "node:path";
-import { decode, encode } from "@msgpack/msgpack";
-import { Dealer } from "zeromq";
+import { fileURLToPath } from "node:url";
+import { connect } from "./wire.mjs";
 
-const MAGIC = Buffer.from("buildd1");
 const VERSION = 1;
-const MAX_MESSAGE_BYTES = 64 * 1024 * 1024;
 const EXIT = { built: 0, failed: 1, cancelled: 1, refused: 2, daemon_error: 3 };
 
 class Failure extends Error {}
@@ -29,7 +27,7 @@ function bootId() {
   }
 }
 
-function namespace(name) {
+export function namespace(name) {
   try {
     return statSync(`/proc/self/ns/${name}`).ino;
   } catch {
@@ -58,7 +56,7 @@ function place() {
   return createHash("sha256").update(text, "ascii").digest("hex").slice(0, 12);
 }
 
-function startTicks(pid) {
+export function startTicks(pid) {
   try {
     const text = readFileSync(`/proc/${pid}/stat`, "latin1");
     const fields = text.slice(text.lastIndexOf(")") + 1).trim().split(/\s+/);
@@ -72,7 +70,7 @@ function alive(endpoint) {
   return endpoint.boot_id === bootId() && endpoint.start_ticks > 0 && startTicks(endpoint.pid) === endpoint.start_ticks;
 }
 
-function findEndpoint(where) {
+export function findEndpoint(where) {
   const folder = where === "-" ? join(base(), place()) : where;
   const file = folder.endsWith(".json") ? folder : join(folder, "endpoint.json");
   if (!existsSync(file)) throw new Failure(`no daemon: ${file} is not there`);
@@ -83,42 +81,35 @@ function findEndpoint(where) {
 
 // ---- sections 3 to 5: transport, frames, handshake
 
+// A connection that knows when the daemon has ended.
 class Connection {
-  constructor(address) {
-    this.socket = new Dealer({ linger: 200, receiveHighWaterMark: 0, maxMessageSize: MAX_MESSAGE_BYTES });
-    this.socket.connect(address);
+  static async to(address) {
+    const made = new Connection();
+    made.wire = await connect(address);
+    return made;
   }
 
-  async send(message) {
-    await this.socket.send([MAGIC, encode(message)]);
+  send(message) {
+    this.wire.send(message);
   }
 
   // The next message, or null where the daemon has ended.
   async receive(endpoint) {
-    for (;;) {
-      const timer = Symbol("timer");
-      this.waiting ??= this.socket.receive();
-      let handle;
-      const pause = new Promise((resolve) => (handle = setTimeout(resolve, 500, timer)));
-      const frames = await Promise.race([this.waiting, pause]);
-      clearTimeout(handle);
-      if (frames === timer) {
-        if (!alive(endpoint)) return null;
-        continue;
-      }
-      this.waiting = undefined;
-      if (frames.length !== 2 || !frames[0].equals(MAGIC)) throw new Failure("the daemon does not speak framing buildd1");
-      return decode(frames[1], { useBigInt64: true });
+    try {
+      return await this.wire.receive();
+    } catch (error) {
+      if (!alive(endpoint)) return null;
+      throw error;
     }
   }
 
   close() {
-    this.socket.close();
+    this.wire.close();
   }
 }
 
 async function shakeHands(connection, endpoint) {
-  await connection.send({
+  connection.send({
     type: "hello",
     version: VERSION,
     client: "node-spec-client/1.0.0",
@@ -140,9 +131,9 @@ function print(value) {
 }
 
 async function askControl(endpoint, message) {
-  const control = new Connection(endpoint.control);
+  const control = await Connection.to(endpoint.control);
   try {
-    await control.send(message);
+    control.send(message);
     return await control.receive(endpoint);
   } finally {
     control.close();
@@ -151,13 +142,13 @@ async function askControl(endpoint, message) {
 
 // ---- section 6: a build
 
-async function build(endpoint, project, target, cancelAfter) {
-  const work = new Connection(endpoint.work);
+async function build(endpoint, project, target, cancelAfter, top) {
+  const work = await Connection.to(endpoint.work);
   try {
     print(await shakeHands(work, endpoint));
     const requestId = randomUUID();
     const names = ["PATH", "HOME", "CUDA_HOME", "TMPDIR"].filter((name) => process.env[name] !== undefined);
-    await work.send({
+    work.send({
       type: "submit",
       request: {
         request_id: requestId,
@@ -166,6 +157,7 @@ async function build(endpoint, project, target, cancelAfter) {
         targets: target ? [target] : [],
         environment: Object.fromEntries(names.map((name) => [name, process.env[name]])),
         on_disconnect: "cancel",
+        ...(top ? { mode: "profile", profile: { top } } : {}),
       },
     });
     let last = 0;
@@ -183,7 +175,7 @@ async function build(endpoint, project, target, cancelAfter) {
       last = sequence;
       print(message);
       if (message.body.type === "done") {
-        await work.send({ type: "bye" });
+        work.send({ type: "bye" });
         return EXIT[message.body.outcome] ?? 3;
       }
       if (last === cancelAfter) print(await askControl(endpoint, { type: "cancel", request_id: requestId }));
@@ -195,7 +187,9 @@ async function build(endpoint, project, target, cancelAfter) {
 
 async function main() {
   const words = process.argv.slice(2);
-  const [where, project, target] = words.filter((word, at) => !word.startsWith("--") && words[at - 1] !== "--cancel-after");
+  const takesValue = ["--cancel-after", "--profile"];
+  const [where, project, target] = words.filter((word, at) => !word.startsWith("--") && !takesValue.includes(words[at - 1]));
+  const profileAt = words.indexOf("--profile");
   const cancelAt = words.indexOf("--cancel-after");
   if (!where) throw new Failure("usage: client.mjs RUNTIME_FOLDER_OR_ENDPOINT_FILE PROJECT TARGET");
   const endpoint = findEndpoint(where);
@@ -203,13 +197,15 @@ async function main() {
     print(await askControl(endpoint, { type: "status_request" }));
     return 0;
   }
-  return build(endpoint, project, target, cancelAt < 0 ? -1 : Number(words[cancelAt + 1]));
+  return build(endpoint, project, target, cancelAt < 0 ? -1 : Number(words[cancelAt + 1]), profileAt < 0 ? 0 : Number(words[profileAt + 1]));
 }
 
-try {
-  process.exitCode = await main();
-} catch (error) {
-  if (!(error instanceof Failure)) throw error;
-  console.error(error.message);
-  process.exitCode = 3;
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  try {
+    process.exitCode = await main();
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    console.error(error.message);
+    process.exitCode = 3;
+  }
 }

@@ -1,1 +1,1 @@
-"""The one folder that programs of users have on their path: nothing else may lie here."""
+"""The folder that users' programs have on PYTHONPATH: it must hold nothing but sitecustomize."""

@@ -1,17 +1,19 @@
-"""What `buildd run` puts into each Python below it: Triton's cache goes through the store, torch's key names the CPU,
-kernels are recorded where that is asked for, no build of an extension waits for one that was killed, and bytecode is
-kept where Python keeps none.
+"""Starts buildd's hooks in each Python below `buildd run`: Triton's cache goes through the store, torch's key names the
+CPU, kernels are recorded on demand, no build of an extension waits for a killed one, AITemplate's profile database is
+never locked, and the store keeps bytecode that Python cannot keep.
 
-Its folder is on PYTHONPATH and holds nothing else, so no module of ours comes before one of the user's; the
-sitecustomize that would have been found without it runs as ever. Knows when torch and Triton read their configuration,
-and sets no variable that a process without this file would stumble over: where it is not loaded (python -I, another
-PYTHONPATH), torch and Triton are as without us. Standard library only, for any Python that torch runs on; nothing is
-imported for it that a start does not import anyway, but where it has something to do.
+Its folder is on PYTHONPATH and holds nothing else, so no module of buildd's hides one of the user's; the sitecustomize
+that Python would otherwise find still runs. Knows when torch and Triton read their configuration, and sets no variable
+that would disturb a process without this file: if it is not loaded (python -I, another PYTHONPATH), torch and Triton
+work as without buildd. Standard library only, for any Python that torch runs on; imports nothing that Python's start
+does not import anyway, until there is something to do.
 """
 
 import os
 import sys
+import time
 
+_BEGAN_S = time.monotonic()
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -23,26 +25,26 @@ _MARK = "buildd-cpu-"
 
 
 def _share_triton(cache: "Any") -> None:
-    """Have kernels kept in the store, unless the user named a cache of their own."""
+    """Keep kernels in the store, unless the user named a cache of their own."""
     if os.environ.get("BUILDD_DIR") and not os.environ.get("TRITON_CACHE_MANAGER"):
         _beside("triton_cache").use(cache)
         _beside("triton_why").begin(cache, os.environ["BUILDD_DIR"])
 
 
 def _record_triton(jit: "Any") -> None:
-    """Have kernels noted, where `buildd run --record` or a command like it asks for that."""
+    """Record kernels, if `buildd run --record` or the like wants it."""
     if os.environ.get("BUILDD_RECORD"):
         _beside("triton_record").begin(jit)
 
 
 def _record_inductor(heuristics: "Any") -> None:
-    """The same of those that Inductor generates."""
+    """Record the kernels that Inductor generates, likewise."""
     if os.environ.get("BUILDD_RECORD"):
         _beside("triton_record").begin_inductor()
 
 
 def _explain_inductor(codecache: "Any") -> None:
-    """Have noted what the keys of graphs are made of."""
+    """Note the parts of graphs' keys."""
     if os.environ.get("BUILDD_DIR"):
         _beside("inductor_why").begin(codecache, _beside("triton_why"), os.environ["BUILDD_DIR"])
 
@@ -53,33 +55,62 @@ def _use_codecache(codecache: "Any") -> None:
 
 
 def _renew_header(codecache: "Any") -> None:
-    """Have no compile take a precompiled header that nobody knows."""
+    """Keep compiles from using a precompiled header of unknown origin."""
     if os.environ.get("BUILDD_DIR"):
         _beside("torch_header").begin(codecache, os.environ["BUILDD_DIR"])
 
 
 def _share_graphs(remote_cache: "Any") -> None:
-    """Have graphs kept in the store, unless the user has such a cache."""
+    """Keep graphs in the store, unless the user has a remote cache."""
     if os.environ.get("BUILDD_DIR"):
         cache = _beside("inductor_cache")
         if cache.is_wanted():
             cache.begin(remote_cache, os.environ["BUILDD_DIR"])
 
 
+def _time_in_turn(benchmarking: "Any") -> None:
+    """Let Inductor's tuner take turns on a GPU with others who measure there."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("gpu_turns").begin_inductor(benchmarking)
+
+
+def _tune_in_turn(autotuner: "Any") -> None:
+    """Let Triton's tuner do so."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("gpu_turns").begin_triton(autotuner)
+
+
 def _name_assembler(compile_tasks: "Any") -> None:
-    """Have one key for a kernel, whether Inductor compiles it in this process or in a worker."""
+    """Give a kernel one key, whether Inductor compiles it in this process or in a worker."""
     if os.environ.get("BUILDD_DIR"):
         _beside("torch_assembler").name_it(compile_tasks)
 
 
+def _name_backend(registry: "Any") -> None:
+    """Let backend="buildd" mean Inductor, which goes through the store here, if this Python has no buildd."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("torch_backend_name").begin(registry)
+
+
 def _free_extensions(file_baton: "Any") -> None:
-    """Have no build of an extension wait for one that was killed."""
+    """Keep builds of extensions from waiting for one that was killed."""
     if os.environ.get("BUILDD_DIR"):
         _beside("torch_baton").begin(file_baton)
 
 
+def _share_profiles(target: "Any") -> None:
+    """Give AITemplate a profile database of its own, whose new rows `buildd run` merges."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("aitemplate_profiles").begin(target, _beside("aitemplate_rows"), os.environ["BUILDD_DIR"])
+
+
+def _recompile_models(builder: "Any") -> None:
+    """Obey AIT_RECOMPILE=1."""
+    _beside("aitemplate_profiles").recompile(builder)
+
+
 def _keep_bytecode() -> None:
-    """Have the bytecode of modules kept, where Python keeps none: torch takes seconds to compile."""
+    """Keep the bytecode of modules, if Python does not: torch takes seconds to compile."""
     off = os.environ.get("BUILDD_DISABLE", "").lower() not in ("", "0", "false", "no", "off")
     if os.environ.get("BUILDD_DIR") and not off:
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
@@ -87,18 +118,81 @@ def _keep_bytecode() -> None:
         _beside("bytecode").begin(loader, os.environ["BUILDD_DIR"], secret)
 
 
+class _Imports:
+    """Seconds of the outermost imports of the main thread, for the ledger of a program's start."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.began_s = 0.0
+        """When the present one began; 0 outside."""
+        self.ledger: Any = None
+
+    def begin(self) -> None:
+        self.began_s = time.monotonic()
+        if self.ledger is not None:
+            self.ledger.enter("imports")
+
+    def end(self) -> None:
+        if self.ledger is not None:
+            self.ledger.leave()
+        else:
+            self.seconds += time.monotonic() - self.began_s
+        self.began_s = 0.0
+
+
+_imports = _Imports()
+
+
+def _time_imports() -> None:
+    """Time the outermost imports."""
+    machinery: Any = sys.modules["_frozen_importlib"]
+    thread = sys.modules["_thread"].get_ident
+    load, main = machinery._find_and_load, thread()
+
+    def _find_and_load(name: str, import_: "Any") -> "Any":
+        if _imports.began_s or thread() != main:
+            return load(name, import_)
+        _imports.begin()
+        try:
+            return load(name, import_)
+        finally:
+            _imports.end()
+
+    # Python leaves frames of this file name out of the tracebacks of failed imports.
+    _find_and_load.__code__ = _find_and_load.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+    machinery._find_and_load = _find_and_load
+
+
+def _begin_ledger() -> None:
+    """Keep a ledger of the program's start: it uses torch or Triton."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ledger").begin(os.environ["BUILDD_DIR"], _imports, _BEGAN_S)
+
+
+def _watch_triton(compiler: "Any") -> None:
+    _beside("ledger").watch_triton(compiler)
+
+
+def _watch_dynamo(callback: "Any") -> None:
+    _beside("ledger").watch_dynamo(callback)
+
+
+def _watch_inductor(compile_fx: "Any") -> None:
+    _beside("ledger").watch_inductor(compile_fx)
+
+
 def _beside(name: str) -> "Any":
-    """A file of the folder above as a module."""
+    """Load a file of the folder above as a module."""
     if _PACKAGE not in sys.modules:
         package = type(sys)(_PACKAGE)
-        # By its place: whatever the user has on sys.path has names of its own.
+        # By its path: the user's sys.path may have the same names.
         package.__path__ = [os.path.dirname(_HERE)]
         sys.modules[_PACKAGE] = package
     return __import__(f"{_PACKAGE}.{name}", fromlist=["*"])
 
 
 def _name_capability() -> None:
-    """The vector width that is asked for now belongs to the tag, whoever set it since `buildd run`."""
+    """Put the vector width requested now into the tag: it may have changed since `buildd run`."""
     head, mark, tail = os.environ.get(_TAG, "").rpartition(_MARK)
     if mark:
         import re
@@ -108,7 +202,7 @@ def _name_capability() -> None:
 
 
 class _Watcher:
-    """Sees modules being imported; finds none itself."""
+    """Watches imports; finds no module itself."""
 
     _seen = False
 
@@ -117,6 +211,7 @@ class _Watcher:
             _name_capability()
         if name in _LARGE and not self._seen:
             self._seen = True
+            _carefully(name, _begin_ledger)
             _carefully(name, _keep_bytecode)
         then = _THEN.get(name)
         if then is None:
@@ -131,19 +226,28 @@ class _Watcher:
 
 _LARGE = ("torch", "triton")
 _THEN = {
+    "aitemplate.backend.builder": _recompile_models,
+    "aitemplate.backend.cuda.builder_cmake": _recompile_models,
+    "aitemplate.backend.target": _share_profiles,
     "triton.runtime.cache": _share_triton,
+    "triton.compiler.compiler": _watch_triton,
+    "triton.runtime.autotuner": _tune_in_turn,
     "triton.runtime.jit": _record_triton,
+    "torch._dynamo.backends.registry": _name_backend,
+    "torch._dynamo.callback": _watch_dynamo,
+    "torch._inductor.compile_fx": _watch_inductor,
     "torch._inductor.codecache": _use_codecache,
     "torch._inductor.remote_cache": _share_graphs,
+    "torch._inductor.runtime.benchmarking": _time_in_turn,
     "torch._inductor.runtime.compile_tasks": _name_assembler,
     "torch._inductor.runtime.triton_heuristics": _record_inductor,
     "torch.utils.file_baton": _free_extensions,
 }
-"""What is done with a module as soon as it is there."""
+"""Module -> function to call once it is imported."""
 
 
 def _follow(spec: "Any", then: "Any") -> None:
-    """Have something done with a module as soon as it is there."""
+    """Call a function with a module once it is imported."""
     load = getattr(spec.loader, "exec_module", None)
     if load is None:
         return
@@ -159,17 +263,17 @@ def _follow(spec: "Any", then: "Any") -> None:
 
 
 def _carefully(name: str, then: "Any", *arguments: "Any") -> None:
-    """Whatever is wrong with us: the program runs as without us."""
+    """Call a hook; if it fails, the program runs as without buildd."""
     try:
         then(*arguments)
     except Exception as error:
         import logging
 
-        logging.getLogger("buildd.triton").info("%s is as without us: %r", name, error)
+        logging.getLogger("buildd.triton").info("%s works without buildd: %r", name, error)
 
 
 def _run_the_next() -> None:
-    """The sitecustomize that would have been found without us, under its own name."""
+    """Run the sitecustomize that Python would have found without buildd, under its own name."""
     from importlib.machinery import PathFinder
 
     rest = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
@@ -184,4 +288,6 @@ def _run_the_next() -> None:
 
 if os.environ.get("BUILDD_DIR") or os.environ.get("BUILDD_RECORD"):
     sys.meta_path.insert(0, _Watcher())
+    if os.environ.get("BUILDD_BUILD_ID"):
+        _carefully("importlib", _time_imports)
 _run_the_next()

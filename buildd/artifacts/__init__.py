@@ -1,0 +1,1 @@
+"""Reads the output of tools: objects, device code, diagnostics."""

@@ -1,0 +1,51 @@
+"""Equivalence digests of files that steps make: two files with equal digests are the same to every later step.
+
+The digest is the content of the `BARE` file beside the step's file. This module knows which parts of each kind of file
+may not matter. `step_results` decides which steps use equivalence digests, and when.
+"""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from buildd.artifacts import fatbin
+from buildd.artifacts.line_free_text import fingerprint
+from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
+from protocol.messages import Digest
+
+_ARCHITECTURE = b"__CUDA_ARCH"
+_NAMES = b"__PRETTY_FUNCTION__"
+"""clang puts a lambda's line into it."""
+NONE = b"none"
+"""There is no equivalence digest: the file itself counts, and all flags of the step that reads it."""
+NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())
+
+
+def of_text(kind: StepKind, text: bytes, made_of: Digest | None, *, clang: bool = False) -> bytes:
+    """The equivalence digest of a text.
+
+    Args:
+        kind: kind of the step that made it.
+        made_of: key of the step's inputs by their equivalence digests; None where it has no such key.
+        clang: clang will compile the text.
+    """
+    match kind:
+        case StepKind.FATBINARY | StepKind.FRAME:
+            # The fatbin is data to the host compiler, and can be exchanged in its object.
+            frame = fatbin.frame(text)
+            return _exactly(text) if frame is None else b"frame " + blake3(frame).hexdigest().encode()
+        case StepKind.CUDAFE | StepKind.CICC if _ARCHITECTURE in text:
+            return NONE  # the host compile would read it, and that is filed without the architectures
+        case StepKind.CUDAFE if made_of is not None:
+            # The text is long and full of line markers. But equal inputs always make the same text.
+            return b"made " + made_of.encode()
+        case StepKind.BUNDLE:
+            return BUNDLE_EQUIVALENT if text.startswith(BUNDLE_TEXT) else _exactly(text)
+        case StepKind.PREPROCESS if clang and _NAMES in text:
+            return _exactly(text)
+        case _:
+            return fingerprint(text)
+
+
+def _exactly(text: bytes) -> bytes:
+    return b"exactly " + blake3(text).hexdigest().encode()

@@ -1,0 +1,1 @@
+"""One request from plan to outputs."""

@@ -1,0 +1,158 @@
+"""A build run by another tool, with its compilers going through the daemon: its environment and its figures.
+
+`buildd run` and watches of other tools' trees use this. Knows the daemon's client and the shims' environment; starts no
+command.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildd.errors import BuilddError
+from buildd.store.found_notes import FoundKernels
+from protocol.errors import ProtocolError
+from protocol.messages import BuildFigures, BuildId
+
+if TYPE_CHECKING:
+    from buildd.store.hit_notes import Notes
+
+NOTHING = FoundKernels()
+_STATUS_S = 5.0
+_WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
+
+
+def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -> dict[str, str]:
+    """The variables to change in the command's environment. Makes the shims.
+
+    Raises: ProtocolError, BuilddError, OSError.
+    """
+    from buildd.shims import environment
+
+    found = environment.variables(environ, build)
+    if jobs is not None:
+        found |= dict.fromkeys(_WIDTHS, str(jobs))
+        found["MAKEFLAGS"] = f"{environ.get('MAKEFLAGS', '')} -j{jobs}".strip()
+    return found
+
+
+def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractContextManager[object]:
+    """Offer a build a jobserver with this many jobs; changes `environ`. A build that has a jobserver keeps it.
+
+    Args:
+        jobs: None where the user named no number: as many as the daemon runs at once, for tools that would choose a
+            number by themselves.
+    """
+    from buildd.shims.jobserver import Jobserver, find_builders, takes_fifo
+    from buildd.shims.jobserver import variables as telling
+    from buildd.shims.shim_folders import stand_for
+    from codegen.variables.settings import read_settings
+    from protocol.endpoint import runtime_folder
+
+    if "--jobserver" in environ.get("MAKEFLAGS", "") or environ.get("BUILDD_JOBSERVER"):
+        return nullcontext()
+    tools = find_builders(environ)
+    unasked = jobs is None
+    jobs = jobs or read_settings(environ).number("BUILDD_JOBS") or len(os.sched_getaffinity(0))
+    if unasked and (not takes_fifo(tools) or jobs < 2):
+        return nullcontext()
+    place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
+    try:
+        server = Jobserver(runtime_folder(environ).path, jobs)
+    except BuilddError:
+        return nullcontext()  # each tool still gets the number of jobs as an option
+    environ.update(telling(server, jobs, tools, unasked=unasked))
+    environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
+    return server
+
+
+def bound_kernels(environ: Mapping[str, str]) -> None:
+    """Trim the kernels and graphs that programs keep beside the store to their share of its bound.
+
+    The programs that write them know no bound.
+    """
+    from buildd.store import shared_kernels
+
+    store = Path(environ["BUILDD_DIR"])
+    if shared_kernels.held(store)[0] > 0:
+        from buildd.store.store import default_limit
+        from codegen.variables.settings import read_settings
+
+        limit_bytes = read_settings(environ).number("BUILDD_CACHE_SIZE")
+        shared_kernels.trim(store, (limit_bytes or default_limit(store)) // shared_kernels.SHARE)
+
+
+def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes | None) -> BuildFigures:
+    """Figures of a build's compiles so far: the daemon's, if one runs, plus the hits that shims noted.
+
+    Args:
+        notes: None where the store may not be written: then shims note nothing.
+    """
+    from buildd.client.connect import connect
+
+    try:
+        with connect(environ, start=False, timeout_s=_STATUS_S) as client:
+            found = client.status().builds.get(build, BuildFigures())
+    except ProtocolError:
+        found = BuildFigures()
+    hits, saved_s = notes.figures() if notes is not None else (0, 0.0)
+    return BuildFigures(
+        hits=found.hits + hits,
+        misses=found.misses,
+        failures=found.failures,
+        saved_s=found.saved_s + saved_s,
+        passed_through=found.passed_through,
+        holding_paths=found.holding_paths,
+        missed=found.missed,
+        elsewhere=found.elsewhere,
+    )
+
+
+def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
+    """The result of a build's compiles, in one line; empty if no compiler was called and nothing found.
+
+    Args:
+        found: kernels and graphs that its programs found in the store.
+    """
+    from buildd.ui.text import count, duration
+
+    passed = sum(figures.passed_through.values())
+    compiled = figures.hits + figures.misses + figures.failures
+    misses = count(figures.misses, "miss", "misses")
+    misses += f" ({_most(figures.missed)})" if figures.missed else ""
+    parts = [count(figures.hits, "hit"), misses] if compiled else []
+    if figures.failures:
+        parts.append(f"{figures.failures} failed")
+    if passed:
+        parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
+    kinds = [(found.graphs, "graph"), (found.kernels, "Triton kernel")]
+    if kept := [count(number, noun) for number, noun in kinds if number]:
+        parts.append(f"{' and '.join(kept)} from the store")
+    if figures.hits:
+        parts.append(f"{duration(figures.saved_s)} saved")
+    return ", ".join(parts)
+
+
+def _most(counts: Mapping[str, int]) -> str:
+    """The most frequent reasons with their counts."""
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:4]
+    return ", ".join(f"{name} {number}" for name, number in most)
+
+
+def advice(figures: BuildFigures) -> Iterator[str]:
+    """Ways to more hits in later builds of this kind."""
+    for folder, number in sorted(figures.elsewhere.items(), key=lambda pair: -pair[1])[:1]:
+        same = "1 miss has" if number == 1 else f"{number} misses have"
+        yield (
+            f"{same} the same content as results made in {folder}, but this folder's path can reach the object;"
+            " between builds with --map-paths they would be found"
+        )
+    if figures.holding_paths:
+        yield (
+            f"{figures.holding_paths} of the misses made objects that hold, by __FILE__ or -g, the path of a folder"
+            " whose name changes with each build: without --no-map-paths, or with --map-paths, later builds hit"
+            " (but for nvcc's objects with -G)"
+        )

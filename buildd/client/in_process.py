@@ -1,0 +1,138 @@
+"""Builds a request inside the calling process: the same scheduler, store and results, no daemon and no socket.
+
+Only runs an event loop around one request; the scheduler does everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from buildd.builds import prove
+from buildd.builds.event_log import RequestLog
+from buildd.keys.lookup import Found
+from buildd.scheduling.scheduler import Scheduler
+from codegen.errors import RequestError
+from codegen.plan import Plan
+from protocol import messages as m
+
+
+def build_here(
+    request: m.Request, on_event: Callable[[m.Event], None], *, store_limit_bytes: int | None = None
+) -> m.Done:
+    """Build a request inside this process, with the same store and the same results as through the daemon.
+
+    Args:
+        request: `request.store` must be set.
+        on_event: called with each event, on this thread.
+        store_limit_bytes: size bound of the store; None means the default.
+
+    Returns:
+        The last event's body. SIGINT cancels the request; a second one interrupts.
+    """
+
+    async def run() -> m.Done:
+        scheduler = Scheduler(default_store=Path(request.store), store_limit_bytes=store_limit_bytes)
+        log = RequestLog(request.request_id)
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tell(event: m.Event) -> None:
+            loop.call_soon_threadsafe(heard, event)
+
+        def heard(event: m.Event) -> None:
+            on_event(event)
+            if isinstance(event.body, m.Done):
+                done.set()
+
+        log.listen(tell)
+
+        def interrupt() -> None:
+            # The first SIGINT ends the request in good order; Python handles the next one.
+            loop.remove_signal_handler(signal.SIGINT)
+            if not scheduler.cancel(request.request_id):
+                raise KeyboardInterrupt
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            scheduler.submit(request, log)
+            await done.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            await scheduler.close()
+        assert log.done is not None
+        return log.done
+
+    return asyncio.run(run())
+
+
+def plan_here(request: m.Request) -> Plan:
+    """The plan of a request. Raises RequestError if it cannot be planned."""
+
+    async def run() -> Plan:
+        scheduler = Scheduler(default_store=Path(request.store))
+        try:
+            return await scheduler.intake.plan(request)
+        finally:
+            await scheduler.close()
+
+    return asyncio.run(run())
+
+
+def found_here(request: m.Request) -> tuple[Plan, dict[str, tuple[str, ...]]]:
+    """The plan of a request, and action name -> files read, for actions whose result is in the store. Puts those
+    results in place, as a build does; runs nothing.
+
+    Raises: RequestError, BuilddError, OSError.
+    """
+
+    async def run() -> tuple[Plan, dict[str, tuple[str, ...]]]:
+        scheduler = Scheduler(default_store=Path(request.store))
+        found: dict[str, tuple[str, ...]] = {}
+        try:
+            building = await scheduler.intake.examine(request)
+            made_by_others: set[str] = set()
+            for index in prove.order(building.plan):
+                action = building.plan.actions[index]
+                is_ready = not made_by_others.intersection(action.inputs)
+                if is_ready and isinstance(building.look(index, fresh=False), Found):
+                    found[action.name] = building.inputs.lookup.used_by(action) or ()
+                else:
+                    made_by_others.update(output.path for output in action.outputs)
+            return building.plan, found
+        finally:
+            await scheduler.close()
+
+    return asyncio.run(run())
+
+
+def keys_here(request: m.Request) -> tuple[m.Digest, ...]:
+    """Keys of all results that a request's targets need, in graph order.
+
+    Raises:
+        RequestError: the request is wrong, or a result is not in the store ("not-warm").
+    """
+    found: list[m.Digest] = []
+
+    async def run() -> m.Done:
+        scheduler = Scheduler(default_store=Path(request.store))
+        log = RequestLog(request.request_id)
+        try:
+            await scheduler.intake.receive(request, log, found=found)
+        finally:
+            await scheduler.close()
+        assert log.done is not None
+        return log.done
+
+    done = asyncio.run(run())
+    if done.outcome is not m.Outcome.BUILT:
+        raise RequestError(done.code or "bad-request", done.message, file=done.file, next_step=done.next_step)
+    if done.misses:
+        raise RequestError(
+            "not-warm",
+            f"{done.misses} of {done.misses + done.hits} results are not in the store",
+            next_step="run `buildd warm` for these targets first",
+        )
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,56 @@
+"""The files in the store to which shims, daemon and programs add the hits and failures of one `buildd run`.
+
+Knows no command's environment; counts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from buildd.shims.run_log import FailedCompiles
+from buildd.store.found_notes import FoundNotes
+from buildd.store.hit_notes import Notes
+from protocol.messages import BuildId
+
+
+class RunLogs:
+    """The files of one running build; each is None if the store cannot be written.
+
+    Args:
+        command: None within another run, which has the failures and the programs' hits.
+        is_timed: as for `FailedCompiles`.
+    """
+
+    def __init__(self, store: Path, build: BuildId, command: Sequence[str] | None, *, is_timed: bool = False) -> None:
+        self.notes: Notes | None = None
+        """Direct hits of the shims."""
+        self.failures: FailedCompiles | None = None
+        """What failed compiles printed."""
+        self.found: FoundNotes | None = None
+        """Kernels and graphs that programs took from the store."""
+        self.problem = ""
+        """Why there are none; empty if there are."""
+        self._held = ExitStack()
+        try:
+            with ExitStack() as held:
+                notes = held.enter_context(Notes(store, build))
+                if command is not None:
+                    failures = held.enter_context(FailedCompiles(store, build, command, is_timed=is_timed))
+                    found = held.enter_context(FoundNotes(store, build))
+                    self.failures, self.found = failures, found
+                self.notes = notes
+                self._held = held.pop_all()
+        except OSError as error:
+            self.notes = self.failures = self.found = None
+            self.problem = f"the store in {store} cannot be written ({error.strerror})"
+
+    def __enter__(self) -> RunLogs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()

@@ -1,0 +1,245 @@
+"""`buildd init`: writes a buildd.toml for the CUDA, HIP and C++ sources of a folder.
+
+Reads sources for their includes and for main(); runs no compiler and knows no build system's files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from buildd.client.request import PROJECT_FILE
+from buildd.exits import OK
+from buildd.files.atomic_write import replace_file
+from buildd.ui.problems import parser
+from codegen.errors import RequestError
+
+CUDA, HIP, HOST = (".cu",), (".hip",), (".cpp", ".cc", ".cxx")
+_HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl")
+_SKIPPED = frozenset({"build", "node_modules", "__pycache__", "site-packages"})
+_MARKS = frozenset({"pyvenv.cfg", "CMakeCache.txt"})
+"""A folder with such a file holds no sources of the project."""
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.MULTILINE)
+_MAIN = re.compile(r"^[ \t]*(?:extern[ \t]+\"C\"[ \t]+)?(?:int|auto)[ \t\n]+main[ \t]*\(", re.MULTILINE)
+_LIBRARIES = {
+    "cublas_v2.h": "cublas",
+    "cublasLt.h": "cublasLt",
+    "cudnn.h": "cudnn",
+    "cufft.h": "cufft",
+    "curand.h": "curand",
+    "cusolverDn.h": "cusolver",
+    "cusparse.h": "cusparse",
+    "hipblas/hipblas.h": "hipblas",
+    "nccl.h": "nccl",
+    "rocblas/rocblas.h": "rocblas",
+}
+_OWN_KINDS = {
+    "torch/extension.h": 'it includes torch: write a target of kind "extension"',
+    "pybind11/pybind11.h": "it includes pybind11: give its folder with `include`",
+}
+_ARCHS = {"cuda": ["sm_80"], "hip": ["gfx90a"]}
+"""Where neither an option nor this machine says which."""
+_MOST_BYTES = 4 << 20
+
+
+class SourceText(NamedTuple):
+    """A file, and what it asks for."""
+
+    path: str
+    """Relative to the project, with slashes."""
+    includes: tuple[tuple[str, str], ...]
+    """(`"` or `<`, name)"""
+    has_main: bool
+
+
+class SortedSources(NamedTuple):
+    """The sources of a folder, sorted out."""
+
+    sources: tuple[str, ...]
+    """All of them."""
+    library: tuple[str, ...]
+    programs: tuple[str, ...]
+    include: tuple[str, ...]
+    libraries: tuple[str, ...]
+    left_out: Mapping[str, str]
+    """SourceText -> the reason."""
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out `buildd init`; returns the exit status."""
+    command = parser("init", f"Write a {PROJECT_FILE} for the CUDA, HIP and C++ sources of a folder.")
+    command.add_argument("-C", "--directory", metavar="DIR", default="", help="the folder (default: this one)")
+    command.add_argument("--arch", metavar="A", action="append", default=[], help="architectures, as in sm_90a,gfx90a")
+    options = command.parse_args(arguments)
+    folder = Path(os.path.abspath(options.directory or "."))
+    place = folder / PROJECT_FILE
+    if not folder.is_dir():
+        raise RequestError("bad-project", f"no folder {folder}", next_step="check the argument of -C")
+    if os.path.lexists(place):
+        raise RequestError(
+            "bad-project",
+            f"there is a {PROJECT_FILE} already",
+            file=str(place),
+            next_step="edit it, or remove it first",
+        )
+    found = sort_out(sources_in(folder))
+    if not found.library and not found.programs:
+        raise RequestError(
+            "missing-source",
+            f"no CUDA, HIP or C++ source that can be compiled below {folder}",
+            next_step=f"write the {PROJECT_FILE} by hand: see docs/project-file.md",
+        )
+    archs = [arch for given in options.arch for arch in re.split(r"[,;\s]+", given) if arch]
+    text, targets = project_text(folder.name, found, archs or _here())
+    replace_file(place, text.encode())
+    print(f"{place}: {', '.join(targets)}")
+    for path, why in found.left_out.items():
+        print(f"  left out {path}: {why}")
+    print("next: buildd build")
+    return OK
+
+
+def _here() -> tuple[str, ...]:
+    """The architecture of this machine's first NVIDIA GPU."""
+    from buildd.profiling.gpus import find_gpus
+
+    gpus, _ = find_gpus(os.environ)
+    return tuple(f"sm_{gpu.capability.replace('.', '')}" for gpu in gpus[:1])
+
+
+def sources_in(folder: Path) -> dict[str, SourceText]:
+    """The sources and headers below a folder."""
+    found: dict[str, SourceText] = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _SKIPPED
+            and _MARKS.isdisjoint(os.listdir(os.path.join(place, name)))
+        )
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            if name.endswith((*CUDA, *HIP, *HOST, *_HEADERS)) and os.path.getsize(path) <= _MOST_BYTES:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    text = file.read()
+                relative = PurePosixPath(os.path.relpath(path, folder)).as_posix()
+                found[relative] = SourceText(relative, tuple(_INCLUDE.findall(text)), bool(_MAIN.search(text)))
+    return found
+
+
+def sort_out(files: Mapping[str, SourceText]) -> SortedSources:
+    """Tell libraries' sources, programs and include folders apart."""
+    by_name = defaultdict(list)
+    for path in files:
+        by_name[PurePosixPath(path).name].append(path)
+    sources = [path for path in files if path.endswith((*CUDA, *HIP, *HOST))]
+    include: dict[str, None] = {}
+    included: set[str] = set()
+    asked: set[str] = set()
+    left_out: dict[str, str] = {}
+    for path in sources:
+        missing, why = "", ""
+        own: dict[str, None] = {}
+        reached = [path]
+        names: set[str] = set()
+        for one in reached:  # grows while it is walked
+            for quote, name in files[one].includes:
+                names.add(name)
+                hit, folder = _resolved(one, quote, name, files, by_name)
+                if hit:
+                    own.update({folder: None} if folder else {})
+                    reached += [] if hit in reached else [hit]
+                elif quote == '"':
+                    missing = missing or name
+                why = why or _OWN_KINDS.get(name, "")
+        if why or missing:
+            left_out[path] = why or f'it includes "{missing}", which is not below this folder'
+            continue
+        include.update(own)
+        included.update(reached[1:])
+        asked |= names
+    compiled = [path for path in sources if path not in left_out and path not in included]
+    return SortedSources(
+        sources=tuple(sources),
+        library=tuple(path for path in compiled if not files[path].has_main),
+        programs=tuple(path for path in compiled if files[path].has_main),
+        include=tuple(include),
+        libraries=tuple(sorted({library for name, library in _LIBRARIES.items() if name in asked})),
+        left_out=left_out,
+    )
+
+
+def _resolved(
+    path: str, quote: str, name: str, files: Mapping[str, SourceText], by_name: Mapping[str, list[str]]
+) -> tuple[str, str]:
+    """(the file below the project that an include names, the include folder that it needs); both empty if none is."""
+    beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+    if quote == '"' and beside in files:
+        return beside, ""
+    ending = f"/{os.path.normpath(name)}"
+    fitting = sorted((one for one in by_name[PurePosixPath(name).name] if f"/{one}".endswith(ending)), key=len)
+    return (fitting[0], f"/{fitting[0]}"[: -len(ending)].lstrip("/") or ".") if fitting else ("", "")
+
+
+def project_text(name: str, found: SortedSources, archs: Iterable[str]) -> tuple[str, list[str]]:
+    """The text of the project file, and the names of its targets."""
+    own = re.sub(r"[^\w-]+", "-", name).strip("-") or "project"
+    is_hip = any(path.endswith(HIP) for path in found.library + found.programs)
+    is_cuda = not is_hip or any(path.endswith(CUDA) for path in found.library + found.programs)
+    blocks = [f"# Written by `buildd init`; every key: docs/project-file.md\n[project]\nname = {_text(own)}\n"]
+    names: list[str] = []
+
+    def add(target: str, sources: Iterable[str], kind: str, more: Iterable[str] = ()) -> None:
+        while target in names:
+            target += "-program"
+        names.append(target)
+        suited = [arch for arch in archs if arch.startswith("gfx") == (kind == "hip")] or _ARCHS[kind]
+        lines = [f"[target.{target}]", f'kind = "{kind}"', f"sources = {_list(sources)}", *more]
+        lines += [f"include = {_list(found.include)}"] if found.include else []
+        lines += [f"libraries = {_list(found.libraries)}"] if found.libraries else []
+        blocks.append("\n".join([*lines, f"arch = {_list(suited)}", ""]))
+
+    groups = {
+        "cuda": [path for path in found.library if path.endswith((*CUDA, *HOST) if is_cuda else CUDA)],
+        "hip": [path for path in found.library if path.endswith(HIP if is_cuda else (*HIP, *HOST))],
+    }
+    libraries: dict[str, str] = {}
+    for kind, group in groups.items():
+        if group:
+            add(own if kind == "cuda" or not groups["cuda"] else f"{own}-hip", _patterns(group, found), kind)
+            libraries[kind] = names[-1]
+    for path in found.programs:
+        kind = "hip" if path.endswith(HIP) or not is_cuda else "cuda"
+        more = ['output = "executable"', *([f"deps = {_list([libraries[kind]])}"] if kind in libraries else [])]
+        add(re.sub(r"[^\w-]+", "-", PurePosixPath(path).stem), [path], kind, more)
+    return "\n".join(blocks), names
+
+
+def _patterns(group: Iterable[str], found: SortedSources) -> Iterator[str]:
+    """The files, as globs where a folder's files of one ending are all among them."""
+    members = frozenset(group)
+    others = (PurePosixPath(path) for path in found.sources if path not in members)
+    apart = {(str(path.parent), path.suffix) for path in others}
+    seen: set[tuple[str, str]] = set()
+    for path in sorted(members):
+        place = (str(PurePosixPath(path).parent), PurePosixPath(path).suffix)
+        if place in apart:
+            yield path
+        elif place not in seen:
+            seen.add(place)
+            yield f"{place[0]}/*{place[1]}".removeprefix("./")
+
+
+def _list(words: Iterable[str]) -> str:
+    return f"[{', '.join(map(_text, words))}]"
+
+
+def _text(word: str) -> str:
+    import json
+
+    return json.dumps(word, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""The daemon's process: sockets, clients, control, life."""

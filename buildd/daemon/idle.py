@@ -1,0 +1,142 @@
+"""The daemon's idle time: gives memory back after a while of rest, and restarts or ends the daemon after a long one.
+
+Knows how busy the scheduler and the server are; not how the process restarts or ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import ctypes.util
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from buildd.daemon.server import Server
+from buildd.scheduling.scheduler import Scheduler
+
+REST_AFTER_S = 5.0
+"""After so long without work the daemon gives memory back."""
+IDLE_TIMEOUT_S = 3600.0
+MEMORY_CAP_BYTES = 1 << 30
+"""Above this the daemon accepts no new requests, finishes the open ones and ends; the next client starts a new daemon
+beside it."""
+IDLE_CAP_BYTES = 56 << 20
+"""Above this a resting daemon restarts: only that gives back memory that a large build left fragmented. It waits until
+its warm workers have ended: each has torch or Triton imported, which takes seconds."""
+_log = logging.getLogger(__name__)
+
+
+class IdleWatch:
+    """Watches how long the daemon has been idle.
+
+    Args:
+        redis_clients: number of clients of the Redis server.
+        timeout_s: the daemon ends after so long.
+        end: ends the daemon; its argument: whether to restart it.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        server: Server,
+        redis_clients: Callable[[], int],
+        timeout_s: float,
+        end: Callable[[bool], None],
+    ) -> None:
+        self._scheduler, self._server = scheduler, server
+        self._redis_clients, self._timeout_s, self._end = redis_clients, timeout_s, end
+        self._watch: asyncio.Task[None] | None = None
+        self._touched_s = time.monotonic()
+        self._rested = False
+        self._woken = asyncio.Event()
+
+    def touch(self) -> None:
+        """Note that the daemon was used."""
+        self._touched_s = time.monotonic()
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        self._begin(wake=True)
+
+    def wake(self) -> None:
+        """Note a new request. Wakes the watch only after a rest: before, it looks every few seconds anyway."""
+        rested, self._rested = self._rested, False
+        self.touch()
+        self._begin(wake=rested)
+
+    def _begin(self, *, wake: bool) -> None:
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.get_running_loop().create_task(self._until_idle())
+        if wake:
+            self._woken.set()
+
+    async def _until_idle(self) -> None:
+        """Give memory back after a while of rest, end the daemon after a long one. Sleeps in between: no polling."""
+        while True:
+            if not self._scheduler.idle or self._server.requests.open_count > len(self._scheduler.intake.watches):
+                self._touched_s = time.monotonic()
+                if own_memory_bytes() > MEMORY_CAP_BYTES and not self._server.draining:
+                    _log.warning(
+                        "%d MiB held: finishing open requests, a new daemon takes over", own_memory_bytes() >> 20
+                    )
+                    self._server.drain()
+            quiet_s = time.monotonic() - self._touched_s
+            if quiet_s >= REST_AFTER_S and not self._rested:
+                self._rested = True
+                await asyncio.to_thread(self._scheduler.rest)
+                release_memory()
+            noted = await asyncio.to_thread(self._scheduler.stores.settle) if self._rested else 0
+            if noted:  # a build is running, and the shim has served it without the daemon so far
+                self._touched_s = time.monotonic()
+                quiet_s = 0.0
+            alone = not (self._server.status().clients or self._redis_clients())
+            warm_s = self._scheduler.runner.warm_s()
+            if (
+                alone
+                and self._rested
+                and not warm_s
+                and own_memory_bytes() > IDLE_CAP_BYTES
+                and not self._server.draining
+            ):
+                # A large build left this memory fragmented: only a new process gives it back.
+                _log.info("restarting: %d MiB held while idle", own_memory_bytes() >> 20)
+                self._end(True)
+                return
+            if alone and quiet_s >= self._timeout_s:
+                _log.info("idle for %.0f s: ending", quiet_s)
+                self._end(False)
+                return
+            # Before the rest, and while a client is connected, look again soon.
+            soon = not self._rested or not alone
+            left_s = self._timeout_s - quiet_s
+            await self._sleep(REST_AFTER_S if soon else min(left_s, warm_s or left_s))
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep until a request arrives, at most so long."""
+        self._woken.clear()
+        try:
+            await asyncio.wait_for(self._woken.wait(), max(0.05, seconds))
+        except TimeoutError:
+            pass
+
+
+def own_memory_bytes() -> int:
+    """Resident memory of this process."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def release_memory() -> None:
+    """Return freed memory to the system; glibc keeps it otherwise."""
+    gc.collect()
+    library = ctypes.util.find_library("c")
+    if library:
+        trim = getattr(ctypes.CDLL(library), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -1,0 +1,1 @@
+"""For editors: the language server and the files that editors read."""

@@ -1,0 +1,1 @@
+"""Files as keys see them: stamps, digests, listings, and writing them safely."""

@@ -1,0 +1,103 @@
+"""Stamps: the facts that the file system gives about a file without reading it, and when a stamp may be trusted.
+
+Knows no content and no request. A stamp is trusted when both of its times lie further back than the file system's clock
+step at the moment the content was read: a later write in the same tick would leave the stamp as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+from typing import NamedTuple
+
+FINE_STEP_NS = 20_000_000
+"""ext4, xfs, btrfs and tmpfs stamp with the kernel's tick (at most 10 ms)."""
+COARSE_STEP_NS = 2_000_000_000
+"""FAT and old network file systems."""
+
+
+class Stamp(NamedTuple):
+    """What the file system says of a file without reading it. Times in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """The stamp of a regular file, symbolic links followed; None where there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    if not stat_module.S_ISREG(status.st_mode):
+        return None
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def folder_mark(folder: str) -> tuple[int, int, int] | None:
+    """Device, inode and time of the last change of a folder's names; None where there is no folder."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def listing_stamp(folder: os.stat_result) -> int:
+    """A number that changes when a name is added to or removed from a folder."""
+    return (folder.st_mtime_ns ^ (folder.st_ino << 8)) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def trustworthy(stamp: Stamp, now_ns: int) -> bool:
+    """Whether a write after `now_ns` must change the stamp; no stamp from the future (a clock set back) is trusted."""
+    newest = max(stamp.mtime_ns, stamp.ctime_ns)
+    coarse = stamp.mtime_ns % 1_000_000_000 == 0 and stamp.ctime_ns % 1_000_000_000 == 0
+    return now_ns - newest > (COARSE_STEP_NS if coarse else FINE_STEP_NS)
+
+
+def moved_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
+    """Whether a path may have led to another file at some moment since `since_ns`.
+
+    That is so when a link on the path was made or changed, or a folder on it was moved. The stamps of the file that the
+    path leads to now do not show this.
+
+    Args:
+        path: absolute.
+        known: folder -> answer so far, for the same moment.
+    """
+    folder = os.path.dirname(path)
+    if folder != path:
+        if folder not in known:
+            known[folder] = moved_since(folder, since_ns, known)
+        if known[folder]:
+            return True
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    if stat_module.S_ISREG(status.st_mode) or trustworthy(_changed(status), since_ns):
+        if not stat_module.S_ISLNK(status.st_mode):
+            return False
+        try:
+            target = os.path.normpath(os.path.join(folder, os.readlink(path)))
+        except OSError:
+            return True
+        return moved_since(target, since_ns, known)
+    # Adding or removing a name changes both times of a folder; moving the folder itself changes only ctime.
+    return not stat_module.S_ISDIR(status.st_mode) or status.st_ctime_ns != status.st_mtime_ns
+
+
+def appeared_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
+    """Whether the file at a path may have been absent at some moment since `since_ns`. Arguments as `moved_since`."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    return not trustworthy(_changed(status), since_ns) or moved_since(path, since_ns, known)
+
+
+def _changed(status: os.stat_result) -> Stamp:
+    return Stamp(0, 0, 0, status.st_ctime_ns, status.st_ctime_ns)

@@ -1,0 +1,77 @@
+"""Traits of a source text: things that it mentions and that its digest does not settle. PURE: bytes in, flags out."""
+
+from __future__ import annotations
+
+import re
+from enum import IntFlag
+
+
+class Traits(IntFlag):
+    """Things that a text mentions and that its own digest does not settle."""
+
+    NONE = 0
+    PATHS = 1
+    """`__FILE__` or a relative: the path of an including or included file can reach the output."""
+    ASSERT = 2
+    """Calls assert(), which puts the path into the output once <assert.h> is included."""
+    TIME = 4
+    """`__DATE__` or `__TIME__`: the result depends on the clock."""
+    EMBED = 8
+    """`.incbin`, `.include` or `#embed`: reads files that no compiler lists."""
+    HAS_INCLUDE = 16
+    """`__has_include` and the like: asks whether other files exist."""
+    TIMESTAMP = 32
+    """`__TIMESTAMP__`: the result depends on the file's modification time, whatever SOURCE_DATE_EPOCH says."""
+    PROCESS = 64
+    """Includes, embeds or asks for a path below /dev or /proc, which is another file for each process."""
+    PATHS_LATER = 128
+    """Beside `PATHS`: not the preprocessor puts the path there, but the compiler."""
+
+
+_PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
+# Searching for each word alone takes a twentieth of the time of one pattern for all of them; most files have none.
+# Where the word alone does not decide, the pattern behind it does.
+_WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
+    (b"__BASE_FILE__", Traits.PATHS, None),
+    (b"__builtin_FILE", Traits.PATHS | Traits.PATHS_LATER, None),
+    (b"source_location", Traits.PATHS | Traits.PATHS_LATER, None),
+    (b"__DATE__", Traits.TIME, None),
+    (b"__TIME__", Traits.TIME, None),
+    (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
+    (b".incbin", Traits.EMBED, None),
+    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;nt]\.include)(?=[\s\"\\])")),
+    (b"/dev/", Traits.PROCESS, _PROCESS),
+    (b"/proc/", Traits.PROCESS, _PROCESS),
+    (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
+)
+# For these, comments do not count: every other header mentions them in one.
+_FILE = b"__FILE__"
+_ASSERT = re.compile(rb"assert(?<![A-Za-z0-9_]assert)\s*\(")
+# Not behind a quotation mark: text that looks like a comment there may be part of a string.
+_COMMENT = re.compile(rb"^([^\"\n]*?)(?:/\*.*?\*/|//[^\n]*)", re.DOTALL | re.MULTILINE)
+_BINARY = (b"\x7fELF", b"!<arch>\n", b"gpch", b"BC\xc0\xde")
+# The definition of assert is no use of it: the macro expands to the path of the file that calls it.
+_ASSERT_DEFINITION = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+assert(?:_perror)?\b(?:\\\n|[^\n])*", re.MULTILINE)
+
+
+def traits_of(content: bytes) -> Traits:
+    """The traits of a source text; an object file, library, bitcode or precompiled header has none."""
+    found = Traits.NONE
+    if content.startswith(_BINARY):
+        return found
+    for word, trait, pattern in _WORDS:
+        if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
+            found |= trait
+    if b"has_include" in content.lower():
+        found |= Traits.HAS_INCLUDE
+    if _FILE in content or _ASSERT.search(content):
+        bare = _ASSERT_DEFINITION.sub(b"", _bare(content))
+        if _FILE in bare:
+            found |= Traits.PATHS
+        if _ASSERT.search(bare):
+            found |= Traits.ASSERT
+    return found
+
+
+def _bare(content: bytes) -> bytes:
+    return _COMMENT.sub(rb"\1 ", content)

@@ -1,0 +1,57 @@
+"""Processes as /proc lists them: parents, children, start times.
+
+Standard library only: the spawner imports it. Knows no job.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of all threads of a process; empty when it is gone.
+
+    /proc/PID/task/TID/children needs CONFIG_PROC_CHILDREN; without it every stat below /proc is read.
+    """
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found.extend(map(int, _read(f"/proc/{pid}/task/{thread}/children").split()))
+    except FileNotFoundError as error:
+        if str(error.filename).endswith("/children") and os.path.exists(f"/proc/{pid}"):
+            return [child for child in all_pids() if (stat := stat_of(child)) is not None and stat[0] == pid]
+    except ProcessLookupError:
+        pass
+    return found
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def stat_of(pid: int) -> tuple[int, int, int] | None:
+    """(parent, session, start in clock ticks since boot) of a process; None when it is gone or a zombie."""
+    try:
+        # The name in parentheses may hold spaces and parentheses itself.
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All processes below one, parents before children."""
+    found = children_of(pid)
+    for child in found:  # grows while it is walked
+        found.extend(children_of(child))
+    return found
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 65536)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""From an action and its inputs to a digest, and from a digest to a stored result."""

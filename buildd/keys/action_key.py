@@ -1,0 +1,172 @@
+"""Keys of actions: one walk over an action gives the components of its key, and an explanation of what changed.
+
+Pure: the caller passes digests of files. Knows no store, no file system and no clock. The key and the explanation use
+the same components, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from blake3 import blake3
+
+from codegen.plan import Action, Argument, Place, Ref, Tool
+from protocol.messages import Digest
+
+FORMAT = "buildd-key-3"
+"""Raise it whenever the walk changes, so that an entry of an older walk is never used."""
+
+MISSING = "missing"
+"""In place of the digest of a file that does not exist."""
+
+Component = tuple[str, str]
+"""Name and value of one thing that a result depends on."""
+
+
+def spell(argument: Argument) -> str:
+    """An argument as text for keys: references stay symbolic."""
+    if isinstance(argument, str):
+        return argument
+    return f"{argument.prefix}{{{argument.place.value}:{argument.name}}}{argument.suffix}"
+
+
+def tool_components(tool: Tool, digest_of: Callable[[str], Digest | None]) -> Iterator[Component]:
+    """The components that identify a tool: its facts, and the digest of every file of its closure by role."""
+    for name, value in tool.facts:
+        yield f"tool {tool.name}: {name}", value
+    for file in tool.files:
+        yield f"tool {tool.name}: {file.role}", digest_of(file.path) or MISSING
+
+
+def action_components(
+    action: Action,
+    tool_digest: Digest,
+    digest_of: Callable[[str], Digest | None],
+    *,
+    name_of: Callable[[str], str] = str,
+    project: str,
+    roots: Iterable[tuple[str, str]] = (),
+) -> Iterator[Component]:
+    """The components that are known before the action runs.
+
+    Args:
+        action: the action that would run.
+        tool_digest: digest of `tool_components`.
+        digest_of: content digest of a declared input, None when it is missing.
+        name_of: the name of a declared input in keys.
+        project: absolute folder of the project; used only when the action is path-sensitive.
+        roots: the tool's named folders; used only when the action is path-sensitive.
+    """
+    yield "format", FORMAT
+    yield f"tool {action.tool}", tool_digest
+    yield "command", "\0".join(field for argument in action.argv for field in _fields(argument))
+    for name, value in action.environment:
+        yield f"variable {name}", value
+    if action.payload:
+        yield "payload", blake3(action.payload).hexdigest()
+    for path in action.inputs:
+        yield f"input {name_of(path)}", digest_of(path) or MISSING
+    for output in action.outputs:
+        yield f"output {output.name}", "executable" if output.executable else "file"
+    if action.path_sensitive:
+        yield "folder of the project", project
+        for name, folder in roots:
+            yield f"folder of {name}", folder
+
+
+def _fields(argument: Argument) -> tuple[str, ...]:
+    """An argument as fields that no other list of arguments has: none is empty, and none can hold a NUL."""
+    if isinstance(argument, str):
+        return (f"={argument}",)
+    # An input's path is not needed here: it is a declared input, whose name and content are components.
+    name = "" if argument.place is Place.INPUT else argument.name
+    return (f"@{argument.place.value}", f"n{name}", f"p{argument.prefix}", f"s{argument.suffix}")
+
+
+def encode(components: Iterable[Component]) -> bytes:
+    """Components as bytes, for `decode`. Names of files need not be UTF-8."""
+    return msgspec.msgpack.encode([(_bytes(name), _bytes(value)) for name, value in components])
+
+
+def decode(encoded: bytes) -> list[Component]:
+    """The components in bytes that `encode` made. Raises msgspec.MsgspecError for other bytes."""
+    pairs = msgspec.msgpack.decode(encoded, type=list[tuple[bytes, bytes]])
+    return [(n.decode(errors="surrogateescape"), v.decode(errors="surrogateescape")) for n, v in pairs]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def digest(components: Iterable[Component]) -> Digest:
+    """The digest of a list of components. Lengths are part of the encoding, so no two lists encode alike."""
+    return Digest(blake3(encode(components)).hexdigest())
+
+
+def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Iterable[tuple[str, str]] = ()) -> Digest:
+    """The key of a result: the first-level key and every file that the tool was seen to read.
+
+    Args:
+        first: digest of `action_components`.
+        files: discovered files by name, sorted.
+        roots: named folders whose absolute path can reach the result.
+    """
+    # There are hundreds of files for each step of each compile: the same as `digest`, without a component for each.
+    pairs = [(b"first", _bytes(first))]
+    pairs += [(b"file", f"{d} {n}".encode(errors="surrogateescape")) for n, d in files]
+    pairs += [(b"root", _bytes(f"{n}={f}")) for n, f in roots]
+    return Digest(blake3(msgspec.msgpack.encode(pairs)).hexdigest())
+
+
+def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str, ...]:
+    """What changed between two walks, in words, in the order of the new walk.
+
+    Returns:
+        One short line for each component that was added, changed or removed; empty when the walks are equal.
+    """
+    before, now = dict(old), dict(new)
+    lines = []
+    for name, value in now.items():
+        if name not in before:
+            lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
+        elif before[name] != value:
+            lines.append(_changed(name, before[name], value))
+    lines.extend(f"{name}: no longer there" for name in before if name not in now)
+    return tuple(lines)
+
+
+def _changed(name: str, old: str, new: str) -> str:
+    if name == "command":
+        before, now = _arguments(old), _arguments(new)
+        parts = [("added", [a for a in now if a not in before]), ("removed", [a for a in before if a not in now])]
+        said = "; ".join(f"{verb} {' '.join(words)}" for verb, words in parts if words)
+        return f"command: {said or 'order of arguments changed'}"
+    if new == MISSING:
+        return f"{name}: no longer there"
+    if name.startswith(("variable ", "folder ")) or not _HEX.fullmatch(new):
+        return f"{name}: {old} -> {new}"
+    return f"{name}: content changed"
+
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def _arguments(encoded: str) -> list[str]:
+    """The arguments of a "command" component, as people write them."""
+    out: list[str] = []
+    for field in encoded.split("\0"):
+        mark, text = field[:1], field[1:]
+        match mark:
+            case "=":
+                out.append(text)
+            case "@":
+                place = text
+            case "n":
+                name = text
+            case "p":
+                prefix = text
+            case _:
+                out.append(spell(Ref(place=Place(place), name=name, prefix=prefix, suffix=text)))
+    return out

@@ -1,0 +1,151 @@
+"""Whether the files that a run read lead to a checkout's own folder, so that its result holds for that folder alone.
+
+A file may name the folder: `#include "/home/u/one/x.h"` means the same file in every checkout. A file may also stand
+outside of the checkout and be found through it. Knows the request's files; knows no tool and no store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from buildd.files.snapshot import Snapshot
+from buildd.keys.file_names import Names
+from buildd.keys.request_files import RequestFiles
+from codegen.compilers.checkout_roots import is_checkout, names_in_text
+from codegen.compilers.temporary_roots import Roots
+from codegen.plan import Action, Tool
+
+_MOST = 1 << 15
+_OWN = ("/c++/", "/gcc/", "/clang/")
+_CLIMBING = re.compile(rb"(include\w*|import)[ \t]*\(?[ \t]*([\"<])([^\">\n]*\.\./[^\">\n]*)[\">]", re.IGNORECASE)
+_COMPUTED = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*(?:include\w*|import)\b(?!\s*[\"<])", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mentions:
+    """How a text's includes can lead to a checkout's folder, or out of it."""
+
+    names: frozenset[str]
+    """Roots whose folder the text names."""
+    climbs: tuple[tuple[bool, str], ...]
+    """Names with `..` that it includes or asks for; True for a name that is looked for beside the file first."""
+    computes: bool
+    """A macro names a file."""
+    begins: frozenset[str]
+    """Roots whose first folder the text names: macros may add the rest."""
+
+
+_searched: OrderedDict[tuple[str, Roots], _Mentions] = OrderedDict()
+"""By the file's digest: all compiles of a project read the same headers."""
+_lock = threading.Lock()
+
+
+def compilers_own(path: str, tool: Tool) -> bool:
+    """Whether a header belongs to the compiler. Such headers only hand `__FILE__` to functions at run time, and then
+    the object shows the path."""
+    if any(path.startswith(f"{folder}/") for name, folder in tool.roots if not is_checkout(name)):
+        return True
+    return any(path.startswith(f"{folder}/") and any(own in f"{folder}/" for own in _OWN) for folder in tool.search)
+
+
+def installed(path: str, tool: Tool) -> bool:
+    """Whether a file came with the tool or the system: it asks for no file of a project under a computed name."""
+    return any(path.startswith(f"{folder}/") for folder in (*tool.search, "/usr"))
+
+
+def held(snapshot: Snapshot, roots: Roots, paths: Iterable[str]) -> set[str] | None:
+    """The roots whose folder some of the files mention; None where a file is no longer as the run read it."""
+    found: set[str] = set()
+    for path in paths:
+        digest = snapshot.digest(path)
+        if digest is None or snapshot.is_aside(path):
+            continue
+        with _lock:
+            known = _searched.get((digest, roots))
+        if known is None:
+            try:
+                with open(snapshot.absolute(path), "rb") as file:
+                    content = file.read()
+            except OSError:
+                return None
+            if blake3(content).hexdigest() != digest:
+                return None
+            known = _mentions(content, roots)
+            with _lock:
+                _searched[digest, roots] = known
+                while len(_searched) > _MOST:
+                    _searched.popitem(last=False)
+        found |= known.names
+    return found
+
+
+def _mentions(content: bytes, roots: Roots) -> _Mentions:
+    text = content.replace(b"\\\n", b"")
+    climbs = ((quote == b'"', os.fsdecode(name)) for _, quote, name in _CLIMBING.findall(text))
+    return _Mentions(
+        names=frozenset(names_in_text(content, roots)),
+        climbs=tuple(dict.fromkeys(climbs)),
+        computes=_COMPUTED.search(text) is not None,
+        begins=frozenset(name for name, folder in roots if os.fsencode(_first(folder)) in text),
+    )
+
+
+def _first(folder: str) -> str:
+    return "/".join(folder.split("/")[:2])
+
+
+def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[str]) -> set[str]:
+    """The roots that an include can leave, or reach by a name that only the preprocessor knows.
+
+    Whether a file lies outside of the checkout, where an include with `..` is searched, no input of another checkout
+    tells. `held` must have seen the files.
+    """
+    snapshot = files.snapshot
+    folders = [folder for _, folder in roots]
+    search = [snapshot.absolute(files.searched(folder)) for folder in action.search]
+    begun = {name for word in action.argv if isinstance(word, str) for name, f in roots if f"{_first(f)}/" in word}
+    computes, found = False, set[str]()
+    for path in paths:
+        with _lock:
+            known = _searched.get((snapshot.digest(path) or "", roots))
+        if known is None:
+            continue
+        place = os.path.dirname(os.path.normpath(snapshot.absolute(path)))
+        begun |= known.begins
+        computes = computes or (known.computes and _is_below(place, folders))
+        for is_beside, name in known.climbs:
+            beside = is_beside and os.path.lexists(os.path.join(place, name))
+            for folder in (place,) if beside else (place, *search):
+                leads = os.path.normpath(os.path.join(folder, name))
+                found.update(root for root, top in roots if _is_below(folder, (top,)) and not _is_below(leads, folders))
+    return found | (begun if computes else set())
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def left(files: RequestFiles, names: Names, roots: Roots, read: Iterable[str]) -> set[str]:
+    """The roots through which a file outside of the checkout was read, by a path with `..` in it, and those in which a
+    file was read by another path than the root's."""
+    found: set[str] = set()
+    for spelled in read:
+        if not spelled.startswith("/"):
+            continue
+        path = files.normal(spelled)
+        if path.startswith("/") and not is_checkout(names.root(path)):
+            if "/../" in spelled:
+                found.update(name for name, folder in roots if spelled.startswith(f"{folder}/"))
+        else:
+            real = files.snapshot.absolute(path)
+            found.update(
+                name for name, folder in roots if _is_below(real, (folder,)) and not _is_below(spelled, (folder,))
+            )
+    return found

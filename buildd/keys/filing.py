@@ -1,0 +1,252 @@
+"""Filing: the key and input set under which a run is stored after its end, or the reason why it is not stored.
+
+Knows the look-up before the run, stamps and what makes a result unsound; stores nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from buildd.files.digests import Fact
+from buildd.files.snapshot import Snapshot
+from buildd.files.stamp import appeared_since
+from buildd.files.traits import Traits
+from buildd.keys import action_key, checkout_paths, include_search, precompiled
+from buildd.keys.checkout_paths import compilers_own
+from buildd.keys.file_names import Names
+from buildd.keys.lookup import Lookup, Missing
+from buildd.keys.request_files import RequestFiles, input_folders
+from buildd.keys.text_digests import filed_digest, is_bare
+from buildd.store.store import InputSet
+from codegen.compilers.checkout_roots import checkouts, is_checkout
+from codegen.plan import MAPPED, Action, TextUse, Tool
+from codegen.reach import Reach, reach_of, read_regular
+from protocol.messages import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """What a finished run is stored under, or why it is not stored."""
+
+    input_set: InputSet | None
+    unstored: str = ""
+    stale: tuple[str, ...] = ()
+    """Inputs that changed while the tool ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A file that a tool read and that is not the same file for every process, such as /dev/stdin."""
+
+    path: str
+    reach: Reach
+
+
+def read_apart(lookup: Lookup, read: Iterable[str]) -> Apart | None:
+    """The first file of a run that is not the same for every process, or that includes such a file.
+
+    Args:
+        lookup: the look-ups of the request that ran the tool.
+        read: the files that the tool said it read, as it spelled them.
+    """
+    snapshot, known = lookup.snapshot, lookup.reached
+    paths = tuple(read)
+    found = [
+        Apart(path, reach) for path in paths if (reach := reach_of(snapshot.absolute(path), known)) != Reach.EVERYONE
+    ]
+    if found:
+        return next((apart for apart in found if apart.reach is Reach.CALLER), found[0])
+    names = [lookup.normal(path) for path in paths]
+    snapshot.see(names)
+    for path in names:
+        fact = None if snapshot.is_produced(path) else snapshot.fact(path)
+        if fact is not None and Traits.PROCESS in fact.traits:
+            return Apart(path, Reach.CALLER)
+    return None
+
+
+def file_run(
+    lookup: Lookup,
+    action: Action,
+    tool: Tool,
+    missing: Missing,
+    read: Iterable[str] | None,
+    private: tuple[str, ...],
+    started_ns: int,
+    *,
+    named: Collection[str] = (),
+    expanded: bool = False,
+    shows_lines: bool = False,
+) -> Filing:
+    """The input set that a run which just ended is stored under, or why the run is not stored.
+
+    Args:
+        lookup: the look-ups of the request that ran the action.
+        action: the action that ran.
+        tool: its tool.
+        missing: the answer of the look-up before the run.
+        read: the files that the tool said it read, as it spelled them; None where it said nothing.
+        private: folders of the job's own files; no file below them is an input.
+        started_ns: when the run began, by the file system's clock.
+        named: roots whose folder the result contains.
+        expanded: the result names a root if the text after preprocessing does.
+        shows_lines: the tool's messages name lines of its sources, which they may quote with their comments.
+    """
+    if action.uncacheable:
+        return Filing(None, action.uncacheable)
+    snapshot, files = lookup.snapshot, lookup.files
+    moved: dict[str, bool] = {}
+    stale = [
+        path
+        for path, digest in missing.inputs
+        if snapshot.digest(path) != digest or not snapshot.untouched(path, path, started_ns, moved)
+    ]
+    if stale:
+        return Filing(None, stale=tuple(stale))
+    if read is None and action.discovery.value != "none":
+        return Filing(None, "the tool did not say which files it read")
+    used, stale = _used(files, action, read or (), private, started_ns, moved)
+    if stale:
+        return Filing(None, stale=tuple(stale))
+    names = files.names_of(tool)
+    taken = lookup.precompiled_of(action)
+    stale = [path for path in taken.absent if os.path.lexists(snapshot.absolute(path))]
+    stale += [path for path, _ in taken.present if not snapshot.untouched(path, path, started_ns, moved)]
+    if stale:
+        return Filing(None, stale=tuple(stale))
+    if taken.computed:
+        return Filing(None, "the name of its first include is computed")
+    for path, digest in taken.present:
+        if digest is None or not precompiled.is_known(lookup.store, digest):
+            return Filing(None, f"{path} was not made through buildd, or is a folder of precompiled headers")
+    # The macros in a precompiled header cannot be searched for __FILE__.
+    sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}.union(named)
+    moving = checkouts(tool.roots)
+    # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
+    counted = Traits.PATHS_LATER if expanded else Traits.PATHS
+    for path in (*action.inputs, *used):
+        fact = None if snapshot.is_produced(path) else snapshot.fact(path)
+        if fact is None or fact.traits is Traits.NONE:
+            continue
+        reason = unsound_reason(snapshot, path, fact, action, tool)
+        if reason:
+            return Filing(None, reason)
+        if fact.traits & (Traits.PATHS | Traits.ASSERT):
+            root = names.root(path)
+            sensitive.update(() if root.startswith(MAPPED) or is_checkout(root) else (root,))
+            if moving and not compilers_own(path, tool) and fact.traits & counted:
+                sensitive.update(name for name, _ in moving)
+    if moving:
+        held = checkout_paths.held(snapshot, moving, (*action.inputs, *used))
+        if held is None:
+            return Filing(None, "an input was changed just now")
+        sensitive.update(held, checkout_paths.left(files, names, moving, read or ()))
+        sensitive.update(checkout_paths.escaping(files, action, moving, (*action.inputs, *used)))
+    survey = files.survey(used, action, tool)
+    # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
+    unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
+    unsure += [folder for folder in survey.asked if not snapshot.listed_since(folder, started_ns)]
+    if unsure:
+        return Filing(None, stale=tuple(unsure))
+    files.discovered[action.name] = tuple(used)
+    files.bare.discard(action.name)
+    files.folders.update(survey.folders)
+    links = _links(files, action, tool, read or ())
+    files.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
+    inputs = sorted(_filed(snapshot, names, action, used, shows_lines))
+    if any(map(is_bare, inputs)):
+        files.bare.add(action.name)
+    bound = tuple((name, folder) for name, folder in tool.roots if name in sensitive)
+    return Filing(
+        InputSet(
+            files=tuple(inputs),
+            folders=input_folders(survey, names, links),
+            roots=bound,
+            key=action_key.result_digest(missing.first, inputs, bound),
+        )
+    )
+
+
+def _filed(
+    snapshot: Snapshot, names: Names, action: Action, used: Iterable[str], shows_lines: bool
+) -> Iterator[tuple[str, Digest]]:
+    """The files of an input set, by name. The first-level key does not hold all of a declared source's text."""
+    declared = action.inputs if shows_lines and action.text is not TextUse.CONTENT else ()
+    for path in (*used, *declared):
+        digest = filed_digest(snapshot, action, path, by_content=shows_lines)
+        yield names.name(path), digest or Digest(action_key.MISSING)
+
+
+def foresee(lookup: Lookup, action: Action, tool: Tool) -> None:
+    """List the searched folders before a run, so that `file_run` notices changes in them during the run."""
+    for folder in (*action.search, *tool.search):
+        lookup.snapshot.listing(lookup.files.searched(folder))
+
+
+def _used(
+    files: RequestFiles,
+    action: Action,
+    read: Iterable[str],
+    private: tuple[str, ...],
+    started_ns: int,
+    moved: dict[str, bool],
+) -> tuple[list[str], list[str]]:
+    """The discovered files that are not declared, and those among them that changed since the run began."""
+    normals, untouched, absolute = files.normals, files.snapshot.untouched, files.snapshot.absolute
+    declared = set(action.inputs)
+    used: dict[str, str] = {}
+    mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
+    for spelled in read:
+        path = normals.get(spelled) or files.normal(spelled)
+        if path in used or path in declared or absolute(path).startswith(mine):
+            continue
+        used[path] = spelled
+    files.snapshot.see(used)
+    # A file that is gone now was there when the tool read it: it counts as changed.
+    stale = [path for path, spelled in used.items() if not untouched(path, spelled, started_ns, moved)]
+    return list(used), stale
+
+
+def unsound_reason(snapshot: Snapshot, path: str, fact: Fact, action: Action, tool: Tool) -> str:
+    """Why a used file makes it impossible to look the result up; empty where it does not."""
+    if action.kind == "torch" and path.endswith(".py"):
+        return ""  # a module of a library was imported: words in it that an assembler would obey have no effect
+    if Traits.TIME in fact.traits and not any(n == "SOURCE_DATE_EPOCH" for n, _ in action.environment):
+        return f"{path} mentions __DATE__ or __TIME__ (set SOURCE_DATE_EPOCH to have it stored)"
+    if Traits.TIMESTAMP in fact.traits:
+        return f"{path} mentions __TIMESTAMP__"
+    if Traits.EMBED in fact.traits:
+        return f"{path} embeds another file (.incbin, .include or #embed)"
+    if Traits.HAS_INCLUDE in fact.traits and not checkout_paths.installed(path, tool):
+        try:
+            text = read_regular(snapshot.absolute(path))
+            if blake3(text).hexdigest() != fact.digest:
+                return f"{path} was changed just now"
+            if include_search.asks_computed(text):
+                return f"{path} asks __has_include for a computed name"
+        except OSError:
+            return f"{path} cannot be read"
+    return ""
+
+
+def _links(files: RequestFiles, action: Action, tool: Tool, read: Iterable[str]) -> list[tuple[str, str]]:
+    """Folders that files were read in through links, each with the folder that the link leads to.
+
+    A file that the tool found through a linked search folder, without another link below it, is left out: the key holds
+    the link of the search folder itself.
+    """
+    led = [(folder.rstrip("/"), to) for folder in (*action.search, *tool.search) if (to := files.leads_to(folder))]
+    found = []
+    for folder in dict.fromkeys(map(files.folder_of, read)):
+        to = files.leads_to(folder)
+        if to and not any(_under(folder, top) and to == real + folder[len(top) :] for top, real in led):
+            found.append((folder, files.searched(folder)))
+    return found
+
+
+def _under(folder: str, top: str) -> bool:
+    return folder == top or folder.startswith(f"{top}/")

@@ -1,0 +1,422 @@
+"""Include search: whether a compile could find another file in place of one that it used.
+
+Knows search order, not keys. A header that appears earlier on the include path, or a changed answer of `__has_include`,
+changes the result though all used files are unchanged. For each used file, every place where the search would have
+found another file earlier is a *candidate*. The folders whose listings show that no candidate exists are kept with
+their stamps. While those stamps stay the same, nothing has to be searched; when one has changed, the candidates are
+computed again and compared. Where the true search order is not known exactly, the answer errs towards "yes", which is
+only a miss."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from buildd.files.patient_lock import PatientLock
+from buildd.files.snapshot import Snapshot
+from buildd.files.traits import Traits
+from codegen.reach import read_regular
+from protocol.messages import Digest
+
+# Any macro with this ending in its name and a literal argument, because libraries wrap __has_include.
+_ASKED = re.compile(rb"has_include\w*\s*\(\s*(?:<([^>\n]+)>|\"([^\"\n]+)\")", re.IGNORECASE)
+_COMPUTED = re.compile(rb"__has_include(?:_next)?\s*\(\s*[A-Za-z_]")
+_REPLACED = re.compile(rb"#\s*define\s+__has_include(?:_next)?\s*\([^\n]*")
+"""A replacement for compilers without __has_include, as in CMake's sources."""
+_DEFINED = re.compile(rb"#\s*define\s+(\w+)\s*\([^)]*\)[^\n]*__has_include")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The folders whose listings mattered when a result was made, and the candidates that existed.
+
+    `folders` maps each folder whose listing matters to its stamp; `present` are candidates that did exist.
+    """
+
+    folders: tuple[tuple[str, int], ...]
+    present: tuple[str, ...]
+    asked: tuple[str, ...] = ()
+    """The folders that decided an answer of `__has_include`."""
+
+
+def asked_names(text: bytes) -> tuple[str, ...]:
+    """Names that a text asks `__has_include` for, as written."""
+    text = text.replace(b"\\\n", b"")
+    names = {(m.group(1) or m.group(2)).decode(errors="surrogateescape") for m in _ASKED.finditer(text)}
+    return tuple(sorted(names))
+
+
+def asks_computed(text: bytes) -> bool:
+    """Whether a text asks `__has_include` with a name that only the preprocessor knows.
+
+    The definition of a wrapper does not count, but its uses do, if the wrapper's name ends in has_include.
+    """
+    text = _REPLACED.sub(b"", text.replace(b"\\\n", b""))
+    wrappers = _DEFINED.findall(text)
+    if any(not name.lower().endswith(b"has_include") for name in wrappers):
+        return True
+    return len(_COMPUTED.findall(text)) > len(wrappers)
+
+
+def python_rivals(path: str) -> tuple[str, ...]:
+    """The files that Python would import in place of a module file, or before it.
+
+    These are the package of its name, and the `__init__.py` of each folder above it. In one folder a package comes
+    before a module; between folders the first one wins.
+    """
+    if not path.endswith(".py"):
+        return ()
+    stem = path[: -len(".py")]
+    folder, _, name = stem.rpartition("/")
+    rivals = [f"{folder}.py"] if name == "__init__" else [f"{stem}/__init__.py"]
+    while folder:
+        rivals.append(f"{folder}/__init__.py")
+        folder = folder.rpartition("/")[0]
+    return tuple(rivals)
+
+
+def library_rivals(name: str) -> tuple[str, ...]:
+    """The names that a linker accepts in place of a library's: it looks for both in each folder."""
+    stem, _, ending = name.rpartition(".")
+    return (f"{stem}.so", f"{stem}.a") if name.startswith("lib") and ending in ("a", "so") else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Some candidates: their paths, the folders that decided whether they exist, and those that do."""
+
+    paths: frozenset[str]
+    needed: tuple[str, ...]
+    present: tuple[str, ...]
+
+
+_NONE: frozenset[str] = frozenset()
+_MOST_SURVEYS = 64
+_MOST_WHOLE = 1 << 8
+_Key = tuple[str, str | Digest]
+
+
+class Memory:
+    """Answers of earlier requests, each valid while the folders that decided it keep their stamps.
+
+    Thousands of compiles ask about the same headers. Safe to use from several threads: an answer that a race loses is
+    computed again.
+
+    Args:
+        most: how many answers are kept, of all kinds of compiles together.
+    """
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._most = most
+        self._kinds: dict[object, dict[_Key, tuple[_Answer, tuple[int, ...]]]] = {}
+        self._whole: dict[tuple[object, bytes], Surroundings] = {}
+        self._places: dict[frozenset[str], dict[str, str]] = {}
+        self._count = 0
+        self.surveyors = PatientLock()
+
+    def get(self, kind: object, key: _Key, snapshot: Snapshot) -> _Answer | None:
+        """An answer that is still valid; None where there is none.
+
+        Args:
+            kind: everything that the answer depends on besides the file system and `key`.
+        """
+        answer, stamps = self._kinds.get(kind, {}).get(key, (None, ()))
+        if answer is None or not unchanged(snapshot, zip(answer.needed, stamps, strict=True)):
+            return None
+        return answer
+
+    def put(self, kind: object, key: _Key, snapshot: Snapshot, answer: _Answer) -> None:
+        stamps = tuple(snapshot.folder_stamp(folder) for folder in answer.needed)
+        if -1 in stamps:
+            return
+        if self._count > self._most:
+            self.clear()
+        self._count += 1
+        self._kinds.setdefault(kind, {})[key] = (answer, stamps)
+
+    def get_whole(self, kind: object, name: bytes, snapshot: Snapshot) -> Surroundings | None:
+        """A whole survey that is still valid; None where there is none.
+
+        Args:
+            name: digest of everything that the survey depends on besides the file system and `kind`.
+        """
+        known = self._whole.get((kind, name))
+        return known if known is not None and unchanged(snapshot, known.folders) else None
+
+    def put_whole(self, kind: object, name: bytes, survey: Surroundings) -> None:
+        if len(self._whole) >= _MOST_WHOLE:
+            self._whole = {}
+        self._whole[kind, name] = survey
+
+    def places(self, own: frozenset[str]) -> dict[str, str]:
+        """Path -> folder that `Surveyor` remembers for it, for a tool that searches these folders by itself."""
+        if sum(map(len, self._places.values())) > self._most:
+            self._places = {}
+        return self._places.setdefault(own, {})
+
+    def clear(self) -> None:
+        self._kinds, self._whole, self._places, self._count = {}, {}, {}, 0
+
+
+class Surveyor:
+    """Surveys of actions with the same search folders, in one view of the file system.
+
+    Answers about one action's headers are used for the next action too.
+
+    Args:
+        snapshot: the file system as this request sees it.
+        search: the actions' search folders, each of which may come before the others.
+        own_search: folders that the tool itself searches after those, in order.
+        memory: answers of other requests.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, search: Sequence[str], own_search: Sequence[str], memory: Memory | None = None
+    ) -> None:
+        self._snapshot = snapshot
+        self._memory = memory or Memory()
+        self._kind = (snapshot.project, tuple(search), tuple(own_search))
+        self._order = list(dict.fromkeys([*search, *own_search]))
+        self._own = frozenset(own_search)
+        self._named = frozenset(search)
+        self._libraries = [folder for folder in search if folder not in self._own]
+        self._rivals: dict[tuple[str, ...], dict[str, _Answer]] = {}
+        """Folders of the files that may include it -> used path -> answer."""
+        self._asked: dict[tuple[str, Digest], _Answer] = {}
+        """Answers for files that ask `__has_include`."""
+        self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
+        self._places = self._memory.places(self._own)
+        self._surveys: dict[tuple[tuple[str, ...], ...], Surroundings] = {}
+        """Surveys by used files, the folders of their includers, and the includers that ask `__has_include`: many
+        sources of one project use the same headers."""
+
+    def survey(self, used: Sequence[str], includers: Sequence[str]) -> Surroundings:
+        """Compute the candidates of the used files and which of them exist.
+
+        Args:
+            used: the files that were read, relative to the project or absolute, sorted.
+            includers: declared inputs, which may include the used files.
+        """
+        # A quoted include is looked for beside the file that includes it before any folder of the search path.
+        beside = tuple(dict.fromkeys(folder for path in (*includers, *used) if (folder := self._place(path))))
+        asking = tuple(path for path in includers if self._asks(path))
+        key = (tuple(used), beside, asking)
+        if not self._snapshot.made_none_of(frozenset((*used, *asking))):
+            return self._survey(*key)
+        known = self._surveys.get(key)
+        if known is None:
+            if len(self._surveys) >= _MOST_SURVEYS:
+                self._surveys.clear()
+            known = self._surveys[key] = self._recalled(*key)
+        return known
+
+    def _recalled(self, used: tuple[str, ...], beside: tuple[str, ...], asking: tuple[str, ...]) -> Surroundings:
+        """The survey that another request made, if it is still valid; otherwise a new one."""
+        facts = ((path, self._snapshot.fact(path)) for path in dict.fromkeys((*used, *asking)))
+        asks = [f"{path}\0{fact.digest}" for path, fact in facts if fact and Traits.HAS_INCLUDE in fact.traits]
+        text = "\0\0".join(("\0".join(used), "\0".join(beside), "\0".join(asks)))
+        name = blake3(text.encode(errors="surrogateescape")).digest()
+        known = self._memory.get_whole(self._kind, name, self._snapshot)
+        if known is None:
+            with self._memory.surveyors.held():
+                known = self._memory.get_whole(self._kind, name, self._snapshot)
+                if known is None:
+                    known = self._survey(used, beside, asking)
+                    self._memory.put_whole(self._kind, name, known)
+        return known
+
+    def _asks(self, path: str) -> bool:
+        fact = self._snapshot.fact(path)
+        return fact is not None and Traits.HAS_INCLUDE in fact.traits
+
+    def _survey(self, used: Sequence[str], beside: tuple[str, ...], asking: Sequence[str]) -> Surroundings:
+        snapshot = self._snapshot
+        used_set = frozenset(used)
+        needed: dict[str, None] = {}
+        asked: dict[str, None] = {}
+        present: set[str] = set()
+        torn = False
+        known = self._rivals.setdefault(beside, {})
+        for path in used:
+            answer = known.get(path)
+            if answer is None:
+                kind = (self._kind, beside)
+                answer = self._memory.get(kind, (path, ""), snapshot)
+                if answer is None:
+                    answer = self._answer(self._candidates(path, beside))
+                    self._memory.put(kind, (path, ""), snapshot, answer)
+                known[path] = answer
+            if not answer.paths.isdisjoint(used_set):
+                answer = self._answer(self._candidates(path, beside), used_set)
+            needed.update(dict.fromkeys(answer.needed))
+            present.update(answer.present)
+        # The source itself asks too, and clang does not list it.
+        for path in dict.fromkeys((*used, *asking)):
+            fact = snapshot.fact(path)
+            if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
+                answer = self._asked.get((path, fact.digest))
+                if answer is None:
+                    answer = self._memory.get(self._kind, (path, fact.digest), snapshot)
+                    if answer is None and (answer := self._answer_asked(path, fact.digest)) is not None:
+                        self._memory.put(self._kind, (path, fact.digest), snapshot, answer)
+                if answer is not None:
+                    self._asked[path, fact.digest] = answer
+                    if not answer.paths.isdisjoint(used_set):
+                        answer = self._answer_asked(path, fact.digest, used_set)
+                if answer is None:
+                    # The names that it asked for when it was seen are unknown: it counts as a file that just appeared.
+                    torn = True
+                    present.add(path)
+                    needed["."] = None
+                    continue
+                asked.update(dict.fromkeys(answer.needed))
+                present.update(answer.present)
+        needed.update(asked)
+        return Surroundings(
+            tuple((folder, -1 if torn else snapshot.folder_stamp(folder)) for folder in sorted(needed)),
+            tuple(sorted(present)),
+            tuple(asked),
+        )
+
+    def _place(self, path: str) -> str:
+        """The folder in which a file's quoted includes are searched first; empty for the tool's own files."""
+        place = self._places.get(path)
+        if place is None:
+            own = any(_under(path, folder) for folder in self._own)
+            place = self._places[path] = "" if own else os.path.dirname(path) or "."
+        return place
+
+    def _candidates(self, path: str, beside: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """(folder, name below it) of every file that the search would find in place of a used file."""
+        order = self._order
+        for position, folder in enumerate(order):
+            if not _under(path, folder):
+                continue
+            rest = path[len(folder) + 1 :] if folder != "." else path
+            # The order of the named folders depends on their kinds: each other one counts as earlier.
+            before = [other for other in order if other != folder] if folder in self._named else order[:position]
+            for earlier in before:
+                yield earlier, rest
+            for rival in python_rivals(rest):
+                for earlier in order[: position + 1]:
+                    yield earlier, rival
+            for neighbour in beside:
+                yield neighbour, rest
+        place, _, name = path.rpartition("/")
+        if rivals := library_rivals(name):
+            # -lx takes the first folder that has either, and there the shared one.
+            own = [folder for folder in order if folder in self._own]
+            before = own[: own.index(place)] if place in own else []
+            for folder in (*self._libraries, *before):
+                for rival in rivals:
+                    yield folder, rival
+            yield place or ".", rivals[0]
+
+    def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> _Answer:
+        """Which candidates exist; those in `used` are left out."""
+        needed: dict[str, None] = {}
+        paths, present = set(), []
+        for folder, rest in candidates:
+            head = rest.rpartition("/")[0]
+            if head:
+                # Most folders do not have the sub-folder at all, which is checked once for all headers in it.
+                absent, decided_by = self._lacks(folder, head)
+                needed.update(dict.fromkeys(decided_by))
+                if absent:
+                    continue
+            path = f"{folder}/{rest}" if folder != "." else rest
+            paths.add(path)
+            if path not in used and _exists(self._snapshot, folder, rest, needed):
+                present.append(path)
+        return _Answer(frozenset(paths), tuple(needed), tuple(present))
+
+    def _answer_asked(self, path: str, digest: Digest, used: frozenset[str] = _NONE) -> _Answer | None:
+        """The candidates that `__has_include` in a file asks for; None where the file no longer has this digest."""
+        text = _text(self._snapshot.absolute(path))
+        if blake3(text).hexdigest() != digest:
+            return None
+        needed: dict[str, None] = {}
+        paths, present = set(), []
+        for name in asked_names(text):
+            for folder in (os.path.dirname(path) or ".", *self._order):
+                candidate = f"{folder}/{name}" if folder != "." else name
+                paths.add(candidate)
+                if candidate not in used and _exists(self._snapshot, folder, name, needed):
+                    present.append(candidate)
+        return _Answer(frozenset(paths), tuple(needed), tuple(present))
+
+    def _lacks(self, folder: str, head: str) -> tuple[bool, tuple[str, ...]]:
+        known = self._lacking.get((folder, head))
+        if known is None:
+            decided_by: dict[str, None] = {}
+            absent = not _exists(self._snapshot, folder, head, decided_by, any_kind=True)
+            known = self._lacking[folder, head] = (absent, tuple(decided_by))
+        return known
+
+
+def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:
+    """Whether every folder still has the stamp it had. A stamp of -1 was never trusted."""
+    return all(stamp != -1 and snapshot.folder_stamp(folder) == stamp for folder, stamp in folders)
+
+
+def _under(path: str, folder: str) -> bool:
+    if folder == ".":
+        return not path.startswith("/")
+    return path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/"
+
+
+def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None], *, any_kind: bool = False) -> bool:
+    """Whether folder/rest exists; notes the folders whose listings decide that."""
+    at = folder
+    parts = rest.split("/")
+    for part in parts:
+        if part in ("", "."):
+            continue
+        if part == "..":
+            is_above = at in (".", "..") or at.endswith("/..")
+            at = os.path.normpath(f"{at}/..") if is_above else os.path.dirname(at) or "."
+            continue
+        names = snapshot.listing(at)
+        if names is None:
+            _note_absent(snapshot, at, needed)
+            return False
+        needed[at] = None
+        if part not in names:
+            return False
+        at = f"{at}/{part}" if at != "." else part
+    return any_kind or _is_file(snapshot, at, needed)
+
+
+def _is_file(snapshot: Snapshot, path: str, needed: dict[str, None], depth: int = 8) -> bool:
+    """Whether a listed name is a file; for a link, its target and the target's folder decide."""
+    try:
+        target = os.readlink(snapshot.absolute(path))
+    except OSError:
+        return not os.path.isdir(snapshot.absolute(path))
+    target = os.path.join(os.path.dirname(path), target)
+    folder, _, name = os.path.normpath(target).rpartition("/")
+    folder = folder or ("/" if target.startswith("/") else ".")
+    names = snapshot.listing(folder)
+    if names is None:
+        _note_absent(snapshot, folder, needed)
+        return False
+    needed[folder] = None
+    return depth > 0 and name in names and _is_file(snapshot, f"{folder}/{name}", needed, depth - 1)
+
+
+def _note_absent(snapshot: Snapshot, folder: str, needed: dict[str, None]) -> None:
+    """Note the nearest existing folder above a missing one, where it would appear."""
+    while folder not in ("/", "", ".") and snapshot.listing(folder) is None:
+        folder = os.path.dirname(folder) or ("/" if folder.startswith("/") else ".")
+    needed[folder or "."] = None
+
+
+def _text(path: str) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError:
+        return b""

@@ -1,0 +1,316 @@
+"""Look-ups: an action -> its stored result, or the reasons why there is none.
+
+Knows keys, stamps and the store; starts nothing and delivers nothing. One `Lookup` belongs to one request: it holds
+that request's snapshot, so an answer is true for a moment at or after the request came in. How a run that follows a
+miss is filed: `filing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from blake3 import blake3
+
+from buildd.files.snapshot import Snapshot
+from buildd.keys import action_key, include_search, precompiled
+from buildd.keys.file_names import Names
+from buildd.keys.line_sight import is_blind
+from buildd.keys.request_files import RequestFiles, input_folders
+from buildd.keys.text_digests import Stands, is_bare, key_digest, stands
+from buildd.native.bare_text import bare_text_of
+from buildd.store.notebook import Notebook
+from buildd.store.result_rows import LINK, PRESENT
+from buildd.store.store import InputSet, Result, Store
+from codegen.compilers.checkout_roots import checkouts
+from codegen.plan import Action, Discovery, Kept, TextUse, Tool
+from protocol.messages import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A hit."""
+
+    first: Digest
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A miss, with the reasons in words."""
+
+    first: Digest
+    components: bytes
+    reasons: tuple[str, ...]
+    inputs: tuple[tuple[str, Digest | None], ...] = ()
+    """The declared inputs at that time: the run must read exactly these."""
+    elsewhere: str = ""
+    """A checkout's folder that a result of the same content is bound to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """A list of files whose contents still match, in this request's view of the file system."""
+
+    files: tuple[tuple[str, Digest], ...]
+    paths: tuple[str, ...]
+    members: frozenset[str]
+    moved: tuple[str, ...]
+    """Those whose tokens are in other lines."""
+    bare: bool
+    """Some are known by their bare forms: no message of the tool shows a line."""
+
+
+class Lookup:
+    """Look-ups of one request.
+
+    Args:
+        store: where results are.
+        snapshot: the request's view of the file system.
+        recache: the user asked that every action misses.
+        surveys: surveys that other requests have made.
+    """
+
+    def __init__(
+        self, store: Store, snapshot: Snapshot, *, recache: bool = False, surveys: include_search.Memory | None = None
+    ) -> None:
+        self.store = store
+        self.snapshot = snapshot
+        self.files = RequestFiles(snapshot, surveys)
+        self.folders = self.files.folders
+        self.normal = self.files.normal
+        self._recache = recache
+        self._tools: dict[int, tuple[Tool, Digest]] = {}
+        # By identity: the store gives one list object to all input sets that share it, and _Fits keeps it alive.
+        self._fits: dict[tuple[int, int, TextUse], _Fits] = {}
+        self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+        self._places = precompiled.Places(snapshot, self.folders)
+        self._precompiled: dict[str, precompiled.Candidates] = {}
+        self._candidates_of: dict[object, precompiled.Candidates] = {}
+        self._elsewhere: dict[str, str] = {}
+        """Name of an action that missed -> a folder for which a result of the same content holds."""
+        self.reached: dict[str, str] = {}
+        """Answers of `reach_of` so far."""
+
+    def used_by(self, action: Action) -> tuple[str, ...] | None:
+        """The discovered inputs of an action.
+
+        None where this request neither found nor filed the action, but joined another request's run of it.
+        """
+        return self.files.discovered.get(action.name, () if action.discovery is Discovery.NONE else None)
+
+    @property
+    def discovered(self) -> Mapping[str, tuple[str, ...]]:
+        """Name of an action -> its discovered inputs, as far as they are known."""
+        return self.files.discovered
+
+    def around(self, action: Action, tool: Tool, used: Sequence[str]) -> tuple[str, ...]:
+        """The folders in which a run now could find another file in place of one of `used`."""
+        return tuple(folder for folder, _ in self.files.survey(used, action, tool).folders)
+
+    def take_over(self, discovered: Mapping[str, tuple[str, ...]], folders: Mapping[str, int]) -> None:
+        """Take over what another request has found about actions that have not changed since.
+
+        Args:
+            discovered: name of each of those actions -> its discovered inputs.
+            folders: the stamps of the folders that they depend on.
+        """
+        self.files.discovered.update(discovered)
+        self.files.folders.update(folders)
+
+    def holds_for_bare(self, action: Action) -> bool:
+        """Whether the action's result, which was found or filed, holds for any texts with the same bare forms."""
+        return action.name in self.files.bare
+
+    def note_first_hit(self, action: Action, tool: Tool, notebook: Notebook) -> None:
+        """Note the components of a hit whose action was never built here, such as of an imported result: the next miss
+        is explained by them."""
+        name = self.name_key(action)
+        if notebook.components_of(name) is None and self.store.recall_action(name) is None:
+            notebook.note_components(name, action_key.encode(self.first_level(action, tool)[1]))
+
+    def precompiled_of(self, action: Action) -> precompiled.Candidates:
+        """The precompiled headers that the action could have read in place of headers."""
+        return self._precompiled.get(action.name, precompiled.Candidates())
+
+    def first_level(self, action: Action, tool: Tool) -> tuple[Digest, list[action_key.Component]]:
+        """The key of everything that is known before the action runs, and its components."""
+        names = self.files.names_of(tool)
+        components = list(
+            action_key.action_components(
+                action,
+                self.tool_digest(tool),
+                partial(key_digest, self.snapshot, action),
+                name_of=lambda path: names.name(path) if names.root(path) else path,
+                project=self.snapshot.project,
+                roots=tool.roots,
+            )
+        )
+        for number, folder in enumerate((*action.search, *tool.search)):
+            if self.files.leads_to(folder):
+                # Files found there are named by their real place: only this component changes with the link.
+                components.append((f"search folder {number}", names.name(self.files.searched(folder))))
+                self.files.folders[folder] = self.snapshot.folder_stamp(folder)
+        found = self._precompiled[action.name] = self._candidates(action, tool)
+        components += [(f"precompiled header {names.name(path)}", digest or "") for path, digest in found.present]
+        components += [(f"header beside a precompiled one {names.name(path)}", "") for path in found.headers]
+        return action_key.digest(components), components
+
+    def _candidates(self, action: Action, tool: Tool) -> precompiled.Candidates:
+        """Precompiled headers for a source and a search, computed once: each step of a compile asks several times."""
+        asked = (*action.inputs[:1], "", *precompiled.forced(action)), action.discovery, action.search, tool.search
+        found = self._candidates_of.get(asked)
+        if found is None:
+            found = precompiled.candidates(action, tool.search, self._places)
+            if not (action.inputs and self.snapshot.is_aside(action.inputs[0])):
+                self._candidates_of[asked] = found
+        return found
+
+    def tool_digest(self, tool: Tool) -> Digest:
+        """Digest of a tool's closure, computed once a request."""
+        known = self._tools.get(id(tool))
+        if known is None:
+            components = list(action_key.tool_components(tool, self._tool_file))
+            known = (tool, action_key.digest(components))
+            self._tools[id(tool)] = known
+            self.store.remember_action(known[1], action_key.encode(components))
+        return known[1]
+
+    def _tool_file(self, path: str) -> Digest | None:
+        fact = self.snapshot.fact(path)
+        return None if fact is None else fact.digest
+
+    def look(self, action: Action, tool: Tool, *, explain: bool = True) -> Found | Missing:
+        """Look one action up. Its declared inputs must exist, or have been produced, by now.
+
+        Args:
+            explain: compare a miss with the components that the action had last time.
+        """
+        first, components = self.first_level(action, tool)
+        why = self._search(first, components, action, tool, explain=explain)
+        if isinstance(why, Found):
+            return why
+        return self._missing(first, components if explain else [], action, why)
+
+    def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
+        """A miss for a reason that the caller gives."""
+        return self._missing(*self.first_level(action, tool), action, (reason,))
+
+    def _missing(
+        self, first: Digest, components: list[action_key.Component], action: Action, why: tuple[str, ...]
+    ) -> Missing:
+        self.files.bare.discard(action.name)
+        self.files.discovered.pop(action.name, None)  # they belong to a result that did not fit
+        inputs = tuple((path, self.snapshot.digest(path)) for path in action.inputs)
+        found = self._elsewhere.get(action.name, "")
+        return Missing(first, action_key.encode(components) if components else b"", why, inputs, found)
+
+    def _search(
+        self, first: Digest, components: list[action_key.Component], action: Action, tool: Tool, *, explain: bool
+    ) -> Found | tuple[str, ...]:
+        if action.uncacheable:
+            return (f"never stored: {action.uncacheable}",)
+        if action.kept is Kept.NOTHING:
+            return ("made again each time it is needed",)
+        if self._recache:
+            return ("asked to run again",)
+        why: list[str] = []
+        names = self.files.names_of(tool)
+        for known in self.store.input_sets(first):
+            reason = self._differs(first, known, action, tool, names)
+            if not reason:
+                result = self.store.result(known.key)
+                if result is not None:
+                    return Found(first, result)
+                reason = "its result was evicted"
+            elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
+                loose = replace(known, roots=())
+                if not self._differs(first, loose, action, tool, names, changing=False):
+                    self._elsewhere[action.name] = min((folder for _, folder in bound), key=len)
+            why.append(reason)
+        return tuple(why[:1]) or (self._why_unknown(action, components) if explain else ())
+
+    def _differs(
+        self, first: Digest, known: InputSet, action: Action, tool: Tool, names: Names, *, changing: bool = True
+    ) -> str:
+        """Why an input set does not match the files as they are now; empty where it does.
+
+        Args:
+            changing: the store may remember new stamps of the input set's folders.
+        """
+        folders = dict(tool.roots)
+        for name, folder in known.roots:
+            if folders.get(name) != folder:
+                return f"folder {folder}: its path can reach the result, and is now {folders.get(name)}"
+        snapshot = self.snapshot
+        list_of = (id(names), id(known.files), action.text)
+        fits = self._fits.get(list_of)
+        if fits is None or not snapshot.made_none_of(fits.members):
+            paths = tuple(names.path(name) for name, _ in known.files)
+            moved = []
+            for path, (_, digest) in zip(paths, known.files, strict=True):
+                standing = stands(snapshot, action, path, digest)
+                if standing is Stands.NO:
+                    gone = snapshot.digest(path) is None
+                    return f"input {path}: {'no longer there' if gone else 'content changed'}"
+                if standing is Stands.MOVED:
+                    moved.append(path)
+            bare = any(map(is_bare, known.files))
+            fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare)
+        if fits.moved and not self._is_blind(action, fits):
+            return f"input {fits.moved[0]}: lines moved"
+        paths = self.files.discovered[action.name] = fits.paths
+        if fits.bare:
+            self.files.bare.add(action.name)
+        folders_of = (id(names), id(known.folders))
+        if folders_of in self._unchanged:
+            return ""
+        links = [
+            (names.path(n), names.path(to)) for n, stamp in known.folders if stamp == LINK for n, to in [n.split("\0")]
+        ]
+        for folder, to in links:
+            if self.files.searched(folder) != to:
+                return f"folder {folder}: its link led to {to}"
+            self.files.folders[folder] = snapshot.folder_stamp(folder)
+        watched = [(names.path(n), stamp) for n, stamp in known.folders if stamp not in (PRESENT, LINK)]
+        if include_search.unchanged(snapshot, watched):
+            self.files.folders.update(watched)
+            self._unchanged[folders_of] = known.folders
+            return ""
+        present = tuple(sorted(n for n, stamp in known.folders if stamp == PRESENT))
+        survey = self.files.survey(paths, action, tool)
+        now_present = [names.name(path) for path in survey.present]
+        if new := [name for name in now_present if name not in present]:
+            return f"input {names.path(new[0])}: appeared where the search finds it first"
+        if lost := [name for name in present if name not in now_present]:
+            return f"input {names.path(lost[0])}: no longer there"
+        # The changes in those folders do not matter: remember their new stamps.
+        self.files.folders.update(survey.folders)
+        if changing:
+            self.store.update_folders(first, replace(known, folders=input_folders(survey, names, links)))
+        return ""
+
+    def _is_blind(self, action: Action, fits: _Fits) -> bool:
+        """Whether nothing in the files that moved can see its line."""
+        used = (*action.inputs, *fits.paths)
+        return is_blind(self.snapshot, bare_text_of(self.store.folder), action, used, fits.moved)
+
+    def _why_unknown(self, action: Action, components: list[action_key.Component]) -> tuple[str, ...]:
+        before = self.store.recall_action(self.name_key(action))
+        if before is None:
+            return ("never built before",)
+        reasons = action_key.difference(self._with_tools(action_key.decode(before)), self._with_tools(components))
+        return reasons or ("its entry is no longer in the store",)
+
+    def _with_tools(self, components: list[action_key.Component]) -> list[action_key.Component]:
+        """The components, each tool's digest replaced by the tool's own components, so that a change names its file."""
+        out = []
+        for name, value in components:
+            inner = self.store.recall_action(Digest(value)) if name.startswith("tool ") else None
+            out.extend(action_key.decode(inner) if inner else [(name, value)])
+        return out
+
+    def name_key(self, action: Action) -> Digest:
+        """The key under which an action's last components are remembered: its name in this project."""
+        return Digest(blake3(f"{self.snapshot.project}\0{action.name}".encode(errors="surrogateescape")).hexdigest())

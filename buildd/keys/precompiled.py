@@ -1,0 +1,181 @@
+"""Precompiled headers: compilers read one silently in place of a header, and list it nowhere.
+
+gcc looks for NAME.gch in each folder in which it searches the first included header; clang does so for its first
+-include. Therefore all candidates are part of a compile's key, and missing ones are looked for again each time. The
+content of a precompiled header cannot be searched for `traits` (the clock, files that no compiler lists), so a result
+is stored only if buildd made the precompiled header from sources that it searched. Knows no compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from buildd.files.snapshot import Snapshot
+from buildd.store.store import Store
+from codegen.flags import words
+from codegen.plan import Action, Discovery
+from codegen.reach import read_regular
+from protocol.messages import Digest
+
+_KNOWN = b"precompiled header"
+_ENDINGS = {
+    Discovery.GCC: (".gch",),
+    Discovery.GCC_LINKER: (".gch",),
+    Discovery.CLANG: (".gch", ".pch"),
+}
+_IMPLICIT = ("stdc-predef.h", "cuda_runtime.h")
+"""The headers that gcc includes by itself before all others, and that nvcc makes it include."""
+_DIRECTIVE = re.compile(
+    rb"(?:#|%:|\?\?=)(?:[ \t]|\\\n|/\*.*?\*/)*"
+    rb"(?:(?P<open>if)|(?P<close>endif)|(?:include(?:_next)?|import)(?:[ \t]|\\\n|/\*.*?\*/)*"
+    rb"(?:<(?P<angled>[^>\n]+)>|\"(?P<quoted>[^\"\n]+)\"|(?P<computed>\w+)))",
+    re.DOTALL,
+)
+_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_FORCED = re.compile(r"(-include|-imacros|--?pre-include|--?imacros|--include)(=?)(.*)", re.DOTALL)
+_SURE = 3
+"""How many unconditional includes are taken as possibly the first: text that looks like a comment may be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The precompiled headers that one compile could read in place of a header."""
+
+    present: tuple[tuple[str, Digest | None], ...] = ()
+    """Path -> content digest; None for a folder of several precompiled headers."""
+    absent: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    """If one is present: all headers of those names. The compiler silently takes the first of either kind."""
+    computed: bool = False
+    """Only the preprocessor knows the name of the first include."""
+
+    def names(self) -> Iterator[str]:
+        """The names of all candidates without folders."""
+        return (os.path.basename(path) for path in (*self.absent, *self.headers, *(path for path, _ in self.present)))
+
+
+class Places:
+    """The places where the compiles of one request look for candidates; each is looked at once.
+
+    Args:
+        folders: receives the stamps of the folders whose listings were used.
+    """
+
+    def __init__(self, snapshot: Snapshot, folders: dict[str, int]) -> None:
+        self.snapshot = snapshot
+        self._folders = folders
+        self._known: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def of(self, folder: str, name: str) -> tuple[str, bool]:
+        """The path of a name in a folder, and whether something exists there."""
+        known = self._known.get((folder, name))
+        if known is None:
+            path = os.path.normpath(os.path.join(folder, name))
+            _watch(os.path.dirname(path) or ".", self.snapshot, self._folders)
+            known = self._known[folder, name] = path, self.has(path)
+        return known
+
+    def has(self, path: str) -> bool:
+        """Whether a path exists, according to the listing of its folder."""
+        folder, name = os.path.split(path)
+        names = self.snapshot.listing(folder or ".")
+        if names is not None:
+            return name in names
+        # A folder that may not be listed may still be searched.
+        return self.snapshot.folder_stamp(folder or ".") != 0 and os.path.lexists(self.snapshot.absolute(path))
+
+
+def candidates(action: Action, own_search: Iterable[str], places: Places) -> Candidates:
+    """The precompiled headers that an action could read in place of a header.
+
+    Args:
+        own_search: folders that the tool searches without being told.
+    """
+    snapshot = places.snapshot
+    endings = _ENDINGS.get(action.discovery, ())
+    source = action.inputs[0] if action.inputs else ""
+    if not endings or not source or snapshot.is_aside(source):
+        return Candidates()
+    names = dict.fromkeys((*forced(action), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
+    beside = os.path.dirname(source) or "."
+    present: dict[str, Digest | None] = {}
+    absent: dict[str, None] = {}
+    files = [name + ending for name in names if name for ending in endings]
+    for folder in dict.fromkeys((beside, ".", *action.search, *own_search)):
+        for file in files:
+            path, there = places.of(folder, file)
+            if there or snapshot.is_produced(path):
+                present[path] = snapshot.digest(path)
+            else:
+                absent[path] = None
+    headers: list[str] = []
+    for path in (*present, *absent) if present else ():
+        header = os.path.splitext(path)[0]
+        if places.has(header) or snapshot.is_produced(header):
+            headers.append(header)
+        else:
+            absent[header] = None
+    return Candidates(tuple(present.items()), tuple(absent), tuple(dict.fromkeys(headers)), "" in names)
+
+
+def remember(store: Store, digest: Digest) -> None:
+    """Note that a stored result is this precompiled header. Raises StoreError."""
+    if not is_known(store, digest):
+        store.remember_action(_name(digest), _KNOWN)
+
+
+def is_known(store: Store, digest: Digest) -> bool:
+    """Whether a precompiled header was made through buildd, as a result that could be stored."""
+    return store.recall_action(_name(digest)) == _KNOWN
+
+
+def forced(action: Action) -> Iterator[str]:
+    """Files that the command line includes before the source."""
+    waiting = False
+    for word in words(argument for argument in action.argv if isinstance(argument, str)):
+        match = None if waiting else _FORCED.fullmatch(word)
+        if waiting:
+            yield word
+        elif match and match[3]:
+            yield match[3]
+        waiting = match is not None and not match[3]
+
+
+def _first(text: bytes) -> Iterator[str]:
+    """The headers that a source may include first, perhaps more; empty for a name that only the preprocessor knows."""
+    for kind in (text, _COMMENT.sub(b" ", text)):
+        depth = sure = 0
+        for match in _DIRECTIVE.finditer(kind):
+            if match["open"] or match["close"]:
+                depth = max(0, depth + (1 if match["open"] else -1))
+                continue
+            if match["computed"] is None or sure == 0:
+                yield (match["angled"] or match["quoted"] or b"").decode(errors="surrogateescape")
+            sure += depth == 0
+            if sure == _SURE:
+                break
+
+
+def _watch(folder: str, snapshot: Snapshot, folders: dict[str, int]) -> None:
+    """Note the stamp of a folder, or of the nearest existing folder above it."""
+    while folder not in folders:
+        folders[folder] = snapshot.folder_stamp(folder)
+        if folders[folder] != 0 or folder in (".", "/"):
+            return
+        folder = os.path.dirname(folder) or "."
+
+
+def _text(path: str) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError:
+        return b""
+
+
+def _name(digest: Digest) -> Digest:
+    return Digest(blake3(b"precompiled header\0" + digest.encode()).hexdigest())

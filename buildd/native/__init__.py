@@ -1,0 +1,1 @@
+"""Small C programs of buildd, compiled with the host compiler when they are first needed."""

@@ -1,0 +1,9 @@
+/* Shared by the shims and by bare_text.py. */
+
+#include <stddef.h>
+
+/* Write a text's bare form, which is no longer than the text; returns its length, or -1 if it has none. */
+long bare_text(const unsigned char *text, size_t length, unsigned char *out);
+
+/* Write a bare form without the lines that hold no token, at most one byte longer; returns its length. */
+long drop_lines(const unsigned char *bare, size_t length, unsigned char *out);

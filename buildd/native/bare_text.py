@@ -1,0 +1,93 @@
+"""Bare forms of source texts: what is left of them without comments, in C (bare_text.c).
+
+Knows how the library is made and called, and what a digest of a bare form is. Does not know which compiles may use one.
+Without a host compiler no text has a bare form, and everything goes by content.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from blake3 import blake3
+
+from buildd.native.libraries import make_library
+from buildd.native.programs import NoProgram
+
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("bare_text.c", "bare_text.h"))
+_MOST_BYTES = 8 << 20
+"""Larger texts have no bare form: shims read no larger ones either."""
+_BINARY = 1 << 10
+"""A NUL in so many bytes at the beginning: no source text."""
+_log = logging.getLogger(__name__)
+
+
+class BareText:
+    """Makes digests of bare forms. Safe to use from several threads.
+
+    Args:
+        store: the library is kept there, and compiled when the first text comes.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._library: ctypes.CDLL | None = None
+        self._looked = False
+
+    def form(self, content: bytes) -> bytes | None:
+        """The bare form of a text; None where it has none."""
+        if len(content) > _MOST_BYTES or b"\0" in content[:_BINARY]:
+            return None
+        library = self._native()
+        return None if library is None else _called(library.bare_text, content)
+
+    def without_lines(self, form: bytes) -> bytes:
+        """A bare form without the lines that hold no token."""
+        library = self._native()
+        assert library is not None, "it has made the form"
+        return _called(library.drop_lines, form) or b""
+
+    def digests(self, content: bytes) -> bytes:
+        """Digests of both forms of a text, 32 bytes each: with the line of every token, and without; empty where it has
+        none."""
+        form = self.form(content)
+        return b"" if form is None else blake3(form).digest() + blake3(self.without_lines(form)).digest()
+
+    def _native(self) -> ctypes.CDLL | None:
+        if not self._looked:
+            with self._lock:
+                if not self._looked:
+                    self._library = self._load()
+                    self._looked = True
+        return self._library
+
+    def _load(self) -> ctypes.CDLL | None:
+        try:
+            place = make_library(self._store, SOURCES, (), ".bare.so", os.environ.get("PATH", os.defpath))
+            library = ctypes.CDLL(os.fspath(place))
+            for function in (library.bare_text, library.drop_lines):
+                function.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p)
+                function.restype = ctypes.c_long
+        except (OSError, NoProgram, AttributeError, subprocess.SubprocessError) as error:
+            _log.info("texts are compared with their comments: %s", error)
+            return None
+        return library
+
+
+def _called(function: Callable[[bytes, int, ctypes.Array[ctypes.c_char]], int], text: bytes) -> bytes | None:
+    made = ctypes.create_string_buffer(len(text) + 1)
+    length = function(text, len(text), made)
+    return None if length < 0 else ctypes.string_at(made, length)
+
+
+@cache
+def bare_text_of(store: Path) -> BareText:
+    """The process's bare forms with their library in this store."""
+    return BareText(store)

@@ -1,0 +1,59 @@
+"""Shared libraries of buildd's own that are preloaded into other programs.
+
+Knows how one is made and tried; `preload` and `shims.interposition` say what they are for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from buildd.native.programs import NATIVE, NoProgram, check_owner, compile_program, find_compiler, is_sound, place_of
+
+_TRIAL_S = 10.0
+
+
+def make_library(store: Path, sources: Sequence[Path], flags: Iterable[str], suffix: str, path: str) -> Path:
+    """The library of some sources; compiled if it is missing or damaged.
+
+    Args:
+        store: the library is kept there.
+        sources: C sources, and the headers that they include.
+        flags: the compiler's, apart from those of every shared library.
+        suffix: how the file's name ends.
+        path: where to search for the host compiler, as $PATH.
+
+    Raises: NoProgram, OSError, subprocess.SubprocessError.
+    """
+    folder = store / NATIVE
+    compiler = find_compiler(path)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(os.stat(folder))
+    flags = ("-O2", "-shared", "-fPIC", *flags)
+    place = place_of(folder, sources, flags, compiler, suffix)
+    if not is_sound(place):
+        compiled = [source for source in sources if source.suffix == ".c"]
+        why = compile_program(compiler, flags, compiled, place)
+        if why:
+            raise NoProgram(why)
+    check_owner(os.lstat(place))
+    return place
+
+
+def try_library(place: Path) -> None:
+    """Preload it into a program once: the loader only prints an error if it cannot (an odd path, a disk without exec).
+
+    Raises: NoProgram, OSError, subprocess.SubprocessError.
+    """
+    program = shutil.which("true")
+    if program is None:
+        raise NoProgram("there is no program to try it with")
+    environment = {"LD_PRELOAD": os.fspath(place)}
+    done = subprocess.run(
+        [program], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=_TRIAL_S, check=False
+    )
+    if done.returncode != 0 or done.stderr:
+        raise NoProgram(done.stderr.decode(errors="replace").strip()[-300:] or f"{program} failed with it")

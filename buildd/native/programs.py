@@ -1,0 +1,147 @@
+"""buildd's own small C programs, compiled with the host compiler when first needed and kept in the store.
+
+Knows the needs that sweep.py and the shims share: a compiler, a file name, and checks that no other user has written
+the file and that it is undamaged. A digest follows the program's end, where neither the kernel nor a loader looks, so
+every link and copy can be checked by itself. Does not know what the programs do.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from blake3 import blake3
+
+NATIVE = "native"
+"""Folder of compiled programs in a store."""
+_COMPILE_S = 60.0
+_DIGEST_BYTES = 32
+_MOST_BYTES = 16 << 20
+_ELF_MAGIC = b"\x7fELF\x02"
+_ELF = struct.Struct("=40xQ10xHH2x")
+"""In the header of a 64-bit ELF file (elf(5)): where its section headers are, the size of one and their number. Linkers
+write them at the end."""
+_COMPILERS = ("gcc", "cc", "clang")
+
+
+class NoProgram(Exception):
+    """There is no usable program, and none can be made."""
+
+
+def find_compiler(path: str) -> str:
+    """Absolute path of the host compiler.
+
+    Args:
+        path: as $PATH; folders of shims are passed over.
+
+    Raises: NoProgram.
+    """
+    from codegen.foreign.called_tool import without_shims
+
+    path = without_shims(path)
+    for name in _COMPILERS:
+        found = shutil.which(name, path=path)
+        if found:
+            return os.path.abspath(found)
+    raise NoProgram("no host compiler")
+
+
+def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compiler: str, suffix: str) -> Path:
+    """The program's file; its name depends on sources, compiler and machine. Raises OSError."""
+    status = os.stat(compiler)
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    parts = (*(source.read_bytes() for source in sources), *flags, compiler, str(stamp))
+    machine = (platform.machine(), sys.byteorder, *platform.libc_ver())
+    return folder / f"{blake3(repr((parts, machine)).encode()).hexdigest()[:32]}{suffix}"
+
+
+def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path], place: Path) -> str:
+    """Compile it to its place; returns the error, empty if it worked. Raises OSError and SubprocessError."""
+    from codegen.foreign.called_tool import without_shims
+
+    aside = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}")
+    environment = {"PATH": without_shims(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            [compiler, *flags, "-o", str(aside), *(str(path) for path in sources)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            return done.stderr.decode(errors="replace").strip()[-300:]
+        seal(aside, place)
+    finally:
+        aside.unlink(missing_ok=True)
+    return ""
+
+
+def seal(made: Path, place: Path) -> None:
+    """Put a new program into its place, with its digest at the end. Raises OSError.
+
+    An older program there is replaced, not written to: it may be running.
+    """
+    with open(made, "r+b") as file:
+        file.write(blake3(file.read()).digest())
+    os.chmod(made, 0o700)
+    put(made, place)
+
+
+def put(aside: Path, place: Path) -> None:
+    """Give a whole file its name. Raises OSError.
+
+    Syncs the content first: after a power failure the name might otherwise belong to an empty file, which a shell takes
+    for a script that does nothing.
+    """
+    for path, replace in ((aside, True), (place.parent, False)):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if replace:
+            os.replace(aside, place)
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether a program's bytes are undamaged."""
+    return blake3(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def is_sound(place: Path) -> bool:
+    """Whether a program exists and is undamaged."""
+    return is_whole(_content(place))
+
+
+def has_no_digest(place: Path) -> bool:
+    """Whether a program ends where its ELF file ends: an older buildd made it, and put no digest behind it."""
+    content = _content(place)
+    if len(content) < _ELF.size or not content.startswith(_ELF_MAGIC):
+        return False
+    start, entry_bytes, entries = _ELF.unpack_from(content)
+    return bool(start + entry_bytes * entries == len(content))
+
+
+def _content(place: Path) -> bytes:
+    """A program's bytes; none where it is no regular file."""
+    try:
+        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return b""
+
+
+def check_owner(status: os.stat_result) -> None:
+    """Raises NoProgram if other users may have written this file or folder."""
+    if status.st_uid != os.geteuid() or (status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode)):
+        raise NoProgram("it belongs to other users, or they may write to it")

@@ -1,0 +1,1 @@
+"""Tools and workers as processes: started, measured, ended."""

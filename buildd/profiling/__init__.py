@@ -1,0 +1,1 @@
+"""Kernel candidates built, measured on GPUs, and the best of them kept."""

@@ -1,0 +1,138 @@
+"""`buildd build` of targets with the key `profile`: measures them on a GPU first, then builds.
+
+Knows the order only: the plan says whether something needs measuring, `profile` measures. If measuring fails, the build
+loses only the faster kernel, and says so in one line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from buildd.client.perform import carry_out, stopping_signals
+from buildd.errors import BuilddError
+from buildd.profiling.devices import recall, remember, visible
+from buildd.ui.problems import print_note
+from buildd.ui.view import View
+from codegen.errors import RequestError
+from codegen.gemm.capability import ANY, NOT_MEASURED
+from codegen.variables.aitemplate_flags import visible_devices
+from codegen.variables.settings import settings_of
+from protocol.errors import ProtocolError
+from protocol.messages import Done, Event, Request, RequestId
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def carry_out_measured(
+    request: Request, view: View, views: Callable[[], View], options: Namespace, environ: Mapping[str, str]
+) -> Done:
+    """Carry out and show `request`, after measuring what it wants measured on this machine's GPUs.
+
+    Args:
+        view: gets every event, and is closed at the end.
+        views: makes another view, in case the request is sent a second time.
+        options: those of `request.add_request_arguments`.
+        environ: as for `perform.carry_out`.
+
+    Raises: as `perform.carry_out`.
+    """
+    capabilities = capabilities_here(request, environ)
+    if not capabilities:
+        return carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
+    asked = _Asked(view)
+    done = carry_out(
+        msgspec.structs.replace(request, measures=capabilities), asked, no_daemon=options.no_daemon, environ=environ
+    )
+    if done.code != NOT_MEASURED:
+        return done
+    import asyncio  # late: most builds measure nothing
+
+    try:
+        with stopping_signals():
+            asyncio.run(_measure(request, options, environ))
+    except (RequestError, BuilddError, ProtocolError, OSError) as error:
+        print_note(f"buildd: nothing is measured: {getattr(error, 'message', '') or error}")
+    # Sent a second time, it is another request of the same build.
+    request = msgspec.structs.replace(request, request_id=RequestId(os.urandom(6).hex()))
+    return carry_out(request, views(), no_daemon=options.no_daemon, environ=environ)
+
+
+def capabilities_here(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Compute capability of the GPU that would measure, if known without asking it; empty if none may be used."""
+    devices = _devices(request)
+    if devices is not None and not devices:
+        return ()
+    known = recall(request.store, environ)
+    return (ANY,) if known is None else tuple(gpu.capability for gpu in visible(known, devices)[:1])
+
+
+class _Asked:
+    """A view that does not see the refusal that means "measure first"."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.close = view.close
+
+    def event(self, event: Event) -> None:
+        if not (isinstance(event.body, Done) and event.body.code == NOT_MEASURED):
+            self._view.event(event)
+
+
+async def _measure(request: Request, options: Namespace, environ: Mapping[str, str]) -> None:
+    from pathlib import Path
+
+    from buildd.profiling.agenda import Plan
+    from buildd.profiling.campaign import Profiling
+    from buildd.profiling.gpus import find_gpus, shown_gpus
+    from buildd.profiling.preparation import builder_for, survey_of
+    from buildd.profiling.reports import Chosen, Told, Tried, chosen_words
+    from buildd.store.profile_cache import open_profiles
+    from buildd.store.store import Store
+
+    def say(words: str) -> None:
+        print_note(f"buildd: {words}")
+
+    def tell(told: Told) -> None:
+        if isinstance(told, Chosen):
+            say(f"{told.target}: {chosen_words(told)}")
+        elif isinstance(told, Tried) and told.note and told.outcome != "skipped":
+            say(f"{told.target}: {told.candidate}: {told.outcome}: {told.note}")
+
+    gpus, why = find_gpus(environ)
+    with Store.open(Path(request.store)) as store:
+        if gpus:
+            remember(request.store, environ, gpus)
+        alike, why = shown_gpus(gpus, why, _devices(request), say)
+        if not alike:
+            say(f"{why}: nothing is measured")
+            return
+        survey = await survey_of(request, [], store, first_on=alike[0].capability)
+        # The project may restrict the GPUs, too.
+        alike = tuple(gpu for gpu in visible(gpus, survey.devices) if gpu in alike)
+        if not survey.cases or not alike:
+            return
+        names = ", ".join(dict.fromkeys(case.target for case in survey.cases))
+        say(f"{names}: measuring on {alike[0].name} first")
+        plan = Plan(request=request, survey=survey, gpus=alike)
+        if options.jobs:
+            plan = replace(plan, most_builds=options.jobs)
+        plan = plan.with_room()
+        with open_profiles(survey.environment, store, request.project) as cache:
+            for line in cache.notices:
+                say(line)
+            builder = await builder_for(options, request, environ)
+            try:
+                await Profiling(plan, builder, cache, tell, say).run()
+            finally:
+                await builder.close()
+
+
+def _devices(request: Request) -> tuple[str, ...] | None:
+    """The GPUs that a request may use, as it numbers them; None means all."""
+    return visible_devices(settings_of(request), "cuda")

@@ -1,0 +1,1 @@
+"""Records the kernels that users' programs compile, to compile them again elsewhere."""

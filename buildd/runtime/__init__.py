@@ -1,0 +1,1 @@
+"""Calls generated kernels and models from Python."""

@@ -1,0 +1,1 @@
+"""Carries requests out: plans them, runs their jobs, completes them."""

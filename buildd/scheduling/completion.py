@@ -1,0 +1,63 @@
+"""The end of a request: its last events, then news for its watches, then the rows in the store.
+
+Knows the order of these; does not decide when a request ends (`state`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from buildd.builds.active_build import ActiveBuild
+from buildd.builds.products import Moment
+from buildd.scheduling.record_answers import RecordAnswers
+from buildd.watch.watches import Watches
+from protocol import messages as m
+
+_log = logging.getLogger(__name__)
+
+
+class Completion:
+    """Ends requests.
+
+    Args:
+        in_pool: runs a function in a worker thread.
+    """
+
+    def __init__(self, watches: Watches, records: RecordAnswers, in_pool: Callable[..., Awaitable[Any]]) -> None:
+        self._watches = watches
+        self._records = records
+        self._in_pool = in_pool
+
+    async def complete(self, build: ActiveBuild, outcome: m.Outcome) -> None:
+        """Tell the client how a request ended, then keep what was learned."""
+        request = build.request
+        build.report.tell_end(outcome)
+        if outcome is m.Outcome.BUILT:
+            for artifact in build.artifacts():
+                build.log.append(artifact)
+        counts = build.counts
+        build.report.tell_progress(Moment(to_run=counts.done - counts.hits + counts.failures))
+        failures = f"{build.counts.failures} of {len(build.plan.actions)} actions failed"
+        with self._watches.ending(request.request_id), self._records.writing(request):
+            build.report.tell_done(outcome, message=failures if outcome is m.Outcome.FAILED else "")
+            await self._records.heard(request)
+            try:  # first: what is looked at for the record was not seen by the build
+                await self._watches.learn(build, outcome)
+            except Exception:  # the edge: a watch that knows less still looks at its files, and the build is done
+                _log.exception("what %s has seen was not learned", request.request_id)
+            try:
+                await self._in_pool(_keep, build, outcome)
+            except Exception:  # the edge: what is written here only saves time, and the build is done
+                _log.exception("what is known of %s was not kept", request.request_id)
+            await self._in_pool(build.report.keep_log)
+
+
+def _keep(build: ActiveBuild, outcome: m.Outcome) -> None:
+    """Write down what was learned from a request that was built."""
+    build.outputs.close()
+    build.notebook.write()
+    if outcome is m.Outcome.BUILT:
+        build.outputs.remember()
+    build.files.save()

@@ -1,0 +1,147 @@
+"""Writes the results of a foreign compile: its output and its depfile, as the command and the caller's umask say.
+
+Knows how tools write these files, and which files only the tool may write; knows no build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildd.builds.command import DEPFILE
+from buildd.files.digests import Files
+from buildd.store.store import Result, Store
+from codegen.compilers import checkout_roots, temporary_roots
+from codegen.compilers.command_parser import Compile, Depfile, Makes, PassThrough, Reason, quoted
+from codegen.foreign.compile_plan import DEPENDENCIES
+from codegen.reach import Reach, reach_of
+from protocol import messages as m
+
+_LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where the results of a compile go, and how they are written.
+
+    Args:
+        folder: where the command was called.
+        system: folders whose headers -MMD leaves out, each with its final slash.
+        roots: folders that have another name each time.
+        clang: clang would write the depfile; see `make_rules`.
+    """
+
+    compile: Compile
+    folder: str
+    umask: int
+    system: tuple[str, ...]
+    roots: temporary_roots.Roots = ()
+    clang: bool = False
+
+    def check(self, named: Iterable[str] = ()) -> None:
+        """Check that the tool would only read files and write its outputs. Raises PassThrough where it would not.
+
+        Args:
+            named: files that the command may name to be read.
+        """
+        known: dict[str, str] = {}
+        for path in dict.fromkeys(named):
+            if path and reach_of(os.path.join(self.folder, path), known) is not Reach.EVERYONE:
+                raise PassThrough(Reason.NO_FILE, path)
+        depfile = self.compile.depfile
+        for path in filter(None, (self.compile.output, depfile.path if depfile else "")):
+            place = os.path.join(self.folder, path)
+            if reach_of(place, known) is Reach.CALLER:
+                raise PassThrough(Reason.OUTPUT, path)
+            if os.path.basename(path) in ("", DEPFILE) or not os.path.isdir(os.path.dirname(place)):
+                raise PassThrough(Reason.OUTPUT, path)
+            if os.path.lexists(place) and (os.path.islink(place) or not os.path.isfile(place)):
+                raise PassThrough(Reason.OUTPUT, path)
+            real = os.path.realpath(place)
+            for read in self.compile.objects or (self.compile.source,):
+                if real == os.path.realpath(os.path.join(self.folder, read)):
+                    raise PassThrough(Reason.OUTPUT, f"{path} is the source")
+
+    def put_object(self, files: Files, digest: m.Digest, write: Callable[[Path], bool]) -> bool:
+        """Put the object there, with a fresh time: make and ninja go by it. False where `write` fails."""
+        place = os.path.join(self.folder, self.compile.output)
+        fact = files.fact(place)
+        if fact is not None and fact.digest == digest and not os.path.islink(place):
+            os.utime(place)
+            if self.compile.makes is Makes.LINKED:
+                os.chmod(place, self.mode & ~self.umask)
+            return True
+        if not write(Path(place)):
+            return False
+        os.chmod(place, self.mode & ~self.umask)
+        return True
+
+    @property
+    def mode(self) -> int:
+        """Mode of the object, before the umask."""
+        return 0o777 if self.compile.makes is Makes.LINKED else 0o666
+
+    def rules(self, listed: bytes) -> bytes:
+        """The depfile that the command asks for; empty where it asks for none.
+
+        Args:
+            listed: the output `DEPENDENCIES`.
+        """
+        depfile = self.compile.depfile
+        if depfile is None:
+            return b""
+        paths, _ = temporary_roots.read(listed, self.roots)
+        return make_rules(depfile, self.compile.source, paths, self.system, clang=self.clang)
+
+    def said(self, store: Store, result: Result) -> tuple[bytes, bytes] | None:
+        """The tool's standard output and error when the result was made, in today's names; None where they are lost."""
+        listed = next((store.get(output.digest) for output in result.outputs if output.name == DEPENDENCIES), None)
+        texts = [b"" if digest is None else store.get(digest) for digest in (result.stdout, result.stderr)]
+        if listed is None or texts[0] is None or texts[1] is None:
+            return None
+        _, moves = temporary_roots.read(listed, self.roots)
+        return checkout_roots.replaced(texts[0], moves), checkout_roots.replaced(texts[1], moves)
+
+    def put_depfile(self, rules: bytes) -> None:
+        """Write the depfile in place, as tools do."""
+        depfile = self.compile.depfile
+        if depfile is None:
+            return
+        place = os.path.join(self.folder, depfile.path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(place, flags, 0o666), "r+b", buffering=0) as file:
+            if file.read() == rules:
+                # Not written again: ext4 takes two milliseconds for a file that was emptied.
+                os.utime(file.fileno())
+            else:
+                os.fchmod(file.fileno(), 0o666 & ~self.umask)
+                file.seek(0)
+                file.truncate()
+                file.write(rules)
+
+
+def make_rules(
+    depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...], *, clang: bool = False
+) -> bytes:
+    """A depfile as gcc writes it.
+
+    Args:
+        paths: files that the tool read, as it spelled them, without the source.
+        system: folders whose headers -MMD leaves out.
+        clang: as clang writes it: no name begins with "./".
+    """
+    if clang:
+        source, *paths = (_LEADING_DOT.sub("", path) for path in (source, *paths))
+    headers = [quoted(p) for p in paths if p != source and (depfile.system or not _plain(p).startswith(system))]
+    text = f"{' '.join(depfile.targets)}: " + " \\\n ".join((quoted(source), *headers)) + "\n"
+    if depfile.phony:
+        text += "".join(f"{header}:\n" for header in headers)
+    return os.fsencode(text)
+
+
+def _plain(path: str) -> str:
+    """A path without "..", by which clang's own folders name the headers of gcc."""
+    return os.path.normpath(path) if "/../" in path and path.startswith("/") else path

@@ -1,0 +1,58 @@
+"""EXPLAIN and PROVE: a request gets its plan and an answer from the store; nothing runs.
+
+Knows plans and look-ups; starts no job and asks no watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from buildd.builds import prove
+from buildd.builds.active_build import ActiveBuild
+from buildd.builds.event_log import RequestLog
+from buildd.errors import BuilddError
+from buildd.scheduling.adoption import adopt
+from buildd.scheduling.open_stores import OpenStore
+from buildd.scheduling.refusal import refuse
+from codegen.errors import RequestError
+from protocol import messages as m
+
+InPool = Callable[..., Awaitable[Any]]
+"""Runs a function in a worker thread."""
+
+
+async def answer(
+    opened: OpenStore,
+    request: m.Request,
+    log: RequestLog,
+    found: list[m.Digest],
+    in_pool: InPool,
+    is_unwanted: Callable[[], bool],
+) -> None:
+    """Say for each action of a request whether it would run, and why; then `Done`. Raises Unwanted.
+
+    Args:
+        found: gets the keys of the results that are there.
+        is_unwanted: whether the request was cancelled; from any thread.
+    """
+    try:
+        build = await examine(opened, request, log, in_pool, is_unwanted)
+    except (RequestError, BuilddError, OSError) as error:
+        refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
+        return
+    await in_pool(prove.answer, build, found, is_unwanted)
+
+
+async def examine(
+    opened: OpenStore,
+    request: m.Request,
+    log: RequestLog,
+    in_pool: InPool,
+    is_unwanted: Callable[[], bool] = lambda: False,
+) -> ActiveBuild:
+    """A request with its plan. Raises RequestError, BuilddError, OSError, and Unwanted as `answer`."""
+    build = opened.new_build(request, log)
+    plan = await opened.plan(request, keep=False, is_unwanted=is_unwanted)
+    await adopt(build, plan, None, in_pool)
+    return build

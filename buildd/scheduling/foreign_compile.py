@@ -1,0 +1,249 @@
+"""One compile of a foreign build while it is carried out: how it differs from a target's build.
+
+Its outputs go where the command says, with the caller's umask and a fresh time; the tool's output goes back byte for
+byte; the depfile lists the files that the tool was seen to read. Knows no queue and no process (`scheduler`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from buildd.builds.active_build import HIT, Outputs, Report
+from buildd.builds.command import output_path
+from buildd.builds.products import Failure, Moment, Product, Ran
+from buildd.builds.target_report import count, done_event, tell_failed
+from buildd.files.atomic_write import copy_file
+from buildd.keys import precompiled
+from buildd.keys.miss_kinds import kind_of
+from buildd.scheduling.build_figures import Figures
+from buildd.scheduling.delivery import Delivery
+from buildd.shims import run_log
+from buildd.store.store import Result
+from buildd.store.tally import Reasoned
+from codegen.compilers import checkout_roots, temporary_roots
+from codegen.compilers.command_parser import Makes, Reason
+from codegen.foreign.compile_plan import DEPENDENCIES
+from codegen.plan import Action
+from protocol import messages as m
+
+PASSED_THROUGH = "passed-through"
+"""Code of a `Done` that sends the caller to the tool itself."""
+_PIECE_BYTES = 256 << 10
+_MOST_EVENTS = 1 << 20
+_LOOKED_UP = "by content"
+"""The kind of the daemon's hits in statistics."""
+
+
+class CommandOutputs(Outputs):
+    """The files of one compile, in the places that its command names.
+
+    Args:
+        keep: called in a worker thread once the compile was built.
+    """
+
+    in_project = True
+
+    def __init__(self, delivery: Delivery, keep: Callable[[CommandOutputs], None]) -> None:
+        self.delivery = delivery
+        self.roots = delivery.roots
+        self.result: Result | None = None
+        """The result that was found, or stored."""
+        self.holds_path = False
+        """The result holds the path of a folder that has another name in the next build."""
+        self._keep = keep
+
+    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+        """List what the tool read as one more output."""
+        place = Path(output_path(private, action, DEPENDENCIES))
+        place.write_bytes(self._listed(read))
+        return {}
+
+    def _listed(self, read: Iterable[str]) -> bytes:
+        scratch = self.build.store.scratch_folders()
+        mine = tuple(f"{folder}/" for place in scratch for folder in (place, os.path.realpath(place)))
+        return temporary_roots.listed(self.roots, [path for path in read if not path.startswith(mine)])
+
+    def place_depfile(self, read: Iterable[str]) -> None:
+        """Write the depfile alone: of a compile that failed."""
+        with contextlib.suppress(OSError):  # it is not what the caller is told of
+            self.delivery.put_depfile(self.delivery.rules(self._listed(read)))
+
+    def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
+        if not self.roots:
+            return ()
+        if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
+            return {name for name, _ in checkout_roots.checkouts(self.roots)}
+        made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+        return checkout_roots.names_in(made, self.roots) | checkout_roots.names_held(said, self.roots)
+
+    def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
+        if path != self.delivery.compile.output:
+            listed = self.build.store.get(digest)
+            if listed is not None:
+                self.delivery.put_depfile(self.delivery.rules(listed))
+            return listed is not None
+        self._vouch_for(digest)
+        return self.delivery.put_object(self.build.files, digest, partial(self.build.store.restore, digest))
+
+    def place_made(self, path: str, made: Path, product: Product) -> None:
+        def copy(place: Path) -> bool:
+            copy_file(made, place, executable=False)
+            return True
+
+        if path == self.delivery.compile.output:
+            self.delivery.put_object(self.build.files, product.digest, copy)
+        else:
+            self.delivery.put_depfile(self.delivery.rules(made.read_bytes()))
+
+    def where(self, path: str) -> str:
+        return f"{self.build.project}/{path}" if not path.startswith("/") else path
+
+    def published(self, result: Result, held: temporary_roots.Roots) -> None:
+        self.result = result
+        self.holds_path = not {*held}.isdisjoint(checkout_roots.others(self.roots))
+        for output in result.outputs:
+            if output.name != DEPENDENCIES:
+                self._vouch_for(output.digest)
+
+    def _vouch_for(self, digest: m.Digest) -> None:
+        """Remember a precompiled header that could be stored: its sources mention nothing that would be hidden in it.
+        That says nothing about a clock that was set to stand still while it was made."""
+        stood_still = any(name == "SOURCE_DATE_EPOCH" for name, _ in self.build.plan.actions[0].environment)
+        if self.delivery.compile.makes is Makes.HEADER and not stood_still:
+            precompiled.remember(self.build.store, digest)
+
+    def remember(self) -> None:
+        self._keep(self)
+
+
+class CompileReport(Report):
+    """What the caller of one compile gets: the tool's own output and exit status, or word to run the tool itself.
+
+    A build of ten thousand compiles would have ten thousand logs: only failures are noted, in `run_log`.
+    """
+
+    def __init__(self, figures: Figures, outputs: CommandOutputs) -> None:
+        self._figures = figures
+        self._outputs = outputs
+        self._carried_out = False
+        """Otherwise the caller has to run the tool itself."""
+        self._left = ""
+        """A file that the tool read and that only its caller can read."""
+        self._exit_status = 0
+        self._signal = 0
+        self._said: list[m.ToolOutput] = []
+
+    def _count_reasons(self) -> None:
+        """Count and note why the call ran, or that it was found."""
+        build, compile = self.build, self._outputs.delivery.compile
+        missing = build.misses.get(0)
+        if build.counts.misses and missing is not None:
+            kind = kind_of(missing.reasons).value
+            self._figures.count_missed(kind, missing.elsewhere)
+            build.store.tally.count_reasoned(Reasoned.MISSED, kind)
+            same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
+            reasons = tuple(filter(None, (*missing.reasons, same)))
+        elif build.counts.hits:
+            build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
+            reasons = ("same inputs",)
+        else:
+            return
+        named = compile.output if compile.objects else compile.source
+        call = os.path.normpath(os.path.join(build.project, named))
+        explained = m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
+        run_log.note_call(build.store.folder, build.request.build_id, explained)
+
+    def tell_hit(self, index: int, result: Result) -> None:
+        build, delivery = self.build, self._outputs.delivery
+        said = delivery.said(build.store, result)
+        build.counts.hits += 1
+        build.counts.saved_s += result.timing.wall_s
+        self._outputs.result = result
+        if said is not None:
+            self._carry_out(*said)
+        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason="same inputs"))
+
+    def handed_over(self, index: int, ran: Ran) -> None:
+        if not ran.exit.output_truncated:  # else the middle of the output is lost
+            self._carry_out(ran.exit.stdout, ran.exit.stderr)
+
+    def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
+        self._left = failure.left or _process_named(failure)
+        if self._left:
+            return  # nothing has failed: the caller runs the tool
+        tell_failed(self.build, job, index, failure)
+        kind, exit = failure.kind, failure.exit
+        by_itself = kind is m.FailureKind.COMPILE_ERROR or (kind is m.FailureKind.KILLED and exit and exit.signal)
+        if exit is None or exit.lost or exit.output_truncated or not by_itself:
+            return  # perhaps buildd's fault: the caller runs the tool itself
+        if failure.read is not None:
+            self._outputs.place_depfile(failure.read)
+        self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
+        self._carry_out(exit.stdout, exit.stderr)
+
+    def _carry_out(self, stdout: bytes, stderr: bytes) -> None:
+        self._said = [*pieces("stdout", stdout), *pieces("stderr", stderr)]
+        self._carried_out = True
+
+    def tell_progress(self, now: Moment) -> None:
+        build, time_ns = self.build, time.time_ns()
+        if now.running and self._figures.is_due(time_ns):
+            progress = m.Progress(
+                done=self._figures.hits + self._figures.misses,
+                total=0,
+                waiting_for=now.waiting_for,
+                memory_bytes=now.memory_bytes,
+                budget_bytes=now.budget_bytes,
+            )
+            run_log.note_memory(build.store.folder, build.request.build_id, time_ns, progress)
+
+    def tell_end(self, outcome: m.Outcome) -> None:
+        build = self.build
+        events = build.log.after(0, _MOST_EVENTS)
+        if build.counts.failures:
+            run_log.note(build.store.folder, build.request.build_id, events)
+            events = [event for event in events if not isinstance(event.body, m.Started)]
+        run_log.note_job(build.store.folder, build.request.build_id, events)
+        if self._carried_out:
+            for output in self._said:
+                build.log.append(output)
+        self.tell_done(outcome)
+
+    def tell_done(self, outcome: m.Outcome, *, message: str = "") -> None:
+        build, figures = self.build, self._figures
+        if build.log.done is not None:
+            return  # said at the end of the work, before it was written down
+        figures.hits += build.counts.hits
+        figures.misses += build.counts.misses
+        figures.failures += build.counts.failures
+        figures.saved_s += build.counts.saved_s
+        figures.holding_paths += self._outputs.holds_path
+        self._count_reasons()
+        if not self._carried_out and outcome is not m.Outcome.CANCELLED:
+            outcome = m.Outcome.REFUSED if self._left else m.Outcome.DAEMON_ERROR
+            reason = (Reason.NO_FILE if self._left else Reason.NOT_CARRIED_OUT).value
+            figures.count_passed_through(reason)
+            build.store.tally.count_passed_through(reason)
+        code = PASSED_THROUGH if self._left else ""
+        message = f"{Reason.NO_FILE.value}: {self._left}" if self._left else message
+        count(build)
+        status = {"exit_status": self._exit_status, "signal": self._signal}
+        build.log.append(done_event(build, outcome, message=message, code=code, **status))
+
+
+def pieces(stream: str, data: bytes) -> list[m.ToolOutput]:
+    """What a tool wrote, cut into events."""
+    starts = range(0, len(data), _PIECE_BYTES)
+    return [m.ToolOutput(stream=stream, data=data[start : start + _PIECE_BYTES]) for start in starts]
+
+
+def _process_named(failure: Failure) -> str:
+    """The place of a file that a tool perhaps failed over, and that is another file for its caller."""
+    if failure.exit is None or failure.kind is not m.FailureKind.COMPILE_ERROR:
+        return ""
+    return next((name.decode() for name in (b"/dev/", b"/proc/") if name in failure.exit.stderr), "")

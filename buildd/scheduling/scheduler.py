@@ -1,0 +1,408 @@
+"""The shell around the state machine: carries its instructions out and feeds their results back as events.
+
+Knows how a request becomes a plan, jobs and a last event; knows no socket. Runs on one event loop; a few threads touch
+files. `intake` takes a request before anything runs, `completion` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from buildd.builds.active_build import INTERNAL_FAULT, ActiveBuild
+from buildd.builds.event_log import RequestLog
+from buildd.builds.planner import Make
+from buildd.builds.products import Failure
+from buildd.host.admission import Budget
+from buildd.host.claims import Claims
+from buildd.host.gate import HostGate
+from buildd.processes.launch import EndReason
+from buildd.processes.runner import Runner
+from buildd.processes.tool_host import ToolHost
+from buildd.scheduling.arrivals import Arrivals
+from buildd.scheduling.completion import Completion
+from buildd.scheduling.deliveries import Deliveries
+from buildd.scheduling.execution import Execution
+from buildd.scheduling.intake import Intake
+from buildd.scheduling.look_ups import LookUps
+from buildd.scheduling.open_stores import OpenStores
+from buildd.scheduling.progress import Progress
+from buildd.scheduling.refusal import refuse
+from buildd.scheduling.step_chain import ChainedJob
+from buildd.scheduling.step_jobs import SpreadJob
+from buildd.scheduling.step_request import StepRequest
+from buildd.scheduling.tasks import Tasks
+from buildd.shims import run_log
+from buildd.state.events import (
+    Attach,
+    Cancelled,
+    Complete,
+    Deliver,
+    Delivered,
+    Ending,
+    Hit,
+    Instruction,
+    JobEnded,
+    Kill,
+    KillCause,
+    LookUp,
+    Missed,
+    NodeFailed,
+    Released,
+    Retry,
+    Start,
+    StateEvent,
+    Submitted,
+    Undeliverable,
+)
+from buildd.state.machine import State
+from codegen.variables.aitemplate_flags import job_cap
+from protocol import messages as m
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+COUNTED = ("requests", "hits", "misses", "failures", "step_hits", "step_misses", "whole")
+"""Counters of actions, of their steps, and (`whole`) of actions that ran as one process though others of their kind run
+in steps."""
+
+
+class Scheduler:
+    """Builds requests. Created and used on one event loop.
+
+    Args:
+        cpus: CPU tokens; by default those that this process may use.
+        memory_cap_bytes: never admit beyond this, whatever the host has; 0 means no cap.
+        default_store: store of requests that name none.
+        store_limit_bytes: size bound of every store; None means the store's own default.
+        make: makes plans, see `Planner`.
+    """
+
+    def __init__(
+        self,
+        *,
+        default_store: Path,
+        cpus: int = 0,
+        memory_cap_bytes: int = 0,
+        store_limit_bytes: int | None = None,
+        make: Make | None = None,
+    ) -> None:
+        self.runner = Runner()
+        self.claims = Claims()
+        self.cpus = cpus or len(os.sched_getaffinity(0))
+        self.gate = HostGate(Budget(self.cpus, memory_cap_bytes), self.claims, short=self.runner.spare)
+        self.state = State(lambda *asked: self._progress.refusal(*asked), cpus=self.cpus)
+        self.builds: dict[m.RequestId, ActiveBuild] = {}
+        self.executions: dict[m.JobId, Execution] = {}
+        self.counters: dict[str, int] = dict.fromkeys(COUNTED, 0)
+        self._arrivals = Arrivals()
+        self._deliveries = Deliveries(self.executions, self._in_pool)
+        self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
+        """Outcomes of the requests that carry out the steps of jobs, which wait for them."""
+        self._tasks = Tasks(self._failed_inside, lambda: self.state.story)
+        self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
+        self._loop = asyncio.get_running_loop()
+        self.stores = OpenStores(
+            self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make
+        )
+        self.intake = Intake(self.stores, self._in_pool, self.runner)
+        self._look_ups = LookUps(
+            self.state, self.executions, self.counters, self.cpus, self._in_pool, self._feed, self._tasks
+        )
+        self._completion = Completion(self.intake.watches, self.intake.records, self._in_pool)
+        self._progress: Progress = Progress(self.state, self.gate, self.builds, self.executions, self._feed, self.cpus)
+
+    # ---------------------------------------------------------------- the outside
+
+    def submit(self, request: m.Request, log: RequestLog, host: ToolHost | None = None) -> None:
+        """Begin a request; all its events are appended to `log`, the last one a `Done`. Its tools run below `host`."""
+        self.counters["requests"] += 1
+        self._arrivals.add(request)
+        self._tasks.spawn(self._serve(request, log, host), request.request_id)
+
+    def cancel(self, request_id: m.RequestId) -> bool:
+        """Cancel a request; False when there is none of that name."""
+        if self._arrivals.cancel(request_id):
+            return True
+        if request_id not in self.builds:
+            return self.intake.end(request_id)
+        self._feed(Cancelled(request_id))
+        return True
+
+    def cancel_all(self) -> None:
+        for request_id in [*self._arrivals.names, *(name for name, each in self.builds.items() if not each.is_steps)]:
+            self.cancel(request_id)
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks and not self.builds and not self.intake.profiles
+
+    async def close(self) -> None:
+        """End all jobs and watches, close the stores."""
+        self.cancel_all()
+        await self.intake.watches.close()
+        await self.intake.profiles.close()
+        await self._tasks.all_ended()
+        self._progress.close()
+        await self.runner.close()
+        self._pool.shutdown()
+        self.claims.close()
+        self.stores.close()
+
+    def rest(self) -> None:
+        """Write down what is known and give memory back, while nothing is being built."""
+        self.gate.rest()
+        self.stores.rest(keep_plans=bool(len(self.intake.watches)))
+
+    # ---------------------------------------------------------------- a request's way
+
+    async def _serve(self, request: m.Request, log: RequestLog, host: ToolHost | None) -> None:
+        try:
+            await self._begin(request, log, host)
+        except Exception as error:  # the edge: the client must not wait in vain
+            _log.exception("request %s could not begin; what led here:\n%s", request.request_id, self.state.story)
+            self._give_up(request.request_id, log, error)
+
+    async def _begin(self, request: m.Request, log: RequestLog, host: ToolHost | None) -> None:
+        arrival = self._arrivals[request.request_id]
+        try:
+            build = await self.intake.receive(request, log, is_unwanted=lambda: arrival.cancelled)
+        finally:
+            self._arrivals.forget(request.request_id)
+        for before in arrival.replaces:
+            if build is None or arrival.cancelled or before in self._arrivals:
+                self.cancel(before)
+        if build is None or arrival.cancelled:
+            if build is not None:
+                build.report.tell_done(m.Outcome.CANCELLED)
+            elif log.done is not None:
+                self.counters["hits"] += log.done.hits
+            elif arrival.cancelled and not self.intake.end(request.request_id):
+                log.append(m.Done(outcome=m.Outcome.CANCELLED))
+            return
+        build.host = host
+        self.builds[request.request_id] = build
+        self.counters["hits"] += len(build.carried)
+        self._feed(
+            Submitted(
+                request.request_id,
+                build.graph(),
+                request.priority,
+                request.jobs or job_cap(build.settings) or 0,
+                request.keep_going,
+                replaces=arrival.replaces,
+                done=build.carried,
+            )
+        )
+        self._progress.keep_on()
+
+    # ---------------------------------------------------------------- instructions
+
+    def _feed(self, event: StateEvent) -> None:
+        try:
+            self._carry_out(self.state.handle(event))
+            if isinstance(event, Hit | Missed):
+                self._progress.looked_up(event.request)
+        except Exception as error:  # the edge: the lost instructions may have been of any request
+            _log.exception("a %s could not be handled; what led here:\n%s", type(event).__name__, self.state.story)
+            for name, build in list(self.builds.items()):
+                self._give_up(name, build.log, error)
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        looks: dict[m.RequestId, list[LookUp]] = {}
+        for instruction in instructions:
+            match instruction:
+                case LookUp():
+                    looks.setdefault(instruction.request, []).append(instruction)
+                case Attach():
+                    self._attached(instruction)
+                case Start():
+                    self._start(instruction)
+                case Kill():
+                    is_cancelled = instruction.cause is KillCause.CANCELLED
+                    self.executions[instruction.job].kill(EndReason.CANCELLED if is_cancelled else EndReason.MEMORY)
+                case Deliver():
+                    self._deliveries.expect(instruction.job)
+                    self._tasks.spawn(self._deliver(instruction), instruction.request)
+                case Retry():
+                    self._retried(instruction)
+                case NodeFailed():
+                    self._failed(instruction)
+                case Complete():
+                    self._tasks.spawn(self._complete(instruction), instruction.request)
+        for request, several in looks.items():
+            self._tasks.spawn(self._look_ups.look_up(self.builds[request], several), request)
+
+    def _attached(self, attach: Attach) -> None:
+        build = self.builds[attach.request]
+        if build.is_steps:
+            return
+        action = build.plan.actions[attach.node]
+        shared = len(self.state.jobs[attach.job].followers) > 1 if attach.job in self.state.jobs else False
+        build.log.append(
+            m.Queued(
+                job_id=attach.job,
+                action=action.name,
+                reasons=build.misses[attach.node].reasons,
+                expected_s=build.resources[attach.node].wall_s,
+                shared=shared,
+                after=self._deliveries.waited_for(build, attach.node, self.state),
+            )
+        )
+
+    def _start(self, start: Start) -> None:
+        build = self.builds[start.request]
+        action = build.plan.actions[start.node]
+        make: Callable[..., Execution] = Execution
+        if start.spread:
+            make = partial(
+                SpreadJob,
+                submit=lambda inner: self._submit_steps(inner, start.job),
+                cancel=lambda inner: self._feed(Cancelled(inner)),
+            )
+        elif action.steps and start.node not in build.runs_whole:
+            make = partial(ChainedJob, looked=self._count_steps)
+        execution = make(
+            start.job,
+            build,
+            start.node,
+            final=start.final,
+            tell=lambda body: self._tell(start.job, body),
+            released=lambda: self._feed(Released(start.job)),
+            in_pool=self._in_pool,
+        )
+        self.executions[start.job] = execution
+        if start.node not in build.started:
+            build.started.add(start.node)
+            build.counts.misses += 1
+            self.counters["step_misses" if build.is_steps else "misses"] += 1
+            self.counters["whole"] += bool(action.whole)
+        self._tasks.spawn(self._run(execution), start.request)
+
+    def _count_steps(self, hits: int, misses: int) -> None:
+        self.counters["step_hits"] += hits
+        self.counters["step_misses"] += misses
+
+    async def _submit_steps(self, inner: StepRequest, job: m.JobId) -> m.Outcome:
+        build = inner.build
+        request_id = build.request.request_id
+        ended: asyncio.Future[m.Outcome] = self._loop.create_future()
+        self._steps[request_id] = ended
+        self.builds[request_id] = build
+        self._feed(Submitted(request_id, build.graph(), build.request.priority, owner=job))
+        return await ended
+
+    async def _run(self, execution: Execution) -> None:
+        host = execution.build.host
+        try:
+            async with nullcontext(self.runner) if host is None else host.lent() as runner:
+                ending = await execution.run(runner)
+            execution.begun.set()
+            self._tell_end(execution, ending)
+            if ending is not Ending.SUCCESS:  # nobody takes its files, and the next job may need their room on the disk
+                await self._in_pool(execution.close)
+        except Exception:  # the edge: whatever happened, the followers get an answer
+            _log.exception("job %s failed inside; what led here:\n%s", execution.number, self.state.story)
+            ending = Ending.FAILED
+        execution.begun.set()
+        self._feed(JobEnded(execution.number, ending, execution.needs_bytes))
+        await self._deliveries.put_away(execution)
+
+    def _tell_end(self, execution: Execution, ending: Ending) -> None:
+        exit = execution.exit
+        if exit is None:
+            return
+        build = execution.build
+        if build.has_caller and not build.is_steps:
+            run_log.note_times(build.store.folder, build.request.build_id, execution.time_lines())
+        elif build.is_on("AIT_TIME_COMPILATION"):
+            for line in execution.time_lines():
+                self._tell(execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=line))
+        if ending is Ending.SUCCESS and not execution.build.is_steps:
+            self._progress.learn(execution.build, execution.expected_s, exit.timing.wall_s)
+            self._tell(execution.number, execution.finished(exit))
+
+    async def _deliver(self, deliver: Deliver) -> None:
+        build, execution = self.builds[deliver.request], self.executions[deliver.job]
+        problem = await self._deliveries.deliver(build, deliver.node, execution)
+        if build.request.request_id in self.state.requests:
+            if problem:
+                build.report.tell_failed(deliver.job, deliver.node, Failure(m.FailureKind.STORE, *problem))
+                self._feed(Undeliverable(deliver.request, deliver.node))
+            else:
+                build.counts.done += 1
+                build.delivered[deliver.node] = len(build.delivered)
+                self._feed(Delivered(deliver.request, deliver.node))
+        await self._deliveries.delivered(execution)
+
+    def _retried(self, retry: Retry) -> None:
+        alone = retry.ending is Ending.OUT_OF_MEMORY
+        words = "ran out of memory; runs again alone" if alone else "gave way because memory is short; runs again"
+        execution = self.executions.get(retry.job)
+        if execution is not None:
+            text = f"{execution.action.name}: {words}"
+            self._tell(retry.job, m.Notice(text=text, severity=m.Severity.WARNING))
+
+    def _failed(self, failed: NodeFailed) -> None:
+        build = self.builds[failed.request]
+        execution = self.executions.get(failed.job)
+        if execution is None:
+            return  # the event was sent where the failure was noticed
+        self.counters["failures"] += not build.is_steps
+        failure = execution.failure or Failure(m.FailureKind.INTERNAL, *INTERNAL_FAULT)
+        build.report.tell_failed(failed.job, failed.node, replace(failure, exit=execution.exit))
+
+    async def _complete(self, complete: Complete) -> None:
+        build = self.builds.pop(complete.request, None)
+        if build is None:
+            return  # given up before
+        if build.is_steps:
+            ended = self._steps.pop(complete.request)
+            if not ended.done():
+                ended.set_result(complete.outcome)
+            return
+        if build.host is not None:
+            self._tasks.spawn(build.host.close(), complete.request)
+        try:
+            await self._completion.complete(build, complete.outcome)
+        except Exception as error:
+            refuse(build.log, m.Outcome.DAEMON_ERROR, error)
+            raise
+
+    def _failed_inside(self, request_id: m.RequestId, error: BaseException) -> None:
+        build = self.builds.get(request_id)
+        if build is not None:
+            self._give_up(request_id, build.log, error)
+
+    def _give_up(self, request_id: m.RequestId, log: RequestLog, error: BaseException) -> None:
+        """End a request that met a fault of buildd's: the client gets its last event, its jobs are cancelled."""
+        refuse(log, m.Outcome.DAEMON_ERROR, error)
+        if request_id in self._steps and not self._steps[request_id].done():
+            self._steps[request_id].set_exception(error)  # the job that waits for these steps fails
+        try:
+            self._carry_out(self.state.handle(Cancelled(request_id)))
+        except Exception:  # the edge: the state machine itself has the fault
+            _log.exception("request %s could not be cancelled; what led here:\n%s", request_id, self.state.story)
+            for execution in self.executions.values():
+                if execution.build.request.request_id == request_id:
+                    execution.kill(EndReason.CANCELLED)
+        if request_id in self.builds:
+            self._tasks.spawn(self._complete(Complete(request_id, m.Outcome.CANCELLED)), request_id)
+
+    # ---------------------------------------------------------------- helpers
+
+    def _tell(self, job_id: m.JobId, body: m.EventBody) -> None:
+        job = self.state.jobs.get(job_id)
+        for request, _ in job.followers if job is not None else ():
+            self.builds[request].log.append(body)
+
+    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
+        return await self._loop.run_in_executor(self._pool, work, *args)

@@ -1,0 +1,154 @@
+"""A job that runs its steps one after another in its own place, as its tool would.
+
+Every step is looked up and stored as the steps of a spread job are. But the steps form no request of their own: if each
+CPU has a job already, such a request costs more than it gains. Knows `execution`, decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from buildd.keys.lookup import Found
+from buildd.processes.launch import EndReason, Launch
+from buildd.processes.runner import Runner
+from buildd.scheduling.execution import Execution
+from buildd.scheduling.step_jobs import StepwiseJob
+from buildd.scheduling.step_request import StepRequest
+from buildd.state.events import Ending
+from protocol import messages as m
+
+
+class ChainedJob(StepwiseJob):
+    """A job like `SpreadJob`, but its steps hold the job's own CPU and memory.
+
+    Args:
+        looked: called with the numbers of further steps that were hits and misses.
+    """
+
+    def __init__(self, *args: Any, looked: Callable[[int, int], None], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._looked = looked
+        self._waiting: list[int] = []
+        """Steps that have not begun."""
+        self._before: Execution | None = None
+        """A step that has ended, and whose results are not stored yet."""
+        self._step: Execution | None = None
+        self._launch: Launch | None = None
+        self._hits = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._step.memory_bytes if self._step is not None else 0
+
+    def hold(self, held: bool) -> None:
+        self.held = held
+        if self._step is not None:
+            self._step.hold(held)
+
+    def kill(self, reason: EndReason) -> None:
+        self._kill = self._kill or reason
+        if self._step is not None:
+            self._step.kill(reason)
+
+    async def carry_out(self, inner: StepRequest, runner: Runner) -> Ending:
+        self._waiting = list(range(len(inner.build.plan.actions)))
+        try:
+            while True:
+                ended: Ending | None = await self._in_pool(self._advance, inner)
+                self._looked(self._hits, int(ended is None))
+                if ended is not None:
+                    return ended
+                step, launch = self._step, self._launch
+                assert step is not None and launch is not None
+                if self._kill is not None:
+                    return Ending.KILLED
+                keeping = asyncio.ensure_future(self._in_pool(self._keep_before, inner))
+                try:
+                    ending = await step.perform(runner, launch)
+                finally:
+                    kept: Ending = await keeping
+                if kept is not Ending.SUCCESS:
+                    return kept
+                if ending is not None:
+                    return self._failed(inner, step, ending)
+        finally:
+            for left in (self._before, self._step):
+                if left is not None:
+                    await self._in_pool(left.close)
+            self._before = self._step = None
+
+    def _advance(self, inner: StepRequest) -> Ending | None:
+        """Prepare the next step that has to run; where there is none, return how the steps ended. In a worker thread.
+
+        The results of the step before are stored first only where the next step needs them.
+        """
+        self._before, self._step, self._hits = self._step, None, 0
+        while self._before is not None or self._waiting:
+            index = self._next(inner)
+            if index is None:
+                assert self._before is not None, "steps depend on those before them"
+                ending = self._keep_before(inner)
+                if ending is not Ending.SUCCESS:
+                    return ending
+                continue
+            self._waiting.remove(index)
+            if inner.outputs.compose(index):
+                continue
+            answer = inner.build.look(index, fresh=False)
+            if isinstance(answer, Found):
+                inner.report.tell_hit(index, answer.result)
+                self._hits += 1
+                continue
+            self._step = Execution(
+                self.number,
+                inner.build,
+                index,
+                final=self._final,
+                tell=_drop,
+                released=_keep_cpu,
+                in_pool=self._in_pool,
+            )
+            self._step.held = self.held
+            self._launch = self._step.prepare()
+            return None
+        return Ending.SUCCESS
+
+    def _next(self, inner: StepRequest) -> int | None:
+        """A step whose inputs are all stored; None where there is none.
+
+        The steps come in the tool's own order, so that the first failure is the one that the tool would report. Where
+        the tool itself runs once more after any failure, the first step that is ready comes.
+        """
+        lacking = {*self._waiting, *(() if self._before is None else (self._before.index,))}
+        makers = inner.build.plan.makers()
+        candidates = self._waiting if inner.silent else self._waiting[:1]
+        return next((index for index in candidates if lacking.isdisjoint(makers[index])), None)
+
+    def _keep_before(self, inner: StepRequest) -> Ending:
+        """Store the results of the step before, if that was not done yet. In a worker thread."""
+        before = self._before
+        if before is None:
+            return Ending.SUCCESS
+        ending = before.keep()
+        if ending is not Ending.SUCCESS:
+            return self._failed(inner, before, ending)
+        inner.build.hand_over(before.index, before.ran)
+        before.close()
+        self._before = None
+        return Ending.SUCCESS
+
+    def _failed(self, inner: StepRequest, step: Execution, ending: Ending) -> Ending:
+        if step.failure is not None:
+            inner.report.tell_failed(self.number, step.index, replace(step.failure, exit=step.exit))
+        return ending
+
+
+def _drop(body: m.EventBody) -> None:
+    """Drop a step's lines: they are sent once all steps have ended, in the order of the steps."""
+
+
+def _keep_cpu() -> None:
+    """Keep the CPU: the job holds it until the last step has ended."""

@@ -1,0 +1,197 @@
+"""The files of one job's steps, which the steps exchange in the job's private folder, under bare names.
+
+Knows which files a step needs, and how to make equivalence digests, bundles and fatbins from other files without a
+tool. `step_results` finds stored results.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from blake3 import blake3
+
+from buildd.artifacts import equivalence, fatbin, offload_bundle
+from buildd.builds.active_build import ActiveBuild, Outputs
+from buildd.builds.command import output_path
+from buildd.builds.products import Product, Ran
+from buildd.errors import StoreError
+from buildd.store.store import Result
+from codegen.compilers import checkout_roots
+from codegen.plan import BARE, Action
+from codegen.steps import line_info
+from codegen.steps.expansion import barely, fatbin_apart, frame_of, maker, module_id
+from codegen.steps.nvcc_commands import Role
+from codegen.steps.step_kinds import CHECKED, StepKind
+from protocol import messages as m
+
+
+class StepOutputs(Outputs):
+    """Files of steps, in one folder: some steps find each other's files by a bare name.
+
+    Args:
+        outer: the build of the job's request; files that no step makes are where it has them.
+        folder: the job's private folder.
+        silent: see `Steps`.
+    """
+
+    def __init__(self, outer: ActiveBuild, folder: str, *, silent: bool) -> None:
+        self._named: set[str] = set()
+        """Moving roots whose folder stands in a preprocessed text; device code does not show it any more."""
+        self.recalled: set[str] = set()
+        """Files that are not here: only their digests are known."""
+        self._outer = outer
+        self._folder = folder
+        self._silent = silent
+        self._wanted: set[str] = set()
+        """Files that another step or the job reads."""
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        plan = self.build.plan
+        self._wanted = {path for action in plan.actions for path in action.inputs}
+        self._wanted.update(output.path for output in maker(plan).outputs if output.name != BARE)
+        self._wanted.add(fatbin_apart(plan))
+        for file in plan.files:
+            Path(self._place_of(file.path)).write_bytes(file.content)
+            self.build.made(file.path, Product(m.Digest(blake3(file.content).hexdigest()), len(file.content), False))
+
+    def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
+        return True  # `where` fetches it once a step that runs reads it
+
+    def place_made(self, path: str, made: Path, product: Product) -> None:
+        if path in self._wanted:
+            place = self._place_of(path)
+            try:
+                os.link(made, place)
+            except OSError:  # it is there from a run whose inputs changed, or the file system has no links
+                shutil.copyfile(made, f"{place}.new")
+                os.replace(f"{place}.new", place)
+        self.recalled.discard(path)
+
+    def where(self, path: str) -> str:
+        product = self.build.products.get(path)
+        if product is None:
+            return self._outer.outputs.where(path)
+        place = self._place_of(path)
+        with self._lock:
+            if not os.path.exists(place) and not self.build.store.restore(product.digest, Path(place)):
+                raise StoreError("the result of a step is no longer there", file=place, next_step="build again")
+        return place
+
+    def placed(self, action: Action, ran: Ran) -> None:
+        """Compare what a bundler made with what `compose` would make."""
+        way = self._way_of(action)
+        if way is not None and not offload_bundle.is_proven(way) and not (ran.exit.stdout or ran.exit.stderr):
+            offload_bundle.prove(way, self._parts_of(action), Path(self._place_of(action.outputs[0].path)).read_bytes())
+
+    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+        """Make the equivalence digests: of files apart from what may not matter, and of the fatbin in an object."""
+        made = {}
+        roots, lookup = self._outer.outputs.roots, self.build.inputs.lookup
+        if action.kind == StepKind.PREPROCESS.value and roots:
+            text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+            self._named |= checkout_roots.names_in_text(text, roots, preprocessed=True)
+        if action.kind == StepKind.CICC.value and _is_mapped(action):
+            made_by = Path(output_path(private, action, Role.MADE.value))
+            made_by.write_bytes(line_info.mapped(made_by.read_bytes(), roots))
+        files = {f"{output.path}.{BARE}": output_path(private, action, output.name) for output in action.outputs}
+        for output in action.outputs:
+            if output.name == CHECKED:
+                made[CHECKED] = b""
+            elif output.name == BARE:
+                if action.kind == StepKind.HOST.value:
+                    content = self.build.products[frame_of(action)].digest.encode()
+                else:
+                    key = (
+                        lookup.first_level(barely(action), self.build.tool(action))[0]
+                        if action.kind == StepKind.CUDAFE.value
+                        else None
+                    )
+                    text = Path(files[output.path]).read_bytes()
+                    content = equivalence.of_text(StepKind(action.kind), text, key, clang=self._silent)
+                made[BARE] = content
+        return made
+
+    def named_in(self, made: Path) -> set[str]:
+        """Moving roots whose folder stands in a text or in device code. The module's id stands for the checkout's."""
+        roots = self._outer.outputs.roots
+        checkouts = checkout_roots.checkouts(roots)
+        unit = module_id(self.build.plan)
+        makers = [action for action in self.build.plan.actions if action.kind == StepKind.CICC.value]
+        for action in filter(_is_mapped, makers):
+            # The path in other words is not mapped.
+            text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
+            self._named |= checkout_roots.names_in(text, roots)
+        if checkouts and unit:
+            # Device code is packed in the object, but not in what cicc writes.
+            texts = [self.where(o.path) for action in makers for o in action.outputs if o.name == Role.MADE.value]
+            for text in (Path(path).read_bytes() for path in (*texts, str(made))):
+                self._named |= checkout_roots.names_in(text, checkouts)
+                self._named.update(name for name, _ in checkouts if unit in text)
+        return self._named
+
+    def compose(self, index: int) -> bool:
+        """Make a step's output without its program where the output is known (`offload_bundle`). It is not stored."""
+        action = self.build.plan.actions[index]
+        way = self._way_of(action)
+        if way is None or not offload_bundle.is_proven(way):
+            return False
+        bundle = offload_bundle.composed(way, self._parts_of(action))
+        if bundle is None:
+            return False
+        Path(self._place_of(action.outputs[0].path)).write_bytes(bundle)
+        for output, content in zip(
+            action.outputs, (bundle, equivalence.of_text(StepKind.BUNDLE, bundle, None)), strict=True
+        ):
+            digest = m.Digest(blake3(content).hexdigest())
+            self.build.made(output.path, Product(digest, len(content), output.executable))
+        return True
+
+    def _way_of(self, action: Action) -> offload_bundle.Way | None:
+        return offload_bundle.way_of(action, self.build.inputs.lookup.tool_digest(self.build.tool(action)))
+
+    def _parts_of(self, action: Action) -> list[bytes]:
+        return [Path(self.where(path)).read_bytes() for path in action.inputs]
+
+    def join(self) -> bool:
+        """Put the fatbin into the object that was compiled beside it; False where that cannot be done."""
+        text, host = fatbin_apart(self.build.plan), self.build.plan.actions[-1]
+        if not text:
+            return True
+        if self.build.products[f"{text}.{BARE}"].digest != self.build.products[f"{frame_of(host)}.{BARE}"].digest:
+            return False
+        return self._exchange(host, Path(self.where(host.outputs[0].path)).read_bytes(), text)
+
+    def put_fatbin(self, action: Action, result: Result) -> bool:
+        """Put today's fatbin into an object that was found; False where that cannot be done."""
+        if fatbin_apart(self.build.plan):
+            return True  # at the end: `join`
+        digests = {output.name: output.digest for output in result.outputs}
+        text = frame_of(action)
+        if self.build.store.get(digests[BARE]) == self.build.products[text].digest.encode():
+            return True
+        made = self.build.store.get(digests[action.outputs[0].name])
+        return made is not None and self._exchange(action, made, text)
+
+    def _exchange(self, host: Action, made: bytes, text: str) -> bool:
+        path = host.outputs[0].path
+        data = fatbin.data(Path(self.where(text)).read_bytes())
+        whole = fatbin.exchanged(made, data) if data is not None else None
+        if whole is None:
+            return False
+        aside = Path(f"{self._place_of(path)}.new")
+        aside.write_bytes(whole)
+        aside.replace(self._place_of(path))
+        self.build.made(path, Product(m.Digest(blake3(whole).hexdigest()), len(whole), False))
+        return True
+
+    def _place_of(self, path: str) -> str:
+        return f"{self._folder}/{os.path.basename(path)}"
+
+
+def _is_mapped(action: Action) -> bool:
+    return any(name == line_info.VARIABLE for name, _ in action.environment)

@@ -1,0 +1,257 @@
+/* The command that the shim was called for: its tool, arguments, folder and variables. Runs the tool.
+
+   NAMES, the variables that it sends, is defined on the compiler's command line. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "program_name.h"
+#include "shim.h"
+
+#ifndef NAMES
+#define NAMES "PATH,LANG,LC_*"
+#endif
+#define LIBRARY "libbuildd-interpose.so" /* as in interpose.c */
+
+char tool[PATH_MAX];
+char **arguments;
+
+void __attribute__((noreturn)) become_tool(void)
+{
+	if (!tool[0]) {
+		fprintf(stderr, "buildd: there is no %s behind this shim\n", arguments[0]);
+		_exit(127);
+	}
+	arguments[0] = tool;
+	execv(tool, arguments);
+	fprintf(stderr, "buildd: cannot run %s: %s\n", tool, strerror(errno));
+	_exit(errno == ENOENT ? 127 : 126);
+}
+
+/* Take the folders of shims off PATH; an empty folder on it stays, and is the current one. */
+void leave_path(void)
+{
+	const char *path = getenv("PATH");
+	char *kept = path ? malloc(strlen(path) + 1) : NULL, *end = kept;
+
+	for (; kept;) {
+		size_t length = strcspn(path, ":");
+		char folder[PATH_MAX];
+
+		if (snprintf(folder, sizeof folder, "%.*s", (int)length, path) >= (int)sizeof folder || !is_ours(folder)) {
+			memcpy(end, path, length + 1);
+			end += length + 1;
+		}
+		if (!path[length])
+			break;
+		path += length + 1;
+	}
+	if (!kept || end == kept)
+		return;
+	end[-1] = 0;
+	setenv("PATH", kept, 1);
+	free(kept);
+}
+
+void run_tool(void)
+{
+	/* Compilers called by the tool are part of this one command. A ccache that is called gcc runs the next gcc on PATH:
+	   the shim would run the ccache again. */
+	end_host();
+	setenv("BUILDD_DISABLE", "1", 1);
+	leave_path();
+	become_tool();
+}
+
+/* Whether this is a program, and not a shim under another name. */
+static int is_program(const char *path)
+{
+	struct stat status, self;
+
+	return access(path, X_OK) == 0 && stat(path, &status) == 0 && S_ISREG(status.st_mode) &&
+	       stat("/proc/self/exe", &self) == 0 && (status.st_ino != self.st_ino || status.st_dev != self.st_dev);
+}
+
+int is_ours(const char *folder)
+{
+	char mark[PATH_MAX];
+
+	return snprintf(mark, sizeof mark, "%s/" MARK, folder) < (int)sizeof mark && access(mark, F_OK) == 0;
+}
+
+/* The first program of this name on PATH that is no shim. */
+static int search(const char *name, char *found)
+{
+	const char *path = getenv("PATH");
+
+	while (path && *path) {
+		size_t length = strcspn(path, ":");
+		char folder[PATH_MAX];
+
+		if (length > 0 && length < sizeof folder) {
+			memcpy(folder, path, length);
+			folder[length] = 0;
+			if (folder[0] == '/' && snprintf(found, PATH_MAX, "%s/%s", folder, name) < PATH_MAX &&
+			    is_program(found) && !is_ours(folder))
+				return 1;
+		}
+		path += length + (path[length] == ':');
+	}
+	found[0] = 0;
+	return 0;
+}
+
+/* The tool behind a program: the one that its folder of shims records, else the next one on PATH; the program itself if
+   its folder is no folder of shims. */
+static int behind(const char *program, char *found)
+{
+	char folder[PATH_MAX], record[PATH_MAX];
+	const char *slash = strrchr(program, '/');
+	ssize_t length;
+
+	if (snprintf(folder, sizeof folder, "%.*s", (int)(slash - program), program) >= (int)sizeof folder)
+		return 0;
+	if (!is_ours(folder)) {
+		snprintf(found, PATH_MAX, "%s", is_program(program) ? program : "");
+		return found[0] != 0;
+	}
+	if (snprintf(record, sizeof record, "%s/" MARK "/%s", folder, slash + 1) < (int)sizeof record) {
+		length = readlink(record, found, PATH_MAX - 1);
+		if (length > 0) {
+			found[length] = 0;
+			if (found[0] == '/' && is_program(found))
+				return 1;
+		}
+	}
+	return search(slash + 1, found);
+}
+
+/* This program's own path; empty where /proc does not say. */
+static const char *own_path(void)
+{
+	static char self[PATH_MAX];
+
+	if (!self[0] && readlink("/proc/self/exe", self, sizeof self - 1) < 0)
+		self[0] = 0;
+	return self;
+}
+
+const char *shim_folder(void)
+{
+	static char folder[PATH_MAX];
+	const char *slash = strrchr(own_path(), '/');
+
+	snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - own_path()) : 0, own_path());
+	return folder;
+}
+
+/* Find the tool; returns the name under which the shim was called. */
+const char *find_tool(char **argv)
+{
+	const char *self = own_path();
+
+	arguments = argv;
+	if (!self[0])
+		return "";
+	if (strcmp(strrchr(self, '/') + 1, "buildd-cc") != 0) {
+		behind(self, tool);
+		return strrchr(self, '/') + 1;
+	}
+	if (!argv[1]) {
+		fprintf(stderr, "usage: buildd-cc COMPILER ARGUMENT...\n");
+		_exit(2);
+	}
+	if (is_other_cache(base_of(argv[1]))) {
+		if (asks_for_figures(argv + 2))
+			show_figures(base_of(argv[1]));
+		/* Only one cache is of use. What follows the compiler is the same. */
+		argv = compiler_behind(argv + 2) ? (char **)compiler_behind(argv + 2) - 1 : argv;
+	}
+	arguments = argv + 1;
+	if (strchr(argv[1], '/')) {
+		char place[PATH_MAX];
+
+		if (argv[1][0] == '/')
+			behind(argv[1], tool);
+		else if (getcwd(place, sizeof place) && strlen(place) + strlen(argv[1]) + 2 < sizeof place) {
+			strcat(strcat(place, "/"), argv[1]);
+			behind(place, tool);
+		}
+	} else {
+		search(argv[1], tool);
+	}
+	return "";
+}
+
+/* Take the library of interpose.c out of LD_PRELOAD: it is no part of the command. */
+void forget_library(void)
+{
+	static const char name[] = "/" LIBRARY;
+	const char *preload = getenv("LD_PRELOAD");
+	char *kept = preload ? calloc(1, strlen(preload) + 2) : NULL;
+
+	if (!kept || !strstr(preload, name))
+		return;
+	while (*preload) {
+		size_t length = strcspn(preload, ": "), size = sizeof name - 1;
+
+		if (length > 0 && (length < size || memcmp(preload + length - size, name, size) != 0)) {
+			if (*kept)
+				strcat(kept, ":");
+			strncat(kept, preload, length);
+		}
+		preload += length + (preload[length] != 0);
+	}
+	if (*kept)
+		setenv("LD_PRELOAD", kept, 1);
+	else
+		unsetenv("LD_PRELOAD");
+}
+
+int is_on(const char *value, int by_default)
+{
+	static const char *const no[] = { "0", "false", "no", "off" };
+
+	if (!value || !*value)
+		return by_default;
+	for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+		if (strcasecmp(value, no[i]) == 0)
+			return 0;
+	return 1;
+}
+
+int is_sent(const char *variable)
+{
+	size_t length = strcspn(variable, "=");
+
+	for (const char *name = NAMES; *name;) {
+		size_t size = strcspn(name, ",");
+		int prefix = name[size - 1] == '*';
+
+		if (prefix ? length >= size - 1 && memcmp(variable, name, size - 1) == 0
+			   : length == size && memcmp(variable, name, size) == 0)
+			return 1;
+		name += size + (name[size] == ',');
+	}
+	return 0;
+}
+
+/* The current folder as the caller spells it: gcc writes this spelling into debug information. */
+const char *current_folder(char *place)
+{
+	const char *spelled = getenv("PWD");
+	struct stat there, here;
+
+	if (spelled && spelled[0] == '/' && strlen(spelled) < PATH_MAX && !strstr(spelled, "/.") &&
+	    stat(spelled, &there) == 0 && stat(".", &here) == 0 && there.st_ino == here.st_ino &&
+	    there.st_dev == here.st_dev)
+		return spelled;
+	return getcwd(place, PATH_MAX);
+}

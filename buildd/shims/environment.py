@@ -1,0 +1,81 @@
+"""The environment of commands whose compiles go through the daemon: below `buildd run`, in a process that uses
+`backend="buildd"`, and in buildd's own jobs that run a user's program.
+
+Knows where shims, store, keys and sockets are; `framework_environment` knows what torch and Triton read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from buildd.errors import BuilddError, StoreError
+from protocol.errors import ProtocolError
+
+LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
+_PLACES = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "BUILDD_KEY_DIR", "BUILDD_RUNTIME_DIR")
+"""Variables that say where this process's own keys and sockets are."""
+_NAMES = ("LOGNAME", "TMPDIR", "USER")
+"""Variables from which torch derives names of folders."""
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME")
+
+
+def variables(environ: Mapping[str, str], build: str) -> dict[str, str]:
+    """The variables to change in the command's environment. Makes the shims.
+
+    Raises: ProtocolError, BuilddError, OSError.
+    """
+    from buildd.shims import framework_environment
+    from buildd.shims.interposition import LAUNCHER, LIBRARY, with_library
+    from buildd.shims.shim_folders import toolkit
+    from buildd.store.location import locate
+    from codegen.variables.settings import Settings
+    from protocol.curve import key_folder
+    from protocol.endpoint import runtime_folder
+
+    store = locate(environ).folder
+    place = toolkit(store, environ)
+    launcher = str(place.programs / LAUNCHER)
+    found = {
+        "PATH": f"{place.programs}{os.pathsep}{environ.get('PATH', os.defpath)}",
+        "BUILDD_RUNTIME_DIR": os.path.dirname(runtime_folder(environ).place),
+        "BUILDD_DIR": str(store),
+        "BUILDD_BUILD_ID": build,
+        "BUILDD_KEY_DIR": str(key_folder(environ)),
+    }
+    found |= {name: launcher for name in LAUNCHERS if not environ.get(name)}
+    if (
+        Settings(request_env=dict(environ), strict=False).is_on("BUILDD_INTERPOSE")
+        and (place.programs / LIBRARY).exists()
+    ):
+        found["LD_PRELOAD"] = with_library(environ, place.programs)
+    found |= framework_environment.variables(environ)
+    if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
+        found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
+    return found
+
+
+def of_a_job(environment: Mapping[str, str], asked: Mapping[str, str], store: str, build: str) -> dict[str, str]:
+    """The whole environment of a job of this process whose compiles go through the daemon.
+
+    It keeps the user's own caches, and this process's temporary folder: their paths are in the command lines of the
+    compiles, and so in their keys.
+
+    Args:
+        environment: the job's, as planned.
+        asked: the request's.
+        store: the folder of the request's store.
+
+    Raises: StoreError, OSError.
+    """
+    names = {name: os.environ[name] for name in _NAMES if name in os.environ}
+    caches = {name: asked[name] for name in _CACHES if name in asked}
+    job = {name: value for name, value in environment.items() if name not in _NAMES} | names | caches
+    places = {name: os.environ[name] for name in _PLACES if name in os.environ}
+    try:
+        return {**job, **variables({**places, **job, "BUILDD_DIR": store}, build)}
+    except (BuilddError, ProtocolError) as error:
+        # The job must not run without: its result would be another one under the same key.
+        raise StoreError(
+            f"this program cannot compile through the daemon: {error.message}", next_step=error.next_step
+        ) from error

@@ -1,0 +1,361 @@
+/* The library that `buildd run` preloads: a compiler that is called by its path runs under the shim.
+
+   Shims on PATH miss a build that calls /usr/local/cuda/bin/nvcc. This library stands before exec and posix_spawn: if
+   the program is a compiler by its name, or a ccache or sccache that is to run one, it calls `buildd-cc PROGRAM ARGUMENT...` instead. It knows the names, and where
+   its own folder is (from LD_PRELOAD); it reads no command line and decides nothing else. A process that has removed
+   LD_PRELOAD from the new program's environment, or set BUILDD_DISABLE there, gets the program that it named.
+
+   A call that would fail fails as without us, and one that gives the program another name is not for the shim, which
+   could not keep that name: clang is a C++ compiler if it is called clang++.
+
+   The new program is left without this library if the library would harm it: if it is of another architecture or the
+   library cannot be read from here (the loader would complain), and if a sanitizer has to be the first library in it.
+
+   Called between vfork and exec: no memory is allocated, no lock taken, nothing of the process changed. Linked without
+   libc, so that it binds to no version of it. */
+
+#define _GNU_SOURCE
+#include <alloca.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "program_file.h"
+#include "program_name.h"
+
+#define LIBRARY "libbuildd-interpose.so"
+#define LAUNCHER "buildd-cc"
+#define MARK ".buildd-launchers" /* in every folder of shims */
+#define MOST_ROOM (1 << 15)	 /* on the caller's stack, which may be that of a small thread */
+
+extern char **environ;
+
+typedef int (*exec_function)(const char *, char *const[], char *const[]);
+typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+			      char *const[], char *const[]);
+
+static exec_function next_execve, next_execvpe;
+static spawn_function next_spawn, next_spawnp;
+
+__attribute__((constructor)) static void find_next(void)
+{
+	next_execve = (exec_function)dlsym(RTLD_NEXT, "execve");
+	next_execvpe = (exec_function)dlsym(RTLD_NEXT, "execvpe");
+	next_spawn = (spawn_function)dlsym(RTLD_NEXT, "posix_spawn");
+	next_spawnp = (spawn_function)dlsym(RTLD_NEXT, "posix_spawnp");
+}
+
+static int is_shim(const char *path)
+{
+	const char *name = base_of(path);
+	size_t length = (size_t)(name - path);
+	char mark[PATH_MAX];
+
+	if (length == 0 || length + sizeof MARK > sizeof mark)
+		return 0;
+	memcpy(mark, path, length);
+	memcpy(mark + length, MARK, sizeof MARK);
+	return access(mark, F_OK) == 0;
+}
+
+/* ---------------------------------------------------------------- the new program's environment */
+
+static const char *value_of(char *const environment[], const char *name)
+{
+	size_t length = strlen(name);
+
+	for (; environment && *environment; environment++)
+		if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=')
+			return *environment + length + 1;
+	return NULL;
+}
+
+static int is_on(const char *value)
+{
+	static const char *const no[] = { "", "0", "false", "no", "off" };
+
+	for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+		if (!value || strcasecmp(value, no[i]) == 0)
+			return 0;
+	return 1;
+}
+
+/* The entry of this library in a value of LD_PRELOAD, and its length; NULL if there is none. */
+static const char *entry_in(const char *preload, size_t *length)
+{
+	while (preload && *preload) {
+		*length = strcspn(preload, ": ");
+		if (*length > sizeof LIBRARY && preload[*length - sizeof LIBRARY] == '/' &&
+		    memcmp(preload + *length - sizeof LIBRARY + 1, LIBRARY, sizeof LIBRARY - 1) == 0)
+			return preload;
+		preload += *length + (preload[*length] != 0);
+	}
+	return NULL;
+}
+
+/* ---------------------------------------------------------------- the call */
+
+struct call {
+	const char *path;
+	char *const *arguments;
+	char *const *environment;
+};
+
+static size_t count_of(char *const list[])
+{
+	size_t count = 0;
+
+	while (list && list[count])
+		count++;
+	return count;
+}
+
+/* Whether this process can read the library: it may be another user by now, or in another root. */
+static int is_readable(const char *entry, size_t length)
+{
+	char path[PATH_MAX];
+
+	memcpy(path, entry, length);
+	path[length] = 0;
+	return access(path, R_OK) == 0;
+}
+
+/* Whether the shim can do what a program of this name does with these arguments. */
+static int is_taken(const char *name, char *const arguments[])
+{
+	return is_compiler(name) || (is_other_cache(name) && (asks_for_figures(arguments) || compiler_behind(arguments)));
+}
+
+/* Whether a call is one of a compiler that runs under the shim. */
+static int is_for_shim(const struct call *call)
+{
+	const char *name = base_of(call->path);
+	const char *known = strcmp(name, ".nvcc-wrapped") == 0 ? "nvcc" : name; /* nixpkgs' makeWrapper */
+	const char *called;
+
+	if (!call->arguments || !call->arguments[0] || name == call->path)
+		return 0;
+	called = base_of(call->arguments[0]);
+	return is_taken(known, call->arguments + 1) && (strcmp(called, name) == 0 || strcmp(called, known) == 0) &&
+	       !is_on(value_of(call->environment, "BUILDD_DISABLE")) &&
+	       is_program(call->path) && !is_shim(call->path);
+}
+
+/* Bytes that `divert` and `release` need. */
+static size_t room_to_divert(const struct call *call)
+{
+	return (count_of(call->arguments) + 3) * sizeof(char *) + PATH_MAX + sizeof LAUNCHER;
+}
+
+static size_t room_to_release(const struct call *call, const char *preload)
+{
+	return (count_of(call->environment) + 1) * sizeof(char *) + sizeof "LD_PRELOAD=" + strlen(preload);
+}
+
+/* Call buildd-cc, from the folder of the library's entry, with the program as its first argument. */
+static void divert(struct call *call, const char *entry, size_t length, char *room)
+{
+	size_t folder = length - (sizeof LIBRARY - 1), count = count_of(call->arguments);
+	char **arguments = (char **)room, *launcher = room + (count + 3) * sizeof(char *);
+
+	memcpy(launcher, entry, folder);
+	memcpy(launcher + folder, LAUNCHER, sizeof LAUNCHER);
+	if (access(launcher, X_OK) != 0)
+		return; /* the store has gone */
+	arguments[0] = launcher;
+	arguments[1] = (char *)call->path;
+	for (size_t i = 1; i <= count; i++)
+		arguments[i + 1] = call->arguments[i];
+	call->path = launcher;
+	call->arguments = arguments;
+}
+
+/* Take the library's entry out of LD_PRELOAD. */
+static void release(struct call *call, const char *preload, const char *entry, size_t length, char *room)
+{
+	size_t count = count_of(call->environment), before = (size_t)(entry - preload), to = 0;
+	char **environment = (char **)room, *text = room + (count + 1) * sizeof(char *);
+	const char *after = entry + length + (entry[length] != 0);
+
+	memcpy(text, "LD_PRELOAD=", 11);
+	memcpy(text + 11, preload, before);
+	if (!*after && before > 0)
+		before--; /* the separator before the last entry */
+	memcpy(text + 11 + before, after, strlen(after) + 1);
+	for (size_t i = 0; i < count; i++) {
+		if (strncmp(call->environment[i], "LD_PRELOAD=", 11) != 0)
+			environment[to++] = call->environment[i];
+		else if (text[11])
+			environment[to++] = text;
+	}
+	environment[to] = NULL;
+	call->environment = environment;
+}
+
+/* The call that is to be made, in memory of the caller's frame. Thousands of words are a link, which is not cached. */
+#define PREPARE(call)                                                                                            \
+	do {                                                                                                     \
+		size_t length_ = 0;                                                                              \
+		const char *preload_ = value_of((call)->environment, "LD_PRELOAD");                              \
+		const char *entry_ = entry_in(preload_, &length_);                                               \
+		if (entry_ && (call)->path && length_ < PATH_MAX) {                                              \
+			int readable_ = is_readable(entry_, length_);                                            \
+			if (readable_ && is_for_shim(call)) {                                                    \
+				if (room_to_divert(call) <= MOST_ROOM)                                           \
+					divert(call, entry_, length_, alloca(room_to_divert(call)));             \
+			} else if ((!readable_ || is_harmed((call)->path)) &&                                    \
+				   room_to_release(call, preload_) <= MOST_ROOM) {                               \
+				release(call, preload_, entry_, length_, alloca(room_to_release(call, preload_))); \
+			}                                                                                        \
+		}                                                                                                \
+	} while (0)
+
+static int perform(const struct call *call)
+{
+	if (next_execve)
+		return next_execve(call->path, call->arguments, call->environment);
+	return (int)syscall(SYS_execve, call->path, call->arguments, call->environment);
+}
+
+/* The first program of this name on the caller's PATH; the name itself if it has a slash. NULL if there is none, and where
+   a relative folder is reached: the program may begin in another one. */
+static const char *search(const char *name, char *place)
+{
+	const char *path = value_of(environ, "PATH");
+	size_t size = name ? strlen(name) + 1 : 0;
+
+	if (size > 0 && strchr(name, '/'))
+		return name;
+	while (size > 1 && path && *path) {
+		size_t length = strcspn(path, ":");
+
+		if (*path != '/')
+			return NULL;
+		if (length + 1 + size <= PATH_MAX) {
+			memcpy(place, path, length);
+			place[length] = '/';
+			memcpy(place + length + 1, name, size);
+			if (access(place, X_OK) == 0)
+				return place;
+		}
+		path += length + (path[length] == ':');
+	}
+	return NULL;
+}
+
+/* ---------------------------------------------------------------- what programs call */
+
+int execve(const char *path, char *const arguments[], char *const environment[])
+{
+	const struct call plain = { path, arguments, environment };
+	struct call call = plain;
+
+	PREPARE(&call);
+	if (call.path == path)
+		return perform(&call);
+	perform(&call);
+	return perform(&plain); /* the longer call may have been too long */
+}
+
+int execv(const char *path, char *const arguments[])
+{
+	return execve(path, arguments, environ);
+}
+
+int execvpe(const char *name, char *const arguments[], char *const environment[])
+{
+	char place[PATH_MAX];
+	const char *found = search(name, place);
+
+	if (found)
+		execve(found, arguments, environment);
+	/* libc knows what a name means that is none, and runs a file without #! by the shell. */
+	if (next_execvpe)
+		return next_execvpe(name, arguments, environment);
+	errno = ENOENT;
+	return -1;
+}
+
+int execvp(const char *name, char *const arguments[])
+{
+	return execvpe(name, arguments, environ);
+}
+
+/* The arguments of execl and its like, as an array in the caller's frame; behind their NULL, execle has an environment. */
+#define COLLECT(first, list, environment, has_environment)                              \
+	do {                                                                            \
+		va_list rest_;                                                          \
+		size_t count_ = (first) != NULL;                                        \
+		va_start(rest_, first);                                                 \
+		while (count_ > 0 && va_arg(rest_, char *))                             \
+			count_++;                                                       \
+		va_end(rest_);                                                          \
+		(list) = alloca((count_ + 1) * sizeof(char *));                         \
+		(list)[0] = (char *)(first);                                            \
+		va_start(rest_, first);                                                 \
+		for (size_t i_ = 1; i_ <= count_; i_++)                                 \
+			(list)[i_] = va_arg(rest_, char *);                             \
+		(environment) = (has_environment) ? va_arg(rest_, char *const *) : environ; \
+		va_end(rest_);                                                          \
+	} while (0)
+
+int execl(const char *path, const char *first, ...)
+{
+	char **arguments, *const *environment;
+
+	COLLECT(first, arguments, environment, 0);
+	return execve(path, arguments, environment);
+}
+
+int execlp(const char *name, const char *first, ...)
+{
+	char **arguments, *const *environment;
+
+	COLLECT(first, arguments, environment, 0);
+	return execvpe(name, arguments, environment);
+}
+
+int execle(const char *path, const char *first, ...)
+{
+	char **arguments, *const *environment;
+
+	COLLECT(first, arguments, environment, 1);
+	return execve(path, arguments, environment);
+}
+
+int posix_spawn(pid_t *process, const char *path, const posix_spawn_file_actions_t *actions,
+		const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[])
+{
+	const struct call plain = { path, arguments, environment };
+	struct call call = plain;
+	int problem;
+
+	if (!next_spawn)
+		find_next(); /* called by another library's constructor */
+	if (!next_spawn)
+		return ENOSYS;
+	PREPARE(&call);
+	problem = next_spawn(process, call.path, actions, attributes, call.arguments, call.environment);
+	if (problem && call.path != plain.path)
+		problem = next_spawn(process, path, actions, attributes, arguments, environment);
+	return problem;
+}
+
+int posix_spawnp(pid_t *process, const char *name, const posix_spawn_file_actions_t *actions,
+		 const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[])
+{
+	char place[PATH_MAX];
+	const char *found = search(name, place);
+	int problem = found ? posix_spawn(process, found, actions, attributes, arguments, environment) : ENOENT;
+
+	if (problem && next_spawnp)
+		return next_spawnp(process, name, actions, attributes, arguments, environment);
+	return problem;
+}

@@ -1,0 +1,87 @@
+/* Shared by the parts of a shim. Above each group stands the file that has it. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MOST_BYTES (64u << 20)
+#define MARK ".buildd-launchers" /* in every folder of shims; may hold links to the real tools, by name */
+
+struct sockaddr_un;
+
+struct buffer {
+	unsigned char *data;
+	size_t length, room;
+};
+
+struct reader {
+	const unsigned char *at, *end;
+	int bad;
+};
+
+struct value {
+	enum { OTHER, NUMBER, TEXT, MAP, LIST } kind;
+	uint64_t number; /* or the count of a map's pairs or a list's items */
+	const char *text;
+	size_t length;
+};
+
+/* command.c */
+extern char tool[];      /* absolute, or empty if none was found */
+extern char **arguments; /* of the tool; the first is its path */
+const char *find_tool(char **argv); /* Find the tool; returns the name under which the shim was called. */
+void become_tool(void) __attribute__((noreturn));
+void run_tool(void) __attribute__((noreturn)); /* The same, and compilers that the tool calls run without the daemon. */
+void forget_library(void); /* Take the library of interpose.c out of LD_PRELOAD. */
+int is_sent(const char *variable);
+int is_on(const char *value, int by_default); /* whether a switch is on; it may be NULL or empty */
+const char *current_folder(char *place);
+int is_ours(const char *folder); /* whether this is a folder of shims */
+void leave_path(void); /* Take the folders of shims off PATH. */
+const char *shim_folder(void); /* the folder in which this shim lies */
+
+/* endpoint.c */
+int slurp(const char *path, char *text, size_t size);
+int find_socket(struct sockaddr_un *address); /* -1 where the daemon speaks another version of the protocol */
+void forget_endpoint(void);                   /* It is read again. */
+int make_runtime_folder(char *folder, size_t size);
+int find_store(char *store, size_t size);
+
+/* message.c */
+void put(struct buffer *buffer, const void *data, size_t length);
+void put_big(struct buffer *buffer, unsigned head, uint64_t value, int bytes);
+void put_text(struct buffer *buffer, const char *text, size_t length);
+void put_string(struct buffer *buffer, const char *text);
+void put_number(struct buffer *buffer, uint64_t number);
+int is_utf8(const char *text);
+struct value take(struct reader *reader); /* The next value; behind a list or map come its items. */
+struct value look_up(struct reader reader, const char *key, struct reader *inner);
+int take_texts(struct reader reader, char **texts, uint64_t most);
+int is_word(struct value value, const char *word);
+void write_all(int descriptor, const unsigned char *data, size_t length);
+
+/* content.c: whether this is the 32-byte BLAKE3 digest of the content. */
+int is_content(const unsigned char *data, size_t length, const unsigned char *wanted);
+
+/* answer.c: exit as the tool would, if this command has an answer and all its inputs are unchanged; else return. */
+void answer(const char *store);
+
+/* host.c */
+int host(struct reader command, struct value place); /* whether the program could be started */
+void end_host(void);
+
+/* configure.c */
+void prepare_configure(void);
+
+/* launcher.c: end as a tool did, by a status or by a signal. */
+void end_as(uint64_t status, uint64_t number) __attribute__((noreturn));
+
+/* several.c: carry out the list of commands at `reader`, and end as they do. `folder` is for what they make. */
+void run_parts(struct reader reader, struct value folder, int keeps_going) __attribute__((noreturn));
+
+/* wrapper.c */
+void run_wrapper(void) __attribute__((noreturn)); /* Run the tool; compilers that it calls run under shims. */
+void look_through_wrapper(void);		  /* The same if the tool is a script of the user's; else return. */
+
+/* start.c */
+int start_daemon(int (*is_there)(void));
+void show_figures(const char *cache); /* Become `buildd cache stats`, in the words of another cache; return if that fails. */

@@ -1,0 +1,1 @@
+"""The content-addressed store: one index, blobs beside it, and what lives in them."""

@@ -1,0 +1,1 @@
+"""Build trees of other tools, as a watch sees them."""

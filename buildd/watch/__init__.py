@@ -1,0 +1,1 @@
+"""Changes on disk, and the watched targets that they concern."""

@@ -1,0 +1,127 @@
+"""The gate of the page's server: who may ask, and what a browser may do with the answers. An ASGI application.
+
+A page of another site can send requests to this machine's loopback address, and a name that its owner points there
+(DNS rebinding) makes them look like the site's own. So a request must name this server's own address as its host, come
+from no other origin, and hold the token: in a cookie, or in the header of a program. The token is new with each start
+of the server. Everything is read-only.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_OPEN = "/assets/"
+"""The page's own scripts and styles: they hold nothing of the user's."""
+
+
+class Guard:
+    """Lets the requests through that hold the token and come from this server's own pages or from programs.
+
+    Args:
+        app: answers them.
+        token: of this start of the server.
+        port: on which the server listens.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+        self._app = app
+        self._token = token
+        self._port = port
+        self._cookie = f"buildd-{port}"  # cookies are not divided by port
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(f"{name}:{self._port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        refused = self._refusal(scope) if scope["type"] == "http" else Response(status_code=403)
+
+        async def hardened(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                if not scope["path"].startswith(_OPEN):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await (self._app if refused is None else refused)(scope, receive, hardened)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if headers.get("host", "").lower() not in self._hosts:
+            return _refused("this server answers to its own address only", status=421)
+        if not self._is_own(headers):
+            return _refused("a page of another origin asked")
+        if scope["method"] not in ("GET", "HEAD"):
+            return _refused("this server is read-only", status=405)
+        if scope["path"].startswith(_OPEN):
+            return None
+        asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        given = asked.pop("token", None)
+        if given is not None and self._is_token(given):
+            return self._welcome(scope["path"], asked)
+        if self._is_token(self._held(headers)):
+            return None
+        return _refused("the token is missing, or of an earlier start: `buildd ui` prints a link that holds it", 401)
+
+    def _is_own(self, headers: Headers) -> bool:
+        """Whether no other origin asks. A program sends neither header, a browser always the second one."""
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in self._hosts}:
+            return False
+        site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "")
+        # A link on another page may lead here: the cookie is not sent along, unless the user has followed it.
+        return site in ("same-origin", "none") or (mode == "navigate" and headers.get("sec-fetch-dest") == "document")
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+    def _held(self, headers: Headers) -> str:
+        """The token that a request holds: the cookie's, or `Authorization: Bearer` of a program."""
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return credentials.strip()
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            return ""
+        found: Any = cookies.get(self._cookie)
+        return found.value if found is not None else ""
+
+    def _welcome(self, path: str, asked: dict[str, str]) -> Response:
+        """Put the token into a cookie and out of the address, where a screenshot or the history would show it.
+
+        Not a strict cookie: the user comes from a file with the link, which counts as another site.
+        """
+        place = f"/{path.lstrip('/')}" + (f"?{urlencode(asked)}" if asked else "")
+        answer = RedirectResponse(place, status_code=303)
+        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+        return answer
+
+
+def _refused(why: str, status: int = 403) -> Response:
+    return PlainTextResponse(f"buildd: {why}\n", status_code=status)

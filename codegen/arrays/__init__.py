@@ -1,0 +1,1 @@
+"""The kinds `rowwise` and `elementwise`: kernels over arrays."""

@@ -1,0 +1,1 @@
+"""The kinds `cuda` and `hip`: the project's sources, compiled and linked."""

@@ -1,0 +1,1 @@
+"""Finds compilers, describes them as tools, and reads their languages."""

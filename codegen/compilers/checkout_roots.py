@@ -1,0 +1,169 @@
+"""Treats the folders of a checkout as roots, so that the same compile in another checkout has the same key.
+
+Knows which folders a command line mentions by absolute path, and the forms in which a folder's path can stand in a
+file; reads no file. A root's folder is left out of the key only if its path cannot reach the result:
+`buildd.keys.filing` binds a result to the folders that it depends on. Folders of one build alone: `temporary_roots`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from codegen.compilers import temporary_roots
+from codegen.compilers.command_parser import Compile, Family, Makes
+from codegen.compilers.temporary_roots import Roots
+from codegen.flags import inspect
+from codegen.flags import words as flag_words
+from codegen.plan import Ref
+
+RUN_FOLDER = "BUILDD_RUN_FOLDER"
+"""Variable with the folder where `buildd run` was called."""
+_HERE = "checkout"
+_RUN = f"{_HERE}-run"
+_PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
+"""A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
+_HIDES = re.compile(
+    r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-fembed-bitcode.*|-f(no-)?unique-internal-linkage-names"
+    r"|(.*[=,])?-flto.*|-dlto|-lto|.*(__FILE__|__BASE_FILE__|builtin_FILE|source_location).*"
+    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S"
+)
+"""Flags that make an object's content unreadable, put an unknown part of the command line or a digest of a path into
+it, or mention the path of the source. With -S, gcc writes a long path in pieces.
+Also flags with which messages depend on a path's length, or on folders that no file is found in."""
+_MAPPING = re.compile(r"-f[a-z]+-prefix-map=([^=]*)=.*")
+_WORD, _LETTER = re.compile(rb"[\w.]"), re.compile(rb"\w")
+_BEFORE = rb"[\s'\"`(<\[=:,;\x80-\xff]"
+_AFTER = rb"[/\s'\"`)>\]:,;\x80-\xff]"
+
+
+def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str], temporary: Roots) -> Roots:
+    """Return the folders of the checkout that a compile mentions: its working folder, and the folder that its source
+    has in common with it. A name says how many levels a folder is above the working folder.
+
+    Args:
+        folder: the working folder of the compile.
+        run_folder: value of RUN_FOLDER.
+        flags: all flags of the tool, also those from its environment.
+        temporary: temporary folders that the compile mentions, and mapped ones.
+    """
+    if compile.family is Family.HIPCC or compile.makes is not Makes.OBJECT or compile.relocatable:
+        return ()
+    nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
+    shows = inspect(flags).path_sensitive
+    if any(_HIDES.fullmatch(word) for word in flag_words(flags)) or (shows and (nvcc or is_apart)):
+        return ()
+    if is_apart:
+        candidates = {_RUN: run_folder}
+    else:
+        source = os.path.dirname(os.path.join(folder, compile.source))
+        top = os.path.commonpath((folder, os.path.normpath(source)))
+        if _is_in(top, run_folder):
+            top = run_folder
+        levels = len(folder.split("/")) - len(top.split("/")) if top != "/" else 0
+        candidates = {_HERE: folder, _RUN: run_folder}
+        candidates |= {f"{_HERE}-{levels}": top} if levels else {}
+    found = {
+        name: path
+        for name, path in candidates.items()
+        if path.startswith("/") and path != "/" and _PLAIN.fullmatch(path) and os.path.realpath(path) == path
+    }
+    mapped = [match[1] for word in flag_words(flags) if (match := _MAPPING.fullmatch(word))]
+    if any(path.startswith(old) or old.startswith(path) for old in mapped for path in found.values()):
+        return ()  # the result shows a part of the path
+    if (nvcc or shows) and _HERE in candidates and _HERE not in found:
+        return ()  # nvcc names its modules after absolute paths, and so after this folder; -g shows it
+    if list(found.values()).count(run_folder) > 1:
+        del found[_RUN]
+    roots = sorted_roots((*temporary, *found.items()))
+    named = {a.name for a in temporary_roots.referring(compile.arguments, roots) if isinstance(a, Ref)}
+    if nvcc or shows:
+        named.add(_HERE)
+    return tuple((name, path) for name, path in found.items() if name in named)
+
+
+def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return roots with nested folders first: their paths are not the outer folder's."""
+    return tuple(sorted(roots, key=lambda root: (-len(root[1]), root)))
+
+
+def is_checkout(name: str) -> bool:
+    """Tell whether a root is a folder of a checkout."""
+    return name.startswith(_HERE)
+
+
+def always_bound(flags: Sequence[str], roots: Roots) -> bool:
+    """Tell whether a result holds for the checkout's folders alone: a flag puts the working folder into it."""
+    return any(name == _HERE for name, _ in roots) and inspect(flags).path_sensitive
+
+
+def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return those of the roots that are folders of a checkout."""
+    return tuple(root for root in roots if is_checkout(root[0]))
+
+
+def others(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return the roots whose name is the same in every build, because their folder is of one build alone or mapped."""
+    return tuple(root for root in roots if not is_checkout(root[0]))
+
+
+def names_in(content: bytes, roots: Roots) -> set[str]:
+    """Return the roots that an object or device code mentions in any form."""
+    found = temporary_roots.names_in(content, others(roots))
+    for name, folder in roots:
+        if not (is_checkout(name) or name == temporary_roots.BUILD):
+            continue
+        # gcc names a constructor after the source's path, with other characters replaced.
+        symbols = (re.sub(f"[^A-Za-z0-9{kept}]", "_", folder) for kept in ("", "."))
+        symbol = re.compile(rb"_GLOBAL__\w{1,24}?(?:%s)" % b"|".join(re.escape(each.encode()) for each in symbols))
+        if folder.encode() in content or symbol.search(content):
+            found.add(name)
+    return found
+
+
+def names_in_text(text: bytes, roots: Roots, *, preprocessed: bool = False) -> set[str]:
+    """Return the roots that a text mentions.
+
+    Args:
+        preprocessed: the text's line markers do not count.
+    """
+    found = temporary_roots.names_in(text, others(roots), lines=preprocessed)
+    for name, folder in checkouts(roots):
+        path = folder.encode()
+        place = text.find(path)
+        while place >= 0:
+            is_part = (place and _WORD.match(text, place - 1)) or _LETTER.match(text, place + len(path))
+            is_marker = preprocessed and text.startswith(b"#", text.rfind(b"\n", 0, place) + 1)
+            if not (is_part or is_marker):
+                found.add(name)
+                break
+            place = text.find(path, place + 1)
+    return found
+
+
+def names_held(text: bytes, roots: Roots) -> set[str]:
+    """Return the checkout's roots that a tool's output mentions in a way in which `replaced` could not tell them from
+    another word."""
+    held = set()
+    for name, folder in checkouts(roots):
+        path = re.escape(folder.encode())
+        clean = re.compile(rb"(?:^|(?<=%s))%s(?=%s|$)" % (_BEFORE, path, _AFTER))
+        if len(clean.findall(text)) != text.count(folder.encode()):
+            held.add(name)
+    return held
+
+
+def replaced(text: bytes, moves: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return a tool's output with the present names of moved folders."""
+    if not moves:
+        return text
+    now = dict(moves)
+    longest_first = sorted(now, key=len, reverse=True)
+    # In one pass: a present name may contain an old one.
+    pattern = re.compile(b"(?:%s)(?![A-Za-z0-9_])" % b"|".join(map(re.escape, longest_first)))
+    return pattern.sub(lambda match: now[match[0]], text)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return folder not in ("", "/") and (path == folder or path.startswith(f"{folder}/"))

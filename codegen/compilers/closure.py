@@ -1,0 +1,245 @@
+"""Determines a compiler's closure from probes: the files that run when the compiler is called.
+
+Knows no search order (`toolchain` has already found the compiler) and no target. A file that cannot be found is left
+out: it cannot run either.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.errors import RequestError
+from codegen.plan import Answer, Knowledge, Probe, ToolFile
+from codegen.reach import open_regular
+
+Environment = tuple[tuple[str, str], ...]
+
+_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+"""The loaders that ldd calls. ldd is a shell script that takes five times as long."""
+_SYSTEM_LIBRARIES = re.compile(
+    r"(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|z|zstd|lzma|tinfo|edit|bsd|md|ffi|xml2|jansson|icu\w+|crypt))[.-]"
+)
+"""Shared libraries whose version does not affect a compiler's output; a different version must not cost a hit."""
+
+
+def which(name: str, path: str) -> str:
+    """Return the executable with a name on a PATH; empty if there is none. Does not use this process's own PATH."""
+    if "/" in name:
+        return name if os.access(name, os.X_OK) and os.path.isfile(name) else ""
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, name)
+        if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    return ""
+
+
+def is_script(path: str) -> bool:
+    try:
+        with open_regular(path) as stream:
+            return stream.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def script_files(path: str, environment: Mapping[str, str], depth: int = 4) -> tuple[str, ...]:
+    """Return a program and, if it is a script, the programs it calls: files that its text names absolutely or beside
+    it.
+
+    A probe's answer depends on both: a wrapper's bytes stay the same when the program it calls is replaced.
+    """
+    found: dict[str, None] = {path: None}
+    if depth == 0 or not is_script(path):
+        return tuple(found)
+    try:
+        with open_regular(path) as stream:
+            text = stream.read(1 << 18).decode(errors="replace").partition("\n")[2]
+    except OSError:
+        return tuple(found)
+    text = re.sub(r"\$\{?(\w+)\}?", lambda name: environment.get(name[1], name[0]), text)
+    here = os.path.dirname(os.path.realpath(path))
+    names = [name for name in re.findall(r"/[^\s\"'`$;:|&<>(){}=,]+", text)]
+    names += [os.path.join(here, name.lstrip("/")) for name in names if name.count("/") == 1]
+    names += [os.path.join(here, f"{name}.pm") for name in re.findall(r"^use (\w+);", text, re.MULTILINE)]
+    for name in names:
+        name = os.path.normpath(name)
+        if name not in found and os.path.isfile(name) and (os.access(name, os.X_OK) or name.startswith(here)):
+            found.update(dict.fromkeys(script_files(name, environment, depth - 1)))
+    return tuple(found)
+
+
+def handed_to(script: str) -> str:
+    """Return the program that a shell script does nothing but exec, with its own arguments; empty for any other
+    file."""
+    try:
+        with open_regular(script) as stream:
+            text = stream.read(1 << 12).decode(errors="replace")
+    except OSError:
+        return ""
+    match = re.fullmatch(r"#! ?/\S*/(?:env )?(?:ba|da|)sh\n(?:\s*(?:#.*)?\n)*exec \"?(/[\w./+-]+)\"? \"\$@\"\s*", text)
+    return match[1] if match else ""
+
+
+class Files:
+    """The files of a tool. A file behind several links appears once, and each role is used once."""
+
+    def __init__(self, files: Iterable[ToolFile] = ()) -> None:
+        self._files: dict[str, ToolFile] = {}
+        self._roles: set[str] = set()
+        self.extend(files)
+
+    def add(self, role: str, path: str) -> None:
+        real = os.path.realpath(path)
+        if real in self._files:
+            return
+        unique, count = role, 2
+        while unique in self._roles:
+            unique, count = f"{role} {count}", count + 1
+        self._roles.add(unique)
+        self._files[real] = ToolFile(role=unique, path=path)
+
+    def extend(self, files: Iterable[ToolFile]) -> None:
+        for file in files:
+            self.add(file.role, file.path)
+
+    def paths(self) -> tuple[str, ...]:
+        return tuple(file.path for file in self._files.values())
+
+    def all(self) -> tuple[ToolFile, ...]:
+        return tuple(self._files.values())
+
+
+def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Environment) -> tuple[ToolFile, ...]:
+    """Return the shared libraries that the programs load and that can affect their output (LLVM, BFD, ISL, MPFR
+    ...)."""
+    programs = tuple(dict.fromkeys(program for program in programs if program and not is_script(program)))
+    answers = _loaded(knowledge, programs, environment)
+    found: dict[str, str] = {}
+    # The answer is cached; a library that appears later in one of these folders would be loaded instead.
+    folders = [folder for folder in dict(environment).get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    for name, path in re.findall(r"^\s*(\S+) => (/\S+)", "\n".join(answer.stdout for answer in answers), re.MULTILINE):
+        if not _SYSTEM_LIBRARIES.match(name):
+            rivals = [os.path.join(folder, name) for folder in folders]
+            for place in (path, *(rival for rival in rivals if os.path.isfile(rival))):
+                found.setdefault(os.path.normpath(place), name)
+    return tuple(ToolFile(role=f"library {name}", path=path) for path, name in found.items())
+
+
+def _loaded(knowledge: Knowledge, programs: tuple[str, ...], environment: Environment) -> tuple[Answer, ...]:
+    """Return the loader's answers about programs, one probe for each, so that they run in parallel."""
+    ldd = which("ldd", dict(environment).get("PATH", "") + ":/usr/bin:/bin")
+    loader = _LOADERS.get(os.uname().machine, "")
+
+    def ask(words: tuple[str, ...], programs: Iterable[str]) -> tuple[Answer, ...]:
+        # One probe per program: they run in parallel.
+        return knowledge.ask(
+            *(Probe(argv=(*words, p), environment=environment, files=(p, "/etc/ld.so.cache")) for p in programs)
+        )
+
+    if not os.access(loader, os.X_OK):
+        return ask((ldd,), programs) if ldd else ()
+    answers = ask((loader, "--list"), programs)
+    strangers = [program for program, answer in zip(programs, answers, strict=True) if answer.status != 0]
+    return (*answers, *ask((ldd,), strangers)) if ldd and strangers else answers
+
+
+@dataclass(frozen=True, slots=True)
+class HostCompiler:
+    """gcc or clang as the host compiler of nvcc: its files and its search folders."""
+
+    files: tuple[ToolFile, ...]
+    search: tuple[str, ...]
+    clang: bool
+    version: str
+    libraries: tuple[str, ...] = ()
+    """Folders that it searches for libraries by default."""
+    programs: tuple[str, ...] = ()
+    """Folders that it searches for its own programs."""
+
+
+_PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
+
+
+def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: Environment, path: str) -> HostCompiler:
+    """Return the closure of a host compiler.
+
+    Args:
+        programs: absolute paths of the drivers: first the one that compiles, then others (g++ for linking).
+        environment: environment of the probes; CPATH and similar variables change the search folders.
+        path: PATH for tools that the driver does not find beside itself.
+    """
+    driver = programs[0]
+    inputs = script_files(driver, dict(environment))
+    (answer,) = knowledge.ask(Probe(argv=(driver, "-print-search-dirs"), environment=environment, files=inputs))
+    folders = search_dirs(answer.stdout)
+    # An answer is valid until another program or a specs file appears in a folder that the driver searches.
+    places = [os.path.join(folder, name) for folder in folders["programs"] for name in _PROGRAMS]
+    places += [os.path.join(folder, "specs") for folder in folders["install"]]
+    inputs = tuple(dict.fromkeys((*inputs, *places)))
+    verbose = Probe(
+        argv=(driver, "-v", "-E", "-x", "c++", "-", "-o", "/dev/null"), environment=environment, files=inputs
+    )
+    probes = [verbose]
+    probes += [
+        Probe(argv=(driver, f"-print-prog-name={name}"), environment=environment, files=inputs) for name in _PROGRAMS
+    ]
+    probes.append(Probe(argv=(driver, "-print-file-name=liblto_plugin.so"), environment=environment, files=inputs))
+    answers = knowledge.ask(*probes)
+    text = _checked(answers[0], driver, "the host compiler").stderr
+    named: list[tuple[str, str]] = []
+    for role, answer in zip((*_PROGRAMS, "lto-plugin"), answers[1:], strict=True):
+        found = answer.stdout.strip()
+        found = found if found.startswith("/") else which(found, path)
+        if found and os.path.isfile(found):
+            named.append((role, found))
+    real = [which(name, path) for name in re.findall(r"^COLLECT_GCC=(\S+)", text, re.MULTILINE)]
+    specs = re.findall(r"^Reading specs from (\S+)", text, re.MULTILINE)
+    clang = re.search(r"^.*clang version (\S+)", text, re.MULTILINE)
+    gcc = re.search(r"^gcc version (\S+)", text, re.MULTILINE)
+    version = f"clang {clang[1]}" if clang else f"gcc {gcc[1]}" if gcc else ""
+    files = Files()
+    for program in programs:
+        for index, file in enumerate(script_files(program, dict(environment))):
+            name = os.path.basename(program)
+            files.add(f"host {name}" if index == 0 else f"host {name} script {index}", file)
+    for role, file in (*(("driver", file) for file in real if file), *(("specs", file) for file in specs), *named):
+        files.add(f"host {role}", file)
+    files.extend(libraries(knowledge, files.paths(), environment))
+    return HostCompiler(
+        files.all(), search_folders(text), clang is not None, version, folders["libraries"], folders["programs"]
+    )
+
+
+def search_dirs(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the folders from -print-search-dirs of gcc or clang: "install", "programs" and "libraries"."""
+    found: dict[str, tuple[str, ...]] = {"install": (), "programs": (), "libraries": ()}
+    for name, value in re.findall(r"^(install|programs|libraries): =?(.*)$", text, re.MULTILINE):
+        found[name] = tuple(dict.fromkeys(os.path.normpath(part) for part in value.split(":") if part.startswith("/")))
+    return found
+
+
+def search_folders(verbose: str) -> tuple[str, ...]:
+    """Return the include folders from `-v -E` of gcc or clang, in order. Missing folders come first: the compiler would
+    find a header that appears there, but it does not print their place in the order."""
+    missing = re.findall(r'^ignoring nonexistent directory "(.*)"', verbose, re.MULTILINE)
+    listed = re.search(
+        r"#include <\.\.\.> search starts here:\n(.*?)^End of search list", verbose, re.MULTILINE | re.DOTALL
+    )
+    found = [line.strip() for line in listed[1].splitlines()] if listed else []
+    quoted = re.search(r'#include "\.\.\." search starts here:\n(.*?)^#include <', verbose, re.MULTILINE | re.DOTALL)
+    before = [line.strip() for line in quoted[1].splitlines()] if quoted else []
+    return tuple(dict.fromkeys(os.path.normpath(folder) for folder in (*missing, *before, *found) if folder))
+
+
+def _checked(answer: Answer, program: str, what: str) -> Answer:
+    if answer.status != 0:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        raise RequestError(
+            "compiler-not-found",
+            f"{what} {program} does not work: {said[-1] if said else f'exit status {answer.status}'}",
+            file=program,
+            next_step=f"run `{program} -v` and repair the installation",
+        )
+    return answer

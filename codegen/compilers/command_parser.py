@@ -1,0 +1,306 @@
+"""The result of parsing a compiler's command line (`Compile`), and the parser that all compilers share.
+
+Knows only the options that every compiler has: sources, an output, a depfile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+
+from codegen.flags import inspect
+from codegen.plan import Frozen
+
+
+class Reason(Enum):
+    """Why a command is passed through to the tool. Statistics count commands under these names."""
+
+    ASSEMBLER = "assembler"
+    DEPENDENCIES_ONLY = "dependencies-only"
+    ENVIRONMENT = "environment"
+    FILE_NAME = "file-name"
+    """nvcc gives the names of files to a shell, which reads a character of this name in its own way."""
+    INSIDE_NVCC = "inside-nvcc"
+    """A host compiler that nvcc calls: nvcc itself was called by its path, past the shim."""
+    LANGUAGE = "language"
+    LINK = "link"
+    MACHINE = "depends-on-this-machine"
+    NO_FILE = "no-regular-file"
+    """The command names a descriptor, a FIFO, a device or a path below /proc: see `reach`."""
+    NO_SOURCE = "no-source"
+    NOT_CARRIED_OUT = "not-carried-out"
+    """The daemon accepted the command and failed: a full disk, a tool that was killed."""
+    OUTPUT = "output"
+    OTHER_CACHE = "other-cache"
+    PREPROCESS = "preprocess"
+    RESPONSE_FILE = "response-file"
+    SEVERAL_SOURCES = "several-sources"
+    STANDARD_INPUT = "standard-input"
+    TOO_LONG = "too-long"
+    TOOL = "tool"
+    UNKNOWN_OPTION = "unknown-option"
+    UNSUPPORTED_OPTION = "unsupported-option"
+    WRAPPER = "wrapper"
+    """The tool calls the compiler: the shim runs it and has that call under a shim of its own (shims/wrapper.c)."""
+
+
+class PassThrough(Exception):
+    """The caller must run the tool itself.
+
+    Args:
+        reason: the name in the statistics.
+        detail: the option or file, for people.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason.value}: {detail}" if detail else reason.value)
+        self.reason = reason
+
+
+class Family(Enum):
+    """The family of compilers whose options a tool understands."""
+
+    GCC = "gcc"
+    HIPCC = "hipcc"
+    NVCC = "nvcc"
+
+
+class Makes(Enum):
+    """What a command makes from its source."""
+
+    OBJECT = "object"
+    """An object, assembler text, or device code alone: a cubin, PTX, a fatbin."""
+    HEADER = "precompiled header"
+    LINKED = "linked"
+    """A library or program, compiled and linked by one command, or linked from objects."""
+    RULES = "rules"
+    """The files that the source includes, as rules for make (-M, -MM), in a file or on standard output."""
+
+
+class Depfile(Frozen, frozen=True):
+    """The make rules that a command writes in addition to its object."""
+
+    path: str
+    targets: tuple[str, ...]
+    """The targets as written in the file: -MT's unchanged, -MQ's quoted."""
+    phony: bool = False
+    """-MP: an empty rule for each header."""
+    system: bool = True
+    """Includes headers of system folders (-MD, not -MMD)."""
+
+
+class Compile(Frozen, frozen=True):
+    """A command that compiles one source into one file, or links objects."""
+
+    family: Family
+    arguments: tuple[str, ...]
+    """The tool's arguments without those for the output and the depfile."""
+    source: str
+    """The first object of a command that only links."""
+    output: str
+    """Empty if the command writes to standard output."""
+    flags: tuple[str, ...]
+    """`arguments` without the source or the objects."""
+    depfile: Depfile | None = None
+    host: str = ""
+    """nvcc's -ccbin."""
+    relocatable: bool = False
+    """nvcc's -rdc: the linker identifies the object by an id inside it."""
+    read: tuple[str, ...] = ()
+    """Response files."""
+    makes: Makes = Makes.OBJECT
+    native: tuple[str, ...] = ()
+    """Flags that depend on this machine: on its processor, or on its GPUs (nvcc's -arch=native)."""
+    objects: tuple[str, ...] = ()
+    """The objects that a command links, if it compiles nothing."""
+
+
+_LANGUAGES = {
+    **dict.fromkeys((".c",), "c"),
+    **dict.fromkeys((".cc", ".cpp", ".cxx", ".c++", ".cp", ".C", ".CPP"), "c++"),
+    ".cu": "cu",
+    ".hip": "hip",
+}
+_HEADERS = frozenset({"c-header", "c++-header"})
+_TAKEN = {
+    Family.GCC: frozenset({"c", "c++"}) | _HEADERS,
+    Family.HIPCC: frozenset({"c", "c++", "cu", "hip"}),
+    Family.NVCC: frozenset({"c", "c++", "cu"}),
+}
+_OBJECTS = (".o", ".obj")
+PARTS = "/tmp/buildd-parts-"
+"""Beginning of the folders for the objects of one command with several sources: a link of these never comes again."""
+_STDOUT = "-"
+"""Names standard output to gcc's preprocessor and compiler proper, and a file to its assembler."""
+_LISTS = ("-M", "-MM", "--generate-dependencies", "--generate-nonsystem-dependencies")
+_PROCESSOR = re.compile(r"-m(arch|tune|cpu)=native")
+_NATIVE = re.compile(r"--(offload-arch|amdgpu-target)=.*\bnative\b.*")
+
+
+def language_of(path: str) -> str:
+    """Return the language of a source by its name; empty if no compiler here takes it."""
+    return _LANGUAGES.get(os.path.splitext(path)[1], "")
+
+
+class Parser(ABC):
+    """Reads options one by one; `result` returns the compile they describe."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self.sources: list[int] = []
+        """Indices in `kept`."""
+        self.compiles = False
+        self.assembles = False
+        """The command stops at assembler text (-S)."""
+        self.lists = False
+        """The command only lists the files that the source includes (-M, -MM)."""
+        self.ending = "o"
+        """File extension of the output, if the command names none."""
+        self.output = ""
+        self.language = ""
+        self.host = ""
+        self.relocatable = False
+        self.native: list[str] = []
+        """See `Compile`; flags that name the processor are found by `result`."""
+        self.dep_kind = ""
+        self.dep_path = ""
+        self.dep_targets: list[str] = []
+        self.dep_phony = False
+        self.stop: tuple[Reason, str] | None = None
+        """A reason to pass the command through that is used only if no other option gives a better one."""
+
+    @property
+    def only_flags(self) -> bool:
+        touched = self.sources or self.compiles or self.assembles or self.output or self.language or self.host
+        return not (
+            touched or self.native or self.lists or self.dep_kind or self.dep_path or self.dep_targets or self.stop
+        )
+
+    @property
+    def may_link(self) -> bool:
+        """Tell whether the linker's dependency file lists every file that a compile-and-link command reads."""
+        return False
+
+    @abstractmethod
+    def run(self, arguments: Sequence[str]) -> None:
+        """Read a command line into the fields. Raises PassThrough."""
+
+    def source(self, path: str) -> None:
+        if path == "-":
+            raise PassThrough(Reason.STANDARD_INPUT)
+        if not path:
+            raise PassThrough(Reason.NO_SOURCE, "an empty argument")
+        self.sources.append(len(self.kept))
+        self.kept.append(path)
+
+    def named_output(self, path: str) -> None:
+        if self.output or not path:
+            raise PassThrough(Reason.OUTPUT, "two outputs" if path else "no output name")
+        if path == _STDOUT:
+            raise PassThrough(Reason.OUTPUT, path)
+        self.output = path
+
+    def result(self, family: Family, read: tuple[str, ...]) -> Compile:
+        if self.stop is not None:
+            raise PassThrough(*self.stop)
+        if not self.sources:
+            raise PassThrough(Reason.NO_SOURCE)
+        makes = self._makes()
+        objects = self._objects(family, makes)
+        if len(self.sources) > 1 and not objects:
+            raise PassThrough(Reason.LINK if makes is Makes.LINKED else Reason.SEVERAL_SOURCES)
+        source = self.kept[self.sources[0]]
+        stem, ending = os.path.splitext(os.path.basename(source))
+        language = self.language or _LANGUAGES.get(ending, "")
+        if not objects and language not in _TAKEN[family]:
+            if makes is Makes.LINKED:
+                raise PassThrough(Reason.LINK)
+            assembler = ending in (".s", ".S", ".sx") or language.startswith("assembler")
+            raise PassThrough(Reason.ASSEMBLER if assembler else Reason.LANGUAGE, language or ending)
+        flags = tuple(argument for index, argument in enumerate(self.kept) if index not in self.sources)
+        if family is Family.HIPCC and (unnamed := next((flag for flag in flags if _NATIVE.fullmatch(flag)), "")):
+            raise PassThrough(Reason.MACHINE, unnamed)
+        processor = (flag for flag in flags if family is Family.GCC and _PROCESSOR.fullmatch(flag))
+        native = (*self.native, *processor)
+        # nvcc's -arch looks like the assembler's option for a listing.
+        known = {*native, *(_LISTS if makes is Makes.RULES else ())}
+        if why := inspect(f for f in flags if f not in known and not f.startswith("-arch=")).uncacheable:
+            raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
+        if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
+            raise PassThrough(Reason.MACHINE, "no --offload-arch")
+        if makes is Makes.RULES:
+            if self.dep_kind or self.dep_path or self.dep_phony:
+                raise PassThrough(Reason.DEPENDENCIES_ONLY, "with another option for dependencies")
+            output = self.output
+            flags = (*(word for target in self.dep_targets for word in ("-MT", target)), *flags)
+        elif makes is Makes.HEADER:
+            output = self.output or f"{source}.gch"
+        else:
+            output = self.output or ("a.out" if makes is Makes.LINKED else f"{stem}.{self.ending}")
+        if makes is Makes.LINKED and self.dep_kind:
+            raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} in a command that links")
+        return Compile(
+            family=family,
+            arguments=tuple(self.kept),
+            source=source,
+            output=output,
+            flags=flags,
+            depfile=None if makes is Makes.RULES else self._depfile(output),
+            host=self.host,
+            relocatable=self.relocatable,
+            read=read,
+            makes=makes,
+            native=native,
+            objects=objects,
+        )
+
+    def _objects(self, family: Family, makes: Makes) -> tuple[str, ...]:
+        """Return the objects of a link that compiles nothing. nvcc's alone: its device link takes a second, and a
+        library of kernels is rarely linked anew."""
+        named = tuple(self.kept[index] for index in self.sources)
+        is_link = makes is Makes.LINKED and family is Family.NVCC and not self.language
+        stays = all(path.endswith(_OBJECTS) and not path.startswith(PARTS) for path in named)
+        return named if is_link and stays else ()
+
+    def _makes(self) -> Makes:
+        if self.lists:
+            return Makes.RULES
+        if self.language in _HEADERS:
+            if self.assembles:
+                raise PassThrough(Reason.LANGUAGE, f"-S with {self.language}")
+            return Makes.HEADER
+        if self.compiles or self.assembles:
+            return Makes.OBJECT
+        if not self.may_link:
+            raise PassThrough(Reason.LINK)
+        return Makes.LINKED
+
+    def _depfile(self, output: str) -> Depfile | None:
+        if not self.dep_kind:
+            if self.dep_path or self.dep_targets:
+                raise PassThrough(Reason.UNSUPPORTED_OPTION, "-MF or -MT without -MD")
+            return None
+        if self.dep_path == _STDOUT:
+            raise PassThrough(Reason.OUTPUT, f"-MF {_STDOUT}")
+        return Depfile(
+            path=self.dep_path or f"{os.path.splitext(output)[0]}.d",
+            # Without -o, gcc and clang name an object, also if they write assembler text.
+            targets=tuple(self.dep_targets)
+            or (quoted(f"{os.path.splitext(output)[0]}.o" if self.assembles and not self.output else output),),
+            phony=self.dep_phony,
+            system=self.dep_kind == "-MD",
+        )
+
+
+_ODD = re.compile(r"[\s$#]")
+
+
+def quoted(name: str) -> str:
+    """Return a file's name quoted for make (gcc's -MQ)."""
+    if not _ODD.search(name):
+        return name
+    name = re.sub(r"(\\*)([ \t])", lambda match: match[1] * 2 + "\\" + match[2], name)
+    return name.replace("$", "$$").replace("#", "\\#")

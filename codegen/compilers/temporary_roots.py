@@ -1,0 +1,204 @@
+"""Treats folders with random names, such as pip's build folders, as roots, so that keys do not contain their paths.
+
+Knows the patterns of such names and where a command line of gcc, clang or nvcc mentions them; knows no file. If a
+root's path reaches the output, its folder is still part of the key, unless the user turned mapping on: then the
+compiler writes the root's name instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from codegen.compilers.command_parser import Compile, Family, Makes
+from codegen.flags import inspect
+from codegen.plan import MAPPED, Argument, Place, Ref
+
+MAP_PATHS = "BUILDD_MAP_PATHS"
+"""Variable with the folder of a build whose paths are replaced in outputs; empty: only paths of folders that pip, uv or
+build made for one build are replaced."""
+NOT_MAPPED = "no"
+"""Value of MAP_PATHS with which no paths are replaced."""
+
+BUILD = f"{MAPPED}build"
+"""Name of the folder of a build whose paths are replaced."""
+
+# pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; Python's own; CMake's.
+_TEMPORARY = re.compile(
+    r"(/(?:[^/]+/)*?"
+    r"(?:(?P<pip>pip-[a-z-]+|build-env|build-via-sdist)-(?P<pip_random>[a-z0-9_]{8})(?:/[^/]+_[0-9a-f]{32}(?=/|$))?"
+    r"|(?P<uv>builds-v\d+)/\.tmp(?P<uv_random>[A-Za-z0-9]{6})"
+    r"|(?P<python>tmp)(?P<python_random>[a-z0-9_]{8})"
+    r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
+    r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
+)
+_TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
+"""CMake's random name for the target of a try_compile."""
+_FOLDER = re.compile(
+    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include)=?|)(/.*)", re.DOTALL
+)
+_DEBUG = re.compile(
+    r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
+)
+_HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*")
+"""Flags that put an unknown part of the command line into the object."""
+_PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto")
+"""Flags that make the object's content unreadable. gcc's LTO objects contain mapped file names."""
+
+Roots = tuple[tuple[str, str], ...]
+"""Name and folder of each root."""
+
+
+def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False) -> Roots:
+    """Return the temporary folders that a compile mentions, each under a name that is the same in every such build.
+
+    Args:
+        folder: the working folder of the compile.
+        mapped: value of MAP_PATHS.
+        clang: the compiler is clang.
+    """
+    if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
+        return ()  # hipcc names modules after the source's absolute path
+    if compile.makes is Makes.HEADER:
+        return ()
+    nvcc = compile.family is Family.NVCC
+    if nvcc and compile.makes is Makes.LINKED:
+        return ()
+    matches: dict[str, re.Match[str]] = {}
+    for text in (*compile.arguments, folder):
+        match = _FOLDER.fullmatch(text)
+        if match and (root := _TEMPORARY.match(match[2])):
+            matches.setdefault(root[1], root)
+    front_ends = [path for path, root in matches.items() if root["pip"] or root["uv"]]
+    # A front end links the objects of one such folder, in which no two have one name. Objects from two other folders
+    # with one name need different module ids: they may be linked together.
+    source = os.path.join(folder, compile.source)
+    if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in front_ends):
+        return ()
+    asked = os.path.isabs(mapped)
+    # If a link leads to a folder, the compiler may write either name.
+    real = all(os.path.realpath(path) == path for path in (folder, *matches))
+    mark = MAPPED if real and (asked or (front_ends and mapped != NOT_MAPPED)) else ""
+    packed = any(_PACKED.fullmatch(flag) for flag in compile.flags)
+    if packed and (clang or not mark or nvcc):
+        return ()
+    found: dict[str, str] = {}
+    for path, root in matches.items():
+        kind = next(kind for kind in (root["pip"], root["uv"], root["python"], root["cmake"]) if kind)
+        found[f"{mark}{kind}{len(found) or ''}"] = path
+    if mark and asked and os.path.realpath(mapped) == mapped != "/":
+        found[BUILD] = mapped
+    # Nested folders first: their paths are not the outer folder's.
+    return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
+
+
+def referring(texts: Iterable[str], roots: Roots) -> tuple[Argument, ...]:
+    """Return words of a command line with references to roots."""
+    found: list[Argument] = []
+    for text in texts:
+        match = _FOLDER.fullmatch(text)
+        found.append(_reference(text, match[1], match[2], roots) if match else text)
+    return tuple(found)
+
+
+def mapping(family: Family, roots: Roots) -> tuple[Argument, ...]:
+    """Return flags that replace the paths of roots in the output, if the user turned mapping on."""
+    if not _are_mapped(roots):
+        return ()
+    option = "-Xcompiler=-ffile-prefix-map=" if family is Family.NVCC else "-ffile-prefix-map="
+    # If several flags match, the compiler uses the last.
+    return tuple(
+        Ref(place=Place.ROOT, name=name, prefix=option, suffix=f"=/{name.removeprefix(MAPPED)}")
+        for name, _ in reversed(roots)
+        if name.startswith(MAPPED)
+    )
+
+
+def named(path: str, roots: Roots) -> str:
+    """Return a path under the name that is the same in every such build."""
+    if not roots:
+        return path
+    argument = _reference(path, "", path, roots)
+    text = argument if isinstance(argument, str) else f"{{{argument.name}}}{argument.suffix}"
+    # setuptools puts the object of /tmp/p/a.cu into build/tmp/p/a.o.
+    for name, folder in roots:
+        text = text.replace(f"{folder}/", f"{{{name}}}/")
+    return _TRIED.sub("cmTC", text)
+
+
+def is_below(path: str, roots: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether a path is one of the roots' folders or below one."""
+    return any(path == folder or path.startswith(f"{folder}/") for _, folder in roots)
+
+
+def names_in(content: bytes, roots: Roots, *, lines: bool = False) -> set[str]:
+    """Return the roots that a file mentions in any form: it contains the random part of the folder's name.
+
+    Args:
+        lines: the file is preprocessed text, and its line markers do not count.
+    """
+    found = set()
+    for name, folder in roots:
+        match = _TEMPORARY.match(folder)
+        random = match and next(filter(None, match.group("pip_random", "uv_random", "python_random", "cmake_random")))
+        if random and _mentions(content, random.encode(), lines=lines):
+            found.add(name)
+    return found
+
+
+def _mentions(content: bytes, word: bytes, *, lines: bool) -> bool:
+    place = content.find(word)
+    while lines and place >= 0 and content.startswith(b"#", content.rfind(b"\n", 0, place) + 1):
+        place = content.find(word, max(place + 1, content.find(b"\n", place)))
+    return place >= 0
+
+
+def is_mapped(flags: Sequence[str], roots: Roots, folder: str) -> bool:
+    """Tell whether mapping removes every absolute path from the output: the folder is below a root, and only debug
+    information would contain its path."""
+    rest = inspect(flag for flag in flags if not _DEBUG.fullmatch(flag))
+    return is_below(folder, [root for root in roots if root[0].startswith(MAPPED)]) and not rest.path_sensitive
+
+
+def _are_mapped(roots: Roots) -> bool:
+    return any(name.startswith(MAPPED) for name, _ in roots)
+
+
+def _reference(text: str, option: str, path: str, roots: Roots) -> Argument:
+    for name, folder in roots:
+        if path == folder or path.startswith(f"{folder}/"):
+            if ".." in path and not is_below(os.path.normpath(path), ((name, folder),)):
+                continue  # it leads to another place from another folder
+            return Ref(place=Place.ROOT, name=name, prefix=option, suffix=path[len(folder) :])
+    return text
+
+
+def listed(roots: Roots, paths: Iterable[str]) -> bytes:
+    """Return the files that a tool has read and the roots of that time; each string ends with NUL."""
+    head = [part for root in roots for part in root]
+    return b"".join(os.fsencode(part) + b"\0" for part in (*(("", *head, "") if head else ()), *paths))
+
+
+def read(content: bytes, roots: Roots) -> tuple[list[str], list[tuple[bytes, bytes]]]:
+    """Return the files from `listed` under their present names, and the (old, new) pairs of texts to replace.
+
+    Args:
+        roots: the present roots.
+    """
+    parts = [os.fsdecode(part) for part in content.split(b"\0")[:-1]]
+    if not parts or parts[0]:
+        return parts, []
+    end = parts.index("", 1)
+    now = dict(roots)
+    before = list(zip(parts[1:end:2], parts[2:end:2], strict=True))
+    moves = [(folder, now[name]) for name, folder in before if now.get(name, folder) != folder]
+    paths = [_moved(path, moves) for path in parts[end + 1 :]]
+    return paths, [(os.fsencode(old), os.fsencode(new)) for old, new in moves]
+
+
+def _moved(path: str, moves: Iterable[tuple[str, str]]) -> str:
+    for old, new in moves:
+        if path == old or path.startswith(f"{old}/"):
+            return new + path[len(old) :]
+    return path

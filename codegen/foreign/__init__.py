@@ -1,0 +1,1 @@
+"""Plans one compiler call of another build system."""

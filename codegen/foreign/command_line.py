@@ -1,0 +1,163 @@
+"""Reads a compiler's command line from a foreign build: one compile of one source, or the reason to refuse it.
+
+Knows the tools and the other sources of their options: response files and variables. Finds no tool, and reads no file
+but response files. Every option must be known: an unknown option could read or write an undeclared file. A refused
+command is passed through to the tool, so in doubt it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from codegen.compilers import linking
+from codegen.compilers.command_parser import Compile, Family, Makes, Parser, PassThrough, Reason
+from codegen.foreign.gcc_options import GccParser
+from codegen.foreign.nvcc_options import NvccParser
+from codegen.reach import Reach, reach_of, read_regular
+
+MOST_NESTED = 8
+"""Deepest nesting of response files."""
+MOST_ARGUMENT_BYTES = 100_000
+"""nvcc passes each step to a shell as one string, which Linux limits to 128 KiB; response files are expanded here."""
+
+_NVCCS_FILE = re.compile(r"tmpxft_[0-9a-f]+_[0-9a-f]+-")
+"""Beginning of the names of nvcc's temporary files."""
+
+TOOLS = {
+    "gcc": Family.GCC,
+    "g++": Family.GCC,
+    "cc": Family.GCC,
+    "c++": Family.GCC,
+    "clang": Family.GCC,
+    "clang++": Family.GCC,
+    "hipcc": Family.HIPCC,
+    "nvcc": Family.NVCC,
+}
+"""The tools that have shims, with their families."""
+_VERSIONED = re.compile(r"(?:.*-linux-gnu-)?(gcc|g\+\+|clang|clang\+\+)(?:-\d[\d.]*)?")
+"""Names under which distributions install one version of a compiler, such as x86_64-linux-gnu-g++-12."""
+_MOVED = re.compile(r"\.(nvcc)-wrapped")
+"""The name that nixpkgs' makeWrapper gives to a program, whose own name its wrapper takes."""
+
+
+def family_of(name: str) -> Family | None:
+    """The family of a tool by its file's name; None if it is no compiler that buildd knows.
+
+    The library that interposes calls by path has the same rule (buildd/shims/program_name.c).
+    """
+    versioned = _VERSIONED.fullmatch(name) or _MOVED.fullmatch(name)
+    return TOOLS.get(versioned[1] if versioned else name)
+
+
+def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, str]] = ()) -> Compile:
+    """Return the compile that a command describes.
+
+    Args:
+        command: the tool's path, then its arguments.
+        folder: the command's working folder, absolute.
+        environment: variables of the caller, some of which hold flags.
+
+    Raises:
+        PassThrough: buildd does not handle this command.
+    """
+    parser, family, read = read_command(command, folder)
+    _check_environment(family, dict(environment))
+    compile = parser.result(family, read)
+    if compile.makes is Makes.LINKED and family is Family.GCC:
+        linking.check(compile.flags)
+    return compile
+
+
+def read_command(command: Sequence[str], folder: str) -> tuple[Parser, Family, tuple[str, ...]]:
+    """Return what a command's options say, the tool's family, and the response files that were read.
+
+    Raises:
+        PassThrough: as `parse`.
+    """
+    family = family_of(os.path.basename(command[0]))
+    if family is None:
+        raise PassThrough(Reason.TOOL, os.path.basename(command[0]))
+    read: list[str] = []
+    arguments = tuple(_expanded(command[1:], family, folder, read))
+    if sum(len(argument) + 3 for argument in arguments) > MOST_ARGUMENT_BYTES:
+        raise PassThrough(Reason.TOO_LONG)
+    if family is Family.GCC and _is_inside_nvcc(arguments):
+        raise PassThrough(Reason.INSIDE_NVCC)
+    parser = NvccParser() if family is Family.NVCC else GccParser(family)
+    parser.run(arguments)
+    return parser, family, tuple(read)
+
+
+def _is_inside_nvcc(arguments: Sequence[str]) -> bool:
+    """Tell whether nvcc makes this call of a host compiler, as one of its own steps. No such call can be a hit: each
+    names temporary files of one run of nvcc."""
+    own = ("-D__CUDACC__", "-D__NVCC__")
+    names_temporary = any(_NVCCS_FILE.match(os.path.basename(argument)) for argument in arguments)
+    return names_temporary or ("-E" in arguments and all(macro in arguments for macro in own))
+
+
+def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[str], depth: int = 0) -> Iterator[str]:
+    """Return the arguments with the contents of response files in their place."""
+    waiting = False
+    for argument in arguments:
+        name = ""
+        if waiting:
+            name, waiting = argument, False
+        elif family is Family.NVCC and re.fullmatch(r"-{1,2}(options-file|optf)(=.*)?", argument):
+            name = argument.partition("=")[2]
+            waiting = not name
+            if waiting:
+                continue
+        elif argument.startswith("@") and family is not Family.NVCC:
+            name = argument[1:]
+        elif argument.startswith("@"):
+            raise PassThrough(Reason.RESPONSE_FILE, f"nvcc has --options-file in place of {argument}")
+        if not name:
+            yield argument
+            continue
+        path = os.path.join(folder, name)
+        if reach_of(path, {}) is not Reach.EVERYONE:
+            raise PassThrough(Reason.NO_FILE, name)
+        try:
+            if os.path.getsize(path) > MOST_ARGUMENT_BYTES:
+                raise PassThrough(Reason.TOO_LONG, name)
+            text = read_regular(path).decode()
+            if "\\" in text:
+                raise ValueError("each tool reads a backslash in its own way")
+            words = shlex.split(text)
+        except (OSError, ValueError) as error:
+            raise PassThrough(Reason.RESPONSE_FILE, name) from error
+        read.append(path)
+        if any(word.startswith("@") or "options-file" in word or word == "-optf" for word in words):
+            # gcc and clang read names relative to the caller's folder; the other tools' rule is not known.
+            if family is not Family.GCC or depth == MOST_NESTED:
+                raise PassThrough(Reason.RESPONSE_FILE, f"{name} names another")
+            yield from _expanded(words, family, folder, read, depth + 1)
+        else:
+            yield from words
+
+
+def _check_environment(family: Family, environment: dict[str, str]) -> None:
+    refused = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "LD_PRELOAD", "GCC_COMPARE_DEBUG", "CCC_OVERRIDE_OPTIONS")
+    for name in refused:
+        if environment.get(name):
+            raise PassThrough(Reason.ENVIRONMENT, name)
+    if any(name.startswith("CC_PRINT_") for name in environment):
+        raise PassThrough(Reason.ENVIRONMENT, "CC_PRINT_*")
+    if family is Family.HIPCC and environment.get("HIP_PLATFORM", "amd") != "amd":
+        raise PassThrough(Reason.ENVIRONMENT, "HIP_PLATFORM")
+    names = {Family.NVCC: ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"), Family.HIPCC: ("HIPCC_COMPILE_FLAGS_APPEND",)}
+    for name in names.get(family, ()):
+        if not environment.get(name):
+            continue
+        try:
+            flags = shlex.split(environment[name])
+        except ValueError as error:
+            raise PassThrough(Reason.ENVIRONMENT, name) from error
+        parser = NvccParser() if family is Family.NVCC else GccParser(family)
+        parser.run(flags)
+        if not parser.only_flags:
+            raise PassThrough(Reason.ENVIRONMENT, name)

@@ -1,0 +1,254 @@
+"""Turns one compile of a foreign build into a plan of one action.
+
+Knows how a compile's flags affect its action, not how its tool is described (`called_tool`), nor the syntax of command
+lines (`command_line`). Pure, as all of codegen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+
+from codegen.compilers import checkout_roots, temporary_roots
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
+from codegen.flags import inspect
+from codegen.flags import words as flag_words
+from codegen.foreign import several_sources
+from codegen.foreign.called_tool import Described
+from codegen.plan import (
+    LINKED,
+    Action,
+    Argument,
+    Discovery,
+    Knowledge,
+    Output,
+    Place,
+    Plan,
+    Ref,
+    Resources,
+    Steps,
+    TextUse,
+)
+from codegen.search import include_folders, library_folders
+from codegen.steps.decomposition import decomposition, hip_decomposition
+from codegen.steps.text_use import text_use
+from protocol.messages import Request
+
+DEPENDENCIES = "dependencies"
+"""Output that lists the files that the tool read, in its own spelling; see `temporary_roots.listed`."""
+_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "HIPCC_COMPILE_FLAGS_APPEND")
+_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
+_JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacros|I|L|T)=?(.+)", re.DOTALL)
+_SYSTEM = ("-isystem", "-idirafter")
+_NAMES_NO_FILE = re.compile(r"-[DU]|--(un)?define-macro|-f(file|debug|macro)-prefix-map=")
+NVCC = Resources(memory_bytes=700 << 20, wall_s=3.0)
+_HIPCC = Resources(memory_bytes=600 << 20, wall_s=3.0)
+_CXX = Resources(memory_bytes=300 << 20, wall_s=1.0)
+
+
+def moving_roots(compile: Compile, described: Described, request: Request) -> temporary_roots.Roots:
+    """Return the folders of a compile that may be others in the next build: see `temporary_roots`, `checkout_roots`."""
+    mapped = request.environment.get(temporary_roots.MAP_PATHS, "")
+    temporary = temporary_roots.roots_of(compile, request.project, mapped, clang=described.clang)
+    run_folder = request.environment.get(checkout_roots.RUN_FOLDER, "")
+    flags = (*compile.flags, *_environment_flags(described.environment))
+    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary)
+    return checkout_roots.sorted_roots((*temporary, *checkout))
+
+
+def steps_key(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument, ...]:
+    """Return everything that `steps` depends on, other than the tool."""
+    return (os.path.splitext(compile.source)[1], *_listing(compile), *_flags(compile, roots))
+
+
+def _flags(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument, ...]:
+    return (*temporary_roots.referring(compile.flags, roots), *temporary_roots.mapping(compile.family, roots))
+
+
+def _listing(compile: Compile) -> tuple[str, ...]:
+    """Return -MD for a compile with a depfile: nvcc then preprocesses for all architectures first, which changes the
+    order of its messages."""
+    return ("-MD", "-MF", "/buildd_probe/listed.d") if compile.depfile and compile.family is Family.NVCC else ()
+
+
+def steps(compile: Compile, described: Described, roots: temporary_roots.Roots, knowledge: Knowledge) -> Steps | str:
+    """Return the steps of a compile, or the reason why it runs whole although its tool can run in steps; empty for
+    other tools.
+
+    Args:
+        roots: see `moving_roots`.
+
+    Raises:
+        ProbesNeeded: as `describe`.
+    """
+    if compile.family not in (Family.NVCC, Family.HIPCC):
+        return ""
+    if compile.objects:
+        return ""
+    if compile.makes is Makes.LINKED:
+        return "the same command also links"
+    if compile.makes is Makes.RULES:
+        return "it only lists what a source includes"
+    # A build may move an object away and compile the source again with other macros to the same path.
+    identity = "\0".join(_macros(compile.flags))
+    if compile.family is Family.HIPCC:
+        return hip_decomposition(
+            knowledge,
+            described.tool,
+            described.program,
+            described.environment,
+            compile.flags,
+            extension=os.path.splitext(compile.source)[1],
+            identity=identity,
+        )
+    return decomposition(
+        knowledge,
+        described.tool,
+        described.program,
+        described.environment,
+        (*(("-ccbin", described.host) if described.host else ()), *_listing(compile), *_flags(compile, roots)),
+        extension=os.path.splitext(compile.source)[1],
+        clang=described.clang,
+        identity=identity,
+    )
+
+
+def _macros(flags: tuple[str, ...]) -> Iterator[str]:
+    for before, flag in pairwise(("", *flags)):
+        if before in ("-D", "-U", "--define-macro", "--undefine-macro") or re.match(
+            r"-[DU].|--(un)?define-macro=", flag
+        ):
+            yield flag
+
+
+def plan(
+    compile: Compile, described: Described, request: Request, steps: Steps | str = "", roots: temporary_roots.Roots = ()
+) -> Plan:
+    """Return the plan of a compile. Needs no more probes.
+
+    Args:
+        roots: the same as for `steps`.
+    """
+    nvcc = compile.family is Family.NVCC
+    linked = compile.makes is Makes.LINKED
+    if linked and described.clang:
+        raise PassThrough(Reason.LINK)
+    flags = (*compile.flags, *_environment_flags(described.environment))
+    effects = inspect(flags)
+    environment = described.environment
+    # In steps, -g concerns the host compile alone, which writes the mapped paths.
+    maps = not nvcc or isinstance(steps, Steps)
+    mapped = maps and temporary_roots.is_mapped(compile.flags, roots, request.project)
+    tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
+    # nvcc names its module after the source's absolute path and links relocatable device code by it: cwd is in the key.
+    # In steps buildd chooses the name, from the stable name of a temporary folder; a result that shows a name which
+    # was chosen by a checkout's folder is bound to that folder. A precompiled header contains the path of every
+    # included file.
+    named_by_path = nvcc and not roots
+    # The folder of a result that is bound to it is in the input set, so that a miss can name the other checkout.
+    shows = effects.path_sensitive and not mapped and not checkout_roots.always_bound(flags, roots)
+    sensitive = named_by_path or compile.makes is Makes.HEADER or shows
+    if sensitive or (nvcc and not temporary_roots.is_below(request.project, roots)):
+        environment = tuple(sorted((*environment, ("PWD", request.project))))
+    if isinstance(steps, Steps) and steps.silent and roots:
+        steps = "its folder's name changes with every build"
+    apart = nvcc or isinstance(steps, Steps)
+    listing: tuple[Argument, ...] = ()
+    if not isinstance(steps, Steps) and not linked and _listing(compile):
+        listing = (*_listing(compile)[:-1], Ref(place=Place.TEMPORARY, suffix="/listed.d"))
+    name = "program" if linked else "rules" if compile.makes is Makes.RULES else "object"
+    if nvcc:
+        # One program may contain two objects of one source, and they may differ.
+        called = temporary_roots.named(several_sources.stable(compile.output), roots)
+        name += " " + hashlib.blake2b(called.encode(), digest_size=8).hexdigest()
+        name += " and its depfile" if compile.depfile else ""
+    discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
+    search = include_folders((), flags, dict(described.tool.roots))
+    if linked:
+        # The linker may write its output's name into the output.
+        name += f" {os.path.basename(compile.output)}"
+        # The linker searches the working folder first for files named by a linker script.
+        search += (".", *library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
+    made = (Output(name=name, path=compile.output, executable=linked),) if compile.output else ()
+    whole = nvcc and not isinstance(steps, Steps)
+    use = text_use(compile.source, flags, clang=described.clang, nvcc_whole=whole)
+    action = Action(
+        name=compile.output or f"{compile.source}: what it includes",
+        kind=os.path.basename(request.command[0]),
+        tool=described.tool.name,
+        argv=(
+            described.program,
+            *(("-ccbin", described.host) if described.host else ()),
+            *temporary_roots.referring(compile.flags if apart and not compile.objects else compile.arguments, roots),
+            *temporary_roots.mapping(compile.family, roots),
+            *listing,
+            *((_linker_inputs(nvcc),) if linked else ()),
+            *(("-o", Ref(place=Place.OUTPUT, name=name)) if made else ()),
+            *(temporary_roots.referring((compile.source,), roots) if apart and not compile.objects else ()),
+        ),
+        environment=environment,
+        inputs=compile.objects or (compile.source,),
+        outputs=(*made, Output(name=DEPENDENCIES, path=f"{compile.output or compile.source}.{DEPENDENCIES}")),
+        discovery=discovery,
+        search=search,
+        path_sensitive=sensitive,
+        text=use if compile.makes is Makes.OBJECT else TextUse.CONTENT,
+        steps=steps.name if isinstance(steps, Steps) else "",
+        whole=steps if isinstance(steps, str) else "",
+        resources=NVCC if nvcc else _HIPCC if compile.family is Family.HIPCC else _CXX,
+    )
+    stepwise = (steps,) if isinstance(steps, Steps) else ()
+    return Plan(targets=(action.name,), actions=(action,), tools=(tool,), steps=stepwise)
+
+
+def _linker_inputs(nvcc: bool) -> Ref:
+    """Return the flag that makes the linker list its inputs."""
+    option = "-Xlinker=" if nvcc else "-Wl,"
+    return Ref(place=Place.DEPFILE, prefix=f"{option}--dependency-file=", suffix=LINKED)
+
+
+def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    """Yield the flags that a tool reads from its environment; they act like flags on the command line."""
+    for name, value in environment:
+        if name in _FLAG_VARIABLES:
+            yield from shlex.split(value)
+
+
+def named_files(compile: Compile, request: Request) -> Iterator[str]:
+    """Yield every word of a command that could name a file or folder that the tool reads; many do not."""
+    variables = request.environment
+    words = flag_words((*compile.arguments, *_environment_flags(tuple(variables.items()))))
+    yield from (compile.host, variables.get("NVCC_CCBIN", ""))
+    for name in _SEARCHED:
+        yield from variables.get(name, "").split(os.pathsep)
+    for word in words:
+        if not word.startswith("-"):
+            yield word
+        elif not _NAMES_NO_FILE.match(word):
+            joined = _JOINED.fullmatch(word)
+            yield from (joined[1] if joined else "", word.partition("=")[2])
+
+
+def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
+    """Return the folders whose headers -MMD leaves out, in the compiler's spelling, each with a final slash."""
+    named: list[str] = []
+    waiting = False
+    for flag in (*compile.flags, *_environment_flags(described.environment)):
+        option = next((each for each in _SYSTEM if flag.startswith(each)), "")
+        if waiting:
+            named.append(flag)
+        elif flag != option and option:
+            named.append(flag.removeprefix(option).removeprefix("="))
+        waiting = flag in (*_SYSTEM, "--system-include") and not waiting
+    # gcc shortens a name with `..` in it.
+    named += [os.path.normpath(folder) for folder in named if folder.startswith("/")]
+    # The compiler lists these together with its own folders; their headers are no system headers.
+    users = {folder for name, value in described.environment if name == "CPATH" for folder in value.split(os.pathsep)}
+    standard = (folder for folder in described.standard if folder not in users)
+    return tuple(dict.fromkeys(f"{folder.rstrip('/')}/" for folder in (*named, *standard) if folder))

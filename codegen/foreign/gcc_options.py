@@ -1,0 +1,114 @@
+"""The options of gcc, clang and hipcc that a cached compile may have.
+
+Each option is known or belongs to a family of options that read and write no file; any other option is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from codegen.compilers.command_parser import Family, Parser, PassThrough, Reason, quoted
+
+_GCC_VALUE = re.compile(
+    r"(-isystem-after|-isystem|-iquote|-idirafter|-include|-imacros|-MF|-MT|-MQ|-D|-U|-I|-L|-l|-x|-o"
+    r"|--param|-Xlinker|-Xassembler|-Xpreprocessor)(.*)",
+    re.DOTALL,
+)
+_GCC_PLAIN = re.compile(
+    r"-O([0-3sgz]|fast)?|-g[a-z0-9-]*(=[\w-]+)?|--?std=[\w+:]+|-W(?![alp],)[\w+-]*(=[\w+,.-]*)?"
+    r"|-m[a-z0-9][\w.+-]*(=[\w.+,-]*)?|-f(file|debug|macro)-prefix-map=.+|-frandom-seed=.*"
+    r"|-f[A-Za-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?|-flto=(auto|jobserver|full|thin|\d+)"
+    r"|-(pipe|pthread|ansi|w|pedantic|pedantic-errors|nostdinc|nostdinc\+\+|s|static|shared|rdynamic|no-pie|pie|p|pg"
+    r"|nostdlib|nodefaultlibs|nostartfiles|static-libgcc|static-libstdc\+\+|symbolic|trigraphs|undef|Qunused-arguments"
+    r"|pass-exit-codes)|-Wl,.*|-Wp,-[DU][^,]*|--param=[\w-]+=\d+"
+    r"|-Wa,(--(no)?execstack|--fatal-warnings|--(no)?compress-debug-sections(=\w+)?|-mrelax-relocations=\w+|-m[\w=-]+)"
+)
+_GCC_UNSUPPORTED = re.compile(
+    r"-f(syntax-only|preprocessed|directives-only|plugin.*|pch-.*|module.*|compare-debug.*|record-.*|deps-.*"
+    r"|diagnostics-(format=.*-file|add-output.*|set-output.*)|.*list.*=.*|.*-files?=.*|crash-diagnostics.*"
+    r"|thinlto-index.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
+    r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
+    r"|-m(llvm|generate-.*)|-gsplit-dwarf"
+)
+_HIP_PLAIN = re.compile(
+    r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)|--(no-)?offload-compress"
+    r"|--offload-compression-level=\d+|-parallel-jobs=\d+|--gpu-max-threads-per-block=\d+"
+)
+_LLVM_NAME = re.compile(
+    r"--?(?!.*(file|path|dir|output|remark|profile|plugin|record|yaml|graph))"
+    r"(?!(dot|view|print|stats|time|debug|dump|write|save|track|verify|load|info|rng|report|pgo|cs|cfg|memprof)(-|\Z))"
+    r"[a-z][a-z0-9-]*(=(true|false|-?\d+|[a-z]+))?"
+)
+"""Options for LLVM itself that name no file and write none."""
+
+
+class GccParser(Parser):
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self._family = family
+
+    @property
+    def may_link(self) -> bool:
+        return self._family is Family.GCC
+
+    def run(self, arguments: Sequence[str]) -> None:
+        rest = iter(arguments)
+        for argument in rest:
+            if not argument.startswith("-") or argument == "-":
+                self.source(argument)
+            elif argument == "-c":
+                self.compiles = True
+                self.kept.append(argument)
+            elif argument == "-S" and self._family is Family.GCC:
+                self.assembles = True
+                self.ending = "s"
+                self.kept.append(argument)
+            elif argument == "-E":
+                raise PassThrough(Reason.PREPROCESS)
+            elif argument in ("-M", "-MM"):
+                raise PassThrough(Reason.DEPENDENCIES_ONLY)
+            elif argument == "-mllvm" and self._family is Family.HIPCC:
+                value = next(rest, "")
+                if not _LLVM_NAME.fullmatch(value):
+                    raise PassThrough(Reason.UNKNOWN_OPTION, f"-mllvm {value}")
+                self.kept += [argument, value]
+            elif argument in ("-MD", "-MMD"):
+                # The compiler would use the last of several; real commands have one.
+                self.dep_kind = self.dep_kind or argument
+            elif argument == "-MP":
+                self.dep_phony = True
+            elif _GCC_UNSUPPORTED.fullmatch(argument):
+                raise PassThrough(Reason.UNSUPPORTED_OPTION, argument)
+            elif _GCC_PLAIN.fullmatch(argument) or (self._family is Family.HIPCC and _HIP_PLAIN.fullmatch(argument)):
+                self.kept.append(argument)
+            elif match := _GCC_VALUE.fullmatch(argument):
+                value = match[2] or next(rest, "")
+                if not value:
+                    raise PassThrough(Reason.UNKNOWN_OPTION, argument)
+                self._valued(match[1], value, [argument] if match[2] else [argument, value])
+            else:
+                raise PassThrough(Reason.UNKNOWN_OPTION, argument)
+
+    def _valued(self, option: str, value: str, spelled: list[str]) -> None:
+        match option:
+            case "-o":
+                self.named_output(value)
+            case "-MF":
+                self.dep_path = value
+            case "-MT":
+                self.dep_targets.append(value)
+            case "-MQ":
+                self.dep_targets.append(quoted(value))
+            case "-x":
+                # After the source, -x would apply to the next source.
+                if self.sources or self.language:
+                    raise PassThrough(Reason.UNSUPPORTED_OPTION, "-x after a source")
+                self.language = value
+                self.kept += spelled
+            case "-Xassembler" | "-Xpreprocessor":
+                raise PassThrough(Reason.UNSUPPORTED_OPTION, option)
+            case "--param" if not re.fullmatch(r"[\w-]+=\d+", value):
+                raise PassThrough(Reason.UNKNOWN_OPTION, f"--param {value}")
+            case _:
+                self.kept += spelled

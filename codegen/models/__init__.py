@@ -1,0 +1,1 @@
+"""The kind `model`: operations of the generated kinds in one library."""

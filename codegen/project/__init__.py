@@ -1,0 +1,1 @@
+"""Reads buildd.toml into typed settings and targets."""

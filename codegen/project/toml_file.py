@@ -1,0 +1,98 @@
+"""Reads a TOML file, and finds the lines of its tables and keys.
+
+Knows no table of buildd.toml by name.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import tomllib
+from typing import Any
+
+from codegen.errors import RequestError
+from codegen.reach import read_regular
+
+MOST_BYTES = 16 << 20
+"""A larger project file is refused. One of 20,000 targets has about 3 MiB."""
+_HEAD = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
+
+
+def read_toml(path: str, file: str) -> tuple[str, dict[str, Any]]:
+    """Return a file's text and its tables.
+
+    Args:
+        file: the file's name in messages about its lines.
+
+    Raises:
+        RequestError: the file cannot be read, or is not TOML.
+    """
+    try:
+        # Some editors begin a file with a byte order mark, which TOML does not allow.
+        text = read_regular(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except FileNotFoundError as error:
+        raise RequestError(
+            "bad-project",
+            f"the project file {path} does not exist",
+            file=path,
+            next_step="run buildd in the project's folder, or name the folder with -C DIR or the file with -f FILE",
+        ) from error
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise RequestError(
+            "bad-project",
+            f"{path} cannot be read: line {number} is not UTF-8 text",
+            file=path,
+            next_step="save the file as UTF-8",
+        ) from error
+    except OSError as error:
+        raise RequestError(
+            "bad-project",
+            f"{path} cannot be read: {error.strerror}",
+            file=path,
+            next_step=f"name a regular file of at most {MOST_BYTES >> 20} MiB"
+            if error.errno == errno.EINVAL
+            else "check the file's owner and permissions",
+        ) from error
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line = f":{at[1]}:{at[2]}" if at else f":{text.count(chr(10)) + 1}"
+        what = re.sub(r" \(at .*\)$", "", str(error))
+        raise RequestError(
+            "bad-project", f"not valid TOML: {what}", file=file + line, next_step="correct the file at this line"
+        ) from error
+    except RecursionError as error:
+        raise RequestError(
+            "bad-project", "not valid TOML: too deeply nested", file=file, next_step="use fewer levels of brackets"
+        ) from error
+
+
+class TomlLines:
+    """Finds the line of a table or key, which tomllib does not report. Reads the file once: it may have thousands of
+    tables."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self._lines = text.splitlines()
+        self._tables: dict[str, int] = {}
+        for number, line in enumerate(self._lines, 1):
+            if line.lstrip()[:1] == "[" and (head := _HEAD.match(line)):
+                first, _, rest = head[1].partition(".")
+                name = ".".join(part.strip().strip("\"'") for part in (first, rest) if part)
+                self._tables.setdefault(name, number)
+
+    def where(self, table: str, key: str = "") -> str:
+        """Return the file and line of a table, or of a key in it; the file alone if there is no such table."""
+        start = self._tables.get(table)
+        if start is None:
+            return self.file
+        wanted = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""")
+        for number in range(start + 1, len(self._lines) + 1) if key else ():
+            line = self._lines[number - 1]
+            if line.lstrip()[:1] == "[":
+                break
+            if wanted.match(line):
+                return f"{self.file}:{number}"
+        return f"{self.file}:{start}"

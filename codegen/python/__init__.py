@@ -1,0 +1,1 @@
+"""The kinds that need the client's own Python: `triton`, `torch`, `extension`."""

@@ -1,0 +1,1 @@
+"""Splits a compile into the steps that nvcc or hipcc would run."""

@@ -1,0 +1,75 @@
+"""What of a source's text can reach the result of a compile: all, its tokens and their lines, or its tokens alone.
+
+Pure; knows flags and no text. In doubt all of it can: then a comment costs a compile. A compiler's messages show lines
+of the text, whatever the flags: `keys.filing` knows what it said. Texts that a warning reads in comments have these
+comments in their bare form (`native.bare_text`), so -Wcomment and -Wimplicit-fallthrough need no flag here, but for the
+level at which every comment counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from codegen.flags import split, words
+from codegen.plan import Argument, TextUse
+from codegen.steps.nvcc_commands import DEBUG, DEVICE_PATHS, LINES
+
+_EXTENSIONS = (".cc", ".cpp", ".cxx", ".c++", ".cp", ".C", ".CPP", ".cu", ".hip")
+"""C is left out: where comments and raw strings begin depends on its version."""
+_LANGUAGES = ("c++", "cu", "cuda", "hip")
+_STANDARD = re.compile(r"(?:-{1,2}std=?)?(?:c|gnu)\+\+(?:14|1y|17|1z|20|2a|23|2b|26|2c)")
+"""Those in which `1'0` is a number and R"(...)" a raw string."""
+_READS = re.compile(
+    r"-CC?|-P|-E|-traditional.*|-fdirectives-only|-fpreprocessed|-{1,2}save-temps.*|-fverbose-asm|-finput-charset.*"
+    r"|-ansi|-W(error=)?implicit-fallthrough=1|-W(error=)?documentation.*|-Weverything|-fparse-all-comments|-fcomment-.*"
+    r"|-W(error=)?(trailing|leading)-whitespace.*|-fplugin.*|-fpass-plugin.*|-load|-verify.*|-gembed-source|-fmodule.*"
+    r"|-fno-show-source-location|-fdiagnostics-(?!color|show|plain).*|-fno-diagnostics-show-line-numbers"
+    r"|-Wa,.*|-{1,2}(src|source)-in-ptx|-fdump-.*|-fopt-info.*|-ftime-.*|--coverage|-ftest-coverage|@.*|-Xpreprocessor"
+)
+"""Options by which a comment, or where the comments are, can reach an output or a message."""
+_ARCHITECTURE = re.compile(r"-{1,2}(gencode|generate-code|gpu-.*)(=.*)?")
+"""Options that begin like those of debug information."""
+_LINE = re.compile(r".*(LINE|COLUMN|source_location).*")
+
+
+def text_use(source: str, flags: Iterable[str], *, clang: bool, nvcc_whole: bool) -> TextUse:
+    """Return what of the text of a source and its headers can reach the result of its compile.
+
+    Args:
+        flags: all of them, also those of the environment.
+        clang: clang preprocesses. It writes digests of the files into debug information, and lines into names.
+        nvcc_whole: nvcc runs as one command: what cicc and ptxas are told of the files is not known.
+    """
+    all_words = [word for word in words(flags) if not _ARCHITECTURE.fullmatch(word)]
+    if os.path.splitext(source)[1] not in _EXTENSIONS or not _is_known_language(all_words):
+        return TextUse.CONTENT
+    if any(_READS.fullmatch(word) for word in all_words):
+        return TextUse.CONTENT
+    debug = [word for word in all_words if DEBUG.fullmatch(word) or DEVICE_PATHS.fullmatch(word)]
+    if debug and (clang or nvcc_whole):
+        return TextUse.CONTENT
+    if clang or debug or any(LINES.fullmatch(word) or _LINE.fullmatch(word) for word in all_words):
+        return TextUse.LINES
+    return TextUse.TOKENS
+
+
+def spelled(arguments: Iterable[Argument], environment: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the flags of a command and those in its environment; no other variable's value looks like one."""
+    flags = [word if isinstance(word, str) else word.prefix + word.suffix for word in arguments]
+    return flags + [flag for _, value in environment for flag in split(value) if flag.startswith("-")]
+
+
+def _is_known_language(all_words: list[str]) -> bool:
+    before = ""
+    for word in all_words:
+        if re.match(r"-{1,2}std", word) and word not in ("-std", "--std") and not _STANDARD.fullmatch(word):
+            return False
+        if before in ("-std", "--std") and not _STANDARD.fullmatch(word):
+            return False
+        named = word if before in ("-x", "--x") else word[2:].removeprefix("=") if re.match(r"-x.", word) else ""
+        if named and named not in _LANGUAGES:
+            return False
+        before = word
+    return True

@@ -1,0 +1,1 @@
+"""Decides which kernels a profiling run tries for which problems."""

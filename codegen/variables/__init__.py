@@ -1,0 +1,1 @@
+"""The environment variables that buildd knows."""

@@ -1,0 +1,1 @@
+"""The rows of the table of environment variables, one module a family."""

@@ -1,0 +1,516 @@
+"""Compiles one Triton kernel ahead of time, or describes the installed Triton. Run by the client's own interpreter.
+
+Knows nothing of buildd: it imports the standard library and triton only, reads a JSON spec on stdin and writes the
+files named on its command line. No absolute path of the project, of Triton's folder or of a temporary folder reaches
+them.
+
+    python triton_worker.py --identify
+    python triton_worker.py DEPFILE NAME=PATH... < spec.json
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # The folder of this script comes first on the path and holds modules of buildd, which the kernel must not import.
+    del sys.path[0]
+
+import ast
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import json
+import linecache
+import os
+import re
+import traceback
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+sys.dont_write_bytecode = True
+
+
+class Refused(Exception):
+    """One message for the user: `where` is "FILE:LINE" or "FILE", if it is known."""
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+
+
+# ---------------------------------------------------------------- paths that do not reach the result
+
+
+class _Folders:
+    """Absolute prefixes and their replacements."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str]] = []
+
+    def add(self, folder: str, instead: str) -> None:
+        for spelled in {os.path.abspath(folder), os.path.realpath(folder)}:
+            self.shown.append((spelled.rstrip(os.sep) + os.sep, instead))
+        self.shown.sort(key=lambda pair: -len(pair[0]))
+
+    def hide(self, path: str) -> str:
+        for prefix, instead in self.shown:
+            if path.startswith(prefix):
+                return instead + path[len(prefix) :]
+        return path
+
+    def hide_all(self, value: Any) -> Any:
+        """Replace the prefixes in every string of a JSON value."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, list):
+            return [self.hide_all(item) for item in value]
+        if isinstance(value, dict):
+            return {name: self.hide_all(item) for name, item in value.items()}
+        return value
+
+
+FOLDERS = _Folders()
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Gives code its file name without the folder of the checkout or of the virtual environment.
+
+    Triton writes a function's file name into its intermediate languages and, as line information, into the binary.
+    """
+
+    text: str | None = None
+    """Text of the compiled file, if it is one of the project's."""
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        path = self.get_filename(fullname)
+        shown = FOLDERS.hide(path)
+        if shown == path:
+            return super().get_code(fullname)
+        if shown.startswith("triton/"):
+            code = super().get_code(fullname)
+            if code is None:
+                return None
+            code = _renamed(code, shown)
+            text = self.get_source(fullname)
+        else:
+            # Not from __pycache__: a source written twice within a second has the stamp of its first version.
+            data = self.get_data(path)
+            code = compile(data, shown, "exec", dont_inherit=True)
+            text = self.text = importlib.util.decode_source(data)
+        text = text or ""
+        # For inspect.getsource, with which Triton reads kernels; without a stamp the entry is never dropped.
+        linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
+        return code
+
+
+def _renamed(code: types.CodeType, name: str) -> types.CodeType:
+    constants = tuple(_renamed(item, name) if isinstance(item, types.CodeType) else item for item in code.co_consts)
+    return code.replace(co_filename=name, co_consts=constants)
+
+
+def _install_loader() -> None:
+    extensions = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
+    sources = (_Loader, importlib.machinery.SOURCE_SUFFIXES)
+    bytecode = (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES)
+    usual = importlib.machinery.FileFinder.path_hook(extensions, sources, bytecode)
+    # In the project a source has precedence: a hit would not notice a new extension module beside it.
+    own = importlib.machinery.FileFinder.path_hook(sources, extensions, bytecode)
+
+    def hook(path: str) -> Any:
+        return (own if FOLDERS.hide(os.path.join(path, "")) != os.path.join(path, "") else usual)(path)
+
+    sys.path_hooks.insert(0, hook)
+    sys.path_importer_cache.clear()
+
+
+def _module_of(name: str) -> types.ModuleType:
+    """Return a script beside this one as a module."""
+    # No user's module has such a name.
+    found = importlib.util.spec_from_file_location(
+        f"buildd {name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    )
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+_files = _module_of("triton_files_worker.py")
+_again = _module_of("triton_again_worker.py")
+
+
+# ---------------------------------------------------------------- identity
+
+
+# Profilers, tests, headers and command line tools of Triton do not take part in a compile.
+_NO_COMPILER = ("__pycache__", "profiler", "tools", "cupti", "cupti-blackwell", "include")
+
+
+def identify() -> dict[str, Any]:
+    """Return everything other than the kernel that affects results: versions, and Triton's files."""
+    triton = _import_triton()
+    folder = os.path.dirname(os.path.abspath(triton.__file__))
+    files = {"python": os.path.realpath(sys.executable)}
+    for where, names, found in os.walk(folder):
+        names[:] = sorted(name for name in names if name not in _NO_COMPILER)
+        for name in sorted(found):
+            path = os.path.join(where, name)
+            role = "triton/" + os.path.relpath(path, folder)
+            if name.endswith((".py", ".so", ".bc")) or name.startswith(("ptxas", "ld.lld")):
+                files[role] = path
+    for name, value in os.environ.items():
+        if name.startswith("TRITON_") and name.endswith("_PATH") and os.path.isfile(value):
+            files[name] = os.path.abspath(value)
+    variables: dict[str, str] = {}
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        variables = {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
+    except ImportError:
+        pass
+    return {
+        "triton": str(triton.__version__),
+        "python": "{}.{}.{} {}".format(*sys.version_info[:3], sys.implementation.cache_tag),
+        "backends": sorted(triton.backends.backends),
+        "files": files,
+        "variables": variables,
+    }
+
+
+def _import_triton() -> Any:
+    try:
+        import triton
+        import triton.backends
+        import triton.compiler
+
+        # Every compile needs this module, and Triton imports it only then.
+        import triton.compiler.code_generator
+    except ImportError as error:
+        raise Refused(f"triton cannot be imported by {sys.executable}: {error}") from error
+    for name in ("triton.runtime.cache", "triton.compiler.compiler"):
+        # A digest of 500 MB of Triton's own files, used only to name an entry in the private cache: no result contains
+        # it.
+        if hasattr(sys.modules.get(name), "triton_key"):
+            vars(sys.modules[name])["triton_key"] = lambda: "private"
+    return triton
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) -> None:
+    """Compile the kernel of `spec` for one architecture.
+
+    Args:
+        spec: source, module, kernel, signature, constants, backend, arch, warp_size, num_warps, num_stages, num_ctas,
+            maxnreg.
+        outputs: suffix of a stage ("cubin", "ttir") or "metadata" -> path.
+        depfile: path of the list of files that were read, one per line.
+    """
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    # Private and empty: a compile must not depend on an earlier one, nor affect a later one.
+    os.environ["TRITON_HOME"] = temporary
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(temporary, "triton")
+    triton_folder, reads = warm_up()
+    FOLDERS.add(os.getcwd(), "")
+    sys.path_importer_cache.clear()
+    triton = _import_triton()
+    reads.begin()
+    kernel, function = _load(spec["source"], spec["module"], spec["kernel"])
+    signature, constants, hints = _arguments(function, spec)
+    written = _write_stages_once(outputs)
+    compiled = _compile(triton, function, kernel, spec, signature, constants, hints)
+    inputs = reads.inputs((*_files.own_folders(triton_folder), *outputs.values()))
+    for name, path in outputs.items():
+        content = _stage(compiled, name, spec)
+        if name not in written:
+            with open(path, "wb") as stream:
+                stream.write(content)
+    with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        stream.writelines(path + "\n" for path in inputs)
+
+
+def _write_stages_once(outputs: dict[str, str]) -> set[str]:
+    """Make Triton write its stages to the given paths. Returns the names of the stages that it will write."""
+    cache: Any = sys.modules.get("triton.runtime.cache")
+    knobs: Any = getattr(getattr(cache, "knobs", None), "cache", None)
+    if not hasattr(knobs, "manager_class"):  # before 3.4
+        return set()
+    stages = {name: path for name, path in outputs.items() if name != "metadata"}
+    knobs.manager_class = _files.stages_to(stages, cache.FileCacheManager)
+    return set(stages)
+
+
+@functools.cache
+def warm_up() -> tuple[str, Any]:
+    """Import Triton, so that processes forked from this one need not. Returns its folder, and the recorder of files
+    read from now on."""
+    reads = _files.Reads()
+    location = importlib.util.find_spec("triton")
+    if location is None or not location.submodule_search_locations:
+        raise Refused(f"triton is not installed for {sys.executable}: {sys.executable} -m pip install triton")
+    folder = next(iter(location.submodule_search_locations))
+    FOLDERS.add(folder, "triton/")
+    _install_loader()
+    # Triton warns in every process about a default that will change; the user of an ahead-of-time compile cannot act on
+    # it.
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    _import_triton()
+    if __name__ != "__main__":
+        _files.standard_library()
+        _module_of("triton_first_worker.py").begin()
+        _before()
+    return folder, reads
+
+
+@functools.cache
+def _before() -> Any:
+    return _again.Before(FOLDERS.shown)
+
+
+def as_before() -> bool:
+    """Tell whether this process may take another job; if so, the last job's module is removed."""
+    return bool(_before().restore())
+
+
+def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:
+    """Return the kernel's object in the module, and the JIT function inside autotuners and heuristics."""
+    from triton.runtime.jit import JITFunction
+
+    folder = os.path.dirname(os.path.abspath(source))
+    sys.path[:0] = list(dict.fromkeys((folder, os.getcwd())))
+    if "." not in module_name and (module_name in sys.modules or not module_name.isidentifier()):
+        module_name = "_kernel_" + re.sub(r"\W", "_", module_name)
+    path = os.path.abspath(source)
+    found = importlib.util.spec_from_file_location(module_name, path, loader=_Loader(module_name, path))
+    if found is None or found.loader is None:
+        raise Refused("not a Python file", source)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise Refused(f"{error.msg}", f"{FOLDERS.hide(error.filename or source)}:{error.lineno or 1}") from error
+    except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
+        raise Refused(_said(error), _where_raised(error, source)) from error
+    value = getattr(module, name, None)
+    if value is None:
+        there = sorted(key for key, item in vars(module).items() if _unwrapped(item, JITFunction) is not None)
+        hint = f"; it has {', '.join(there)}" if there else "; it has no @triton.jit function"
+        raise Refused(f"there is no kernel {name}{hint}", source)
+    function = _unwrapped(value, JITFunction)
+    if function is None:
+        line = getattr(getattr(value, "__code__", None), "co_firstlineno", 0)
+        raise Refused(f"{name} is not a @triton.jit function", f"{source}:{line}" if line else source)
+    return value, function
+
+
+def _unwrapped(value: Any, kind: type) -> Any:
+    for _ in range(8):
+        if isinstance(value, kind):
+            return value
+        # Only Triton's own wrappers: reading an attribute of an arbitrary object may run code (ctypes loads a library).
+        if not type(value).__module__.startswith("triton."):
+            return None
+        value = getattr(value, "fn", None)
+    return None
+
+
+def _arguments(function: Any, spec: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+    """Return signature, constants and alignment hints in Triton's form, checked against the kernel's parameters."""
+    where = _def_line(function, spec["source"])
+    names = list(function.arg_names)
+    types_of: dict[str, str] = dict(spec["signature"])
+    constants: dict[str, Any] = dict(spec["constants"])
+    label = f"{spec['kernel']}({', '.join(names)})"
+    for table, given in (("signature", types_of), ("constants", constants)):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise Refused(f"{table} names {', '.join(unknown)}, which is not an argument of {label}", where)
+    both = [name for name in types_of if name in constants]
+    if both:
+        raise Refused(f"{', '.join(both)} is both in signature and in constants", where)
+    signature: dict[str, str] = {}
+    hints: dict[tuple[int], Any] = {}
+    missing = []
+    for index, parameter in enumerate(function.params):
+        name = parameter.name
+        if name in types_of:
+            if parameter.is_constexpr:
+                raise Refused(f"{name} is a tl.constexpr: it needs a value in constants, not a type", where)
+            kind, _, hint = types_of[name].partition(":")
+            if hint not in ("", "1", "16"):
+                raise Refused(f'{name}: "{types_of[name]}" has a hint other than 1 and 16', where)
+            _check_type(name, kind, where)
+            if hint == "16":
+                hints[(index,)] = [["tt.divisibility", 16]]
+            if hint == "1":
+                constants[name] = 1
+                kind = "constexpr"
+            signature[name] = kind
+        elif name in constants:
+            signature[name] = "constexpr"
+        elif parameter.is_constexpr and parameter.has_default:
+            constants[name] = parameter.default
+            signature[name] = "constexpr"
+        else:
+            missing.append(f"{name} ({'constants' if parameter.is_constexpr else 'signature'})")
+    if missing:
+        raise Refused(f"{label}: signature and constants lack {', '.join(missing)}", where)
+    return signature, constants, hints
+
+
+def _check_type(name: str, kind: str, where: str) -> None:
+    if not re.fullmatch(
+        r"\*?k?(i(1|8|16|32|64)|u(1|8|16|32|64)|fp(8\w*|16|32|64)|bf16)|\*k?\*\w+|tensordesc<.*>", kind
+    ):
+        raise Refused(f'{name}: "{kind}" is not a type; examples: "*fp32", "fp32", "i32", "*bf16:16"', where)
+
+
+def _compile(
+    triton: Any,
+    function: Any,
+    kernel: Any,
+    spec: dict[str, Any],
+    signature: dict[str, str],
+    constants: dict[str, Any],
+    hints: dict[tuple[int], Any],
+) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.errors import CompilationError
+
+    where = _def_line(function, spec["source"])
+    source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs=constants, attrs=hints)
+    target = GPUTarget(spec["backend"], spec["arch"], spec["warp_size"])
+    options = {name: spec[name] for name in ("num_warps", "num_stages", "num_ctas")}
+    if spec["maxnreg"]:
+        options["maxnreg"] = spec["maxnreg"]
+    try:
+        with _reporting(triton, spec["backend"]):
+            return triton.compile(source, target=target, options=options)
+    except CompilationError as error:
+        raise _refused(error, function, spec["source"]) from error
+    except Exception as error:  # Triton's passes, LLVM and ptxas raise errors of many types.
+        raise Refused(f"cannot be compiled for {spec['arch']}: {_said(error)}", where) from error
+
+
+@contextlib.contextmanager
+def _reporting(triton: Any, backend: str) -> Iterator[None]:
+    """Let Triton print the report of `ptxas -v` on standard error, where buildd reads it, if this version can."""
+    knobs: Any = getattr(getattr(triton, "knobs", None), "nvidia", None)
+    module = sys.modules.get("triton.backends.nvidia.compiler")
+    if backend != "cuda" or module is None or not hasattr(knobs, "dump_ptxas_log"):
+        yield
+        return
+
+    def tell(*words: Any, **named: Any) -> None:
+        # The assembler names itself by its program's name; the time of a compile is not part of its result.
+        report = re.sub(r"^ptxas[\w.-]* info ", "ptxas info ", str(words[0]) if words else "", flags=re.MULTILINE)
+        if not report.startswith("ptxas info "):
+            print(*words, **named)
+            return
+        lines = [line for line in report.splitlines() if line.strip() and "Compile time" not in line]
+        print(*lines, sep="\n", file=sys.stderr)
+
+    before = knobs.dump_ptxas_log
+    knobs.dump_ptxas_log = True
+    vars(module)["print"] = tell
+    try:
+        yield
+    finally:
+        del vars(module)["print"]
+        knobs.dump_ptxas_log = before
+
+
+def _refused(error: Any, function: Any, source: str) -> Refused:
+    """Return the innermost of Triton's errors: the outer ones repeat it for each caller."""
+    inner = error
+    seen = set()
+    while id(inner) not in seen:
+        seen.add(id(inner))
+        cause = inner.__cause__
+        if cause is not None and type(cause) is type(error) and getattr(cause, "node", None) is not None:
+            inner = cause
+    owner = _owner(inner.src, function)
+    file, line = _def_line(owner, source).rsplit(":", 1)
+    offset = getattr(inner.node, "lineno", 1) if isinstance(inner.node, ast.AST) else 1
+    reason = inner.error_message or ""
+    if not reason and inner.__cause__ is not None:
+        reason = _said(inner.__cause__)
+    return Refused(reason or _said(inner), f"{file}:{int(line) + offset - 1}")
+
+
+def _owner(text: str | None, function: Any) -> Any:
+    """Return the JIT function whose source an error shows: perhaps a callee from another module."""
+    for module in list(sys.modules.values()):
+        for value in list(vars(module).values()) if isinstance(module, types.ModuleType) else ():
+            inner = _unwrapped(value, type(function))
+            if inner is not None and inner.src == text:
+                return inner
+    return function
+
+
+def _def_line(function: Any, source: str) -> str:
+    """Return the line of `def`, as "kernels/add.py:12": Triton counts error lines from there."""
+    lines = list(getattr(function, "raw_src", ()))
+    above = next((index for index, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    code = getattr(getattr(function, "fn", None), "__code__", None)
+    file = FOLDERS.hide(code.co_filename) if code is not None else source
+    return f"{file}:{getattr(function, 'starting_line_number', 1) + above}"
+
+
+def _stage(compiled: Any, name: str, spec: dict[str, Any]) -> bytes:
+    if name == "metadata":
+        # Triton's own hash includes absolute paths (3.7 on AMD) and names an entry of its private cache.
+        values = {key: value for key, value in compiled.metadata._asdict().items() if key != "hash"}
+        plain = json.loads(json.dumps(values, default=_plain, sort_keys=True))
+        return (json.dumps(FOLDERS.hide_all(plain), indent=1, sort_keys=True) + "\n").encode()
+    try:
+        content = compiled.asm[name]
+    except KeyError:
+        raise Refused(f"this Triton makes no {name} for {spec['arch']}", spec["source"]) from None
+    return content if isinstance(content, bytes) else str(content).encode()
+
+
+def _plain(value: Any) -> Any:
+    return vars(value) if hasattr(value, "__dict__") else str(value)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _said(error: BaseException) -> str:
+    """Return the first lines of an error's message, without the paths of temporary files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = "; ".join(lines[:3]) or "no message"
+    return f"{type(error).__name__}: {text}"
+
+
+def _where_raised(error: BaseException, source: str) -> str:
+    """Return the last line of the user's own code in a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not os.path.isabs(frame.filename) and not frame.filename.startswith("triton/")]
+    own = [frame for frame in own if not frame.filename.startswith("<")]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else source
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if arguments == ["--identify"]:
+            print(json.dumps(identify()))
+        else:
+            outputs = dict(argument.split("=", 1) for argument in arguments[1:])
+            compile_kernel(json.load(sys.stdin), outputs, arguments[0])
+    except Refused as error:
+        where = f"{error.where}: " if error.where else ""
+        print(f"{where}error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""The equivalents of files that steps make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from buildd.artifacts import equivalence
+from codegen.steps.step_kinds import StepKind
+from protocol.messages import Digest
+from tests.support.nvcc_project import KERNEL, Build, project
+
+TEXT = b'# 1 "k.cu"\nint a;\n'
+KEY = Digest("11" * 32)
+
+
+def test_a_text_of_the_host_is_what_it_was_made_of_and_others_what_they_are() -> None:
+    moved = TEXT.replace(b"# 1", b"# 2")
+    for kind in (StepKind.PREPROCESS, StepKind.CICC):
+        assert equivalence.of_text(kind, TEXT, None) == equivalence.of_text(kind, moved, None)
+        assert equivalence.of_text(kind, TEXT, None) != equivalence.of_text(kind, TEXT + b"int b;\n", None)
+    assert equivalence.of_text(StepKind.CUDAFE, TEXT, KEY) == equivalence.of_text(StepKind.CUDAFE, b"", KEY)
+    assert equivalence.of_text(StepKind.CUDAFE, TEXT, KEY) != equivalence.of_text(
+        StepKind.CUDAFE, TEXT, Digest("22" * 32)
+    )
+    assert equivalence.of_text(StepKind.FATBINARY, TEXT, None) != equivalence.of_text(StepKind.FATBINARY, moved, None)
+
+
+@pytest.mark.parametrize("kind", [StepKind.CUDAFE, StepKind.CICC])
+def test_host_code_that_names_an_architecture_has_no_twin(kind: StepKind) -> None:
+    assert equivalence.of_text(kind, TEXT + b"int a = __CUDA_ARCH_LIST__;", KEY) == equivalence.NONE
+
+
+@pytest.mark.cuda
+def test_host_code_that_names_an_architecture_is_compiled_for_each_list(tmp_path: Path) -> None:
+    keys = 'output = "object"\narch = '
+    named = 'extern "C" char const *named() { return "__CUDA_ARCH_LIST__"; }\n'
+    workspace = project(tmp_path, f'{keys}["sm_80"]\n', KERNEL + named)
+    Build(workspace)
+    toml = workspace.project / "buildd.toml"
+    toml.write_text(toml.read_text().replace('"sm_80"', '"sm_80", "sm_90"'))
+    counters = Build(workspace).counters
+    assert (counters["step_hits"], counters["step_misses"]) == (4, 8), "the host compile, too"

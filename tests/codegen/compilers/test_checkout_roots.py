@@ -1,0 +1,343 @@
+"""Builds in several checkouts: what another checkout finds, and that no object, depfile or message is another's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildd.keys.checkout_paths import installed
+from codegen.compilers.checkout_roots import names_held, names_in, names_in_text, replaced, roots_of, sorted_roots
+from codegen.compilers.temporary_roots import Roots
+from codegen.foreign.command_line import parse
+from codegen.plan import Tool
+from tests.support.foreign_project import ForeignProject
+from tests.support.serving import short_folder
+from tests.support.toolkit import host_compiler
+from tests.support.user import User
+
+ROOTS = (("checkout-1", "/home/u/p"),)
+
+
+def found(*command: str, folder: str, run_folder: str = "", temporary: Roots = ()) -> Roots:
+    compile = parse(command, folder)
+    return sorted_roots(roots_of(compile, folder, run_folder, compile.flags, temporary))
+
+
+def gcc(*arguments: str, folder: str = "/home/u/p/build", run_folder: str = "") -> Roots:
+    return found("/usr/bin/gcc", "-c", *arguments, folder=folder, run_folder=run_folder)
+
+
+def nvcc(*arguments: str, folder: str = "/home/u/p/build") -> Roots:
+    return found("/cuda/bin/nvcc", "-c", *arguments, folder=folder)
+
+
+def test_roots_are_named_by_their_height_above_the_working_folder() -> None:
+    assert gcc("/home/u/p/src/a.c", "-I/home/u/p/include") == ROOTS
+    assert gcc("/home/u/p/src/a.c", folder="/home/u/p/build/deep/er") == (("checkout-3", "/home/u/p"),)
+    assert gcc("a.c", "-I/home/u/p/build/x") == (("checkout", "/home/u/p/build"),)
+    # The source was generated; where the run began (BUILDD_RUN_FOLDER) tells what belongs to the checkout.
+    assert gcc("x/a.c", "-I/home/u/p/include") == ()
+    assert gcc("x/a.c", "-I/home/u/p/include", run_folder="/home/u/p") == ROOTS
+    # A build folder elsewhere.
+    elsewhere = gcc("/home/u/p/a.c", folder="/scratch/b", run_folder="/home/u/p")
+    assert elsewhere == (("checkout-run", "/home/u/p"),)
+
+
+def test_only_what_a_command_names_by_absolute_path_is_a_root() -> None:
+    assert gcc("../src/a.c", "-I../include", run_folder="/home/u/p") == ()
+    # nvcc names its modules after absolute paths.
+    assert nvcc("../src/a.cu") == (("checkout", "/home/u/p/build"),)
+    assert nvcc("/home/u/p/a.cu") == (("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p"))
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("-flto", "-frandom-seed=__FILE__", "-DHERE=__FILE__", "-fembed-bitcode", "-gno-record-gcc-switches"),
+        *("-ffile-prefix-map=/home=.", "-fmacro-prefix-map=/home/u=x", "-fmessage-length=72"),
+        *("-Wmissing-include-dirs", "-S"),
+    ],
+)
+def test_where_a_flag_can_hide_a_path_there_are_no_roots(flag: str) -> None:
+    assert gcc("/home/u/p/src/a.c", flag) == ()
+    assert gcc("/home/u/p/src/a.c", "-ffile-prefix-map=/build/python=.") == ROOTS
+
+
+def test_a_flag_that_shows_the_folder_makes_it_a_root() -> None:
+    both = (("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p"))
+    for flag in ("-g", "-fsanitize=address"):
+        assert gcc("/home/u/p/src/a.c", flag) == both and gcc("a.c", flag) == both[:1]
+
+
+def test_paths_in_other_forms_are_no_roots() -> None:
+    assert gcc("/home/u/p q/a.c", folder="/home/u/p q/build") == ()
+    assert gcc("/a.c", folder="/b") == ()
+    assert nvcc("/home/u/p/a.cu", "-rdc=true") == nvcc("/home/u/p/a.cu", "-lineinfo") == ()
+
+
+def test_a_path_that_leaves_the_root_is_not_named_by_it() -> None:
+    assert gcc("/home/u/p/src/a.c", "-I/home/u/p/../../v") == ROOTS
+    assert gcc("a.c", "-I/home/u/p/build/../../../v") == ()
+
+
+def test_a_folder_is_found_in_every_form() -> None:
+    for content in (b"\0/home/u/p/src\0", b"_GLOBAL__sub_I__home_u_p_src_a.c_1234", b"_GLOBAL__I_65535_0__home_u_p"):
+        assert names_in(content, ROOTS) == {"checkout-1"}
+    assert names_in(b"/home/u/q _home_u_p", ROOTS) == set()
+    assert names_in_text(b'#include "/home/u/p/x.h"', ROOTS) == {"checkout-1"}
+    for text in (b"x/home/u/p/x.h", b"../home/u/p", b"/home/u/pq"):
+        assert names_in_text(text, ROOTS) == set()
+    text = b'# 1 "/home/u/p/a.c"\nint a;\n'
+    assert names_in_text(text, ROOTS, preprocessed=True) == set()
+    assert names_in_text(text + b'char *f = "/home/u/p/a.c";', ROOTS, preprocessed=True) == {"checkout-1"}
+
+
+def test_messages_are_told_in_todays_names() -> None:
+    moves = [(b"/u/a", b"/u/a/b"), (b"/u/a/x", b"/u/a/b/x")]
+    assert replaced(b"/u/a/x/y.c:1 '/u/a' /u/ab", moves) == b"/u/a/b/x/y.c:1 '/u/a/b' /u/ab"
+    for text in (b"/home/u/p/a.c(3): x", b"In file included from /home/u/p/a.h:3,\n", b"`/home/u/p'"):
+        assert names_held(text, ROOTS) == set()
+    for text in (b"x/home/u/p/a", b"/home/u/p.old/a", b"file:///home/u/p/a"):
+        assert names_held(text, ROOTS) == {"checkout-1"}
+
+
+def test_only_the_tools_and_the_systems_files_may_ask_for_computed_names() -> None:
+    tool = Tool(name="gcc", search=("/gcc/include",), roots=(("python", "/tmp/tmpabcd_123"), ("checkout", "/home/u/p")))
+    assert installed("/gcc/include/x.h", tool) and installed("/usr/share/x.h", tool)
+    for path in ("a.h", "/home/u/p/a.h", "/tmp/tmpabcd_123/a.h", "/opt/a.h"):
+        assert not installed(path, tool)
+
+
+# ---------------------------------------------------------------- real compiles
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    with short_folder() as folder:
+        user = User(folder)
+        user.buildd("up")
+        yield user
+        assert user.end() == []
+
+
+class Checkouts:
+    """The same sources in folders of other names and depths."""
+
+    def __init__(self, foreign: ForeignProject, texts: dict[str, str]) -> None:
+        self.foreign = foreign
+        self.folders = [foreign.folder / "one", foreign.folder / "somewhere/else/two"]
+        for folder in self.folders:
+            for name, text in {"include/h.h": "#pragma once\n#define H 3\n", **texts}.items():
+                place = folder / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text)
+            (folder / "build").mkdir()
+
+    def compile(self, number: int, *command: str) -> bytes:
+        """The object: the plain tool's own, apart from what nvcc names at random. Messages and depfile are too."""
+        folder = self.folders[number]
+        build, nvcc = folder / "build", command[0] == "nvcc"
+        words = [word.replace("@", str(folder)) for word in command]
+        made = []
+        for environ in (self.foreign.plain, self.foreign.environ):
+            done = self.foreign.call(*words, "-MD", "-MF", "o.d", "-o", "o.o", environ=environ, cwd=build)
+            assert done.returncode == 0, done.stderr
+            rules = (build / "o.d").read_text().replace("\\\n", "").split()
+            made.append((done.stderr, {rule for rule in rules if str(self.foreign.folder) in rule}))
+            content = (build / "o.o").read_bytes()
+            made[-1] += (b"" if nvcc else content,)
+            for name in ("o.o", "o.d"):
+                (build / name).unlink()
+        assert made[0] == made[1]
+        assert str(self.folders[1 - number]).encode() not in content
+        return content
+
+    def twice(self, *command: str) -> tuple[int, int]:
+        """Compile in both; hits and misses that this made."""
+        before = self.foreign.counts()
+        objects = [self.compile(number, *command) for number in (0, 1)]
+        now = self.foreign.counts()
+        hits, misses = now[0] - before[0], now[1] - before[1]
+        assert misses == 2 or objects[0] == objects[1]
+        return hits, misses
+
+
+needs_gcc = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+COMPILE = ("g++", "-Wall", "-Wextra", "-I@/include", "-c")
+
+
+@needs_gcc
+def test_another_checkout_hits_where_no_path_reaches_the_object(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "plain")
+    text = '#include "h.h"\n#include <vector>\nstd::vector<int> f(int unused) { return std::vector<int>(H); }\n'
+    checkouts = Checkouts(foreign, {"src/a.cpp": text})
+    assert checkouts.twice(*COMPILE, "@/src/a.cpp") == (1, 1)
+    assert checkouts.twice(*COMPILE, "-O2", "@/src/a.cpp") == (1, 1)
+    assert checkouts.twice(*COMPILE, "-g", "@/src/a.cpp") == (0, 2)
+    assert foreign.figures().elsewhere == {str(checkouts.folders[0]): 1}
+    assert foreign.figures().missed["folder"] == 1
+    hits = foreign.counts()[0]
+    for number in (0, 1):
+        checkouts.compile(number, *COMPILE, "-g", "@/src/a.cpp")
+    assert foreign.counts()[0] == hits + 2
+    (checkouts.folders[1] / "include/h.h").write_text("#define H 4\n")
+    assert checkouts.twice(*COMPILE, "-O1", "@/src/a.cpp") == (0, 2)
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    "text",
+    [
+        "char const *f() { return __FILE__; }",
+        # The object does not show these.
+        "int f() { return sizeof(__FILE__); }",
+        "#define WIDE_(x) L##x\n#define WIDE(x) WIDE_(x)\nwchar_t const *f() { return WIDE(__FILE__); }",
+        "#include <assert.h>\nvoid f(int x) { assert(x); }",
+    ],
+    ids=["file", "size", "wide", "assert"],
+)
+def test_a_path_in_the_object_counts(user: User, text: str, request: pytest.FixtureRequest) -> None:
+    foreign = ForeignProject(user, user.folder / request.node.callspec.id)
+    checkouts = Checkouts(foreign, {"src/a.cpp": f'#include "h.h"\n{text}\n'})
+    assert checkouts.twice(*COMPILE, "@/src/a.cpp") == (0, 2)
+    assert checkouts.twice("g++", "-I../include", "-c", "../src/a.cpp") == (1, 1)
+    # The folder that it was found in still hits.
+    hits = foreign.counts()[0]
+    checkouts.compile(0, *COMPILE, "@/src/a.cpp")
+    assert foreign.counts()[0] == hits + 1
+
+
+@needs_gcc
+def test_a_source_that_names_another_checkouts_file_reads_that_file(user: User) -> None:
+    """As a build folder that was copied: its text is the same, and means the file of the first checkout."""
+    foreign = ForeignProject(user, user.folder / "named")
+    named = foreign.folder / "one/src/x.h"
+    checkouts = Checkouts(foreign, {"src/a.cpp": f'#include "{named}"\nint f() {{ return X; }}\n'})
+    for folder in checkouts.folders:
+        (folder / "src/x.h").write_text("#define X 1\n")
+    checkouts.compile(0, "g++", "-c", "@/src/a.cpp")
+    named.write_text("#define X 2\n")
+    checkouts.compile(1, "g++", "-c", "@/src/a.cpp")
+
+
+@needs_gcc
+def test_a_header_beside_the_checkout_is_another_one_for_each(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "beside")
+    checkouts = Checkouts(foreign, {"src/a.cpp": '#include "../../x.h"\nint f() { return X; }\n'})
+    for number, folder in enumerate(checkouts.folders):
+        (folder.parent / "x.h").write_text(f"#define X {number}\n")
+    assert checkouts.compile(0, "g++", "-c", "@/src/a.cpp") != checkouts.compile(1, "g++", "-c", "@/src/a.cpp")
+
+
+SPLIT = """#include <stddef.h>
+#define STR_(x) #x
+#define STR(x) STR_(x)
+#define HERE {0}
+#define IN(x) STR(HERE/x)
+#include IN(one/src/x.h)"""
+
+
+@needs_gcc
+@pytest.mark.parametrize("text", [SPLIT, '#include "{0}//one/src/x.h"', '#include "{0}/other/../one/src/x.h"'])
+def test_a_path_of_another_checkout_in_other_words_means_the_same_file(user: User, text: str) -> None:
+    folder = user.folder / f"words{len(text)}"
+    foreign = ForeignProject(user, folder)
+    (folder / "other").mkdir()
+    checkouts = Checkouts(foreign, {"src/a.cpp": f"{text.format(folder)}\nint f() {{ return X; }}\n"})
+    for place in checkouts.folders:
+        (place / "src/x.h").write_text("#define X 1\n")
+    checkouts.compile(0, "g++", "-c", "@/src/a.cpp")
+    (folder / "one/src/x.h").write_text("#define X 2\n")
+    checkouts.compile(1, "g++", "-c", "@/src/a.cpp")
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#if __has_include("../../y.h")\nint y;\n#endif\n',
+        "#if __has_include(<../y.h>)\nint y;\n#endif\n",
+        '#define Y "y.h"\n#if __has_include(Y)\nint y;\n#endif\n',
+        '#include "../../e/y.h"\nint e = E;\n',
+    ],
+    ids=["asked", "asked in a search", "computed", "search"],
+)
+def test_a_file_that_only_another_checkout_has(user: User, text: str, request: pytest.FixtureRequest) -> None:
+    foreign = ForeignProject(user, user.folder / f"only {request.node.callspec.id}".replace(" ", "-"))
+    checkouts = Checkouts(foreign, {"src/a.cpp": text, "include/x/y/z.h": "", "include/e/y.h": "#define E 1\n"})
+    command = ("g++", "-I@", "-I@/include/x/y", "-c", "@/src/a.cpp")
+    checkouts.compile(0, *command)
+    other = checkouts.folders[1]
+    for place in (other.parent / "y.h", other / "src/y.h", other.parent / "e/y.h"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("#define E 2\n")
+    checkouts.compile(1, *command)
+
+
+@needs_gcc
+def test_a_file_above_the_working_folder_is_asked_for_in_the_same_checkout(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "above")
+    checkouts = Checkouts(foreign, {"src/a.cpp": '#if __has_include("../../y.h")\nint y;\n#endif\n'})
+    before = checkouts.compile(0, "g++", "-c", "../src/a.cpp")
+    foreign.write("y.h", "")
+    assert checkouts.compile(0, "g++", "-c", "../src/a.cpp") != before
+
+
+def toolkit() -> str:
+    wheels = importlib.util.find_spec("nvidia.cu13")
+    folders = list(wheels.submodule_search_locations or ()) if wheels else []
+    return f"{folders[0]}/bin" if folders else ""
+
+
+KERNEL = '#include "h.h"\n__global__ void k(int *p) { *p = H; }\nvoid run(int *p) { int unused; k<<<1, 1>>>(p); }\n'
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("where", ["..", pytest.param("@", marks=pytest.mark.slow)])
+def test_nvcc_in_another_checkout(user: User, where: str) -> None:
+    foreign = ForeignProject(user, user.folder / f"nvcc{len(where)}", toolkit())
+    texts = {
+        "src/a.cu": KERNEL,
+        "src/macro.cu": f"#define CHECK(x) puts(__FILE__)\n{KERNEL}",
+        "src/size.cu": '#include "h.h"\n__global__ void k(int *p) { *p = sizeof(__FILE__); }\n',
+        "src/later.cu": '#include "h.h"\n__device__ char const *p; __global__ void k() { p = __builtin_FILE(); }\n',
+        "src/own.cu": f"namespace {{\n{KERNEL}}}\nvoid other(int *p) {{ run(p); }}\n",
+    }
+    checkouts = Checkouts(foreign, texts)
+    is_absolute = where == "@"
+    for name, figures in (
+        ("a", (1, 1)),
+        ("macro", (1, 1)),
+        ("size", (0, 2) if is_absolute else (1, 1)),
+        ("later", (0, 2)),
+        ("own", (0, 2)),
+    ):
+        command = ("nvcc", "-arch=sm_80", f"-I{where}/include", "-c", f"{where}/src/{name}.cu")
+        assert checkouts.twice(*command) == figures, name
+        if name == "a":
+            assert checkouts.twice(*command, "-lineinfo") == (0, 2)
+
+
+@pytest.mark.cuda
+def test_two_projects_with_one_relative_path_link_into_one_program(user: User) -> None:
+    """A kernel of an anonymous namespace is a global symbol, named after its module."""
+    foreign = ForeignProject(user, user.folder / "linked", toolkit())
+    kernel = "namespace {{ __global__ void k(int *p) {{ *p = {0}; }} }}\n"
+    unit = kernel + "int f{0}() {{ k<<<1, 1>>>(nullptr); return {0}; }}\n"
+    objects = []
+    for number in (1, 2):
+        foreign.write(f"{number}/src/utils.cu", unit.format(number))
+        command = ("nvcc", "-arch=sm_80", "-c", "src/utils.cu", "-o", "utils.o")
+        assert foreign.call(*command, cwd=foreign.folder / f"{number}").returncode == 0
+        objects.append(foreign.folder / f"{number}/utils.o")
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_8_utils_cu_[0-9a-f]{8}", path.read_bytes())) for path in objects]
+    assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
+    main = foreign.write("main.cu", "int f1(), f2();\nint main() { return f1() + f2() - 3; }\n")
+    library = Path(toolkit()).parent / "lib"
+    linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects), "-o", "main")
+    assert linked.returncode == 0, linked.stderr
+    assert foreign.plainly(str(foreign.folder / "main")).returncode == 0

@@ -1,0 +1,372 @@
+"""Builds in folders that have another name each time: what hits, and that no object or depfile names another's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from codegen.compilers import temporary_roots
+from codegen.foreign.command_line import parse
+from codegen.plan import Place, Ref
+from tests.support.foreign_project import ForeignProject
+from tests.support.serving import short_folder
+from tests.support.toolkit import host_compiler
+from tests.support.user import User
+
+HEADERS = "/tmp/pip-build-env-ab_12cd3/overlay/include"
+SOURCE = '#include <x.h>\n#include "y.h"\nint value(int unused) { return X + Y; }\n'
+
+
+def compile_of(
+    *arguments: str, folder: str = "/tmp/pip-wheel-12345678/p"
+) -> tuple[temporary_roots.Roots, temporary_roots.Roots]:
+    """The roots without and with mapping."""
+    compile = parse(("/usr/bin/gcc", "-c", *arguments), folder)
+    return temporary_roots.roots_of(compile, folder, "no"), temporary_roots.roots_of(compile, folder, "/home/u/p")
+
+
+def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
+    """And those in which such a build works, but no others."""
+    for arguments, folder, names in (
+        (("a.c",), "/tmp/pip-wheel-12345678/p", ["+pip-wheel"]),
+        (("a.c", "-flto", "-g"), "/tmp/pip-req-build-12345678", ["+pip-req-build"]),
+        (("a.c", f"-I{HEADERS}"), "/tmp/tmpab_12cd3/build", ["+pip-build-env", "+tmp1"]),
+        (("/home/u/.cache/uv/builds-v0/.tmpAb12cD/a.c",), "/home/u/p", ["+builds-v0"]),
+        (("a.c",), "/tmp/tmpab_12cd3/build", ["tmp"]),
+        (("a.c", "-flto"), "/tmp/tmpab_12cd3/build", []),
+    ):
+        compile = parse(("/usr/bin/gcc", "-c", *arguments), folder)
+        assert sorted(name for name, _ in temporary_roots.roots_of(compile, folder, "")) == names
+    device = parse(("/cuda/bin/nvcc", "-dc", "a.cu"), "/p")
+    for folder, names in (("/tmp/pip-wheel-12345678/p", ["+pip-wheel"]), ("/tmp/tmpab_12cd3/build", [])):
+        assert [name for name, _ in temporary_roots.roots_of(device, folder, "")] == names
+
+
+def test_temporary_folders_are_roots_by_their_kind() -> None:
+    env, wheel = ("pip-build-env", "/tmp/pip-build-env-ab_12cd3"), "/tmp/pip-wheel-12345678"
+    mapped = (("+pip-build-env", env[1]), ("+pip-wheel1", wheel), ("+build", "/home/u/p"))
+    assert compile_of("a.c", f"-I{HEADERS}") == ((env, ("pip-wheel1", wheel)), mapped)
+    assert compile_of("a.c", "-isystem", HEADERS, folder="/p")[0] == (env,)
+    assert compile_of("a.c", "-I/usr/include", "-DX=/tmp/pip-build-env-ab_12cd3/x", folder="/p")[0] == ()
+    assert compile_of("a.c", f"-I{HEADERS}", "-flto") == ((), mapped)
+    assert compile_of(f"{HEADERS}/a.c", folder="/p")[0] == (env,)
+    inner = "/tmp/pip-install-abcdefgh/name_0123456789abcdef0123456789abcdef"
+    assert compile_of("a.c", f"-I{inner}/include", folder="/p")[0] == (("pip-install", inner),)
+    # As scikit-build-core and CMake's try_compile have them.
+    tried = "/tmp/tmpab_12cd3/build/CMakeFiles/CMakeScratch/TryCompile-aB34eF"
+    assert compile_of(f"{tried}/src.c", folder=tried)[0] == (("tmp", tried),)
+    assert compile_of("-I/tmp/tmpab_12cd3/build/x", "a.c", folder=tried)[0] == (
+        ("tmp1", tried),
+        ("tmp", "/tmp/tmpab_12cd3"),
+    )
+    assert compile_of("a.c", folder="/p/CMakeFiles/CMakeScratch/TryCompile-aB34eF/x")[0][0][0] == "TryCompile"
+    assert compile_of("a.c", folder="/home/u/tmp/p")[0] == ()
+    for flag, roots in (("-O2", (("tmp", "/tmp/tmpab_12cd3"),)), ("-rdc=true", ()), ("-dc", ()), ("-dlto", ())):
+        nvcc = parse(("/cuda/bin/nvcc", "-c", "a.cu", flag), "/tmp/tmpab_12cd3")
+        assert temporary_roots.roots_of(nvcc, "/tmp/tmpab_12cd3", "") == roots
+
+
+def test_only_whole_folders_are_referred_to() -> None:
+    compile = parse(("/usr/bin/gcc", "-c", "a.c", f"-I{HEADERS}", f"-I{HEADERS[:-18]}x/y"), "/p")
+    roots = (("pip-build-env", "/tmp/pip-build-env-ab_12cd3"),)
+    found = temporary_roots.referring(compile.arguments, roots)
+    assert Ref(place=Place.ROOT, name="pip-build-env", prefix="-I", suffix="/overlay/include") in found
+    assert sum(isinstance(argument, Ref) for argument in found) == 1
+
+
+def test_what_was_read_is_told_in_todays_names() -> None:
+    before, now = (("r", "/tmp/one"),), (("r", "/tmp/two"),)
+    content = temporary_roots.listed(before, ["a.h", "/tmp/one/b.h", "/tmp/one2/c.h"])
+    assert temporary_roots.read(content, now) == (
+        ["a.h", "/tmp/two/b.h", "/tmp/one2/c.h"],
+        [(b"/tmp/one", b"/tmp/two")],
+    )
+    assert temporary_roots.read(content, before) == (["a.h", "/tmp/one/b.h", "/tmp/one2/c.h"], [])
+    assert temporary_roots.read(b"a.h\0b.h\0", now) == (["a.h", "b.h"], [])
+    assert temporary_roots.read(temporary_roots.listed((), []), now) == ([], [])
+
+
+def test_a_folder_is_found_in_whatever_form_it_stands() -> None:
+    roots = (("tmp1", "/tmp/tmpab_12cd3/q"), ("pip-wheel", "/tmp/pip-wheel-12345678"), ("+build", "/home/u/p"))
+    assert temporary_roots.names_in(b"_GLOBAL__sub_I__tmp_pip_wheel_12345678_a_cpp", roots) == {"pip-wheel"}
+    assert temporary_roots.names_in(b"/tmp/tmpab_12cd4 /home/u/p", roots) == set()
+    text = b'# 1 "/tmp/tmpab_12cd3/q/a.c"\nint a;\n#line 2 "/tmp/tmpab_12cd3/q/a.c"\n'
+    assert temporary_roots.names_in(text, roots, lines=True) == set()
+    assert temporary_roots.names_in(text + b'char *f = "/tmp/tmpab_12cd3/q/a.c";\n', roots, lines=True) == {"tmp1"}
+
+
+# ---------------------------------------------------------------- real compiles
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    with short_folder() as folder:
+        user = User(folder)
+        user.buildd("up")
+        yield user
+        assert user.end() == []
+
+
+class Isolated:
+    """A project and headers in temporary folders, as pip makes them for each build."""
+
+    def __init__(self, foreign: ForeignProject, tag: str, source: str = SOURCE) -> None:
+        self.foreign = foreign
+        self.project = foreign.folder / f"pip-wheel-{tag}" / "p"
+        self.headers = foreign.folder / f"pip-build-env-{tag}" / "include"
+        for folder in (self.project, self.headers):
+            folder.mkdir(parents=True)
+        (self.project / "a.c").write_text(source)
+        (self.project / "y.h").write_text("#define Y 2\n")
+        (self.headers / "x.h").write_text("#define X 1\nstatic int never;\n")
+
+    def compile(self, *options: str, source: str = "a.c", mapped: str = "") -> tuple[bytes, bytes, str]:
+        """Object, what was said, depfile; beside a plain compile."""
+        command = ("gcc", *options, "-Wall", "-Wextra", f"-I{self.headers}", "-c", source, "-o", "a.o", "-MD")
+        plain = self.foreign.call(*command, environ=self.foreign.plain, cwd=self.project)
+        content, rules = (self.project / "a.o").read_bytes(), (self.project / "a.d").read_text()
+        for name in ("a.o", "a.d"):
+            (self.project / name).unlink()
+        environ = {**self.foreign.environ, **({"BUILDD_MAP_PATHS": mapped} if mapped else {})}
+        done = self.foreign.call(*command, environ=environ, cwd=self.project)
+        assert done.returncode == plain.returncode == 0, done.stderr
+        assert done.stderr == plain.stderr and str(self.headers).encode() in done.stderr
+        found = (self.project / "a.d").read_text()
+        assert found.replace("\\\n", "").split() == rules.replace("\\\n", "").split()
+        made = (self.project / "a.o").read_bytes()
+        # Two plain compiles with -flto differ too.
+        assert mapped not in ("", "no") or "-flto" in options or made == content
+        return made, done.stderr, found
+
+
+needs_gcc = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+
+
+@needs_gcc
+def test_headers_in_another_temporary_folder_hit(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "plain")
+    for number in range(3):
+        Isolated(foreign, f"{number:08}").compile("-O1")
+    assert foreign.counts() == (2, 1) and foreign.figures().holding_paths == 0
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("options", "source"),
+    [
+        (("-g",), SOURCE),
+        (("-O1",), f"{SOURCE}#include <z.h>\n"),
+        (("-flto", "-O2"), SOURCE),
+    ],
+    ids=["debug", "file", "lto"],
+)
+def test_where_the_path_can_reach_the_object_it_counts(user: User, options: tuple[str, ...], source: str) -> None:
+    foreign = ForeignProject(user, user.folder / f"counts-{options[0]}")
+    for number in range(2):
+        isolated = Isolated(foreign, f"{number:08}", source)
+        (isolated.headers / "z.h").write_text("char const *file = __FILE__;\n")
+        isolated.compile(*options, mapped="no")
+    assert foreign.counts() == (0, 2)
+    assert foreign.figures().holding_paths == (0 if "-flto" in options else 2)
+
+
+@needs_gcc
+def test_the_summary_says_what_mapping_is_worth(user: User) -> None:
+    folder = user.folder / "told" / "pip-wheel-00000000"
+    folder.mkdir(parents=True)
+    (folder / "a.c").write_text("char const *file(void) { return __FILE__; }\n")
+    command = ("sh", "-c", f"cd {folder} && gcc -c {folder}/a.c -o a.o")
+    status, said = user.buildd("run", "--no-map-paths", "--", *command)
+    assert (status, said.count("1 of the misses"), said.count("--no-map-paths")) == (0, 1, 1), said
+    status, said = user.buildd("run", "--", *command)
+    assert (status, "map-paths" in said) == (0, False), said
+
+
+@needs_gcc
+def test_a_source_in_another_temporary_folder_hits(user: User) -> None:
+    """As CMake calls compilers; but where its path stands in the object, though no text asks for it."""
+    foreign = ForeignProject(user, user.folder / "sources")
+    made = {}
+    for number in range(2):
+        folder = foreign.folder / f"tmp{number:08}"
+        (folder / "build").mkdir(parents=True)
+        (folder / "a.cpp").write_text("int a(int x) { return x + 1; }\n")
+        (folder / "b.cpp").write_text("char const *b() { return WHERE; }\n")
+        for name in ("a", "b"):
+            command = ("g++", "-DWHERE=__FILE__", "-c", str(folder / f"{name}.cpp"), "-o", f"{name}.o", "-MD")
+            assert foreign.call(*command, cwd=folder / "build").returncode == 0
+            made[name, number] = (folder / f"build/{name}.o").read_bytes()
+            assert f"{folder}/{name}.cpp" in (folder / f"build/{name}.d").read_text()
+            assert foreign.call(*command, environ=foreign.plain, cwd=folder / "build").returncode == 0
+            assert (folder / f"build/{name}.o").read_bytes() == made[name, number]
+    assert made["a", 0] == made["a", 1] and made["b", 0] != made["b", 1]
+    assert foreign.counts() == (1, 3)
+
+
+@pytest.mark.cuda
+def test_nvcc_in_another_temporary_folder_hits(user: User) -> None:
+    """Where no path reaches the object, on either side; mapped also where it would."""
+    wheels = importlib.util.find_spec("nvidia.cu13")
+    folders = list(wheels.submodule_search_locations or ()) if wheels else []
+    foreign = ForeignProject(user, user.folder / "nvcc", f"{folders[0]}/bin" if folders else "")
+    texts = {
+        "plain": "__global__ void k(int *p) { *p = X; }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
+        "host": "__global__ void k(int *p) { *p = X; }\nchar const *file() { return __FILE__; }\n",
+        "device": "__global__ void k(char const **p) { *p = __FILE__; }\n",
+        "other": "namespace { __global__ void k(int *p) { *p = X + NUMBER; } }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
+    }
+
+    def compile(number: int, name: str, *, mapped: bool = False) -> bytes:
+        folder = foreign.folder / f"pip-req-build-{number:08}"
+        build = foreign.folder / f"tmp{number:08}" / "build"
+        for place in (folder / "include", build):
+            place.mkdir(parents=True, exist_ok=True)
+        (folder / "include/x.h").write_text("#define X 1\n")
+        (folder / f"{name}.cu").write_text(f"#include <x.h>\n{texts[name]}".replace("NUMBER", f"{number}"))
+        where = (
+            f"-isystem={folder}/include",
+            "-c",
+            f"{folder}/{name}.cu",
+            "-o",
+            f"{name}.o",
+            "-MD",
+            "-MF",
+            f"{name}.d",
+        )
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(foreign.folder) if mapped else "no"}
+        done = foreign.call("nvcc", "-arch=sm_80", *where, environ=environ, cwd=build)
+        assert done.returncode == 0, done.stderr
+        assert f"{folder}/include/x.h" in (build / f"{name}.d").read_text()
+        made = (build / f"{name}.o").read_bytes()
+        assert (f"{number:08}".encode() in made) == (name in ("host", "device") and not mapped)
+        return made
+
+    assert compile(1, "plain") == compile(2, "plain")
+    assert foreign.counts() == (1, 1)
+    compile(1, "host"), compile(2, "host"), compile(1, "device"), compile(2, "device")
+    assert foreign.counts() == (1, 5)
+    assert compile(1, "host", mapped=True) == compile(2, "host", mapped=True)
+    assert compile(1, "device", mapped=True) == compile(2, "device", mapped=True)
+    assert foreign.counts() == (3, 7)
+    # They may be linked together: what is theirs alone has names of its own.
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_8_other_cu_[0-9a-f]{8}", compile(number, "other"))) for number in (1, 2)]
+    assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
+
+
+@needs_gcc
+def test_mapped_paths_are_in_no_object(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "mapped")
+    source = f"{SOURCE}#include <z.h>\n#include <assert.h>\nvoid f(int x) {{ assert(x); }}\n"
+    made = []
+    for number in range(3):
+        isolated = Isolated(foreign, f"{number:08}", source)
+        (isolated.headers / "z.h").write_text("char const *file = __FILE__;\n")
+        made.append(isolated.compile("-g", mapped=str(foreign.folder / "elsewhere"))[0])
+    assert foreign.counts() == (2, 1)
+    assert made[0] == made[1] == made[2]
+    assert os.fsencode(foreign.folder) not in made[0] and b"/pip-build-env" in made[0]
+
+
+@needs_gcc
+def test_a_mapped_checkout_hits_for_another(user: User) -> None:
+    """As CMake calls compilers: from a folder below, with absolute paths."""
+    foreign = ForeignProject(user, user.folder / "checkouts")
+    made = []
+    for name in ("one", "two"):
+        project = foreign.folder / name
+        for folder in ("build", "src", "include"):
+            (project / folder).mkdir(parents=True)
+        (project / "src/a.cpp").write_text(
+            '#include <a.h>\n#include "b.h"\nint a = A + B;\nchar const *f = __FILE__;\n'
+        )
+        (project / "src/b.h").write_text("#define B 1\n")
+        (project / "include/a.h").write_text("#define A 1\n")
+        command = ("g++", "-g", f"-I{project}/include", "-c", f"{project}/src/a.cpp", "-o", "a.o", "-MD")
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(project)}
+        for _ in range(2):
+            assert foreign.call(*command, environ=environ, cwd=project / "build").returncode == 0
+        assert f"{project}/include/a.h" in (project / "build/a.d").read_text()
+        made.append((project / "build/a.o").read_bytes())
+    assert foreign.counts() == (3, 1)
+    assert made[0] == made[1] and os.fsencode(foreign.folder) not in made[0]
+    (foreign.folder / "two/include/a.h").write_text("#define A 2\n")
+    assert foreign.call(*command, environ=environ, cwd=project / "build").returncode == 0
+    assert foreign.counts() == (3, 2)
+
+
+@needs_gcc
+def test_behind_a_link_nothing_is_mapped(user: User) -> None:
+    """The compiler may write either name of the folder."""
+    foreign = ForeignProject(user, user.folder / "links")
+    for name in ("one", "two"):
+        project = foreign.folder / name
+        project.mkdir()
+        (project / "a.c").write_text("int a;\n")
+        link = foreign.folder / f"{name}-link"
+        link.symlink_to(project)
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(link), "PWD": str(link)}
+        assert foreign.call("gcc", "-g", "-c", "a.c", environ=environ, cwd=link).returncode == 0
+        plain = {**foreign.plain, "PWD": str(link)}
+        content = (project / "a.o").read_bytes()
+        assert foreign.call("gcc", "-g", "-c", "a.c", environ=plain, cwd=link).returncode == 0
+        assert (project / "a.o").read_bytes() == content
+    assert foreign.counts() == (0, 2)
+    shutil.rmtree(foreign.folder)
+
+
+LINES = """\
+#include "h.cuh"
+#include <far.cuh>
+__global__ void kernel_of_lines(float *x) { x[threadIdx.x] = far(near(x[0])); }
+"""
+
+
+@pytest.mark.cuda
+def test_line_information_of_a_folder_that_a_front_end_made_is_mapped(user: User) -> None:
+    """-lineinfo, which apex, causal-conv1d and LightGBM have in their wheels: by relative and by absolute names."""
+    wheels = importlib.util.find_spec("nvidia.cu13")
+    folders = list(wheels.submodule_search_locations or ()) if wheels else []
+    foreign = ForeignProject(user, user.folder / "lines", f"{folders[0]}/bin" if folders else "")
+
+    def compile(tag: str, source: str, *flags: str, **environ: str) -> tuple[bytes, bytes, bytes]:
+        folder = foreign.folder / f"pip-req-build-{tag}"
+        (folder / "csrc").mkdir(parents=True, exist_ok=True)
+        (folder / "inc").mkdir(exist_ok=True)
+        (folder / "csrc/k.cu").write_text(LINES)
+        (folder / "csrc/h.cuh").write_text("__device__ __noinline__ inline float near(float x) { return x * 3; }\n")
+        (folder / "inc/far.cuh").write_text("__device__ __forceinline__ float far(float x) { return x + 1; }\n")
+        command = ("nvcc", "-lineinfo", "-Xptxas=-v", "-gencode", "arch=compute_80,code=[sm_80,compute_80]")
+        command += ("-no-compress", f"-I{folder}/inc", *flags, "-c", source.format(folder))
+        done = foreign.call(*command, "-o", "k.o", cwd=folder, environ={**foreign.environ, **environ})
+        assert done.returncode == 0, done.stderr
+        made = (folder / "k.o").read_bytes()
+        cubin = subprocess.run(
+            [f"{folders[0]}/bin/cuobjdump", "-ptx", "-elf", folder / "k.o"], capture_output=True, check=True
+        )
+        return made, cubin.stdout, done.stderr
+
+    for source in ("csrc/k.cu", "{}/csrc/k.cu"):
+        hits, misses = foreign.counts()
+        first, second = compile("12345678", source), compile("abcdefgh", source)
+        assert foreign.counts() == (hits + 1, misses + 1)
+        assert first[0] == second[0]
+        assert b"12345678" not in first[0] + first[1]
+        for name in (b"/pip-req-build/csrc/k.cu", b"/pip-req-build/csrc/h.cuh", b"/pip-req-build/inc/far.cuh"):
+            assert name in first[1]
+    # Steps of a mapped compile are not those of one that is not.
+    plain, mapped = (
+        compile("12345678", "csrc/k.cu", "-DX=2", **environ) for environ in ({"BUILDD_MAP_PATHS": "no"}, {})
+    )
+    assert b"pip-req-build-12345678/csrc/h.cuh" in plain[1] and b"/pip-req-build/csrc/h.cuh" in mapped[1]
+    # The path in other words stays, and binds the object to its folder.
+    hits, misses = foreign.counts()
+    for tag in ("12345678", "abcdefgh"):
+        odd = compile(tag, "csrc/k.cu", f"-I{foreign.folder}/pip-req-build-{tag}/../pip-req-build-{tag}/inc", "-DX=3")
+    assert b"12345678" not in odd[1] and foreign.counts() == (hits, misses + 2)
+    assert compile("12345678", "csrc/k.cu", "-G") != compile("abcdefgh", "csrc/k.cu", "-G")

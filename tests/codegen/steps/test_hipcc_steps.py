@@ -1,0 +1,366 @@
+"""hipcc in steps: the objects are hipcc's own to the byte, an edit repeats only what it reaches, and what is said is
+what hipcc says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from buildd.artifacts import offload_bundle
+from buildd.processes.launch import Launch
+from buildd.scheduling.execution import Execution
+from buildd.state.events import Ending
+from buildd.store.store import Store
+from codegen.compilers.command_parser import PassThrough
+from codegen.compilers.hipcc import clang_commands
+from codegen.errors import RequestError
+from codegen.foreign import called_tool, compile_plan
+from codegen.foreign.command_line import parse
+from codegen.generate import make_plan
+from codegen.plan import Knowledge, Steps
+from codegen.steps.hipcc_steps import decompose
+from codegen.steps.step_kinds import OBJECT, UNIT, NotUnderstood
+from protocol import messages as m
+from tests.support.carry_out import answered, plan_for, request_for
+from tests.support.foreign_project import ForeignProject, kept_up, prerequisites
+from tests.support.hipcc_project import KERNEL, all_that_ran, assert_same, build, describe, furnish, plain
+from tests.support.scheduler_harness import Story, Workspace
+from tests.support.serving import short_folder
+from tests.support.user import User
+
+SOURCE = "/templates/empty/buildd_source.hip"
+
+
+def project(folder: Path, cpus: int = 4) -> Workspace:
+    workspace = Workspace(folder, make=make_plan, cpus=cpus)
+    furnish(workspace)
+    return workspace
+
+
+def ran(story: Story) -> list[str]:
+    """The same but for the preprocessor's."""
+    return [name for name in all_that_ran(story) if not name.startswith("preprocess")]
+
+
+def evict(workspace: Workspace, *names: str) -> None:
+    """Have the store forget the results of these actions."""
+    with closing(sqlite3.connect(workspace.store / "index.db")) as index:
+        rows = {name: index.execute("SELECT key FROM results WHERE action = ?", (name,)).fetchall() for name in names}
+    with Store.open(workspace.store) as store:
+        for name in names:
+            assert rows[name], name
+            for (key,) in rows[name]:
+                store.forget(m.Digest(key.hex()))
+
+
+def said(story: Story) -> list[str]:
+    return [line.text for line in story.of(m.LogLine) if line.stream == "stderr"]
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize("cpus", [pytest.param(2, id="spread"), pytest.param(1, id="chained", marks=pytest.mark.slow)])
+def test_an_edit_repeats_what_it_reaches_and_the_object_is_hipccs_own(
+    tmp_path: Path, cpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        offload_bundle, "is_proven", lambda way: False
+    )  # a chain writes the bundle itself from the second on
+    workspace = project(tmp_path, cpus)
+    all_steps = ["bundle", "device compile gfx90a", "device link gfx90a", "host compile"]
+    assert ran(build(workspace)) == all_steps
+    assert_same(workspace)
+    workspace.write("include/always.h", "// a comment\n\n#define FACTOR 3\n")
+    assert ran(build(workspace)) == []
+    workspace.write("include/host.h", "#define HOST 5\n")
+    assert ran(build(workspace)) == ["host compile"]
+    assert_same(workspace)
+    describe(workspace, "gfx906", "gfx90a")
+    added = ["bundle", "device compile gfx906", "device link gfx906", "preprocess gfx906"]
+    assert all_that_ran(build(workspace)) == added, "what the others see is known"
+    assert_same(workspace)
+
+
+@pytest.mark.hip
+def test_a_text_of_which_only_the_digest_is_kept_is_made_again_for_a_step_that_has_to_run(tmp_path: Path) -> None:
+    workspace = project(tmp_path)
+    build(workspace)
+    name = plan_for(request_for(workspace.project)).actions[0].name
+    evict(workspace, name, f"{name}: device compile gfx90a")
+    shutil.rmtree(workspace.project / "build")  # else nothing is to be done, once the folders are old enough to tell
+    assert ran(build(workspace)) == ["device compile gfx90a"]
+    assert_same(workspace)
+
+
+@pytest.mark.hip
+@pytest.mark.slow
+def test_more_edits(tmp_path: Path) -> None:
+    workspace = project(tmp_path)
+    describe(workspace, "gfx90a:xnack+", "gfx90a:xnack-", "gfx906")
+    names = ("gfx906", "gfx90a_xnack_off", "gfx90a_xnack_on")
+    assert ran(build(workspace)) == sorted(
+        ["bundle", "host compile", *(f"device {what} {name}" for what in ("compile", "link") for name in names)]
+    )
+    assert_same(workspace)
+    workspace.write("include/device.h", "__device__ inline int only() { return 1; }\n")
+    assert ran(build(workspace)) == sorted(f"device compile {name}" for name in names), "unused: the same code"
+    assert_same(workspace)
+    workspace.write("include/device.h", "#undef FACTOR\n#define FACTOR 7\n")
+    assert "host compile" not in ran(build(workspace))
+    assert_same(workspace)
+    # What can see its line is compiled again when it moves.
+    workspace.write("src/k.hip", KERNEL.replace("return HOST", "return HOST + __LINE__"))
+    build(workspace)
+    workspace.write("include/always.h", "#define FACTOR 3\n\n")
+    assert ran(build(workspace)) == []
+    workspace.write("src/k.hip", "\n" + KERNEL.replace("return HOST", "return HOST + __LINE__"))
+    assert "host compile" in ran(build(workspace))
+    assert_same(workspace)
+    lambdas = KERNEL + "template <typename T> char const *name(T) { return __PRETTY_FUNCTION__; }\n"
+    lambdas += "extern char const *text;\nchar const *text = name([] {});\n"
+    workspace.write("src/k.hip", lambdas)
+    build(workspace)
+    workspace.write("src/k.hip", "\n" + lambdas)
+    assert "host compile" in ran(build(workspace)), "clang calls a lambda by its line"
+    assert_same(workspace)
+
+
+@pytest.mark.hip
+@pytest.mark.slow
+def test_what_is_said_is_what_hipcc_says_and_such_a_compile_runs_whole_from_then_on(tmp_path: Path) -> None:
+    workspace = project(tmp_path)
+    # A macro that its message shows unfolded.
+    warns = "#define OVER(x) ((x) / 0)\n" + KERNEL.replace("return HOST", "return OVER(1) + HOST")
+    workspace.write("src/k.hip", warns)
+    story = build(workspace)
+    expected = plain(workspace).stderr
+    assert "expanded from macro 'OVER'" in expected
+    assert said(story) == expected.splitlines() and not story.of(m.Finished)[-1].steps
+    assert_same(workspace)
+    workspace.write("src/k.hip", warns + "\n// edited\n")
+    story = build(workspace)
+    assert said(story) == expected.splitlines()
+    assert len(story.of(m.Started)) == 1 and not story.of(m.Finished)[-1].steps, "no step was tried in vain"
+    workspace.write("src/k.hip", warns.replace("OVER(1)", "nonsense(1)"))
+    story = build(workspace)
+    assert story.done.outcome is m.Outcome.FAILED and said(story) == plain(workspace).stderr.splitlines()
+    workspace.write("src/k.hip", KERNEL)
+    assert not build(workspace).of(m.Finished)[-1].steps, "whole once more: it might say something"
+    workspace.write("src/k.hip", KERNEL.replace("FACTOR", "(FACTOR + 1)"))
+    assert ran(build(workspace)) == ["bundle", "device compile gfx90a", "device link gfx90a", "host compile"]
+    assert_same(workspace)
+
+
+FRONT = f'"-emit-obj" "-main-file-name" "buildd_source.hip" "-D" "X=1" "-I" "inc" "-cuid={UNIT}"'
+DRY_RUN = f"""\
+Debian clang version 15.0.6
+Target: x86_64-pc-linux-gnu
+Thread model: posix
+InstalledDir: /usr/lib/llvm-15/bin
+ "/llvm/bin/clang" "-cc1" {FRONT} "-fcuda-is-device" "-target-cpu" "gfx906" "-o" "/tmp/a.o" "-x" "hip" "{SOURCE}"
+ "/llvm/bin/lld" "-flavor" "gnu" "-shared" "-o" "/tmp/a.out" "/tmp/a.o"
+ "/llvm/bin/clang-offload-bundler" "-type=o" "-input=/dev/null" "-input=/tmp/a.out" "-output=/tmp/a.hipfb"
+ "/llvm/bin/clang" "-cc1" {FRONT} "-fcuda-include-gpubinary" "/tmp/a.hipfb" "-o" "{OBJECT}" "-x" "hip" "{SOURCE}"
+"""
+
+
+def test_a_dry_run_of_the_known_shape_becomes_steps() -> None:
+    steps = decompose(DRY_RUN, "name", source=SOURCE, identity="p")
+    assert [step.name for step in steps.actions] == [
+        "preprocess gfx906",
+        "device compile gfx906",
+        "device link gfx906",
+        "bundle",
+        "preprocess host",
+        "host compile",
+    ]
+    assert steps.silent
+    assert not {output.path for output in steps.actions[3].outputs}.intersection(steps.actions[-1].inputs)
+    preprocess, compiled = steps.actions[:2]
+    assert {"-D", "X=1", "-I", "inc", "-E"} <= set(preprocess.argv) and not {"-D", "-I"} & set(compiled.argv)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (('"-emit-obj"', '"-emit-llvm-bc"'), "to an unexpected output"),
+        (('"-fcuda-is-device"', '"-fcuda-is-device" "-debug-info-kind=constructor"'), "-debug-info-kind"),
+        (('"-fcuda-is-device"', '"-fcuda-is-device" "-fsanitize=address"'), "-fsanitize"),
+        (('"-D" "X=1"', '"-include-pch" "x.pch"'), "-include-pch"),
+        (("/bin/lld", "/bin/mold"), "the step mold"),
+        (('"-type=o"', '"-type=o" "-compress"'), "clang-offload-bundler -compress"),
+        (('"-input=/tmp/a.out"', '"-input=/tmp/b.out"'), "a bundle of unexpected files"),
+        (('"-output=/tmp/a.hipfb"', '"-output=/tmp/b.hipfb"'), "a bundle of unexpected files"),
+        (('"/tmp/a.o"\n', '"/tmp/b.o"\n'), "a device link of an unexpected file"),
+        ((OBJECT, "/elsewhere.o"), "host compile reads an unexpected file"),
+        (('"hip" "' + SOURCE, '"c++" "' + SOURCE), "a compile of an unexpected file"),
+        (("Thread model: posix", "clang: warning: argument unused"), "hipcc says: clang: warning"),
+        ((DRY_RUN, DRY_RUN.splitlines()[0]), "0 commands"),
+    ],
+)
+def test_any_other_shape_is_not_understood(change: tuple[str, str], reason: str) -> None:
+    assert change[0] in DRY_RUN
+    with pytest.raises(NotUnderstood, match=re.escape(reason)):
+        decompose(DRY_RUN.replace(*change), "name", source=SOURCE, identity="p")
+
+
+@pytest.mark.hip
+def test_what_a_step_has_made_is_kept_while_one_runs_that_does_not_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where that turns out to be of files that changed meanwhile, all is done once more."""
+    story: list[tuple[str, str]] = []
+    kept, begun = Execution.keep, Execution.prepare
+
+    def keep(self: Execution) -> Ending:
+        story.append(("keep", self.action.name.rpartition(": ")[2]))
+        return Ending.STALE if len([1 for what, _ in story if what == "keep"]) == 1 else kept(self)
+
+    def prepare(self: Execution) -> Launch:
+        story.append(("begin", self.action.name.rpartition(": ")[2]))
+        return begun(self)
+
+    monkeypatch.setattr(Execution, "keep", keep)
+    monkeypatch.setattr(Execution, "prepare", prepare)
+    workspace = project(tmp_path, cpus=1)
+    made = build(workspace)
+    assert_same(workspace)
+    assert made.done.misses == 1 and not list((workspace.store / "tmp").glob("*/*"))
+    inner = [(what, name) for what, name in story if "/" not in name]
+    twice = [("begin", "preprocess gfx90a"), ("begin", "preprocess host"), ("keep", "preprocess gfx90a")]
+    assert inner[:3] == twice and inner[3:6] == twice, "the next one is begun before the last one is kept"
+    begun_then = [name for what, name in inner[6:] if what == "begin" and name != "bundle"]  # it may be composed
+    assert begun_then == ["device compile gfx90a", "host compile", "device link gfx90a"]
+    device = inner.index(("begin", "device compile gfx90a"))
+    assert inner[device - 1] == ("keep", "preprocess gfx90a") and inner[device + 1] == ("keep", "preprocess host")
+
+
+@pytest.mark.hip
+def test_a_shims_compile_goes_in_steps(tmp_path: Path) -> None:
+    """Its object apart, whose -cuid clang makes of its path: depfile, status and what is said are hipcc's."""
+    with short_folder() as folder:
+        user = User(folder, {"HIP_PLATFORM": "amd"})
+        with kept_up(user):
+            other = ForeignProject(user, tmp_path / "foreign")
+            other.write("include/always.h", "#define FACTOR 3\n")
+            other.write("include/device.h", "\n")
+            other.write("include/host.h", "#define HOST 4\n")
+            other.write("src/k.hip", KERNEL)
+            # As composable kernel's build calls it.
+            llvm = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false")
+            command = (
+                "hipcc",
+                "--offload-arch=gfx90a",
+                "-O2",
+                *llvm,
+                "-Iinclude",
+                "-c",
+                "src/k.hip",
+                "-MD",
+                "-MF",
+                "k.d",
+            )
+            done = other.call(*command, "-o", "k.o")
+            assert (done.returncode, done.stderr) == (0, b"")
+            counters = other.status().counters
+            assert (counters["step_misses"], counters["whole"]) == (6, 0)
+            ours, listed = (other.folder / "k.o").read_bytes(), prerequisites((other.folder / "k.d").read_bytes())
+            other.plainly(*command, "-o", "k.o")
+            assert ours == (other.folder / "k.o").read_bytes()
+            wanted = prerequisites((other.folder / "k.d").read_bytes())
+            assert listed[0] == wanted[0] and {*wanted[1]} <= {*listed[1]}
+        assert user.end() == []
+
+
+@pytest.mark.hip
+def test_a_foreign_compiles_hipcc_is_asked_no_more_than_it_takes(tmp_path: Path) -> None:
+    """Each question to it takes three starts of clang. One run answers both."""
+    hipcc = shutil.which("hipcc") or ""
+    described, steps, knowledge = described_as_called(tmp_path, hipcc)
+    (ahead,) = knowledge.take_ahead()
+    asked = [probe for probe in knowledge.asked if probe.argv[0] == hipcc]
+    assert isinstance(steps, Steps)
+    assert len(asked) == 2
+    for probe in asked:
+        assert probe == msgspec.structs.replace(ahead, files=probe.files), "begun before its files were known"
+    assert {"clang", "lld", "clang-offload-bundler", "ocml.bc"} <= {file.role for file in described.tool.files}
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize(
+    ("flags", "questions"),
+    [
+        (("-O3", "-fPIC", "-Iinclude", "-I", "more", "-DA=1", "-D", "B", "-std=c++17", "-Wall", "-Wno-unused"), 1),
+        (("--offload-arch=gfx906", "-x", "hip", "-I/usr/include", "-ffast-math"), 1),
+        (("-isystem", "more"), 2),
+        (("-nogpulib",), 2),
+        (("-fno-exceptions",), 2),
+    ],
+)
+def test_a_compilers_parts_are_the_same_with_whatever_flags_it_was_asked(
+    tmp_path: Path, flags: tuple[str, ...], questions: int
+) -> None:
+    """Or the first compile of a build would decide under which keys its objects are kept."""
+    hipcc = shutil.which("hipcc") or ""
+    plain, _, _ = described_as_called(tmp_path, hipcc, {"HIP_PLATFORM": "amd", "CPATH": str(tmp_path / "nothing")})
+    described, _, knowledge = described_as_called(tmp_path, hipcc, flags=flags)
+    asked = {probe.argv for probe in knowledge.asked if probe.argv[0] == hipcc}
+    assert len(asked) == questions
+    searched = tuple(folder for folder in plain.tool.search if folder != str(tmp_path / "nothing"))
+    assert described.tool == msgspec.structs.replace(plain.tool, search=searched)
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize("flags", [("-Iinc",), ("-I", "more", "-Imore", "-Iinc"), ("-D", "-I", "-UX"), ("-I-",)])
+def test_folders_that_a_variable_adds_keep_their_order_where_a_compile_adds_them_too(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    environment = {"HIP_PLATFORM": "amd", "HIPCC_COMPILE_FLAGS_APPEND": "-Iinc -Imore"}
+    hipcc = shutil.which("hipcc") or ""
+    plain, _, _ = described_as_called(tmp_path, hipcc, environment, ())
+    described, _, _ = described_as_called(tmp_path, hipcc, environment, flags)
+    assert plain.tool.search[:2] == ("inc", "more")
+    assert described.tool == plain.tool
+
+
+@pytest.mark.hip
+def test_commands_are_read_as_a_shell_would(tmp_path: Path) -> None:
+    words = ('-DTEXT="a\\b $c"', "-DSPACE= ", "-I", "o'clock")
+    command = ("hipcc", "-###", "-x", "hip", "-c", "/dev/null", "--offload-arch=gfx90a", *words)
+    environment = {"PATH": "/usr/bin:/bin", "HIP_PLATFORM": "amd", "TMPDIR": str(tmp_path)}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    device, *_, host = clang_commands(said)
+    for passed in (device, host):
+        assert {'TEXT="a\\b $c"', "SPACE= ", "o'clock"} <= {*passed}
+    assert clang_commands(' "a" b "c"') == (("a", "b", "c"),), "also where a word is not quoted"
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize(("otherwise", "reason"), [("echo nvcc", "set HIP_PLATFORM=amd"), ("exit 1", "")])
+def test_a_hipcc_that_calls_no_clang_is_passed_through(tmp_path: Path, otherwise: str, reason: str) -> None:
+    """It looks for a platform itself."""
+    program = tmp_path / "root/bin/hipcc"
+    program.parent.mkdir(parents=True)
+    works = f'[ "$HIP_PLATFORM" != amd ] || exec {shutil.which("hipcc")} "$@"' if reason else ""
+    program.write_text(f"#!/bin/sh\n{works}\n{otherwise}\n")
+    program.chmod(0o755)
+    with pytest.raises(PassThrough if reason else RequestError, match=reason or "does not work"):
+        described_as_called(tmp_path, str(program), {})
+
+
+def described_as_called(
+    folder: Path, hipcc: str, environment: dict[str, str] | None = None, flags: tuple[str, ...] = ("-O2",)
+) -> tuple[called_tool.Described, Steps | str, Knowledge]:
+    (folder / "k.hip").write_text(KERNEL)
+    environment = {"PATH": "/usr/bin:/bin", **({"HIP_PLATFORM": "amd"} if environment is None else environment)}
+    command = (hipcc, *flags, "--offload-arch=gfx90a", "-c", "k.hip", "-o", "k.o")
+    request = msgspec.structs.replace(request_for(folder), command=command, environment=environment)
+    compile, knowledge = parse(command, str(folder), tuple(environment.items())), Knowledge()
+    described = answered(lambda: called_tool.describe(compile, request, knowledge), knowledge)
+    return described, answered(lambda: compile_plan.steps(compile, described, (), knowledge), knowledge), knowledge

@@ -1,0 +1,187 @@
+"""`buildd cache` as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildd.commands import cache
+from buildd.store.store import Counter, Store
+from buildd.store.tally import Reasoned
+from tests.support.crash_store_writer import is_served, publish
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
+    with Store.open(tmp_path / "store") as store:
+        for seed in range(12):
+            publish(store, seed)
+        store.count(Counter.HITS, 3)
+        store.count(Counter.MISSES, 1)
+        store.tally.count_passed_through("link")
+        store.tally.count_passed_through("unknown-option")
+        store.tally.count_passed_through("link")
+        store.tally.count_reasoned(Reasoned.WHOLE, "nvcc is a wrapper")
+    yield {"BUILDD_DIR": str(tmp_path / "store"), "HOME": str(tmp_path)}
+
+
+def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["stats"], environ=environ) == 0
+    text = capsys.readouterr().out
+    assert "results     12\n" in text
+    assert "hits        3 of 4 (75 %)\nmisses      1\n" in text
+    assert "passed      3 through to the tool\n  2         link\n  1         unknown-option\n" in text
+    assert "whole       1 compiles not in steps\n  1         nvcc is a wrapper\n" in text
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["results"], figures["blobs"], figures["counters"]["hits"]) == (12, 24, 3)
+    assert figures["passed_through"] == {"link": 2, "unknown-option": 1}
+    assert figures["whole"] == {"nvcc is a wrapper": 1}
+    assert figures["folder"] == environ["BUILDD_DIR"]
+
+
+def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["verify"], environ=environ) == 0
+    assert capsys.readouterr().out == "24 blobs, 12 results checked\neverything is sound\n"
+    assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
+    assert cache.run(["flush", "a11"], environ=environ) == 0
+    assert capsys.readouterr().out.startswith("removed 1 results and ")
+    assert cache.run(["flush"], environ=environ) == 0
+    capsys.readouterr()
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["blobs"] == 0
+
+
+def test_export_and_import(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "bundle")
+    assert cache.run(["export", file, "--all"], environ=environ) == 0
+    assert "12 results, 24 blobs" in capsys.readouterr().out
+    assert cache.run(["--store", str(tmp_path / "two"), "import", file, "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["results"] == 12
+    with Store.open(tmp_path / "two") as store:
+        assert is_served(store, 7)
+
+
+def test_a_bundle_of_somebody_else_comes_in_once_their_key_is_trusted(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = str(tmp_path / "bundle"), {**environ, "XDG_CONFIG_HOME": str(tmp_path / "other")}
+    arguments = ["--store", str(tmp_path / "two")]
+    assert cache.run(["export", file, "--all"], environ=environ) == 0
+    assert cache.run(["key"], environ=environ) == 0
+    key = capsys.readouterr().out.split()[-1]
+    assert cache.run([*arguments, "import", file], environ=other) == 3
+    said = capsys.readouterr().err
+    assert f"signed by {key}" in said and f"buildd cache trust {key} NAME" in said
+    with Store.open(tmp_path / "two") as store:
+        assert not is_served(store, 7)
+    assert cache.run(["trust", key, "the CI"], environ=other) == 0
+    assert f"{key} the CI\n" in capsys.readouterr().out
+    assert cache.run([*arguments, "import", file], environ=other) == 0
+    with Store.open(tmp_path / "two") as store:
+        assert is_served(store, 7)
+    assert cache.run(["trust", key, "--remove"], environ=other) == 0
+    assert cache.run([*arguments, "import", file], environ=other) == 3
+    assert cache.run(["trust", "abc"], environ=other) == 3
+    assert '"abc" is no public key' in capsys.readouterr().err
+
+
+def test_wrong_usage_is_2_and_a_bad_store_3(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cache.run(["export", "f"], environ=environ) == 2
+    assert cache.run(["export", "f", "saxpy"], environ=environ) == 2
+    assert cache.run(["export", "f", "saxpy", "--all"], environ=environ) == 2
+    assert cache.run(["stats"], environ={**environ, "BUILDD_CACHE_SIZE": "much"}) == 2
+    assert "BUILDD_CACHE_SIZE" in capsys.readouterr().err
+    for arguments in ([], ["nonsense"], ["gc", "--limit", "much"]):
+        with pytest.raises(SystemExit) as caught:
+            cache.run(arguments, environ=environ)
+        assert caught.value.code == 2
+    (tmp_path / "bad").write_bytes(b"no bundle" * 100)
+    assert cache.run(["import", str(tmp_path / "bad")], environ=environ) == 3
+    assert "nothing was imported" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert cache.run(["stats"], environ={**environ, "BUILDD_DIR": str(tmp_path / "file")}) == 3
+
+
+def test_what_happened_to_the_store_is_said(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path(environ["BUILDD_DIR"], "index.db").write_bytes(b"damaged" * 1000)
+    assert cache.run(["stats"], environ=environ) == 0
+    assert "index.db.corrupt-" in capsys.readouterr().err
+
+
+def test_sizes() -> None:
+    assert [cache.size_of(text) for text in ("0", "1000", "2k", "20G", "1.5 GiB", "1TB")] == [
+        0, 1000, 2048, 20 << 30, 3 << 29, 1 << 40,
+    ]  # fmt: skip
+    for text in ("", "much", "-1", "1P", "1 G B"):
+        with pytest.raises(ArgumentTypeError):
+            cache.size_of(text)
+
+
+def test_it_runs_as_a_command(environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "buildd", "cache", "stats"], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hits        3 of 4" in done.stdout
+
+
+def test_query_prints_what_the_index_holds(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    def asked(*arguments: str) -> str:
+        assert cache.run(["query", *arguments], environ=environ) == 0
+        return capsys.readouterr().out
+
+    listed = dict(line.split() for line in asked().splitlines()[1:])
+    assert listed["artifacts"] == "24" and listed["results"] == "12" and "profiles" in listed and "builds" in listed
+    rows = json.loads(asked("artifacts", "--json"))
+    assert len(rows) == 24 and {"action", "bytes", "digest"} <= set(rows[0]) and len(rows[0]["digest"]) == 64
+    sums = asked("SELECT count(*) AS results, max(action) AS last FROM main.results", "--format", "csv")
+    assert sums.splitlines()[0] == "results,last" and sums.splitlines()[1].startswith("12,")
+    table = asked("SELECT 1 AS one, x'00ff' AS bytes, NULL AS none")
+    assert table == "one  bytes  none\n1    00ff\n"
+    assert cache.run(["query", "artifacts", "--limit", "3"], environ=environ) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 4 and said.err == "the first 3 rows; --limit 0 prints all\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM main.results",
+        "INSERT INTO main.counters VALUES ('x', 1)",
+        "ATTACH 'other.db' AS other",
+        "PRAGMA query_only = OFF",
+        "DROP VIEW temp.builds",
+        "SELECT * FROM nothing",
+        "SELECT 1; DELETE FROM main.results",
+        "VACUUM INTO 'copy.db'",
+    ],
+)
+def test_a_query_changes_nothing(
+    environ: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    statement: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cache.run(["query", statement], environ=environ) == 3
+    assert "artifacts, builds, history, profiles" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.db"))
+    assert cache.run(["query", "SELECT count(*) AS n FROM main.results", "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out) == [{"n": 12}]
+
+
+def test_a_query_of_no_store_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = {"BUILDD_DIR": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    assert cache.run(["query"], environ=environ) == 3
+    assert "there is no index" in capsys.readouterr().err

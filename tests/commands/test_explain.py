@@ -1,0 +1,73 @@
+"""`buildd explain --last`: why each thing of the last build was built, and why each was not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from buildd.commands.explain import run
+from tests.support.developer import Developer
+from tests.support.toolkit import host_compiler
+
+pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+
+
+def test_the_last_build_is_explained(
+    developer: Developer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILDD_DIR", developer.environ["BUILDD_DIR"])
+    monkeypatch.chdir(developer.project)
+
+    def last(*arguments: str) -> list[str]:
+        assert run(["--last", *arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    status, said = developer.buildd("explain", "--last", "-C", str(developer.project))
+    assert status == 2 and "no build of" in said and "next:" in said
+    developer.build("--no-daemon")
+    developer.write("src/x.h", "other\n")
+    developer.build("--no-daemon")
+    heading, *lines = last()
+    assert "built" in heading and "1 hit, 2 compiled" in heading
+    assert "ran demo/src/a.cu.o: input src/x.h: content changed" in lines
+    assert "hit demo/src/b.cu.o: same inputs" in lines
+    assert last("demo") == [heading, *lines] and len(last("src/x.h")) == 2
+    assert last("nobody")[1:] == ["no action that this build ran or looked up uses nobody"]
+    found = [json.loads(line)["body"] for line in last("--json")]
+    assert {body["action"]: body["would_run"] for body in found} == {
+        "demo/src/a.cu.o": True,
+        "demo/src/b.cu.o": False,
+        "demo/libdemo.so": True,
+    }
+    # A name of a target is one also where there is another folder, and where it stands in other names.
+    developer.write(
+        "buildd.toml", (developer.project / "buildd.toml").read_text() + '[target.b]\nkind = "hip"\nsources = []\n'
+    )
+    monkeypatch.chdir(developer.project / "src")
+    assert last("demo") == [heading, *lines]
+    assert last("b")[1:] == ["no action that this build ran or looked up uses b"]
+    developer.write("buildd.toml", (developer.project / "buildd.toml").read_text().partition("[target.b]")[0])
+    developer.write("src/b.cu", "//! fail\n")
+    developer.build("--no-daemon")
+    _, *lines = last()
+    assert any("failed: nvcc ended with status" in line for line in lines)
+    assert lines[-1].startswith("1 other action not looked up: the build ended first")
+
+
+def test_what_was_found_without_a_build_before_is_explained_by_what_changed(developer: Developer) -> None:
+    """As after an import: the results are there, and no build of this folder."""
+    assert developer.build().status == 0
+    copy = developer.folder / "copy"
+    shutil.copytree(developer.project, copy, ignore=shutil.ignore_patterns("build"))
+    assert developer.build(project=copy).hits == 3
+    (copy / "src/b.cu").write_text("another\n")
+    status, text = developer.buildd("explain", "-C", str(copy))
+    assert status == 0 and "would run demo/src/b.cu.o: input src/b.cu: content changed" in text, text
+    status, text = developer.buildd("warm", "-C", str(copy), "--prove")
+    assert status == 1 and "not warm: 2 of 3 actions would still run" in text, text
+    said = developer.build()
+    assert "nothing to do for 1 target: 3 hits, 0 compiled" in said.text and "saved" not in said.text
+    status, text = developer.buildd("warm", "-C", str(copy))
+    assert status == 0 and "build/demo/libdemo.so" not in text, "warm writes no outputs"

@@ -1,0 +1,101 @@
+"""`buildd explain --last` and BUILD after `buildd run`: what each call of a foreign build came to, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.toolkit import host_compiler
+from tests.support.user import User
+
+pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+
+
+def buildd(foreign: ForeignProject, folder: Path, *arguments: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "buildd", *arguments],
+        cwd=folder,
+        env=foreign.plain,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "explained")
+    for name in ("one", "far/away/two"):
+        foreign.write(f"{name}/x.h", "#define X 1\n")
+        foreign.write(f"{name}/a.c", '#include "x.h"\nint a = X;\n')
+        foreign.write(f"{name}/b.c", "char const *b = __FILE__;\n")
+        foreign.write(f"{name}/build/sub/.keep", "")
+    folder = foreign.folder / "one"
+    script = f"cd build; gcc -c {folder}/a.c; gcc -c {folder}/b.c; gcc -c a.c --unheard-of; gcc -E ../a.c; true"
+
+    def explained(folder: Path = folder) -> list[str]:
+        return buildd(foreign, folder, "explain", "--last")[0].splitlines()
+
+    _, said = buildd(foreign, folder, "run", "--", "sh", "-c", script)
+    assert "0 hits, 2 misses (new 2), 2 passed through" in said
+    heading, *lines = explained()
+    assert "run -- sh -c" in heading
+    assert lines[:2] == ["ran a.c: never built before", "ran b.c: never built before"]
+    assert any("passed through: unknown-option: --unheard-of" in line for line in lines)
+    assert any("passed through: preprocess" in line for line in lines)
+    assert "    next: leave the option out, if the compile does not need it" in lines
+
+    foreign.write("one/x.h", "#define X 2\n")
+    _, said = buildd(foreign, folder, "run", "--", "sh", "-c", script)
+    assert "1 hit, 1 miss (input 1)" in said
+    heading, *lines = explained(folder / "build/sub")
+    assert lines[0] == f"ran a.c: input {folder}/x.h: content changed" and lines[-1].startswith("hit ")
+    assert "b" in lines[-1]
+    build = heading.split()[0]
+    assert buildd(foreign, Path("/"), "explain", build)[0].splitlines() == [heading, *lines]
+    shown = buildd(foreign, folder, "explain", build, "--json")[0].splitlines()
+    assert [json.loads(line)["body"]["would_run"] for line in shown].count(False) == 1
+    assert "content changed" not in buildd(foreign, folder, "log", build)[0]
+
+    other = foreign.folder / "far/away/two"
+    foreign.write("far/away/two/x.h", "#define X 2\n")
+    _, said = buildd(foreign, other, "run", "--", "sh", "-c", script.replace(str(folder), str(other)))
+    assert "1 hit, 1 miss (folder 1)" in said
+    assert f"1 miss has the same content as results made in {folder}, " in said and "--map-paths" in said
+    _, *lines = explained(other)
+    assert lines[0].startswith("ran b.c") and f"    {folder} has a result of the same content" in lines
+
+
+def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "counted")
+    foreign.write("a.c", "int counted;\n")
+
+    def figures() -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = json.loads(buildd(foreign, foreign.folder, "cache", "stats", "--json")[0])
+        return found
+
+    before = figures()
+    for command in ("gcc -c a.c", "rm a.o && gcc -c a.c", "gcc -c a.c -o other.o", "gcc -O1 -c a.c"):
+        buildd(foreign, foreign.folder, "run", "--", "sh", "-c", command)
+    now = figures()
+    grown = {
+        f"{name} {kind}": count - before[name].get(kind, 0)
+        for name in ("missed", "hit")
+        for kind, count in now[name].items()
+    }
+    assert {name: count for name, count in grown.items() if count} == {
+        "missed new": 1,
+        "missed command": 1,
+        "hit direct": 1,
+        "hit by content": 1,
+    }
+    text = buildd(foreign, foreign.folder, "cache", "stats")[0]
+    assert re.search(r"^misses .*\n(  \d+ +\w[\w-]*\n)+", text, re.MULTILINE)

@@ -1,0 +1,96 @@
+"""`buildd run` on a terminal and in a pipe: what is seen of it, and what is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.serving import short_folder
+from tests.support.terminal import Terminal
+from tests.support.toolkit import make_toolkit
+from tests.support.user import User
+from tests.support.waiting import until
+
+BUILDD = (sys.executable, "-P", "-m", "buildd")
+SAME = "test $(readlink /proc/$$/fd/1) = $(readlink /proc/$$/fd/0) && echo direct || echo relayed"
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    with short_folder() as folder:
+        made = User(folder)
+        try:
+            yield made
+        finally:
+            assert made.end() == []
+
+
+def on_terminal(user: User, *arguments: str, environ: dict[str, str] | None = None) -> Terminal:
+    variables = {**user.environ, "TERM": "xterm", **(environ or {})}
+    return Terminal(*BUILDD, *arguments, environ=variables, columns=100, cwd=str(user.folder))
+
+
+def test_a_terminal_shows_what_runs_until_it_has_run(user: User, tmp_path_factory: pytest.TempPathFactory) -> None:
+    toolkit = make_toolkit(tmp_path_factory.mktemp("toolkit"))
+    fake = ForeignProject(user, user.folder / "project", str(toolkit.parent))
+    fake.write("kernel.cu", "//! wait go\n")
+    path = {"PATH": fake.plain["PATH"]}
+    with on_terminal(user, "run", "--", "nvcc", "-c", str(fake.folder / "kernel.cu"), environ=path) as terminal:
+        terminal.has_shown(b"buildd: kernel.cu ")
+        (user.folder / "go").touch()
+        assert terminal.ended() == 0
+        assert b"buildd: 0 hits, 1 miss (new 1)\r\n" in terminal.output.rpartition(b"\x1b")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "how"),
+    [
+        (("run",), {}, b"relayed"),
+        (("run",), {"NO_COLOR": "1"}, b"relayed"),
+        (("run", "--quiet"), {}, b"direct"),
+        (("run",), {"TERM": "dumb"}, b"direct"),
+        (("run",), {"CI": "true"}, b"direct"),
+        (("run",), {"BUILDD_PROGRESS": "0"}, b"direct"),
+        (("run",), {"BUILDD_DISABLE": "1"}, b"direct"),
+    ],
+)
+def test_who_wants_no_line_has_the_terminal_itself(
+    user: User, arguments: tuple[str, ...], environ: dict[str, str], how: bytes
+) -> None:
+    with on_terminal(user, *arguments, "--", "sh", "-c", SAME, environ=environ) as terminal:
+        assert terminal.ended() == 0
+        assert how in terminal.output and b"\x1b" not in terminal.output
+
+
+def test_a_shell_to_type_into_has_the_terminal_itself(user: User) -> None:
+    with on_terminal(user, "run", "--", "sh") as terminal:
+        terminal.type(f"{SAME}; exit 5\n".encode())
+        assert terminal.ended() == 5
+        assert b"direct\r\n" in terminal.output and b"relayed\r\n" not in terminal.output
+
+
+def test_a_run_within_a_run_has_one_line(user: User) -> None:
+    inner = " ".join(BUILDD)
+    with on_terminal(
+        user, "run", "--", "sh", "-c", f"{inner} run -- sh -c '{SAME}'; readlink /proc/self/fd/1"
+    ) as shown:
+        assert shown.ended() == 0
+        assert b"relayed" in shown.output
+
+
+def test_a_pipe_gets_the_output_and_the_summary(user: User, tmp_path: Path) -> None:
+    status, output = user.buildd("run", "--", "sh", "-c", "echo said; exit 4")
+    assert (status, output) == (4, "said\n"), "nothing was compiled, so there is nothing to say"
+
+
+def test_a_status_that_is_watched_goes_on_until_ctrl_c(user: User) -> None:
+    assert user.buildd("up")[0] == 0
+    with on_terminal(user, "status", "--watch") as terminal:
+        terminal.has_shown(b"nothing is being built")
+        until(lambda: terminal.output.count(b"nothing is being built") > 2, "it is shown again")
+        terminal.type(b"\x03")
+        assert terminal.ended() == 0

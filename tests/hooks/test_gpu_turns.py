@@ -1,0 +1,122 @@
+"""Tuners in users' processes take the same turns as leases, and run on where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildd.hooks import gpu_turns
+from buildd.host.gpu_lock import FOLDER, lock, processes
+from tests.support.paths import ROOT
+from tests.support.waiting import until_async
+
+UUID = "01234567-0123-0123-0123-0123456789ab"
+GPU = f"GPU-{UUID}"
+
+
+def torch_with(uuid: str = UUID, *, there: bool = True, hip: str | None = None) -> types.ModuleType:
+    torch: Any = types.ModuleType("torch")
+    torch.version = types.SimpleNamespace(hip=hip)
+    torch.cuda = types.SimpleNamespace(
+        is_available=lambda: there,
+        current_device=lambda: 0,
+        get_device_properties=lambda device: types.SimpleNamespace(uuid=uuid),
+    )
+    found: types.ModuleType = torch
+    return found
+
+
+def is_free(folder: Path) -> bool:
+    with open(folder / GPU) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_both_lock_the_same_files() -> None:
+    assert gpu_turns.FOLDER == FOLDER
+
+
+def test_a_timing_holds_the_gpu_and_one_inside_another_is_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+    seen: list[bool] = []
+
+    def inner() -> None:
+        seen.append(is_free(tmp_path))
+
+    def outer() -> int:
+        gpu_turns.in_turn(inner, str(tmp_path))()
+        seen.append(is_free(tmp_path))
+        return 7
+
+    assert gpu_turns.in_turn(outer, str(tmp_path))() == 7
+    assert seen == [False, False] and is_free(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        gpu_turns.in_turn(lambda: 1 // 0, str(tmp_path))()
+    assert is_free(tmp_path)
+
+
+@pytest.mark.parametrize("torch", [torch_with(there=False), torch_with(hip="6.4"), types.ModuleType("torch"), None])
+def test_without_a_gpu_of_nvidia_nothing_is_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: types.ModuleType | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    assert gpu_turns.in_turn(lambda: 7, str(tmp_path / "a" / "b"))() == 7
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_holder_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+    monkeypatch.setattr(gpu_turns, "_MOST_WAIT_S", 0.05)
+    with open(tmp_path / GPU, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert gpu_turns.in_turn(lambda: 7, str(tmp_path))() == 7
+
+
+LOOP = """
+import sys, types
+sys.path.insert(0, {root!r})
+torch = types.ModuleType("torch")
+torch.version = types.SimpleNamespace(hip=None)
+torch.cuda = types.SimpleNamespace(is_available=lambda: True, current_device=lambda: 0,
+    get_device_properties=lambda device: types.SimpleNamespace(uuid={uuid!r}))
+sys.modules["torch"] = torch
+from buildd.hooks import gpu_turns
+timed = gpu_turns.in_turn(lambda: print("timed", flush=True), {folder!r})
+while True:
+    timed()
+"""
+
+
+def test_a_tuner_that_times_without_a_pause_leaves_others_their_turn(tmp_path: Path) -> None:
+    """And it is seen to wait, so that the holder leaves it one."""
+    script = LOOP.format(root=str(ROOT), uuid=UUID, folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as tuner:
+        assert tuner.stdout is not None
+        tuner.stdout.readline()
+        os.set_blocking(tuner.stdout.fileno(), False)
+
+        async def work() -> None:
+            for _ in range(5):
+                async with lock(GPU, str(tmp_path)):
+                    await until_async(lambda: (tuner.pid, False) in [each[1:] for each in processes(str(tmp_path))])
+                    assert tuner.stdout is not None
+                    tuner.stdout.read()
+                    assert tuner.stdout.read() is None, "it times beside the holder"
+
+        try:
+            asyncio.run(asyncio.wait_for(work(), 30.0))
+        finally:
+            tuner.kill()

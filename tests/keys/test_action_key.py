@@ -1,0 +1,97 @@
+"""The walk: what makes a key, what does not, and how a difference is told."""
+
+from __future__ import annotations
+
+from buildd.keys import action_key
+from codegen.plan import Action, Output, Place, Ref, Tool, ToolFile
+from protocol.messages import Digest
+
+TOOL = Tool(name="nvcc", files=(ToolFile(role="cicc", path="/t/cicc"),), facts=(("version", "13.0"),))
+D = {"a.cu": Digest("a" * 64), "b.cu": Digest("b" * 64), "/t/cicc": Digest("c" * 64)}
+
+
+def action(**changes: object) -> Action:
+    fields: dict = {
+        "name": "t/a.o",
+        "kind": "nvcc",
+        "tool": "nvcc",
+        "argv": ("nvcc", "-c", "a.cu", "-o", Ref(place=Place.OUTPUT, name="object")),
+        "environment": (("PATH", "/usr/bin"),),
+        "inputs": ("a.cu",),
+        "outputs": (Output(name="object", path="build/a.o"),),
+    }
+    return Action(**{**fields, **changes})
+
+
+def walk(a: Action, *, project: str = "/p", digests: dict | None = None) -> list[action_key.Component]:
+    tool = action_key.digest(action_key.tool_components(TOOL, D.get))
+    return list(action_key.action_components(a, tool, (digests or D).get, project=project, roots=(("cuda", "/cuda"),)))
+
+
+def test_where_an_output_goes_and_what_the_action_is_called_is_no_part_of_the_key() -> None:
+    moved = action(name="other", outputs=(Output(name="object", path="elsewhere/a.o"),))
+    assert action_key.digest(walk(moved)) == action_key.digest(walk(action()))
+
+
+def test_each_other_field_is() -> None:
+    variants = [
+        action(argv=("nvcc", "-c", "a.cu", "-O3", "-o", Ref(place=Place.OUTPUT, name="object"))),
+        action(environment=(("PATH", "/usr/local/bin"),)),
+        action(inputs=("a.cu", "b.cu")),
+        action(payload=b"x"),
+        action(outputs=(Output(name="object", path="build/a.o", executable=True),)),
+        action(path_sensitive=True),
+    ]
+    assert len({action_key.digest(walk(v)) for v in [action(), *variants]}) == len(variants) + 1
+    assert action_key.digest(walk(action(), digests={**D, "a.cu": D["b.cu"]})) != action_key.digest(walk(action()))
+
+
+def test_arguments_do_not_run_into_each_other() -> None:
+    lists = [("-DA", "B"), ("-DA B",), ("-D", "A", "B"), ("",), (), ("", ""), ("@output",), ("=x",)]
+    refs = [(Ref(place=Place.OUTPUT),), (Ref(place=Place.OUTPUT, name="s"),), (Ref(place=Place.OUTPUT, suffix="n"),)]
+    digests = {action_key.digest(walk(action(argv=arguments))) for arguments in [*lists, *refs]}
+    assert len(digests) == len(lists) + len(refs)
+
+
+def test_the_folder_counts_only_where_paths_reach_the_result() -> None:
+    assert action_key.digest(walk(action(), project="/q")) == action_key.digest(walk(action()))
+    sensitive = action(path_sensitive=True)
+    assert action_key.digest(walk(sensitive, project="/q")) != action_key.digest(walk(sensitive))
+
+
+def test_a_tool_is_its_closure() -> None:
+    patched = action_key.digest(action_key.tool_components(TOOL, {**D, "/t/cicc": Digest("d" * 64)}.get))
+    assert patched != action_key.digest(action_key.tool_components(TOOL, D.get))
+    assert action_key.difference(
+        action_key.tool_components(TOOL, D.get), action_key.tool_components(TOOL, {"/t/cicc": Digest("d" * 64)}.get)
+    ) == ("tool nvcc: cicc: content changed",)
+
+
+def test_a_difference_names_what_changed() -> None:
+    new = action(
+        argv=("nvcc", "-c", "a.cu", "-G", "-o", Ref(place=Place.OUTPUT, name="object")),
+        environment=(("NVCC_APPEND_FLAGS", "-w"), ("PATH", "/opt")),
+    )
+    told = action_key.difference(walk(action()), walk(new, digests={**D, "a.cu": D["b.cu"]}))
+    assert told == (
+        "command: added -G",
+        "variable NVCC_APPEND_FLAGS: new (-w)",
+        "variable PATH: /usr/bin -> /opt",
+        "input a.cu: content changed",
+    )
+    assert action_key.difference(walk(action()), walk(action(), digests={"none": D["a.cu"]})) == (
+        "input a.cu: no longer there",
+    )
+    assert action_key.difference(walk(action()), walk(action())) == ()
+
+
+def test_bytes_that_are_no_utf8_come_back() -> None:
+    components = [("input \udce9.cu", "value \udcff")]
+    assert action_key.decode(action_key.encode(components)) == components
+
+
+def test_a_result_is_keyed_by_the_files_that_were_read() -> None:
+    first = Digest("f" * 64)
+    one = action_key.result_digest(first, [("a.h", D["a.cu"])])
+    assert one != action_key.result_digest(first, [("a.h", D["b.cu"])])
+    assert one != action_key.result_digest(first, [("a.h", D["a.cu"])], [("cuda", "/x")])

@@ -1,0 +1,159 @@
+"""Odd commands, with and without the shims: the same status, words and files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.toolkit import host_compiler
+from tests.support.user import User
+
+pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+
+FILES = {
+    "good.cpp": '#include "a.h"\nint good() { return A; }\n',
+    "bad.cpp": '#include "a.h"\nint bad() { return A }\n',
+    "lost.cpp": '#include "a.h"\n#include "lost.h"\nint lost;\n',
+    "a.h": "#define A 1\n",
+    "flags": "-O1 -DX",
+    "nested": "@flags",
+}
+COMMANDS = (
+    "g++ -c good.cpp",
+    "g++ -c good.cpp -o good.o -MD -MF -",
+    "g++ -c good.cpp -o good.o -MMD -MF-",
+    "g++ -c good.cpp -o good.o -MD -MF ''",
+    "g++ -c good.cpp -o good.o -MD -MF /dev/null",
+    "g++ -c good.cpp -o good.o -MD -MF none/good.d",
+    "g++ -c good.cpp -o good.o -MD -MF .",
+    "g++ -c good.cpp -o -",
+    "g++ -c good.cpp -o-",
+    "g++ -c good.cpp -o ''",
+    "g++ -c good.cpp -o",
+    "g++ -c good.cpp -o none/good.o",
+    "g++ -c good.cpp -o .",
+    "g++ -c good.cpp -o /dev/null",
+    "g++ -c good.cpp -o good.cpp",
+    "g++ -S good.cpp -o -",
+    "g++ -c bad.cpp -o bad.o -MD",
+    "g++ -c bad.cpp -o bad.o -MMD -MP -MT target -MF bad.deps",
+    "g++ -c lost.cpp -o lost.o -MD",
+    "g++ -c lost.cpp -o lost.o -MD -MG",
+    "touch old.d; g++ -c bad.cpp -o bad.o -MD -MF old.d",
+    "touch bad.o; g++ -c bad.cpp -o bad.o",
+    "g++ -c none.cpp -o none.o -MD",
+    "g++ @flags -c good.cpp",
+    "g++ @nested -c good.cpp",
+    "g++ @none -c good.cpp",
+    "echo 'int f;' | g++ -x c++ -c - -o in.o",
+    "umask 777; g++ -c good.cpp -o good.o",
+    "umask 577; g++ -c good.cpp -o good.o -MD",
+    "umask 277; g++ -c good.cpp -o good.o",
+    "umask 077; g++ -c good.cpp -o good.o -MD",
+    "ulimit -f 0; g++ -c good.cpp -o good.o",
+    "ulimit -f 0; g++ -c good.cpp -o good.o -MD",
+    "g++ -c good.cpp good.cpp",
+    "g++ -c",
+    "g++",
+    "g++ --version",
+)
+CLANG = next((name for name in ("clang++", "clang++-19", "clang++-15", "clang++-14") if shutil.which(name)), "")
+OF_CLANG = (
+    "g++ -c good.cpp -o good.o -MD",
+    "g++ -c ./good.cpp -I. -o good.o -MMD -MP",
+    "g++ -c $PWD/../odd/good.cpp -I../odd -include ../odd/a.h -o good.o -MMD -MP",
+    "g++ -c bad.cpp -o bad.o -MD",
+    "g++ -c bad.cpp -o bad.o -MMD -MP -MT target -MF bad.deps",
+    "g++ -c good.cpp -Wall -Werror -DA=2 -o good.o -MD",
+    "g++ -c lost.cpp -o lost.o -MD",
+    "g++ -c none.cpp -o none.o -MD",
+    "g++ -c good.cpp --such-option -o good.o -MD",
+)
+
+
+@pytest.fixture(scope="module")
+def user(kept_user: User) -> User:
+    return kept_user
+
+
+def outcome(foreign: ForeignProject, command: str, environ: dict[str, str]) -> tuple[object, ...]:
+    """What a command comes to in the project's folder, made anew: status, words, and files with their modes."""
+    for path in foreign.folder.iterdir():
+        path.unlink()
+    for name, text in FILES.items():
+        path = foreign.write(name, text)
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=foreign.folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    found = {path.name: (path.stat().st_mode, _content(path)) for path in sorted(foreign.folder.iterdir())}
+    return done.returncode, done.stdout, done.stderr, found
+
+
+def _content(path: Path) -> bytes:
+    path.chmod(0o600)
+    content = path.read_bytes()
+    if path.suffix in (".d", ".deps"):  # gcc fills lines and clang leaves one empty, buildd writes a line for each file
+        return b"\n".join(b" ".join(rule.split()) for rule in content.replace(b"\\\n", b" ").splitlines() if rule)
+    return content
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_odd_command_does_what_it_does_without_us(user: User, command: str, tmp_path: Path) -> None:
+    """Three times: after a miss comes a hit of the daemon's, and then perhaps one of the shim's."""
+    folder = user.folder / "odd"
+    shutil.rmtree(folder, ignore_errors=True)
+    foreign = ForeignProject(user, folder)
+    right = outcome(foreign, command, foreign.plain)
+    for _ in range(3):
+        assert outcome(foreign, command, foreign.environ) == right
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang (Debian: hipcc brings clang++-15)")
+@pytest.mark.parametrize("command", OF_CLANG)
+def test_clangs_depfiles_are_as_clang_writes_them(user: User, command: str, tmp_path: Path) -> None:
+    test_an_odd_command_does_what_it_does_without_us(user, command.replace("g++", CLANG), tmp_path)
+
+
+CCACHE = shutil.which("ccache", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(not CCACHE, reason="no ccache (scripts/setup bench)")
+def test_a_ccache_that_is_called_gcc_finds_the_compiler(user: User, tmp_path: Path) -> None:
+    """It runs the next gcc on PATH, which must not be the shim that runs the ccache."""
+    masked = tmp_path / "masked"
+    masked.mkdir()
+    (masked / "gcc").symlink_to(str(CCACHE))
+    user.environ["CCACHE_DIR"] = str(tmp_path / "cache")
+    try:
+        project = ForeignProject(user, tmp_path / "p", str(masked))
+    finally:
+        del user.environ["CCACHE_DIR"]
+    project.write("a.c", "int a;\n")
+    for command in (("gcc", "-c", "a.c"), ("sh", "-c", f"{masked}/gcc -c a.c; true")):
+        project.good(*command)
+        (project.folder / "a.o").unlink()
+    assert project.figures().passed_through == {"other-cache": 2}
+
+
+def test_a_passed_through_tool_has_the_users_path(user: User, tmp_path: Path) -> None:
+    project = ForeignProject(user, tmp_path / "p", str(tmp_path / "tools"))
+    (tmp_path / "tools").mkdir()
+    project.write("../tools/nvcc", '#!/bin/sh\necho "$PATH"\n').chmod(0o755)
+    project.search(str(tmp_path / "tools"))
+    for path in (project.plain["PATH"], f":{project.plain['PATH']}", f"{project.plain['PATH']}:"):
+        environ = {**project.environ, "PATH": path}
+        first = project.environ["PATH"].split(":")[0]
+        done = project.call(f"{first}/nvcc", "--version", environ={**environ, "PATH": f"{first}:{path}"})
+        assert done.stdout.decode() == f"{path}\n"

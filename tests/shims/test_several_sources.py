@@ -1,0 +1,179 @@
+"""Commands with several sources, and commands that compile and link: each source is found again."""
+
+from __future__ import annotations
+
+import glob
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.toolkit import copy_toolkit
+from tests.support.user import User
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no g++ (Debian: apt install g++)")
+
+
+@pytest.fixture(scope="module")
+def user(kept_user: User) -> User:
+    return kept_user
+
+
+@pytest.fixture
+def project(user: User, tmp_path: Path, request: pytest.FixtureRequest) -> ForeignProject:
+    name = re.sub(r"\W+", "-", request.node.name)
+    made = ForeignProject(user, tmp_path / name)
+    made.write("a.cpp", f'#include <cstdio>\nint b();\nint main() {{ std::printf("{name} %d\\n", b()); }}\n')
+    made.write("b.cpp", f'const char *name = "{name}";\nint b() {{ return 4; }}\n')
+    return made
+
+
+def outcome(project: ForeignProject, command: str, environ: dict[str, str]) -> tuple[object, ...]:
+    """Status, words and files of a command; names of temporary files are another each time."""
+    kept = {path.name for path in project.folder.iterdir()}
+    done = project.call("sh", "-c", command, environ=environ)
+    made = {path.name: path.read_bytes() for path in project.folder.iterdir() if path.name not in kept}
+    for name in made:
+        (project.folder / name).unlink()
+    words = re.sub(rb"[\w./-]*\b(cc\w+|a|b)\.o", b"OBJECT", done.stdout + b"|" + done.stderr)
+    depfiles = {name: b" ".join(made[name].replace(b"\\\n", b" ").split()) for name in made if name.endswith(".d")}
+    return done.returncode, words, {**made, **depfiles}
+
+
+def left_behind(project: ForeignProject) -> list[str]:
+    return glob.glob(f"/tmp/buildd-parts-*{project.folder}")
+
+
+@pytest.mark.parametrize(
+    ("command", "sources"),
+    [
+        ("g++ -c a.cpp b.cpp", 2),
+        ("g++ -O2 -MD -MP -c a.cpp b.cpp", 2),
+        ("g++ -O1 -g a.cpp b.cpp -o prog", 2),
+        ("g++ b.cpp a.cpp", 2),
+        ("g++ -x c++ a.cpp b.cpp -o prog -lm", 2),
+        ("g++ -fPIC -shared -Wl,-soname,x b.cpp a.cpp -o x.so", 2),
+        ("/usr/bin/g++ -c b.cpp -o ../b.o && g++ a.cpp ../b.o -o prog", 2),
+        ("g++ -Wall -DX -c a.cpp b.cpp -DX=2", 2),
+    ],
+)
+def test_each_source_is_found_again(project: ForeignProject, command: str, sources: int) -> None:
+    right = outcome(project, command, project.plain)
+    assert right[0] == 0, right
+    for _ in range(2):
+        assert outcome(project, command, project.environ) == right
+    assert project.counts() == (sources, sources)
+    assert left_behind(project) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "g++ -c bad.cpp b.cpp",
+        "g++ -c b.cpp bad.cpp",
+        "g++ bad.cpp b.cpp -o prog",
+        "g++ b.cpp -x c++ a.cpp",
+        "g++ b.cpp none.cpp",
+        "g++ b.cpp none.o",
+        "g++ a.cpp b.cpp -o none/prog",
+        "g++ -c a.cpp b.cpp -o both.o",
+        "g++ -S a.cpp b.cpp",
+        "g++ -MD -MF x.d -c a.cpp b.cpp",
+        "g++ -c a.cpp notes.txt",
+        "g++ a.cpp b.cpp notes.txt",
+        "g++ -save-temps a.cpp b.cpp",
+        "g++ b.cpp b.cpp",
+    ],
+)
+def test_what_fails_or_is_odd_does_what_it_does_without_us(project: ForeignProject, command: str) -> None:
+    project.write("bad.cpp", "int bad(\n")
+    project.write("notes.txt", "/* GNU ld script */\n")
+    right = outcome(project, command, project.plain)
+    for _ in range(2):
+        assert outcome(project, command, project.environ) == right
+    assert left_behind(project) == []
+
+
+def test_a_command_in_parts_that_is_interrupted_leaves_nothing(project: ForeignProject) -> None:
+    slow = project.write("fifo.cpp", '#include "pipe"\n')
+    subprocess.run(["mkfifo", slow.with_name("pipe")], check=True)
+    process = project.start("g++", "b.cpp", "fifo.cpp", "-o", "prog")
+    # g++ waits for the other end of the pipe.
+    with open(slow.with_name("pipe"), "wb"):
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert left_behind(project) == []
+
+
+# ---------------------------------------------------------------- the real nvcc
+
+FIRST = """\
+#include <cstdio>
+__global__ void NAME(int *p) { *p = 1; }
+int other();
+int main() { NAME<<<1, 1>>>(nullptr); std::printf("%d\\n", other()); }
+"""
+SECOND = """\
+static __device__ int counter;
+__global__ void NAME_2(int *p) { *p = counter++; }
+int other() { NAME_2<<<1, 1>>>(nullptr); return 7; }
+"""
+
+
+@pytest.fixture
+def cuda(user: User, project: ForeignProject) -> ForeignProject:
+    import importlib.util
+
+    found = importlib.util.find_spec("nvidia.cu13")
+    assert found is not None and found.submodule_search_locations
+    toolkit = user.folder / "cuda"
+    if not toolkit.exists():
+        copy_toolkit(Path(next(iter(found.submodule_search_locations))), toolkit)
+    project.search(f"{toolkit}/bin")
+    name = re.sub(r"\W", "_", project.folder.name)
+    project.write("k.cu", FIRST.replace("NAME", name))
+    project.write("m.cu", SECOND.replace("NAME", name))
+    return project
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("flags", ["", "-rdc=true", "-Xcompiler -fPIC -shared"])
+def test_nvcc_with_two_sources_runs_in_steps_and_hits(cuda: ForeignProject, flags: str) -> None:
+    command = ("nvcc", "-arch=sm_80", *flags.split(), "k.cu", "m.cu", "-o", "prog")
+    before = cuda.status().counters
+    for _ in range(2):
+        (cuda.folder / "prog").unlink(missing_ok=True)
+        cuda.good(*command)
+    after = cuda.status().counters
+    assert cuda.counts() == (2, 2)
+    assert after["whole"] == before["whole"]
+    if "-shared" not in flags:
+        assert subprocess.run([cuda.folder / "prog"], capture_output=True, timeout=60).stdout == b"7\n"
+    assert cuda.plainly(*command[:-1], "plain").returncode == 0
+    symbols = [
+        subprocess.run(["nm", "-C", cuda.folder / name], capture_output=True).stdout for name in ("prog", "plain")
+    ]
+    # nvcc and buildd choose other ids for the modules.
+    kept = [sorted(re.sub(rb"[0-9a-f]{8,}|tmpxft\w*", b"", text).splitlines()) for text in symbols]
+    assert kept[0] == kept[1]
+    cuda.write("m.cu", (cuda.folder / "m.cu").read_text().replace("return 7", "return 8"))
+    cuda.good(*command)
+    assert cuda.counts() == (3, 3)
+
+
+@pytest.mark.cuda
+def test_nvcc_compiles_two_sources_and_stops_at_the_first_bad_one(cuda: ForeignProject) -> None:
+    right = outcome(cuda, "nvcc -arch=sm_80 -MD -c k.cu m.cu && rm k.o m.o", cuda.plain)
+    assert right[0] == 0
+    for _ in range(2):
+        assert outcome(cuda, "nvcc -arch=sm_80 -MD -c k.cu m.cu && rm k.o m.o", cuda.environ)[:2] == right[:2]
+    assert cuda.counts() == (2, 2)
+    cuda.write("bad.cu", "int bad(\n")
+    for command in ("nvcc -arch=sm_80 -c k.cu bad.cu m.cu", "nvcc -arch=sm_80 k.cu bad.cu m.cu -o prog"):
+        plain, ours = (outcome(cuda, command, environ) for environ in (cuda.plain, cuda.environ))
+        assert plain[:2] == ours[:2] and plain[2].keys() == ours[2].keys(), command

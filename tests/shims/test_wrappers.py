@@ -1,0 +1,291 @@
+"""Scripts in front of a compiler: what they call is cached, and they do what they do without the shims."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildd.shims import shim_folders
+from buildd.shims.interposition import LAUNCHER
+from tests.support.foreign_project import ForeignProject
+from tests.support.toolkit import copy_toolkit
+from tests.support.user import User
+
+GXX = shutil.which("g++") or ""
+pytestmark = pytest.mark.skipif(not GXX, reason="no g++ (Debian: apt install g++)")
+
+
+@pytest.fixture(scope="module")
+def user(kept_user: User) -> User:
+    return kept_user
+
+
+@pytest.fixture
+def project(user: User, tmp_path: Path, request: pytest.FixtureRequest) -> ForeignProject:
+    name = re.sub(r"\W+", "-", request.node.name)
+    made = ForeignProject(user, tmp_path / name)
+    made.write("a.cpp", f'int a = A; char const *test = "{name}";\n')
+    return made
+
+
+def wrap(project: ForeignProject, text: str, name: str = "g++") -> Path:
+    """Put a script of this name first on the project's PATH."""
+    script = project.write(f"../bin/{name}", text)
+    script.chmod(0o755)
+    project.search(str(script.parent.resolve()))
+    return script.resolve()
+
+
+WRAPPERS = {
+    "exec": f'#!/bin/sh\nexec {GXX} -DA=1 "$@"\n',
+    "call": f'#!/bin/bash\nset -e\nextra="-DA=1"\n{GXX} $extra "$@"\n',
+    "next": '#!/bin/sh\nPATH=${PATH#*:}\nexec g++ -DA=1 "$@"\n',
+    "env": f'#!/usr/bin/env bash\n{GXX} -DA="${{VALUE-1}}" "${{@}}"\n',
+    "python": f"#!{sys.executable}\nimport subprocess, sys\n"
+    f"sys.exit(subprocess.call(['{GXX}', '-DA=1', *sys.argv[1:]]))\n",
+}
+
+
+@pytest.mark.parametrize("how", ["name", "path", "launcher"])
+@pytest.mark.parametrize("text", WRAPPERS.values(), ids=WRAPPERS)
+def test_the_compiler_behind_a_wrapper_hits(project: ForeignProject, text: str, how: str) -> None:
+    script = wrap(project, text)
+    launcher = f"{project.environ['PATH'].split(':')[0]}/{LAUNCHER}"
+    called = {"name": ("g++",), "path": ("sh", "-c", f'{script} "$@"; exit', "sh"), "launcher": (launcher, str(script))}
+    plain = project.plainly(*called[how][how == "launcher" :], "-c", "a.cpp", "-o", "plain.o")
+    assert plain.returncode == 0, plain.stderr
+    for _ in range(2):
+        (project.folder / "a.o").unlink(missing_ok=True)
+        project.good(*called[how], "-c", "a.cpp", "-o", "a.o")
+        assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes()
+    assert project.counts() == (1, 1)
+    assert project.figures().passed_through == {}
+
+
+def test_a_launcher_that_cmake_wrote_down_looks_through_without_buildd_run(project: ForeignProject) -> None:
+    script = wrap(project, WRAPPERS["exec"])
+    launcher = f"{project.environ['PATH'].split(':')[0]}/{LAUNCHER}"
+    tree = {**project.plain, "BUILDD_BUILD_ID": project.environ["BUILDD_BUILD_ID"]}
+    for _ in range(2):
+        done = project.call(launcher, str(script), "-c", "a.cpp", "-o", "a.o", environ=tree)
+        assert done.returncode == 0, done.stderr
+    assert project.counts() == (1, 1)
+    off = {**tree, "BUILDD_INTERPOSE": "0"}
+    assert project.call(launcher, str(script), "-c", "a.cpp", "-o", "a.o", environ=off).returncode == 0
+    assert project.counts() == (1, 1)
+    assert project.figures().passed_through == {"wrapper": 1}
+
+
+def test_a_folder_of_installed_launchers_looks_through(user: User, project: ForeignProject) -> None:
+    script = wrap(project, WRAPPERS["exec"])
+    folder = project.folder / "launchers"
+    status, said = user.buildd("install-launchers", str(folder))
+    assert status == 0, said
+    path = f"{folder}:{script.parent}:{user.environ['PATH']}"
+    installed = {**project.plain, "PATH": path, "BUILDD_BUILD_ID": project.environ["BUILDD_BUILD_ID"]}
+    for _ in range(2):
+        assert project.call("g++", "-c", "a.cpp", "-o", "a.o", environ=installed).returncode == 0
+    assert project.counts() == (1, 1)
+    assert all(name.exists() for name in shim_folders.programs(user.store, installed))
+
+
+def test_a_wrapper_sees_its_callers_variables_and_changes_its_mind(project: ForeignProject) -> None:
+    """Neither could be in a key: buildd sends the variables of its table, and nobody can list what a script reads."""
+    wrap(project, f'#!/bin/sh\necho x >> calls\nexec {GXX} -DA="$MINE$(wc -l < calls)" "$@"\n')
+    made = []
+    for mine in ("1", "1", "2"):
+        environ = {**project.environ, "MINE": mine}
+        assert project.call("g++", "-c", "a.cpp", "-o", "a.o", environ=environ).returncode == 0
+        made.append((project.folder / "a.o").read_bytes())
+    assert len(set(made)) == 3
+    assert project.counts() == (0, 3)
+
+
+def test_a_wrapper_says_what_it_says(project: ForeignProject) -> None:
+    wrap(project, f'#!/bin/sh\necho "compiling $# words"\necho careful >&2\n{GXX} -DA=1 "$@"\necho done\nexit 3\n')
+    plain = project.plainly("g++", "-c", "a.cpp", "-Wall")
+    for _ in range(2):
+        done = project.call("g++", "-c", "a.cpp", "-Wall")
+        assert (done.stdout, done.stderr, done.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    assert plain.stdout == b"compiling 3 words\ndone\n"
+    assert plain.returncode == 3
+    assert project.counts() == (1, 1)
+
+
+def test_a_wrapper_may_need_a_terminal(project: ForeignProject) -> None:
+    wrap(project, f'#!/bin/sh\n[ -t 0 ] || exit 9\nexec {GXX} -DA=1 "$@"\n')
+    assert project.call("g++", "-c", "a.cpp").returncode == 9
+    keyboard, screen = pty.openpty()
+    try:
+        program = shutil.which("g++", path=project.environ["PATH"])
+        assert program
+        done = subprocess.run(
+            [program, "-c", "a.cpp"], cwd=project.folder, env=project.environ, stdin=screen, timeout=60, check=False
+        )
+        assert done.returncode == 0
+    finally:
+        os.close(keyboard)
+        os.close(screen)
+    assert project.counts() == (0, 1)
+
+
+def test_a_wrapper_that_calls_itself_does_so_with_us(project: ForeignProject) -> None:
+    """By its name, and by its path: without us, too, it never comes to an end unless it counts."""
+    script = wrap(project, "")
+    for again in ("g++", str(script)):
+        script.write_text(f'#!/bin/sh\n[ "${{DEPTH-0}}" -lt 30 ] || exit 7\nDEPTH=$((DEPTH+1)) {again} "$@"\n')
+        assert project.plainly("g++", "-c", "a.cpp").returncode == 7
+        assert project.call("g++", "-c", "a.cpp").returncode == 7
+    script.write_text('#!/bin/sh\necho again\nexec g++ "$@"\n')
+    endless = project.start("g++", "-c", "a.cpp")
+    assert endless.stdout is not None
+    for _ in range(30):
+        assert endless.stdout.readline() == b"again\n"
+    endless.send_signal(signal.SIGINT)
+    endless.communicate(timeout=20)
+    assert endless.returncode == -signal.SIGINT
+    assert project.counts() == (0, 0)
+
+
+def test_a_wrapper_is_edited_or_leads_elsewhere(project: ForeignProject) -> None:
+    script = wrap(project, WRAPPERS["exec"])
+    before = script.stat()
+    made = []
+    for text in (WRAPPERS["exec"], WRAPPERS["exec"].replace("A=1", "A=2")):
+        script.write_text(text)
+        os.utime(script, ns=(before.st_atime_ns, before.st_mtime_ns))
+        project.good("g++", "-c", "a.cpp", "-o", "a.o")
+        made.append((project.folder / "a.o").read_bytes())
+    assert made[0] != made[1]
+    assert project.counts() == (0, 2)
+
+
+# ---------------------------------------------------------------- the real nvcc
+
+KERNEL = """\
+#include <cstdio>
+__global__ void TEST(int *p) { *p = A; }
+int main() { TEST<<<1, 1>>>(nullptr); std::puts("made"); }
+"""
+
+
+@pytest.fixture
+def toolkit(user: User) -> Path:
+    """A toolkit whose bin/ is ours to change."""
+    found = importlib.util.find_spec("nvidia.cu13")
+    assert found is not None and found.submodule_search_locations
+    folder = user.folder / "cuda"
+    if not folder.exists():
+        copy_toolkit(Path(next(iter(found.submodule_search_locations))), folder)
+    return folder
+
+
+def cuda_project(project: ForeignProject, name: str) -> None:
+    project.write(name, KERNEL.replace("TEST", re.sub(r"\W", "_", project.folder.name)))
+
+
+NVCC_WRAPPERS = {
+    "hand-made": '#!/bin/sh\nexec {cuda}/bin/nvcc -DA=1 "$@"\n',
+    "conda": '#!/bin/bash\nfor word in "$@"; do\n  [ "$word" = -ccbin ] && exec "$CUDA_ROOT/bin/nvcc" "$@"\ndone\n'
+    'exec "$CUDA_ROOT/bin/nvcc" -ccbin "$MY_CXX" -DA=1 "$@"\n',
+    "bazel": "#!{python}\nimport os, sys\nwords = [word for word in sys.argv[1:] if word != '-no-canonical']\n"
+    "os.execv('{cuda}/bin/nvcc', ['{cuda}/bin/nvcc', '-DA=1', *words])\n",
+    "nixpkgs": '#!/bin/bash -e\nexport NVCC_APPEND_FLAGS="-DA=1"\nexec -a "$0" "{aside}" "$@"\n',
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", NVCC_WRAPPERS)
+def test_nvcc_behind_a_wrapper_compiles_in_steps(project: ForeignProject, toolkit: Path, kind: str) -> None:
+    cuda_project(project, "k.cu")
+    project.user.environ |= {"CUDA_ROOT": str(toolkit), "MY_CXX": GXX}
+    aside = project.folder.parent / "cuda" / "bin" / ".nvcc-wrapped"
+    if kind == "nixpkgs":
+        nvcc = copy_toolkit(toolkit, project.folder.parent / "cuda")
+        nvcc.rename(aside)
+        nvcc.write_text(NVCC_WRAPPERS[kind].format(aside=aside))
+        nvcc.chmod(0o755)
+        project.search(str(nvcc.parent))
+    else:
+        wrap(project, NVCC_WRAPPERS[kind].format(cuda=toolkit, python=sys.executable), "nvcc")
+    plain = project.plainly("nvcc", "-arch=sm_80", "-c", "k.cu", "-o", "plain.o")
+    assert plain.returncode == 0, plain.stderr
+    for _ in range(2):
+        project.good("nvcc", "-arch=sm_80", "-c", "k.cu", "-o", "k.o")
+    assert project.counts() == (1, 1)
+    assert project.figures().passed_through == {}
+    text = (project.folder / "k.cu").read_text()
+    project.write("k.cu", f"{text}int more() {{ return 1; }}\n")
+    before = project.status().counters
+    project.good("nvcc", "-arch=sm_80", "-c", "k.cu", "-o", "k.o")
+    after = project.status().counters
+    assert project.counts() == (1, 2)
+    assert after["whole"] == before["whole"]
+    assert after["step_hits"] > before["step_hits"], "the device code is the same"
+
+
+@pytest.mark.cuda
+def test_a_compiled_wrapper_is_looked_through(project: ForeignProject, toolkit: Path) -> None:
+    cuda_project(project, "k.cu")
+    (project.folder.parent / "bin").mkdir()
+    made = project.folder.parent / "bin" / "nvcc"
+    project.write(
+        "wrapper.c",
+        "#define _GNU_SOURCE\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+        "int main(int count, char **words)\n{\n"
+        '\tchar *flag;\n\tasprintf(&flag, "-DA=%s", getenv("MINE"));\n\tsetenv("NVCC_APPEND_FLAGS", flag, 1);\n'
+        f'\treturn execv(words[0] = "{toolkit}/bin/nvcc", words);\n}}\n',
+    )
+    assert project.plainly(GXX, "-x", "c", "wrapper.c", "-o", str(made)).returncode == 0
+    project.search(str(made.parent))
+    outputs = []
+    for mine in ("1", "2", "1"):
+        environ = {**project.environ, "MINE": mine}
+        done = project.call("nvcc", "-arch=sm_80", "-c", "k.cu", "-o", "k.o", environ=environ)
+        assert done.returncode == 0, done.stderr
+        outputs.append((project.folder / "k.o").read_bytes())
+    assert outputs[0] == outputs[2] != outputs[1]
+    assert project.counts() == (1, 2)
+
+
+@pytest.mark.cuda
+def test_a_wrapper_that_makes_cuda_of_cpp_compiles_in_steps(project: ForeignProject, toolkit: Path) -> None:
+    """The shape of Kokkos' nvcc_wrapper: a C++ compiler to CMake, CUDA to nvcc, and the rules by a second call."""
+    cuda_project(project, "k.cpp")
+    text = f"""\
+#!/bin/bash
+while [ $# -gt 0 ]; do
+  case $1 in
+  -MD) lists=1 ;;
+  -MF) rules=$2; shift ;;
+  -o) made=$2; shift ;;
+  -c) ;;
+  *) words="$words $1" ;;
+  esac
+  shift
+done
+command="nvcc -ccbin {GXX} -arch=sm_80 -DA=1 -x cu $words"
+TMPDIR=${{TMPDIR:-/tmp}} $command -c -o $made && [ "$lists" ] && $command -M -o $rules
+"""
+    script = wrap(project, text, "cuda_wrapper")
+    project.search(f"{script.parent}:{toolkit}/bin")
+    launcher = f"{project.environ['PATH'].split(':')[0]}/{LAUNCHER}"
+    command = (str(script), "-c", "k.cpp", "-o", "k.o", "-MD", "-MF", "k.d")
+    plain = project.plainly(*command)
+    assert plain.returncode == 0, plain.stderr
+    before = project.status().counters
+    for _ in range(2):
+        project.good(launcher, *command)
+    after = project.status().counters
+    assert project.counts() == (2, 2)
+    assert after["whole"] == before["whole"] + 1, "the rules"
+    assert after["step_misses"] > before["step_misses"]

@@ -1,0 +1,58 @@
+"""Kernels and graphs that programs found, as the `buildd run` above them counts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from buildd.client.foreign_build import summary
+from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL, note_found
+from buildd.store.found_notes import FoundKernels, FoundNotes
+from protocol.messages import BuildFigures
+
+
+def test_what_programs_find_is_counted_while_the_build_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILDD_BUILD_ID", "abc123")
+    note_found(str(tmp_path), FOUND_KERNEL)  # nobody listens yet
+    with FoundNotes(tmp_path, "abc123") as notes, FoundNotes(tmp_path, "other") as others:
+        assert notes.found() == FoundKernels()
+        for kind in (FOUND_KERNEL, FOUND_GRAPH, FOUND_KERNEL):
+            note_found(str(tmp_path), kind)
+        assert notes.found() == FoundKernels(kernels=2, graphs=1)
+        assert others.found() == FoundKernels()
+    note_found(str(tmp_path), FOUND_KERNEL)
+    assert list((tmp_path / FOUND_FOLDER).iterdir()) == []
+
+
+def test_a_build_that_was_killed_leaves_no_file_for_long(tmp_path: Path) -> None:
+    (tmp_path / FOUND_FOLDER).mkdir(parents=True)
+    (tmp_path / FOUND_FOLDER / "dead").write_bytes(b"k")
+    with FoundNotes(tmp_path, "living"):
+        assert [path.name for path in (tmp_path / FOUND_FOLDER).iterdir()] == ["living"]
+
+
+def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FOUND_FOLDER).mkdir(parents=True)
+    (tmp_path / "victim").write_bytes(b"")
+    monkeypatch.setenv("BUILDD_BUILD_ID", "../../victim")
+    note_found(str(tmp_path), FOUND_KERNEL)
+    assert (tmp_path / "victim").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("figures", "found", "line"),
+    [
+        (BuildFigures(), FoundKernels(), ""),
+        (BuildFigures(), FoundKernels(kernels=1, graphs=2), "2 graphs and 1 Triton kernel from the store"),
+        (BuildFigures(passed_through={"link": 2}), FoundKernels(), "2 passed through (link 2)"),
+        (
+            BuildFigures(hits=1, saved_s=22.0),
+            FoundKernels(graphs=1),
+            "1 hit, 0 misses, 1 graph from the store, 22 s saved",
+        ),
+        (BuildFigures(misses=1), FoundKernels(), "0 hits, 1 miss"),
+    ],
+)
+def test_the_summary_has_no_zeros_without_need(figures: BuildFigures, found: FoundKernels, line: str) -> None:
+    assert summary(figures, found) == line

@@ -1,0 +1,104 @@
+"""Chrome traces from recorded builds."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from buildd.ui.trace import TraceView, chrome_trace
+from protocol.messages import Event, Step
+from tests.support.recorded import events, failed_build, finished, good_build, replay, started
+
+
+def traced(recorded: list[Event]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(chrome_trace(recorded))
+    return entries
+
+
+def of_phase(entries: list[dict[str, Any]], phase: str) -> list[dict[str, Any]]:
+    return [entry for entry in entries if entry["ph"] == phase]
+
+
+def test_jobs_are_complete_events_in_microseconds() -> None:
+    entries = traced(good_build())
+    d, a = of_phase(entries, "X")
+    assert (a["name"], a["cat"], a["ts"], a["dur"]) == ("saxpy/src/a.cu.o", "nvcc", 40_000, 3_200_000)
+    assert (d["name"], d["ts"], d["dur"]) == ("norm/src/d.cu.o", 50_000, 2_100_000)
+    assert a["args"]["wall_s"] == 3.2
+    assert a["args"]["user_s"] == 1.6
+    assert a["args"]["peak_rss_bytes"] == 1 << 20
+    assert a["args"]["reasons"] == ["input src/a.cu changed"]
+
+
+def test_steps_are_drawn_below_their_job_side_by_side_where_they_ran_so() -> None:
+    steps = tuple(
+        Step(name=name, start_s=start_s, wall_s=wall_s)
+        for name, start_s, wall_s in (("host", 0.0, 1.0), ("device", 0.0, 2.0), ("link", 2.0, 1.0))
+    )
+    done = msgspec.structs.replace(finished(1, "a", 3.0), steps=(*steps, Step(name="found", start_s=0.5, hit=True)))
+    entries = traced(events((1, started(1, "a")), (4, done)))
+    drawn = {entry["name"]: entry for entry in of_phase(entries, "X")}
+    assert set(drawn) == {"a", "host", "device", "link"}
+    assert drawn["host"]["tid"] == drawn["link"]["tid"] != drawn["device"]["tid"]
+    assert drawn["link"]["ts"] == drawn["a"]["ts"] + 2e6 and drawn["link"]["dur"] == 1e6
+    names = [entry["args"]["name"] for entry in of_phase(entries, "M") if entry["name"] == "thread_name"]
+    assert names == ["hits", "slot 1", "slot 1, steps", "slot 1, steps"]
+
+
+def test_hits_are_instants_on_their_own_lane() -> None:
+    entries = traced(good_build())
+    hits = of_phase(entries, "i")
+    assert [entry["name"] for entry in hits] == ["saxpy/src/b.cu.o", "norm/src/c.cu.o"]
+    assert {entry["tid"] for entry in hits} == {0}
+    assert {entry["tid"] for entry in of_phase(entries, "X")}.isdisjoint({0})
+
+
+def test_a_lane_is_used_again_once_it_is_free() -> None:
+    entries = traced(
+        events(
+            (0, started(1, "a")),
+            (0, started(2, "b")),
+            (1, finished(1, "a", 1.0)),
+            (1, started(3, "c")),
+            (2, finished(2, "b", 2.0)),
+            (2, finished(3, "c", 1.0)),
+        )
+    )
+    jobs = of_phase(entries, "X")
+    assert {job["name"]: job["tid"] for job in jobs} == {"a": 1, "b": 2, "c": 1}
+    by_lane: dict[int, list[tuple[float, float]]] = {}
+    for job in jobs:
+        by_lane.setdefault(job["tid"], []).append((job["ts"], job["ts"] + job["dur"]))
+    for spans in by_lane.values():
+        spans.sort()
+        assert all(left[1] <= right[0] for left, right in pairwise(spans))
+    names = [entry["args"]["name"] for entry in of_phase(entries, "M")]
+    assert names == ["buildd", "hits", "slot 1", "slot 2"]
+
+
+def test_failed_and_unfinished_jobs_are_there() -> None:
+    (failed,) = of_phase(traced(failed_build()), "X")
+    assert failed["args"]["failed"] == "nvcc ended with status 2"
+    (unfinished,) = of_phase(traced(events((0, started(1, "a")), (2, started(2, "b")))[:1]), "X")
+    assert unfinished["args"]["unfinished"] is True
+
+
+def test_a_clock_that_goes_backwards_gives_no_negative_times() -> None:
+    recorded = events((5, started(1, "a")), (1, finished(1, "a", 0.5)), (0, started(2, "b")), (2, finished(2, "b", 1)))
+    assert all(entry["ts"] >= 0 and entry["dur"] >= 0 for entry in of_phase(traced(recorded), "X"))
+
+
+def test_the_view_writes_its_file_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    replay(TraceView(str(path)), good_build())
+    assert json.loads(path.read_bytes()) == traced(good_build())
+
+
+def test_a_place_that_cannot_be_written_is_found_out_first(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        TraceView(str(tmp_path / "missing" / "trace.json"))
