@@ -45,6 +45,7 @@ _IMPORTED = (
         "locale",
         "protocol.autostart",
         "protocol.client",
+        "protocol.resubmission",
     ),
 )
 """Modules that commands import when they need them."""

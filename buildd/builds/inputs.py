@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from buildd.builds.products import Product
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
-from buildd.keys.include_search import Memory
 from buildd.keys.lookup import Lookup
+from buildd.keys.survey_memory import Memory
 from buildd.store.store import Store
 
 

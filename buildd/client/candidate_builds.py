@@ -21,8 +21,8 @@ import msgspec
 
 from buildd.builds.event_log import RequestLog
 from protocol import messages as m
-from protocol.client import submit_through
 from protocol.errors import ProtocolError
+from protocol.resubmission import submit_through
 from protocol.session import Route
 
 _LOOKED_UP = 2

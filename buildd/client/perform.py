@@ -77,8 +77,8 @@ def unsendable(request: Request) -> str:
 
 def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) -> Done:
     from buildd.client.connect import connect
-    from protocol.client import submit_through
     from protocol.errors import ConnectionLost
+    from protocol.resubmission import submit_through
 
     sequence = 0
     try:

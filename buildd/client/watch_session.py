@@ -22,8 +22,9 @@ import msgspec
 from buildd.client.connect import connect
 from buildd.client.perform import one_line
 from protocol import messages as m
-from protocol.client import Client, submit_through
+from protocol.client import Client
 from protocol.errors import ConnectionLost, ProtocolError, StartFailed
+from protocol.resubmission import submit_through
 from protocol.session import Route
 
 RETRY_S = 0.5

@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from blake3 import blake3
 
-from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
 from buildd.files.traits import Traits
+from buildd.keys.survey_memory import Memory, SearchAnswer, Surroundings
 from codegen.reach import read_regular
 from protocol.messages import Digest
 
@@ -28,19 +27,6 @@ _COMPUTED = re.compile(rb"__has_include(?:_next)?\s*\(\s*[A-Za-z_]")
 _REPLACED = re.compile(rb"#\s*define\s+__has_include(?:_next)?\s*\([^\n]*")
 """A replacement for compilers without __has_include, as in CMake's sources."""
 _DEFINED = re.compile(rb"#\s*define\s+(\w+)\s*\([^)]*\)[^\n]*__has_include")
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The folders whose listings mattered when a result was made, and the candidates that existed.
-
-    `folders` maps each folder whose listing matters to its stamp; `present` are candidates that did exist.
-    """
-
-    folders: tuple[tuple[str, int], ...]
-    present: tuple[str, ...]
-    asked: tuple[str, ...] = ()
-    """The folders that decided an answer of `__has_include`."""
 
 
 def asked_names(text: bytes) -> tuple[str, ...]:
@@ -85,81 +71,8 @@ def library_rivals(name: str) -> tuple[str, ...]:
     return (f"{stem}.so", f"{stem}.a") if name.startswith("lib") and ending in ("a", "so") else ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Some candidates: their paths, the folders that decided whether they exist, and those that do."""
-
-    paths: frozenset[str]
-    needed: tuple[str, ...]
-    present: tuple[str, ...]
-
-
 _NONE: frozenset[str] = frozenset()
 _MOST_SURVEYS = 64
-_MOST_WHOLE = 1 << 8
-_Key = tuple[str, str | Digest]
-
-
-class Memory:
-    """Answers of earlier requests, each valid while the folders that decided it keep their stamps.
-
-    Thousands of compiles ask about the same headers. Safe to use from several threads: an answer that a race loses is
-    computed again.
-
-    Args:
-        most: how many answers are kept, of all kinds of compiles together.
-    """
-
-    def __init__(self, most: int = 100_000) -> None:
-        self._most = most
-        self._kinds: dict[object, dict[_Key, tuple[_Answer, tuple[int, ...]]]] = {}
-        self._whole: dict[tuple[object, bytes], Surroundings] = {}
-        self._places: dict[frozenset[str], dict[str, str]] = {}
-        self._count = 0
-        self.surveyors = PatientLock()
-
-    def get(self, kind: object, key: _Key, snapshot: Snapshot) -> _Answer | None:
-        """An answer that is still valid; None where there is none.
-
-        Args:
-            kind: everything that the answer depends on besides the file system and `key`.
-        """
-        answer, stamps = self._kinds.get(kind, {}).get(key, (None, ()))
-        if answer is None or not unchanged(snapshot, zip(answer.needed, stamps, strict=True)):
-            return None
-        return answer
-
-    def put(self, kind: object, key: _Key, snapshot: Snapshot, answer: _Answer) -> None:
-        stamps = tuple(snapshot.folder_stamp(folder) for folder in answer.needed)
-        if -1 in stamps:
-            return
-        if self._count > self._most:
-            self.clear()
-        self._count += 1
-        self._kinds.setdefault(kind, {})[key] = (answer, stamps)
-
-    def get_whole(self, kind: object, name: bytes, snapshot: Snapshot) -> Surroundings | None:
-        """A whole survey that is still valid; None where there is none.
-
-        Args:
-            name: digest of everything that the survey depends on besides the file system and `kind`.
-        """
-        known = self._whole.get((kind, name))
-        return known if known is not None and unchanged(snapshot, known.folders) else None
-
-    def put_whole(self, kind: object, name: bytes, survey: Surroundings) -> None:
-        if len(self._whole) >= _MOST_WHOLE:
-            self._whole = {}
-        self._whole[kind, name] = survey
-
-    def places(self, own: frozenset[str]) -> dict[str, str]:
-        """Path -> folder that `Surveyor` remembers for it, for a tool that searches these folders by itself."""
-        if sum(map(len, self._places.values())) > self._most:
-            self._places = {}
-        return self._places.setdefault(own, {})
-
-    def clear(self) -> None:
-        self._kinds, self._whole, self._places, self._count = {}, {}, {}, 0
 
 
 class Surveyor:
@@ -184,9 +97,9 @@ class Surveyor:
         self._own = frozenset(own_search)
         self._named = frozenset(search)
         self._libraries = [folder for folder in search if folder not in self._own]
-        self._rivals: dict[tuple[str, ...], dict[str, _Answer]] = {}
+        self._rivals: dict[tuple[str, ...], dict[str, SearchAnswer]] = {}
         """Folders of the files that may include it -> used path -> answer."""
-        self._asked: dict[tuple[str, Digest], _Answer] = {}
+        self._asked: dict[tuple[str, Digest], SearchAnswer] = {}
         """Answers for files that ask `__has_include`."""
         self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
         self._places = self._memory.places(self._own)
@@ -316,7 +229,7 @@ class Surveyor:
                     yield folder, rival
             yield place or ".", rivals[0]
 
-    def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> _Answer:
+    def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> SearchAnswer:
         """Which candidates exist; those in `used` are left out."""
         needed: dict[str, None] = {}
         paths, present = set(), []
@@ -332,9 +245,9 @@ class Surveyor:
             paths.add(path)
             if path not in used and _exists(self._snapshot, folder, rest, needed):
                 present.append(path)
-        return _Answer(frozenset(paths), tuple(needed), tuple(present))
+        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present))
 
-    def _answer_asked(self, path: str, digest: Digest, used: frozenset[str] = _NONE) -> _Answer | None:
+    def _answer_asked(self, path: str, digest: Digest, used: frozenset[str] = _NONE) -> SearchAnswer | None:
         """The candidates that `__has_include` in a file asks for; None where the file no longer has this digest."""
         text = _text(self._snapshot.absolute(path))
         if blake3(text).hexdigest() != digest:
@@ -347,7 +260,7 @@ class Surveyor:
                 paths.add(candidate)
                 if candidate not in used and _exists(self._snapshot, folder, name, needed):
                     present.append(candidate)
-        return _Answer(frozenset(paths), tuple(needed), tuple(present))
+        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present))
 
     def _lacks(self, folder: str, head: str) -> tuple[bool, tuple[str, ...]]:
         known = self._lacking.get((folder, head))
@@ -356,11 +269,6 @@ class Surveyor:
             absent = not _exists(self._snapshot, folder, head, decided_by, any_kind=True)
             known = self._lacking[folder, head] = (absent, tuple(decided_by))
         return known
-
-
-def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:
-    """Whether every folder still has the stamp it had. A stamp of -1 was never trusted."""
-    return all(stamp != -1 and snapshot.folder_stamp(folder) == stamp for folder, stamp in folders)
 
 
 def _under(path: str, folder: str) -> bool:

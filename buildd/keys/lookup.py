@@ -14,7 +14,7 @@ from functools import partial
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, include_search, precompiled
+from buildd.keys import action_key, precompiled, survey_memory
 from buildd.keys.file_names import Names
 from buildd.keys.line_sight import is_blind
 from buildd.keys.request_files import RequestFiles, input_folders
@@ -73,7 +73,7 @@ class Lookup:
     """
 
     def __init__(
-        self, store: Store, snapshot: Snapshot, *, recache: bool = False, surveys: include_search.Memory | None = None
+        self, store: Store, snapshot: Snapshot, *, recache: bool = False, surveys: survey_memory.Memory | None = None
     ) -> None:
         self.store = store
         self.snapshot = snapshot
@@ -274,7 +274,7 @@ class Lookup:
                 return f"folder {folder}: its link led to {to}"
             self.files.folders[folder] = snapshot.folder_stamp(folder)
         watched = [(names.path(n), stamp) for n, stamp in known.folders if stamp not in (PRESENT, LINK)]
-        if include_search.unchanged(snapshot, watched):
+        if survey_memory.unchanged(snapshot, watched):
             self.files.folders.update(watched)
             self._unchanged[folders_of] = known.folders
             return ""

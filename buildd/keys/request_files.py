@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import include_search
+from buildd.keys import include_search, survey_memory
 from buildd.keys.file_names import Names, names_below
 from buildd.store.result_rows import LINK, PRESENT
 from codegen.plan import Action, Tool
@@ -23,7 +23,7 @@ class RequestFiles:
         surveys: surveys that other requests have made.
     """
 
-    def __init__(self, snapshot: Snapshot, surveys: include_search.Memory | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, surveys: survey_memory.Memory | None = None) -> None:
         self.snapshot = snapshot
         self._memory = surveys
         self._names: dict[int, Names] = {}
@@ -66,7 +66,7 @@ class RequestFiles:
         prefix = self.snapshot.project + "/"
         return path[len(prefix) :] if path.startswith(prefix) else path
 
-    def survey(self, used: Sequence[str], action: Action, tool: Tool) -> include_search.Surroundings:
+    def survey(self, used: Sequence[str], action: Action, tool: Tool) -> survey_memory.Surroundings:
         """The folders in which a header search for `used` may find another file, and the files that it may find."""
         includers = [path for path in action.inputs if not self.snapshot.is_aside(path)]
         where = (action.search, tool.search)
@@ -97,7 +97,7 @@ class RequestFiles:
 
 
 def input_folders(
-    survey: include_search.Surroundings, names: Names, links: Iterable[tuple[str, str]]
+    survey: survey_memory.Surroundings, names: Names, links: Iterable[tuple[str, str]]
 ) -> tuple[tuple[str, int], ...]:
     """The folders of an input set: searched ones, files that were found but not used, and links with their targets."""
     return (

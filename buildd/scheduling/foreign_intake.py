@@ -25,7 +25,8 @@ from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import Stamp, stamp_of, trustworthy
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
 from buildd.files.traits import Traits
-from buildd.keys.include_search import Memory, asked_names, library_rivals
+from buildd.keys.include_search import asked_names, library_rivals
+from buildd.keys.survey_memory import Memory
 from buildd.native import sweep
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery

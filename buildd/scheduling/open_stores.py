@@ -27,7 +27,7 @@ from buildd.builds.target_report import TargetReport
 from buildd.errors import BuilddError, StoreError, StoreTooNew
 from buildd.files.digests import Files
 from buildd.keys.file_names import names_below
-from buildd.keys.include_search import Memory
+from buildd.keys.survey_memory import Memory
 from buildd.native import sweep
 from buildd.native.bare_text import bare_text_of
 from buildd.processes.runner import Runner

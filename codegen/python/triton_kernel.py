@@ -35,6 +35,7 @@ from codegen.variables.variable import ToolFamily
 
 WORKER = FOLDER / "triton_worker.py"
 WORKER_FILES = FOLDER / "triton_files_worker.py"
+WORKER_SOURCES = FOLDER / "triton_sources_worker.py"
 
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=1.5)
 _STAGES = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
@@ -170,6 +171,7 @@ def triton_tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> To
         files=(
             ToolFile(role="worker", path=str(WORKER)),
             ToolFile(role="worker's files", path=str(WORKER_FILES)),
+            ToolFile(role="worker's sources", path=str(WORKER_SOURCES)),
             *(ToolFile(role=role, path=path) for role, path in identity.files.items()),
         ),
         facts=(

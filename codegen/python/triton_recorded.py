@@ -22,6 +22,7 @@ from codegen.variables.variable import ToolFamily
 from protocol.curve import key_folder
 
 REPLAY = FOLDER / "replay_worker.py"
+SLICE = FOLDER / "script_slice.py"
 
 
 def plan_recorded(context: Context, target: RecordedTarget) -> Part:
@@ -36,7 +37,11 @@ def plan_recorded(context: Context, target: RecordedTarget) -> Part:
     passed["HOME"] = context.environment.get("HOME", "/")
     worker = worker_of(context, WORKER.name, "triton", "Triton", passed.items())
     known = triton_tool(context, (), worker)
-    files = (ToolFile(role="replay worker", path=str(REPLAY)), *known.files)
+    files = (
+        ToolFile(role="replay worker", path=str(REPLAY)),
+        ToolFile(role="script slice", path=str(SLICE)),
+        *known.files,
+    )
     tool = msgspec.structs.replace(known, name="recorded", files=files)
     folders = filter(None, (target.hooks, *passed.get("PYTHONPATH", "").split(os.pathsep)))
     environment = {

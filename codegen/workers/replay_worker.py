@@ -22,9 +22,6 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which no kernel must import.
     del sys.path[0]
 
-import __future__
-
-import ast
 import hashlib
 import importlib
 import importlib.util
@@ -32,7 +29,6 @@ import json
 import os
 import select
 import signal
-import symtable
 import time
 import types
 import warnings
@@ -43,7 +39,23 @@ _DEATH_SIGNAL = 1
 _SIGKILL = 9
 TIMEOUT_S = 600.0
 """Time limit of one kernel."""
-_COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While)
+
+
+def _beside(name: str, file: str) -> types.ModuleType:
+    """Return a module of this folder, not executed yet, under a name that no user's module has."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), file)
+    found = importlib.util.spec_from_file_location(f"buildd {name}", path)
+    assert found is not None
+    return importlib.util.module_from_spec(found)
+
+
+def _execute(module: types.ModuleType) -> None:
+    assert module.__spec__ is not None and module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
+
+
+_script_slice = _beside("script_slice", "script_slice.py")
+_execute(_script_slice)
 
 
 class Refused(Exception):
@@ -186,7 +198,7 @@ class Session:
             path = os.path.join(self._root, file)
             if file and not os.path.isfile(path):
                 raise Refused("the file no longer exists")
-            self._modules[key] = slice_of(path, key[2]) if script else importlib.import_module(name)
+            self._modules[key] = _script_slice.slice_of(path, key[2]) if script else importlib.import_module(name)
         module = self._modules[key]
         if script:
             sys.modules["__main__"] = module
@@ -280,88 +292,6 @@ def _unwrapped(value: Any, kind: type) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- part of a script
-
-
-def slice_of(path: str, name: str) -> types.ModuleType:
-    """Return a module with only those statements of a script that `name` needs: the script's training must not run."""
-    with open(path, "rb") as file:
-        content = file.read()
-    tree = ast.parse(content, path)
-    flags = 0
-    for statement in tree.body:
-        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-            for alias in statement.names:
-                flags |= getattr(__future__, alias.name).compiler_flag
-    module = types.ModuleType("__main__")
-    module.__file__ = path
-    sys.modules["__main__"] = module
-    for statement in needed(tree.body, name):
-        code = compile(ast.Module([statement], []), path, "exec", flags=flags, dont_inherit=True)
-        exec(code, vars(module))
-    return module
-
-
-def needed(body: list[ast.stmt], name: str) -> list[ast.stmt]:
-    """Return the statements that define a name and, recursively, the names that these mention, in order."""
-    wanted, before = {name}, -1
-    while len(wanted) != before:
-        before = len(wanted)
-        for statement in body:
-            if _binds(statement) & wanted:
-                wanted |= _mentions(_reduced(statement, wanted))
-    return [
-        _reduced(statement, wanted)
-        for statement in body
-        if _binds(statement) & wanted
-        and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
-    ]
-
-
-def _reduced(statement: ast.stmt, wanted: set[str]) -> ast.stmt:
-    """Return a compound statement without the parts that define no wanted name: `if __name__ == "__main__"` runs
-    nothing."""
-    if not isinstance(statement, _COMPOUND):
-        return statement
-    fields = dict(ast.iter_fields(statement))
-    for field in ("body", "orelse", "finalbody"):
-        if field in fields:
-            kept = [_reduced(inner, wanted) for inner in fields[field] if _binds(inner) & wanted]
-            fields[field] = kept or ([ast.Pass()] if field == "body" else [])
-    if isinstance(statement, ast.Try):
-        fields["handlers"] = [
-            ast.copy_location(
-                ast.ExceptHandler(one.type, one.name, [x for x in one.body if _binds(x) & wanted] or [ast.Pass()]), one
-            )
-            for one in statement.handlers
-        ]
-    return ast.fix_missing_locations(ast.copy_location(type(statement)(**fields), statement))
-
-
-def _binds(statement: ast.AST) -> set[str]:
-    """Return the module's names that a statement assigns."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-    if isinstance(statement, ast.Name):
-        return {statement.id} if isinstance(statement.ctx, ast.Store) else set()
-    if isinstance(statement, ast.Expr | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-        return set()
-    return {name for child in ast.iter_child_nodes(statement) for name in _binds(child)}
-
-
-def _mentions(statement: ast.stmt) -> set[str]:
-    """Return the module's names that a statement reads, including reads inside functions, but not the functions' local
-    names."""
-    tables = [symtable.symtable(ast.unparse(statement), "statement", "exec")]
-    found = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_referenced()}
-    for table in tables:  # grows while it is walked
-        found |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
-        tables += table.get_children()
-    return found
-
-
 # ---------------------------------------------------------------- answers
 
 
@@ -442,10 +372,7 @@ def warm_up() -> None:
     """Do Triton's once-per-process work, so that processes forked from this one need not."""
     # Triton warns in every process about a default that will change; the user cannot act on it.
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "triton_first_worker.py")
-    found = importlib.util.spec_from_file_location("buildd first", path)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    module = _beside("first", "triton_first_worker.py")
     # Triton asks for the module of a kernel.
     sys.modules[module.__name__] = module
     # buildd's hooks act when Triton is imported, if they find a store.
@@ -454,7 +381,7 @@ def warm_up() -> None:
     # Its kernels are nobody's.
     store = os.environ.pop("BUILDD_DIR", None)
     try:
-        found.loader.exec_module(module)
+        _execute(module)
         module.begin()
     finally:
         if store is not None:

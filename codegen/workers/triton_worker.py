@@ -19,10 +19,8 @@ if __name__ == "__main__":
 import ast
 import contextlib
 import functools
-import importlib.machinery
 import importlib.util
 import json
-import linecache
 import os
 import re
 import traceback
@@ -42,91 +40,6 @@ class Refused(Exception):
         self.where = where
 
 
-# ---------------------------------------------------------------- paths that do not reach the result
-
-
-class _Folders:
-    """Absolute prefixes and their replacements."""
-
-    def __init__(self) -> None:
-        self.shown: list[tuple[str, str]] = []
-
-    def add(self, folder: str, instead: str) -> None:
-        for spelled in {os.path.abspath(folder), os.path.realpath(folder)}:
-            self.shown.append((spelled.rstrip(os.sep) + os.sep, instead))
-        self.shown.sort(key=lambda pair: -len(pair[0]))
-
-    def hide(self, path: str) -> str:
-        for prefix, instead in self.shown:
-            if path.startswith(prefix):
-                return instead + path[len(prefix) :]
-        return path
-
-    def hide_all(self, value: Any) -> Any:
-        """Replace the prefixes in every string of a JSON value."""
-        if isinstance(value, str):
-            return self.hide(value)
-        if isinstance(value, list):
-            return [self.hide_all(item) for item in value]
-        if isinstance(value, dict):
-            return {name: self.hide_all(item) for name, item in value.items()}
-        return value
-
-
-FOLDERS = _Folders()
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Gives code its file name without the folder of the checkout or of the virtual environment.
-
-    Triton writes a function's file name into its intermediate languages and, as line information, into the binary.
-    """
-
-    text: str | None = None
-    """Text of the compiled file, if it is one of the project's."""
-
-    def get_code(self, fullname: str) -> types.CodeType | None:
-        path = self.get_filename(fullname)
-        shown = FOLDERS.hide(path)
-        if shown == path:
-            return super().get_code(fullname)
-        if shown.startswith("triton/"):
-            code = super().get_code(fullname)
-            if code is None:
-                return None
-            code = _renamed(code, shown)
-            text = self.get_source(fullname)
-        else:
-            # Not from __pycache__: a source written twice within a second has the stamp of its first version.
-            data = self.get_data(path)
-            code = compile(data, shown, "exec", dont_inherit=True)
-            text = self.text = importlib.util.decode_source(data)
-        text = text or ""
-        # For inspect.getsource, with which Triton reads kernels; without a stamp the entry is never dropped.
-        linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
-        return code
-
-
-def _renamed(code: types.CodeType, name: str) -> types.CodeType:
-    constants = tuple(_renamed(item, name) if isinstance(item, types.CodeType) else item for item in code.co_consts)
-    return code.replace(co_filename=name, co_consts=constants)
-
-
-def _install_loader() -> None:
-    extensions = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
-    sources = (_Loader, importlib.machinery.SOURCE_SUFFIXES)
-    bytecode = (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES)
-    usual = importlib.machinery.FileFinder.path_hook(extensions, sources, bytecode)
-    # In the project a source has precedence: a hit would not notice a new extension module beside it.
-    own = importlib.machinery.FileFinder.path_hook(sources, extensions, bytecode)
-
-    def hook(path: str) -> Any:
-        return (own if FOLDERS.hide(os.path.join(path, "")) != os.path.join(path, "") else usual)(path)
-
-    sys.path_hooks.insert(0, hook)
-    sys.path_importer_cache.clear()
-
-
 def _module_of(name: str) -> types.ModuleType:
     """Return a script beside this one as a module."""
     # No user's module has such a name.
@@ -141,6 +54,7 @@ def _module_of(name: str) -> types.ModuleType:
 
 _files = _module_of("triton_files_worker.py")
 _again = _module_of("triton_again_worker.py")
+_sources = _module_of("triton_sources_worker.py")
 
 
 # ---------------------------------------------------------------- identity
@@ -216,7 +130,7 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     os.environ["TRITON_HOME"] = temporary
     os.environ["TRITON_CACHE_DIR"] = os.path.join(temporary, "triton")
     triton_folder, reads = warm_up()
-    FOLDERS.add(os.getcwd(), "")
+    _sources.FOLDERS.add(os.getcwd(), "")
     sys.path_importer_cache.clear()
     triton = _import_triton()
     reads.begin()
@@ -254,8 +168,8 @@ def warm_up() -> tuple[str, Any]:
     if location is None or not location.submodule_search_locations:
         raise Refused(f"triton is not installed for {sys.executable}: {sys.executable} -m pip install triton")
     folder = next(iter(location.submodule_search_locations))
-    FOLDERS.add(folder, "triton/")
-    _install_loader()
+    _sources.FOLDERS.add(folder, "triton/")
+    _sources.install()
     # Triton warns in every process about a default that will change; the user of an ahead-of-time compile cannot act on
     # it.
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
@@ -269,7 +183,7 @@ def warm_up() -> tuple[str, Any]:
 
 @functools.cache
 def _before() -> Any:
-    return _again.Before(FOLDERS.shown)
+    return _again.Before(_sources.FOLDERS.shown)
 
 
 def as_before() -> bool:
@@ -286,7 +200,7 @@ def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:
     if "." not in module_name and (module_name in sys.modules or not module_name.isidentifier()):
         module_name = "_kernel_" + re.sub(r"\W", "_", module_name)
     path = os.path.abspath(source)
-    found = importlib.util.spec_from_file_location(module_name, path, loader=_Loader(module_name, path))
+    found = importlib.util.spec_from_file_location(module_name, path, loader=_sources.Loader(module_name, path))
     if found is None or found.loader is None:
         raise Refused("not a Python file", source)
     module = importlib.util.module_from_spec(found)
@@ -294,7 +208,8 @@ def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:
     try:
         found.loader.exec_module(module)
     except SyntaxError as error:
-        raise Refused(f"{error.msg}", f"{FOLDERS.hide(error.filename or source)}:{error.lineno or 1}") from error
+        file = _sources.FOLDERS.hide(error.filename or source)
+        raise Refused(f"{error.msg}", f"{file}:{error.lineno or 1}") from error
     except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
         raise Refused(_said(error), _where_raised(error, source)) from error
     value = getattr(module, name, None)
@@ -459,7 +374,7 @@ def _def_line(function: Any, source: str) -> str:
     lines = list(getattr(function, "raw_src", ()))
     above = next((index for index, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
     code = getattr(getattr(function, "fn", None), "__code__", None)
-    file = FOLDERS.hide(code.co_filename) if code is not None else source
+    file = _sources.FOLDERS.hide(code.co_filename) if code is not None else source
     return f"{file}:{getattr(function, 'starting_line_number', 1) + above}"
 
 
@@ -468,7 +383,7 @@ def _stage(compiled: Any, name: str, spec: dict[str, Any]) -> bytes:
         # Triton's own hash includes absolute paths (3.7 on AMD) and names an entry of its private cache.
         values = {key: value for key, value in compiled.metadata._asdict().items() if key != "hash"}
         plain = json.loads(json.dumps(values, default=_plain, sort_keys=True))
-        return (json.dumps(FOLDERS.hide_all(plain), indent=1, sort_keys=True) + "\n").encode()
+        return (json.dumps(_sources.FOLDERS.hide_all(plain), indent=1, sort_keys=True) + "\n").encode()
     try:
         content = compiled.asm[name]
     except KeyError:

@@ -14,9 +14,10 @@ from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.keys.file_names import Names
 from buildd.keys.filing import Filing, file_run, unsound_reason
-from buildd.keys.include_search import Memory, Surveyor
+from buildd.keys.include_search import Surveyor
 from buildd.keys.lookup import Found, Lookup, Missing
 from buildd.keys.precompiled import Places, candidates
+from buildd.keys.survey_memory import Memory
 from buildd.store.store import Result, Store, StoredOutput
 from codegen.plan import Action, Discovery, Output, Place, Ref, Tool, ToolFile
 from protocol.messages import Digest

@@ -25,7 +25,7 @@ from codegen.errors import RequestError
 from codegen.plan import Answer as ProbeAnswer
 from codegen.plan import Plan
 from codegen.python.triton_recorded import REPLAY
-from codegen.workers.replay_worker import needed
+from codegen.workers.script_slice import needed
 from protocol.messages import BuildId, Request, RequestId, spec_from
 from tests.support.carry_out import plan_with
 from tests.support.triton_program import PROGRAM, lay_out

@@ -18,7 +18,7 @@ import pytest
 from protocol import client as client_module
 from protocol.aio import AsyncClient
 from protocol.autostart import find_or_start, spawn
-from protocol.client import Client, find, submit_through
+from protocol.client import Client, find
 from protocol.endpoint import Folder, is_alive, runtime_folder, send_signal
 from protocol.errors import (
     ConnectionLost,
@@ -30,6 +30,7 @@ from protocol.errors import (
     VersionMismatch,
 )
 from protocol.messages import Digest, Done, JobId, LogLine, Notice, Outcome, Planned, Request, RequestId
+from protocol.resubmission import submit_through
 from protocol.session import Inbox, Route
 from tests.support.paths import FAKES
 from tests.support.serving import Serving, a_request, serving, short_folder

@@ -1,4 +1,4 @@
-"""Compiles run inside the limits of whoever called the compiler, and no client's limits become the daemon's."""
+"""Compiles run inside the limits of the compiler's caller, and no client's limits become the daemon's."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.traits import Traits, traits_of
-from buildd.keys import depfiles, include_search
+from buildd.keys import depfiles, include_search, survey_memory
 from codegen.compilers import closure
 from codegen.compilers.closure import host_compiler, which
 from codegen.flags import inspect
@@ -280,7 +280,7 @@ def test_a_name_asked_for_whose_link_points_nowhere_yet(tmp_path: Path) -> None:
     (tmp_path / "inc/a.h").symlink_to("../far/a.h")
     (tmp_path / "main.cu").write_text('#if __has_include("a.h")\n#endif\n')
 
-    def surroundings() -> include_search.Surroundings:
+    def surroundings() -> survey_memory.Surroundings:
         return include_search.Surveyor(Snapshot(Files(), str(tmp_path)), ("inc",), ()).survey(["main.cu"], ("main.cu",))
 
     before = surroundings()
@@ -336,7 +336,7 @@ def _said(*command: str) -> str:
 
 def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path) -> None:
     """Each request has its own view; what they share must never make a new file invisible."""
-    files, memory = Files(), include_search.Memory()
+    files, memory = Files(), survey_memory.Memory()
     for name in ("one", "two", "src"):
         (tmp_path / name).mkdir()
     (tmp_path / "two" / "x.h").write_text("x")
@@ -344,7 +344,7 @@ def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path)
     for folder in (tmp_path, *tmp_path.iterdir()):
         os.utime(folder, (1_700_000_000, 1_700_000_000))
 
-    def present(memory: include_search.Memory) -> tuple[str, ...]:
+    def present(memory: survey_memory.Memory) -> tuple[str, ...]:
         surveyor = include_search.Surveyor(Snapshot(files, str(tmp_path)), ("one", "two"), (), memory)
         return surveyor.survey(["src/main.cu", "two/x.h"], ["src/main.cu"]).present
 
@@ -356,29 +356,29 @@ def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path)
         assert path in present(memory)
         os.utime((tmp_path / path).parent, (1_700_000_000 + 100, 1_700_000_000 + 100))
         assert path in present(memory), "and once the folder is old again"
-        assert present(memory) == present(include_search.Memory())
+        assert present(memory) == present(survey_memory.Memory())
         (tmp_path / path).unlink()
         assert path not in present(memory)
         os.utime((tmp_path / path).parent, (1_700_000_000 + 200, 1_700_000_000 + 200))
-        assert present(memory) == present(include_search.Memory())
+        assert present(memory) == present(survey_memory.Memory())
 
 
 def test_what_a_file_asks_for_is_not_remembered_as_another_content_s(tmp_path: Path) -> None:
     """It was changed after it was looked at, and is changed back: each answer is that of one content."""
-    files, memory = Files(now_ns=lambda: time.time_ns() + 60_000_000_000), include_search.Memory()
+    files, memory = Files(now_ns=lambda: time.time_ns() + 60_000_000_000), survey_memory.Memory()
     for name in ("inc/sub", "src"):
         (tmp_path / name).mkdir(parents=True)
     header, asked = tmp_path / "src" / "x.h", "#if __has_include(<sub/y.h>)\n#endif\n"
     header.write_text(asked)
 
-    def survey(snapshot: Snapshot) -> include_search.Surroundings:
+    def survey(snapshot: Snapshot) -> survey_memory.Surroundings:
         return include_search.Surveyor(snapshot, ("inc",), (), memory).survey(["src/x.h"], ())
 
     torn = Snapshot(files, str(tmp_path))
     torn.fact("src/x.h")
     header.write_text(asked.replace("sub/y.h", "other.h"))
     found = survey(torn)
-    assert found.present == ("src/x.h",) and not include_search.unchanged(torn, found.folders)
+    assert found.present == ("src/x.h",) and not survey_memory.unchanged(torn, found.folders)
     header.write_text(asked)
     again = survey(Snapshot(files, str(tmp_path)))
     assert "inc/sub" in dict(again.folders) and again.present == ()

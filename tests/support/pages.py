@@ -43,7 +43,7 @@ BEGAN_NS = 1_790_000_000 * 10**9
 
 
 class Site:
-    """A server that runs; requests of a program, and of whoever else."""
+    """A running server, and requests to it: a program's, and a stranger's."""
 
     def __init__(self, place: serve.ServerPlace) -> None:
         self.place = place

@@ -34,7 +34,7 @@ def test_a_target_is_built_for_this_machines_gpus(kept_user: User, project: Path
     (project / "buildd.toml").write_text(PROJECT.format(arch='["native"]'))
     status, text = kept_user.buildd("-C", str(project), "build")
     assert (status, "0 hits, 1 compiled" in text) == (0, True), text
-    # The key names the GPUs: whoever names them hits.
+    # The key names the GPUs, so a build that names them hits.
     status, text = kept_user.buildd("build", "-C", str(project), "--arch", "sm_80")
     assert (status, "1 hit, 0 compiled" in text) == (0, True), text
     # Another GPU: nothing in the project has changed.
