@@ -13,6 +13,15 @@ from codegen.plan import Action, Argument, GeneratedFile, Place, Plan, Ref
 
 FOLDER = "cmake"
 _NOT_PASSED = ("-c", "-Xptxas=-v")
+_UNIT = "-cuid="
+"""buildd gives a compile of another build system a unit of its own, and passes through one that has one."""
+_FOR_AMD = (
+    "set(ENV{HIP_PLATFORM} amd)  # where there is an nvcc, hipcc would call it",
+    *(
+        f'set_property(GLOBAL PROPERTY RULE_LAUNCH_{rule} "${{CMAKE_COMMAND}} -E env HIP_PLATFORM=amd")'
+        for rule in ("COMPILE", "LINK")
+    ),
+)
 _LANGUAGES = {"nvcc": "CUDA", "hipcc": "CXX"}
 """The kind of a compile -> the language that calls its compiler."""
 _OWN = {"CUDA": (".cu",), "CXX": (".cpp", ".cc", ".cxx", ".C")}
@@ -44,6 +53,7 @@ def cmake_project(plan: Plan, project: str, name: str, build: str) -> GeneratedF
         "cmake_minimum_required(VERSION 3.18)",
         "set(CMAKE_CUDA_ARCHITECTURES OFF)  # each source has its own",
         *(f"set(CMAKE_CXX_COMPILER {_quoted(program)})  # for HIP" for program in hipcc),
+        *(_FOR_AMD if hipcc else ()),
         f"project({_quoted(name)} LANGUAGES {languages})",
         'set(CMAKE_CUDA_FLAGS_DEBUG "")',
         'set(CMAKE_CUDA_FLAGS_RELEASE "")',
@@ -94,7 +104,7 @@ def _options(plan: Plan, action: Action) -> list[str]:
     return [
         f"-I${{ROOT}}/{option[2:]}" if option.startswith("-I") and not option.startswith("-I/") else option
         for option in found
-        if option not in _NOT_PASSED
+        if option not in _NOT_PASSED and not option.startswith(_UNIT)
     ]
 
 

@@ -1,14 +1,16 @@
-/* The command that the shim was called for: its tool, arguments, folder and variables. Runs the tool.
+/* The command that the shim was called for: its tool, arguments, folder and variables. Runs the tool, or ends as it did.
 
    NAMES, the variables that it sends, is defined on the compiler's command line. */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,7 +20,6 @@
 #ifndef NAMES
 #define NAMES "PATH,LANG,LC_*"
 #endif
-#define LIBRARY "libbuildd-interpose.so" /* as in interpose.c */
 
 char tool[PATH_MAX];
 char **arguments;
@@ -35,31 +36,6 @@ void __attribute__((noreturn)) become_tool(void)
 	_exit(errno == ENOENT ? 127 : 126);
 }
 
-/* Take the folders of shims off PATH; an empty folder on it stays, and is the current one. */
-void leave_path(void)
-{
-	const char *path = getenv("PATH");
-	char *kept = path ? malloc(strlen(path) + 1) : NULL, *end = kept;
-
-	for (; kept;) {
-		size_t length = strcspn(path, ":");
-		char folder[PATH_MAX];
-
-		if (snprintf(folder, sizeof folder, "%.*s", (int)length, path) >= (int)sizeof folder || !is_ours(folder)) {
-			memcpy(end, path, length + 1);
-			end += length + 1;
-		}
-		if (!path[length])
-			break;
-		path += length + 1;
-	}
-	if (!kept || end == kept)
-		return;
-	end[-1] = 0;
-	setenv("PATH", kept, 1);
-	free(kept);
-}
-
 void run_tool(void)
 {
 	/* Compilers called by the tool are part of this one command. A ccache that is called gcc runs the next gcc on PATH:
@@ -70,6 +46,19 @@ void run_tool(void)
 	become_tool();
 }
 
+void end_as(uint64_t status, uint64_t number)
+{
+	struct rlimit none = { 0, 0 };
+
+	if (number > 0) {
+		setrlimit(RLIMIT_CORE, &none); /* the core would be the shim's, not the tool's */
+		signal((int)number, SIG_DFL);
+		raise((int)number);
+		status = 128 + number;
+	}
+	_exit((int)status);
+}
+
 /* Whether this is a program, and not a shim under another name. */
 static int is_program(const char *path)
 {
@@ -77,13 +66,6 @@ static int is_program(const char *path)
 
 	return access(path, X_OK) == 0 && stat(path, &status) == 0 && S_ISREG(status.st_mode) &&
 	       stat("/proc/self/exe", &self) == 0 && (status.st_ino != self.st_ino || status.st_dev != self.st_dev);
-}
-
-int is_ours(const char *folder)
-{
-	char mark[PATH_MAX];
-
-	return snprintf(mark, sizeof mark, "%s/" MARK, folder) < (int)sizeof mark && access(mark, F_OK) == 0;
 }
 
 /* The first program of this name on PATH that is no shim. */
@@ -133,25 +115,6 @@ static int behind(const char *program, char *found)
 	return search(slash + 1, found);
 }
 
-/* This program's own path; empty where /proc does not say. */
-static const char *own_path(void)
-{
-	static char self[PATH_MAX];
-
-	if (!self[0] && readlink("/proc/self/exe", self, sizeof self - 1) < 0)
-		self[0] = 0;
-	return self;
-}
-
-const char *shim_folder(void)
-{
-	static char folder[PATH_MAX];
-	const char *slash = strrchr(own_path(), '/');
-
-	snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - own_path()) : 0, own_path());
-	return folder;
-}
-
 /* Find the tool; returns the name under which the shim was called. */
 const char *find_tool(char **argv)
 {
@@ -188,31 +151,6 @@ const char *find_tool(char **argv)
 		search(argv[1], tool);
 	}
 	return "";
-}
-
-/* Take the library of interpose.c out of LD_PRELOAD: it is no part of the command. */
-void forget_library(void)
-{
-	static const char name[] = "/" LIBRARY;
-	const char *preload = getenv("LD_PRELOAD");
-	char *kept = preload ? calloc(1, strlen(preload) + 2) : NULL;
-
-	if (!kept || !strstr(preload, name))
-		return;
-	while (*preload) {
-		size_t length = strcspn(preload, ": "), size = sizeof name - 1;
-
-		if (length > 0 && (length < size || memcmp(preload + length - size, name, size) != 0)) {
-			if (*kept)
-				strcat(kept, ":");
-			strncat(kept, preload, length);
-		}
-		preload += length + (preload[length] != 0);
-	}
-	if (*kept)
-		setenv("LD_PRELOAD", kept, 1);
-	else
-		unsetenv("LD_PRELOAD");
 }
 
 int is_on(const char *value, int by_default)

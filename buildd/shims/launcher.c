@@ -134,19 +134,6 @@ static void put_submit(struct buffer *out)
 
 /* ---------------------------------------------------------------- the daemon's events */
 
-void end_as(uint64_t status, uint64_t number)
-{
-	struct rlimit none = { 0, 0 };
-
-	if (number > 0) {
-		setrlimit(RLIMIT_CORE, &none); /* the core would be the shim's, not the tool's */
-		signal((int)number, SIG_DFL);
-		raise((int)number);
-		status = 128 + number;
-	}
-	_exit((int)status);
-}
-
 static struct buffer said[2]; /* standard output and error, held until it is sure that the tool itself will not run */
 
 /* Whether the daemon has welcomed the shim. Does not return if this message ends the request. */
@@ -387,6 +374,7 @@ int main(int argc, char **argv)
 
 	if (argc < 1)
 		return 127;
+	on_no_memory = run_tool;
 	name = find_tool(argv);
 	if (is_builder(name)) {
 		offer_tokens(name);

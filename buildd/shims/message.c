@@ -9,13 +9,15 @@
 
 #include "shim.h"
 
+void (*on_no_memory)(void) = abort;
+
 void put(struct buffer *buffer, const void *data, size_t length)
 {
 	if (buffer->length + length > buffer->room) {
 		buffer->room = 2 * (buffer->length + length) + 4096;
 		buffer->data = realloc(buffer->data, buffer->room);
 		if (!buffer->data)
-			run_tool();
+			on_no_memory();
 	}
 	memcpy(buffer->data + buffer->length, data, length);
 	buffer->length += length;

@@ -31,13 +31,17 @@ extern char **arguments; /* of the tool; the first is its path */
 const char *find_tool(char **argv); /* Find the tool; returns the name under which the shim was called. */
 void become_tool(void) __attribute__((noreturn));
 void run_tool(void) __attribute__((noreturn)); /* The same, and compilers that the tool calls run without the daemon. */
-void forget_library(void); /* Take the library of interpose.c out of LD_PRELOAD. */
 int is_sent(const char *variable);
 int is_on(const char *value, int by_default); /* whether a switch is on; it may be NULL or empty */
 const char *current_folder(char *place);
+void end_as(uint64_t status, uint64_t number) __attribute__((noreturn)); /* End as a tool did, by a status or by a signal. */
+
+/* folders.c */
+const char *own_path(void); /* of this program; empty where /proc does not say */
+const char *shim_folder(void); /* the folder in which this shim lies */
 int is_ours(const char *folder); /* whether this is a folder of shims */
 void leave_path(void); /* Take the folders of shims off PATH. */
-const char *shim_folder(void); /* the folder in which this shim lies */
+void forget_library(void); /* Take the library of interpose.c out of LD_PRELOAD. */
 
 /* endpoint.c */
 int slurp(const char *path, char *text, size_t size);
@@ -47,6 +51,7 @@ int make_runtime_folder(char *folder, size_t size);
 int find_store(char *store, size_t size);
 
 /* message.c */
+extern void (*on_no_memory)(void); /* called instead of returning; does not return */
 void put(struct buffer *buffer, const void *data, size_t length);
 void put_big(struct buffer *buffer, unsigned head, uint64_t value, int bytes);
 void put_text(struct buffer *buffer, const char *text, size_t length);
@@ -71,9 +76,6 @@ void end_host(void);
 
 /* configure.c */
 void prepare_configure(void);
-
-/* launcher.c: end as a tool did, by a status or by a signal. */
-void end_as(uint64_t status, uint64_t number) __attribute__((noreturn));
 
 /* several.c: carry out the list of commands at `reader`, and end as they do. `folder` is for what they make. */
 void run_parts(struct reader reader, struct value folder, int keeps_going) __attribute__((noreturn));

@@ -58,6 +58,7 @@ _SOURCES = (
             "configure.c",
             "content.c",
             "endpoint.c",
+            "folders.c",
             "host.c",
             "message.c",
             "program_name.c",

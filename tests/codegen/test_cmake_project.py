@@ -80,6 +80,7 @@ def test_cmake_builds_a_project_of_hip(tmp_path: Path) -> None:
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "AIT_USE_CMAKE_COMPILATION": "1"}
     plan = plan_for(request_for(tmp_path, environment=environment))
     text = written(plan, tmp_path).read_text()
+    assert "-cuid" not in text, "such a compile would not be cached"
     assert "LANGUAGES CXX)" in text and "CUDA" not in text.partition("project(")[2].partition("\n")[0]
     for command in (
         ("-S", str(tmp_path / "build/cmake"), "-B", str(tmp_path / "out")),
