@@ -142,8 +142,10 @@ def processes(folder: str = FOLDER, gpu: str = "") -> tuple[LockProcess, ...]:
                 if not gpu or entry.name == _file_name(gpu):
                     status = entry.stat(follow_symlinks=False)
                     names[os.major(status.st_dev), os.minor(status.st_dev), status.st_ino] = entry.name
+        if not names:  # as on every machine without a GPU: a status request is worth half of what opening it takes
+            return ()
         with open(_LOCKS, encoding="ascii") as file:
-            lines = file.readlines() if names else []
+            lines = file.readlines()
     except OSError:
         return ()
     found = []

@@ -242,6 +242,7 @@ def _compile(
     for step in recipe.steps:
         by_extension: dict[str, Steps | str] = {}
         start = (recipe.compiler.program, *step.options)
+        flags = spelled(start, environment)
         paths: list[str] = []
         for source in sources if step.only is None else step.only:
             stem = output_stem(source.removeprefix(folder + "/")) + step.suffix
@@ -269,7 +270,7 @@ def _compile(
                     uncacheable=effects.uncacheable,
                     text=text_use(
                         source,
-                        spelled((*start, *own), environment),
+                        flags + spelled(own, ()) if own else flags,
                         clang=recipe.compiler.clang,
                         nvcc_whole=recipe.label == "nvcc" and not isinstance(steps, Steps),
                     ),

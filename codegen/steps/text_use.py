@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from codegen.flags import split, words
 from codegen.plan import Argument, TextUse
@@ -31,6 +32,8 @@ _READS = re.compile(
 """Options by which a comment, or where the comments are, can reach an output or a message."""
 _ARCHITECTURE = re.compile(r"-{1,2}(gencode|generate-code|gpu-.*)(=.*)?")
 """Options that begin like those of debug information."""
+_UNIT = "-cuid="
+"""The name of a source's unit, which no other source has."""
 _LINE = re.compile(r".*(LINE|COLUMN|source_location).*")
 
 
@@ -42,8 +45,16 @@ def text_use(source: str, flags: Iterable[str], *, clang: bool, nvcc_whole: bool
         clang: clang preprocesses. It writes digests of the files into debug information, and lines into names.
         nvcc_whole: nvcc runs as one command: what cicc and ptxas are told of the files is not known.
     """
+    if os.path.splitext(source)[1] not in _EXTENSIONS:
+        return TextUse.CONTENT
+    return _use(tuple(flag for flag in flags if not flag.startswith(_UNIT)), clang, nvcc_whole)
+
+
+@lru_cache(maxsize=256)
+def _use(flags: tuple[str, ...], clang: bool, nvcc_whole: bool) -> TextUse:
+    """What flags leave to the text. Thousands of sources of a target have the same ones."""
     all_words = [word for word in words(flags) if not _ARCHITECTURE.fullmatch(word)]
-    if os.path.splitext(source)[1] not in _EXTENSIONS or not _is_known_language(all_words):
+    if not _is_known_language(all_words):
         return TextUse.CONTENT
     if any(_READS.fullmatch(word) for word in all_words):
         return TextUse.CONTENT
