@@ -93,7 +93,7 @@ def _change(environ: MutableMapping[str, str]) -> None:
     from buildd.shims.environment import variables
 
     build = environ.get("BUILDD_BUILD_ID") or os.urandom(6).hex()
-    changed = variables({**environ, TAG: config.cache_key_tag}, build)
+    changed = variables({**environ, TAG: config.cache_key_tag}, build, runs_already=True)
     environ.update(changed)
     # torch read it from the environment at import, and the program may have set it since.
     config.cache_key_tag = changed[TAG]

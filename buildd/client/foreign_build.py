@@ -46,9 +46,10 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
         jobs: None where the user named no number: as many as the daemon runs at once, for tools that would choose a
             number by themselves.
     """
+    from buildd.shims.interposition import folder_of
     from buildd.shims.jobserver import Jobserver, find_builders, takes_fifo
     from buildd.shims.jobserver import variables as telling
-    from buildd.shims.shim_folders import stand_for
+    from buildd.shims.shim_folders import mark_tools, stand_for
     from codegen.variables.settings import read_settings
     from protocol.endpoint import runtime_folder
 
@@ -59,13 +60,16 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
     jobs = jobs or read_settings(environ).number("BUILDD_JOBS") or len(os.sched_getaffinity(0))
     if unasked and (not takes_fifo(tools) or jobs < 2):
         return nullcontext()
-    place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
     try:
         server = Jobserver(runtime_folder(environ).path, jobs)
     except BuilddError:
         return nullcontext()  # each tool still gets the number of jobs as an option
     environ.update(telling(server, jobs, tools, unasked=unasked))
-    environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
+    if folder := folder_of(environ):
+        mark_tools(Path(folder), tools)
+    else:
+        place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
+        environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
     return server
 
 

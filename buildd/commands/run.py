@@ -115,7 +115,8 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
         started_ns = time.time_ns()
         is_shown = opened and not options.quiet and not _is_shell(rest)
         with _shown(environ, build, logs.notes) if is_shown else nullcontext() as relay:
-            status = _carry_out(interposition.below(rest, environ), environ, relay)
+            words, program = interposition.below(rest, environ)
+            status = _carry_out(words, environ, relay, program)
         bound_kernels(environ)
         if opened:
             run_settings.publish_profiles(environ)
@@ -141,7 +142,7 @@ def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], en
     if said := summary(figures, found):
         print(f"buildd: {said}", file=sys.stderr)
     lines = list(advice(figures))
-    if not figures.hits and not interposition.is_loaded(environ):
+    if not figures.hits and not interposition.folder_of(environ):
         from buildd.trees import configured
 
         lines += configured.advice(command, os.getcwd(), environ)
@@ -260,16 +261,20 @@ def _is_in_front(terminal: int) -> bool:
         return False
 
 
-def _carry_out(command: list[str], environ: Mapping[str, str], relay: Relay | None = None) -> int:
+def _carry_out(
+    command: list[str], environ: Mapping[str, str], relay: Relay | None = None, program: str | None = None
+) -> int:
     """Run a command with this process's terminal and signals; its exit status as a shell reports it.
 
     Args:
         relay: passes on what the command writes to this process's standard output, and to the same terminal.
+        program: the file to run, if it is not the one that the command's first word names.
     """
     with _passing_signals() as started:
         output = None if relay is None else relay.output
         try:
-            process = subprocess.Popen(command, env=environ, stdout=output, stderr=output if _is_same(1, 2) else None)
+            errors = output if _is_same(1, 2) else None
+            process = subprocess.Popen(command, executable=program, env=environ, stdout=output, stderr=errors)
         except OSError as error:
             print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check the command's name and PATH")
             return 127 if isinstance(error, FileNotFoundError) else 126

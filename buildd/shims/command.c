@@ -23,6 +23,7 @@
 
 char tool[PATH_MAX];
 char **arguments;
+static char *called; /* what a cmake or build tool is to see as its name; NULL: its path */
 
 void __attribute__((noreturn)) become_tool(void)
 {
@@ -30,7 +31,7 @@ void __attribute__((noreturn)) become_tool(void)
 		fprintf(stderr, "buildd: there is no %s behind this shim\n", arguments[0]);
 		_exit(127);
 	}
-	arguments[0] = tool;
+	arguments[0] = called ? called : tool;
 	execv(tool, arguments);
 	fprintf(stderr, "buildd: cannot run %s: %s\n", tool, strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);
@@ -151,6 +152,24 @@ const char *find_tool(char **argv)
 		search(argv[1], tool);
 	}
 	return "";
+}
+
+const char *told_as(void)
+{
+	const char *name = base_of(tool);
+	char record[PATH_MAX];
+	struct stat known, named;
+
+	if (strcmp(name, "cmake") != 0 && !is_builder(name))
+		return "";
+	if (strcmp(base_of(arguments[-1]), name) == 0)
+		called = arguments[-1];
+	/* Only of the build tools of which `buildd run` has asked the version it is known which jobserver they take. */
+	if (is_builder(name) && (snprintf(record, sizeof record, "%s/" MARK "/%s", shim_folder(), name) >= (int)sizeof record ||
+				 stat(record, &known) != 0 || stat(tool, &named) != 0 ||
+				 known.st_ino != named.st_ino || known.st_dev != named.st_dev))
+		become_tool();
+	return name;
 }
 
 int is_on(const char *value, int by_default)

@@ -1,7 +1,8 @@
 /* Under the name cmake: lets cmake find the user's own compilers, and call them through buildd-cc.
 
    cmake writes the path of each compiler that it finds on PATH into the tree. Shims are no compilers to it, but a launcher
-   before them. The tree is noted, for those who remove the launcher. */
+   before them. The tree is noted, for those who remove the launcher. A tree that is there already keeps its
+   commands, and so everything that it has built. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -12,24 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "program_name.h"
 #include "shim.h"
 
 #define MOST_NOTED (1 << 20)
-
-/* Whether cmake is to configure a tree, and not to build, install, or run a script. */
-static int is_configure(void)
-{
-	static const char *const others[] = { "--build", "--install", "--open", "--workflow", "--find-package",
-					      "--version", "--help", "-E", "-P", "-N" };
-
-	if (!arguments[1])
-		return 0;
-	for (char **argument = arguments + 1; *argument; argument++)
-		for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-			if (strcmp(*argument, others[i]) == 0)
-				return 0;
-	return 1;
-}
 
 /* The folder of the tree: that of -B, a tree that is named, else the current one. */
 static const char *tree(void)
@@ -46,6 +33,22 @@ static const char *tree(void)
 			return *argument;
 	}
 	return "";
+}
+
+/* Whether the tree has to stay as it is: the library of interpose.c takes its compiles, and it may have been configured
+   without a launcher. With one, all that it has compiled would be compiled again. */
+static int is_left_alone(void)
+{
+	const char *named = tree();
+	char cache[PATH_MAX];
+
+	if (!loads_library())
+		return 0;
+	for (char **argument = arguments + 1; *argument; argument++)
+		if (strncmp(*argument, "--preset", 8) == 0)
+			return 1; /* the preset knows the tree */
+	return snprintf(cache, sizeof cache, "%s%sCMakeCache.txt", named, *named ? "/" : "") < (int)sizeof cache &&
+	       access(cache, F_OK) == 0;
 }
 
 /* Add the tree to the list beside the file that says how a daemon is started. */
@@ -82,7 +85,7 @@ void prepare_configure(void)
 						 "CMAKE_CUDA_COMPILER_LAUNCHER" };
 	char launcher[PATH_MAX];
 
-	if (!is_configure() || snprintf(launcher, sizeof launcher, "%s/buildd-cc", shim_folder()) >= PATH_MAX)
+	if (!configures(arguments + 1) || is_left_alone() || snprintf(launcher, sizeof launcher, "%s/buildd-cc", shim_folder()) >= PATH_MAX)
 		return;
 	leave_path();
 	for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {

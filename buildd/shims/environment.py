@@ -20,8 +20,14 @@ _NAMES = ("LOGNAME", "TMPDIR", "USER")
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME")
 
 
-def variables(environ: Mapping[str, str], build: str) -> dict[str, str]:
+def variables(environ: Mapping[str, str], build: str, *, runs_already: bool = False) -> dict[str, str]:
     """The variables to change in the command's environment. Makes the shims.
+
+    Programs of the command load the library that takes compilers by their path. PATH, and with it every path that they
+    find and write down, stays as it is. Where the library cannot be loaded, shims come first on PATH.
+
+    Args:
+        runs_already: the variables are for a process that runs, and cannot load the library any more.
 
     Raises: ProtocolError, BuilddError, OSError.
     """
@@ -35,23 +41,23 @@ def variables(environ: Mapping[str, str], build: str) -> dict[str, str]:
 
     store = locate(environ).folder
     place = toolkit(store, environ)
-    launcher = str(place.programs / LAUNCHER)
     found = {
-        "PATH": f"{place.programs}{os.pathsep}{environ.get('PATH', os.defpath)}",
         "BUILDD_RUNTIME_DIR": os.path.dirname(runtime_folder(environ).place),
         "BUILDD_DIR": str(store),
         "BUILDD_BUILD_ID": build,
         "BUILDD_KEY_DIR": str(key_folder(environ)),
     }
-    found |= {name: launcher for name in LAUNCHERS if not environ.get(name)}
-    if (
-        Settings(request_env=dict(environ), strict=False).is_on("BUILDD_INTERPOSE")
-        and (place.programs / LIBRARY).exists()
-    ):
+    interposes = Settings(request_env=dict(environ), strict=False).is_on("BUILDD_INTERPOSE")
+    interposes = interposes and (place.programs / LIBRARY).exists()
+    if interposes:
         found["LD_PRELOAD"] = with_library(environ, place.programs)
+    if runs_already or not interposes:
+        launcher = str(place.programs / LAUNCHER)
+        found["PATH"] = f"{place.programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
+        found |= {name: launcher for name in LAUNCHERS if not environ.get(name)}
+        if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
+            found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
     found |= framework_environment.variables(environ)
-    if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
-        found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
     return found
 
 

@@ -63,6 +63,13 @@ void leave_path(void)
 	free(kept);
 }
 
+int loads_library(void)
+{
+	const char *preload = getenv("LD_PRELOAD");
+
+	return preload && strstr(preload, "/" LIBRARY) != NULL;
+}
+
 /* Take the library of interpose.c out of LD_PRELOAD: it is no part of the command. */
 void forget_library(void)
 {

@@ -1,9 +1,11 @@
 /* The library that `buildd run` preloads: a compiler that is called by its path runs under the shim.
 
-   Shims on PATH miss a build that calls /usr/local/cuda/bin/nvcc. This library stands before exec and posix_spawn: if
-   the program is a compiler by its name, or a ccache or sccache that is to run one, it calls `buildd-cc PROGRAM ARGUMENT...` instead. It knows the names, and where
-   its own folder is (from LD_PRELOAD); it reads no command line and decides nothing else. A process that has removed
-   LD_PRELOAD from the new program's environment, or set BUILDD_DISABLE there, gets the program that it named.
+   Shims on PATH miss a build that calls /usr/local/cuda/bin/nvcc, and programs that ask where nvcc is write their path
+   down. This library stands before exec and posix_spawn instead: if the program is a compiler by its name, a ccache or
+   sccache that is to run one, a cmake that configures, or a build tool that can have tokens, it calls
+   `buildd-cc PROGRAM ARGUMENT...`. It knows the names, and where its own folder is (from LD_PRELOAD); it reads no command
+   line and decides nothing else. A process that has removed LD_PRELOAD from the new program's environment, or set
+   BUILDD_DISABLE there, gets the program that it named.
 
    A call that would fail fails as without us, and one that gives the program another name is not for the shim, which
    could not keep that name: clang is a C++ compiler if it is called clang++.
@@ -133,7 +135,14 @@ static int is_taken(const char *name, char *const arguments[])
 	return is_compiler(name) || (is_other_cache(name) && (asks_for_figures(arguments) || compiler_behind(arguments)));
 }
 
-/* Whether a call is one of a compiler that runs under the shim. */
+/* Whether the shim has something to tell this program: a launcher to a cmake that configures, tokens to a build tool. */
+static int is_told(const char *name, const struct call *call)
+{
+	return (strcmp(name, "cmake") == 0 && configures(call->arguments + 1)) ||
+	       (is_builder(name) && is_on(value_of(call->environment, "BUILDD_JOBSERVER")));
+}
+
+/* Whether a call is one of a program that runs under the shim. */
 static int is_for_shim(const struct call *call)
 {
 	const char *name = base_of(call->path);
@@ -143,7 +152,8 @@ static int is_for_shim(const struct call *call)
 	if (!call->arguments || !call->arguments[0] || name == call->path)
 		return 0;
 	called = base_of(call->arguments[0]);
-	return is_taken(known, call->arguments + 1) && (strcmp(called, name) == 0 || strcmp(called, known) == 0) &&
+	return (is_taken(known, call->arguments + 1) || is_told(name, call)) &&
+	       (strcmp(called, name) == 0 || strcmp(called, known) == 0) &&
 	       !is_on(value_of(call->environment, "BUILDD_DISABLE")) &&
 	       is_program(call->path) && !is_shim(call->path);
 }
@@ -159,7 +169,7 @@ static size_t room_to_release(const struct call *call, const char *preload)
 	return (count_of(call->environment) + 1) * sizeof(char *) + sizeof "LD_PRELOAD=" + strlen(preload);
 }
 
-/* Call buildd-cc, from the folder of the library's entry, with the program as its first argument. */
+/* Call buildd-cc, from the folder of the library's entry, under the program's name and with its path as first argument. */
 static void divert(struct call *call, const char *entry, size_t length, char *room)
 {
 	size_t folder = length - (sizeof LIBRARY - 1), count = count_of(call->arguments);
@@ -169,7 +179,7 @@ static void divert(struct call *call, const char *entry, size_t length, char *ro
 	memcpy(launcher + folder, LAUNCHER, sizeof LAUNCHER);
 	if (access(launcher, X_OK) != 0)
 		return; /* the store has gone */
-	arguments[0] = launcher;
+	arguments[0] = call->arguments[0]; /* make tells it to the makes below */
 	arguments[1] = (char *)call->path;
 	for (size_t i = 1; i <= count; i++)
 		arguments[i + 1] = call->arguments[i];

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from buildd.native.libraries import make_library, try_library
 from buildd.native.programs import NoProgram
+from codegen.foreign.called_tool import MARK
 from codegen.foreign.command_line import family_of
 
 LAUNCHER = "buildd-cc"
@@ -24,6 +26,8 @@ _FILES = ("interpose.c", "program_file.c", "program_name.c", "program_file.h", "
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _FILES)
 # Without libc the library binds to no version of it; it must load into programs with an older one.
 _FLAGS = ("-nostdlib", "-fno-builtin", "-fno-stack-protector", "-Wl,-z,lazy")
+_TOLD = ("cmake", "make", "gmake", "ninja", "ccache", "sccache")
+"""Other programs to which shims have something to tell."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,22 +61,26 @@ def with_library(environ: Mapping[str, str], programs: Path) -> str:
     return " ".join(filter(None, (without_library(environ), os.fspath(programs / LIBRARY))))
 
 
-def is_loaded(environ: Mapping[str, str]) -> bool:
-    """Whether programs in this environment load the library."""
-    return without_library(environ) != " ".join(environ.get("LD_PRELOAD", "").replace(":", " ").split())
+def folder_of(environ: Mapping[str, str]) -> str:
+    """The folder of shims with the library that programs in this environment load; empty if they load none."""
+    entries = environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return next((os.path.dirname(entry) for entry in entries if entry.endswith(f"/{LIBRARY}")), "")
 
 
-def below(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """A command as a process that has the library would call it.
+def below(command: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], str | None]:
+    """A command as a process that has the library would call it: its words, and the program if they do not name it.
 
     Args:
         environ: the command's, from `environment.variables`.
     """
-    loaded = next((entry for entry in environ.get("LD_PRELOAD", "").split(" ") if entry.endswith(f"/{LIBRARY}")), "")
-    is_path = os.path.dirname(command[0]) and os.access(command[0], os.X_OK)
-    if loaded and is_path and family_of(os.path.basename(command[0])):
-        return [os.path.join(os.path.dirname(loaded), LAUNCHER), *command]
-    return list(command)
+    folder = folder_of(environ)
+    name = os.path.basename(command[0])
+    if not folder or not (family_of(name) or name in _TOLD):
+        return list(command), None
+    found = shutil.which(command[0], path=environ.get("PATH", os.defpath))
+    if found is None or os.path.isdir(os.path.join(os.path.dirname(found), MARK)):
+        return list(command), None
+    return [command[0], os.path.abspath(found), *command[1:]], os.path.join(folder, LAUNCHER)
 
 
 def without_library(environ: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "program_name.h"
 #include "shim.h"
 
 #define WELCOME_MS 5000
@@ -276,12 +277,6 @@ static void ask(int connection)
 
 /* ---------------------------------------------------------------- build tools: make, ninja */
 
-/* Whether this is the name of a tool that shares a build's tokens: one for which jobserver.py makes shims. */
-static int is_builder(const char *name)
-{
-	return strcmp(name, "make") == 0 || strcmp(name, "gmake") == 0 || strcmp(name, "ninja") == 0;
-}
-
 /* Whether this is make's -j without a number: as many jobs as there are. */
 static int is_unbounded(char **argument)
 {
@@ -376,6 +371,8 @@ int main(int argc, char **argv)
 		return 127;
 	on_no_memory = run_tool;
 	name = find_tool(argv);
+	if (!*name && tool[0])
+		name = told_as();
 	if (is_builder(name)) {
 		offer_tokens(name);
 		become_tool();

@@ -48,6 +48,23 @@ const char *base_of(const char *path)
 	return slash ? slash + 1 : path;
 }
 
+int is_builder(const char *name)
+{
+	return strcmp(name, "make") == 0 || strcmp(name, "gmake") == 0 || strcmp(name, "ninja") == 0;
+}
+
+int configures(char *const arguments[])
+{
+	static const char *const others[] = { "--build", "--install", "--open", "--workflow", "--find-package",
+					      "--version", "--help", "-E", "-P", "-N" };
+
+	for (char *const *argument = arguments; *argument; argument++)
+		for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+			if (strcmp(*argument, others[i]) == 0)
+				return 0;
+	return arguments[0] != NULL;
+}
+
 int is_other_cache(const char *name)
 {
 	return strcmp(name, "ccache") == 0 || strcmp(name, "sccache") == 0;

@@ -5,6 +5,12 @@
 LOCAL int is_compiler(const char *name);
 LOCAL const char *base_of(const char *path);
 
+/* Whether this is the name of a build tool that shares tokens: one of those in shim_folders.py. */
+LOCAL int is_builder(const char *name);
+
+/* Whether these arguments have cmake configure a tree, and not build, install, or run a script. */
+LOCAL int configures(char *const arguments[]);
+
 /* Whether this is the name of another compiler cache, which runs the compiler that follows. */
 LOCAL int is_other_cache(const char *name);
 

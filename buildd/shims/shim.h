@@ -30,6 +30,7 @@ extern char tool[];      /* absolute, or empty if none was found */
 extern char **arguments; /* of the tool; the first is its path */
 const char *find_tool(char **argv); /* Find the tool; returns the name under which the shim was called. */
 void become_tool(void) __attribute__((noreturn));
+const char *told_as(void); /* The name of a cmake or build tool that buildd-cc was called for; empty for others. */
 void run_tool(void) __attribute__((noreturn)); /* The same, and compilers that the tool calls run without the daemon. */
 int is_sent(const char *variable);
 int is_on(const char *value, int by_default); /* whether a switch is on; it may be NULL or empty */
@@ -41,6 +42,7 @@ const char *own_path(void); /* of this program; empty where /proc does not say *
 const char *shim_folder(void); /* the folder in which this shim lies */
 int is_ours(const char *folder); /* whether this is a folder of shims */
 void leave_path(void); /* Take the folders of shims off PATH. */
+int loads_library(void); /* whether programs in this environment load the library of interpose.c */
 void forget_library(void); /* Take the library of interpose.c out of LD_PRELOAD. */
 
 /* endpoint.c */

@@ -197,6 +197,12 @@ def stand_for(store: Path, tools: Mapping[str, str], environ: Mapping[str, str])
     return place
 
 
+def mark_tools(folder: Path, tools: Mapping[str, str]) -> None:
+    """Note the tools that calls by their path may be helped with, in a folder of shims."""
+    for name, real in tools.items():
+        _link(real, folder / MARK / name)
+
+
 def _shape(real: Path, place: Place) -> None:
     """Link everything beside bin/ from the real toolkit, so that CUDA_HOME and the like may name this place."""
     for entry in os.scandir(real):

@@ -21,6 +21,7 @@ import msgspec
 from buildd.client.foreign_build import figures_of, summary
 from buildd.client.watch_session import Listener, News, Saves, new_name
 from buildd.errors import BuilddError
+from buildd.shims.interposition import below
 from buildd.store.hit_notes import Notes
 from buildd.trees.ninja_tree import STATUS
 from buildd.trees.tree import Reader, Tree, is_by_product
@@ -214,8 +215,10 @@ class Run:
         with self._lock:
             if self._stopping:
                 return m.Done(outcome=m.Outcome.CANCELLED)
+            words, program = below(command, environ)
             self._process = subprocess.Popen(
-                command,
+                words,
+                executable=program,
                 cwd=self._tree.folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,

@@ -17,6 +17,10 @@ from buildd.hooks import inductor_cache
 from buildd.hooks.entries import name_of
 from buildd.programs.recording import recording
 from buildd.shims import framework_environment
+from buildd.shims.environment import LAUNCHERS
+from buildd.shims.environment import variables as in_a_process_that_runs
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no host compiler")
 
 
 @pytest.fixture
@@ -33,8 +37,21 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no host compiler")
+SEEN = ("PATH", "PYTORCH_NVCC", *LAUNCHERS)
+
+
+@needs_compiler
+def test_no_path_that_a_program_may_write_down_is_changed(environ: dict[str, str]) -> None:
+    found = variables(environ, "build")
+    assert not found.keys() & set(SEEN)
+    assert found["LD_PRELOAD"].endswith("/libbuildd-interpose.so")
+    assert set(SEEN) <= variables({**environ, "BUILDD_INTERPOSE": "0"}, "build").keys(), "there is no other way"
+    assert set(SEEN) <= in_a_process_that_runs(environ, "build", runs_already=True).keys()
+
+
+@needs_compiler
 def test_a_run_sets_what_the_user_has_not_set(environ: dict[str, str]) -> None:
+    environ["BUILDD_INTERPOSE"] = "0"
     found = variables(environ, "build", 3)
     assert found["TORCH_NO_COMPILER_WRAPPER"] == "1"
     assert found["PYTORCH_NVCC"].endswith("/nvcc") and environ["HOME"] in found["PYTORCH_NVCC"]

@@ -235,7 +235,7 @@ def test_libraries_of_the_users_stay_and_stay_first(user: User, project: Foreign
     own = project.folder / "own.so"
     project.write("own.c", "int ours;\n")
     assert project.plainly(GCC, "-shared", "-fPIC", "own.c", "-o", str(own)).returncode == 0
-    programs = Path(project.environ["PATH"].split(os.pathsep)[0])
+    programs = project.shims
     found = with_library({"LD_PRELOAD": f"{own}:{programs / LIBRARY}"}, programs)
     assert found.split() == [str(own), str(programs / LIBRARY)]
     assert without_library({"LD_PRELOAD": found}) == str(own)
@@ -247,7 +247,7 @@ def test_libraries_of_the_users_stay_and_stay_first(user: User, project: Foreign
 
 
 def test_without_the_store_compilers_run(project: ForeignProject) -> None:
-    programs = Path(project.environ["PATH"].split(os.pathsep)[0])
+    programs = project.shims
     elsewhere = project.folder / "gone"
     elsewhere.mkdir()
     shutil.copy(programs / LIBRARY, elsewhere / LIBRARY)

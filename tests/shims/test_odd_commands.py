@@ -154,6 +154,6 @@ def test_a_passed_through_tool_has_the_users_path(user: User, tmp_path: Path) ->
     project.search(str(tmp_path / "tools"))
     for path in (project.plain["PATH"], f":{project.plain['PATH']}", f"{project.plain['PATH']}:"):
         environ = {**project.environ, "PATH": path}
-        first = project.environ["PATH"].split(":")[0]
+        first = project.shims
         done = project.call(f"{first}/nvcc", "--version", environ={**environ, "PATH": f"{first}:{path}"})
         assert done.stdout.decode() == f"{path}\n"

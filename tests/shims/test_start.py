@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from buildd.shims.interposition import LAUNCHER
 from tests.support.foreign_project import ForeignProject
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
@@ -37,7 +38,7 @@ def foreign(user: User) -> ForeignProject:
 
 
 def start_file(foreign: ForeignProject) -> Path:
-    return Path(foreign.environ["PATH"].partition(":")[0]) / ".buildd-launchers" / "start"
+    return foreign.shims / ".buildd-launchers" / "start"
 
 
 def spoil_start(foreign: ForeignProject) -> Path:
@@ -123,7 +124,7 @@ def test_without_a_way_to_start_the_tool_runs(foreign: ForeignProject) -> None:
 
 
 def test_the_store_can_be_removed_while_trees_call_the_shims(foreign: ForeignProject) -> None:
-    launcher = foreign.environ["CMAKE_C_COMPILER_LAUNCHER"]
+    launcher = str(foreign.shims / LAUNCHER)
     assert not launcher.startswith(f"{foreign.user.store}/")
     os.rename(foreign.user.store, foreign.user.folder / "moved")
     foreign.good(launcher, "gcc", "-c", "a.c")

@@ -59,7 +59,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("text", WRAPPERS.values(), ids=WRAPPERS)
 def test_the_compiler_behind_a_wrapper_hits(project: ForeignProject, text: str, how: str) -> None:
     script = wrap(project, text)
-    launcher = f"{project.environ['PATH'].split(':')[0]}/{LAUNCHER}"
+    launcher = f"{project.shims}/{LAUNCHER}"
     called = {"name": ("g++",), "path": ("sh", "-c", f'{script} "$@"; exit', "sh"), "launcher": (launcher, str(script))}
     plain = project.plainly(*called[how][how == "launcher" :], "-c", "a.cpp", "-o", "plain.o")
     assert plain.returncode == 0, plain.stderr
@@ -73,7 +73,7 @@ def test_the_compiler_behind_a_wrapper_hits(project: ForeignProject, text: str, 
 
 def test_a_launcher_that_cmake_wrote_down_looks_through_without_buildd_run(project: ForeignProject) -> None:
     script = wrap(project, WRAPPERS["exec"])
-    launcher = f"{project.environ['PATH'].split(':')[0]}/{LAUNCHER}"
+    launcher = f"{project.shims}/{LAUNCHER}"
     tree = {**project.plain, "BUILDD_BUILD_ID": project.environ["BUILDD_BUILD_ID"]}
     for _ in range(2):
         done = project.call(launcher, str(script), "-c", "a.cpp", "-o", "a.o", environ=tree)
@@ -126,8 +126,7 @@ def test_a_wrapper_may_need_a_terminal(project: ForeignProject) -> None:
     assert project.call("g++", "-c", "a.cpp").returncode == 9
     keyboard, screen = pty.openpty()
     try:
-        program = shutil.which("g++", path=project.environ["PATH"])
-        assert program
+        program = str(project.shims / "g++")
         done = subprocess.run(
             [program, "-c", "a.cpp"], cwd=project.folder, env=project.environ, stdin=screen, timeout=60, check=False
         )
@@ -278,7 +277,7 @@ TMPDIR=${{TMPDIR:-/tmp}} $command -c -o $made && [ "$lists" ] && $command -M -o 
 """
     script = wrap(project, text, "cuda_wrapper")
     project.search(f"{script.parent}:{toolkit}/bin")
-    launcher = f"{project.environ['PATH'].split(':')[0]}/{LAUNCHER}"
+    launcher = f"{project.shims}/{LAUNCHER}"
     command = (str(script), "-c", "k.cpp", "-o", "k.o", "-MD", "-MF", "k.d")
     plain = project.plainly(*command)
     assert plain.returncode == 0, plain.stderr

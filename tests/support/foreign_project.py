@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from buildd.client.foreign_build import figures_of, variables
+from buildd.shims.interposition import below, folder_of
 from buildd.store.hit_notes import Notes
 from protocol.client import Client
 from protocol.messages import BuildFigures, BuildId, Status
@@ -67,6 +68,11 @@ class ForeignProject:
         self.plain = {**self.user.environ, "PATH": f"{path}{os.pathsep}{usual}" if path else usual}
         self.environ = {**self.plain, **variables(self.plain, self.build)}
 
+    @property
+    def shims(self) -> Path:
+        """The folder of shims that this build's calls go to."""
+        return Path(folder_of(self.environ))
+
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,11 +83,12 @@ class ForeignProject:
         self, *command: str | bytes, environ: Mapping[str, str] | None = None, cwd: Path | None = None, umask: int = -1
     ) -> subprocess.Popen[bytes]:
         environ = self.environ if environ is None else environ
+        words, program = below([os.fsdecode(word) for word in command], environ)
         # Popen searches this process's PATH, not that of the environment that it is given.
-        program = shutil.which(os.fsdecode(command[0]), path=environ["PATH"])
+        program = program or shutil.which(words[0], path=environ["PATH"])
         assert program, command[0]
         return subprocess.Popen(
-            command,
+            [os.fsencode(word) for word in words],
             executable=program,
             cwd=cwd or self.folder,
             env=environ,
@@ -99,7 +106,7 @@ class ForeignProject:
         umask: int = -1,
         timeout_s: float = DEADLINE_S,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command with the shims first on its PATH. Raises subprocess.TimeoutExpired."""
+        """Run a command as `buildd run` would. Raises subprocess.TimeoutExpired."""
         process = self.start(*command, environ=environ, cwd=cwd, umask=umask)
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)

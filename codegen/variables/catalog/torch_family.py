@@ -64,7 +64,7 @@ _TORCH = rows(
       "`buildd run` sets it to BUILDD_JOBS or the number of processors, if it is not set", acts=True,
       set_in=SetIn.SHELL),
     V("PYTORCH_NVCC", Kind.PATH, "", (KEY,), "nvcc of an extension",
-      "`buildd run` sets it to the shim of nvcc, if it is not set", acts=True, set_in=SetIn.SHELL),
+      "with BUILDD_INTERPOSE=0, `buildd run` sets it to the shim of nvcc, if it is not set", acts=True, set_in=SetIn.SHELL),
     V("TORCH_CUDA_ARCH_LIST", Kind.STRING, "", (KEY,), "architectures of an extension",
       "architectures of kind extension if neither the target nor --arch names one; keyed", acts=True),
     V("PYTORCH_ROCM_ARCH", Kind.STRING, "", (KEY,), "architectures of an extension",
