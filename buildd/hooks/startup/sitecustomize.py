@@ -80,6 +80,22 @@ def _tune_in_turn(autotuner: "Any") -> None:
         _beside("gpu_turns").begin_triton(autotuner)
 
 
+def _select_in_turn(selection: "Any") -> None:
+    """Let ejkernel's tuners do so."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_turns").begin_selection(selection, _beside("gpu_turns"))
+
+
+def _ejkernel_in_turn(tuning: "Any") -> None:
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_turns").begin_tuning(tuning, _beside("gpu_turns"))
+
+
+def _tilelang_in_turn(ffi: "Any") -> None:
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_turns").begin_tilelang(ffi, _beside("gpu_turns"))
+
+
 def _name_assembler(compile_tasks: "Any") -> None:
     """Give a kernel one key, whether Inductor compiles it in this process or in a worker."""
     if os.environ.get("BUILDD_DIR"):
@@ -229,6 +245,9 @@ _THEN = {
     "aitemplate.backend.builder": _recompile_models,
     "aitemplate.backend.cuda.builder_cmake": _recompile_models,
     "aitemplate.backend.target": _share_profiles,
+    "ejkernel.callib._tilelang_ffi": _tilelang_in_turn,
+    "ejkernel.ops.config.selection": _select_in_turn,
+    "ejkernel.ops.execution.tuning": _ejkernel_in_turn,
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _watch_triton,
     "triton.runtime.autotuner": _tune_in_turn,
