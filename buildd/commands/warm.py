@@ -15,8 +15,8 @@ def run(arguments: list[str]) -> int:
     command = parser(
         "warm",
         "Compile ahead of time: fill the cache without writing outputs.",
-        details="With --prove nothing is compiled: models in code are traced, all else is only looked up. The actions that\n"
-        "would still run are named, and the exit status is then 1.",
+        details="With --prove nothing is compiled: models in code are traced, all else is only looked up. "
+        "The actions that would\nstill run are named, and the exit status is then 1.",
     )
     command.add_argument(
         "targets",

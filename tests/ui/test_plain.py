@@ -149,7 +149,7 @@ def test_a_proof_says_how_many_models_it_traced() -> None:
     job = messages.JobId(1)
     recorded = events(
         (0, messages.Started(job_id=job, action="net.exported.pt2", command="python")),
-        (1, messages.Finished(job_id=job, action="net.exported.pt2")),
+        (1, messages.Finished(job_id=job, action="net.exported.pt2", timing=messages.Timing())),
         (2, messages.Done(outcome=Outcome.BUILT, hits=2)),
     )
     text = told(recorded, Telling(mode=Mode.PROVE))
