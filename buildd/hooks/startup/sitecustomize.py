@@ -68,6 +68,14 @@ def _share_graphs(remote_cache: "Any") -> None:
             cache.begin(remote_cache, os.environ["BUILDD_DIR"])
 
 
+def _keep_tunings(autotune_cache: "Any") -> None:
+    """Keep what Inductor's tuner found, unless the user has a remote cache for it."""
+    if os.environ.get("BUILDD_DIR"):
+        tunings = _beside("inductor_tunings")
+        if tunings.is_wanted():
+            tunings.begin(autotune_cache, sys.modules["torch._inductor.remote_cache"], os.environ["BUILDD_DIR"])
+
+
 def _time_in_turn(benchmarking: "Any") -> None:
     """Let Inductor's tuner take turns on a GPU with others who measure there."""
     if os.environ.get("BUILDD_DIR"):
@@ -257,6 +265,7 @@ _THEN = {
     "torch._inductor.compile_fx": _watch_inductor,
     "torch._inductor.codecache": _use_codecache,
     "torch._inductor.remote_cache": _share_graphs,
+    "torch._inductor.runtime.autotune_cache": _keep_tunings,
     "torch._inductor.runtime.benchmarking": _time_in_turn,
     "torch._inductor.runtime.compile_tasks": _name_assembler,
     "torch._inductor.runtime.triton_heuristics": _record_inductor,
