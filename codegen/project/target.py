@@ -366,3 +366,14 @@ ALIASES: dict[type[Target], dict[str, str]] = {
     }
 }
 """Other names of keys: the ones that torch itself uses."""
+REFUSED: dict[type[Target], dict[str, str]] = {
+    TorchTarget: {
+        "optimize": "torch ignores it",
+        "name": "it names the compiled function in torch's logs, and changes no result",
+        "shapes_spec": "its value is code; named sizes and `dims` say which sizes may change",
+        "recompile_limit": "it limits recompiles in the process that uses the model",
+        "isolate_recompiles": "it concerns the process that uses the model",
+        "package_path": "buildd chooses where results are written",
+    }
+}
+"""Names that are no keys, though a library has such a parameter -> why."""
