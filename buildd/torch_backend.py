@@ -98,12 +98,22 @@ def _change(environ: MutableMapping[str, str]) -> None:
     # torch read it from the environment at import, and the program may have set it since.
     config.cache_key_tag = changed[TAG]
     from torch._inductor import codecache, remote_cache
-    from torch._inductor.runtime import compile_tasks
+    from torch._inductor.runtime import autotune_cache, compile_tasks
 
-    from buildd.hooks import inductor_cache, inductor_why, torch_assembler, torch_header, triton_cache, triton_why
+    from buildd.hooks import (
+        inductor_cache,
+        inductor_tunings,
+        inductor_why,
+        torch_assembler,
+        torch_header,
+        triton_cache,
+        triton_why,
+    )
 
     if inductor_cache.is_wanted() and hasattr(remote_cache.RemoteCache, "backend_override_cls"):
         inductor_cache.begin(remote_cache, changed["BUILDD_DIR"])
+    if inductor_tunings.is_wanted() and hasattr(autotune_cache, "_should_use_remote_autotune_cache"):
+        inductor_tunings.begin(autotune_cache, remote_cache, changed["BUILDD_DIR"])
     if hasattr(codecache, "compiled_fx_graph_hash"):
         inductor_why.begin(codecache, triton_why, changed["BUILDD_DIR"])
     if hasattr(codecache, "_worker_compile_cpp"):

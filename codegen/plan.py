@@ -140,6 +140,9 @@ class Action(Frozen, frozen=True):
     key."""
     uncacheable: str = ""
     """Why the result must not be stored; empty if it may."""
+    traces: bool = False
+    """The action runs a model's code and compiles nothing; what it makes says what is compiled. It runs in a proof
+    too."""
     kept: Kept = Kept.FILES
     apart: bool = False
     """Runs in its private folder instead of the project's, so that the project's path does not reach its output."""

@@ -282,7 +282,7 @@ class Measured(Body, frozen=True, tag="measured"):
 
     target: str
     problem: str
-    """Its sizes: "4096x4096x4096"."""
+    """Its sizes: "4096x4096x4096"; of a call of the target's own "n=4096 BLOCK=512", with the configuration."""
     gpu: str
     outcome: str
     """"measured", or what was wrong: "wrong", "refused", "crashed", "hung"."""

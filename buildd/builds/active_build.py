@@ -134,6 +134,11 @@ class ActiveBuild:
         """Whether its actions are the steps of one job of other requests; see `step_request`."""
         return self.report.is_of_steps
 
+    @property
+    def is_proof(self) -> bool:
+        """Whether only traces may run (`Action.traces`)."""
+        return self.request.mode is m.Mode.PROVE
+
     @cached_property
     def settings(self) -> Settings:
         """The request's variables."""
@@ -379,6 +384,9 @@ class Report:
 
     def handed_over(self, index: int, ran: Ran) -> None:
         """An action's job has ended well, and its files are in their places."""
+
+    def tell_would_run(self, index: int) -> None:
+        """In a proof: an action's result was not found, so it would run."""
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         """An action failed, or its result could not be put in place."""

@@ -1,4 +1,4 @@
-"""Answers PROVE and EXPLAIN without running anything: which actions would hit, which would run and why.
+"""Answers EXPLAIN, and PROVE if nothing is to be traced: which actions would hit, which would run and why.
 
 Does the same look-ups as a build, in the order of the plan's graph; writes nothing outside the store.
 """

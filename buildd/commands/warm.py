@@ -15,7 +15,8 @@ def run(arguments: list[str]) -> int:
     command = parser(
         "warm",
         "Compile ahead of time: fill the cache without writing outputs.",
-        details="With --prove nothing runs; the actions that still would are named, and the exit status is then 1.",
+        details="With --prove nothing is compiled: models in code are traced, all else is only looked up. "
+        "The actions that would\nstill run are named, and the exit status is then 1.",
     )
     command.add_argument(
         "targets",
@@ -31,7 +32,7 @@ def run(arguments: list[str]) -> int:
         action="store_true",
         help="after a failure, go on with everything that does not depend on it",
     )
-    command.add_argument("--prove", action="store_true", help="run nothing; fail if any action would run")
+    command.add_argument("--prove", action="store_true", help="compile nothing; fail if any action would run")
     manifest = "compile the Triton kernels that `buildd run --record FILE` recorded; needs no GPU"
     command.add_argument("--manifest", metavar="FILE", type=Path, default=None, help=manifest)
     python = "with --manifest: the program's Python (default: the first one like the recorded one)"

@@ -67,7 +67,8 @@ def run(arguments: list[str]) -> int:
         metavar="TARGET",
         action="append",
         default=[],
-        help="run this target's kernel (kind gemm or conv2d) on a GPU after each good build; may be repeated",
+        help="run this target's kernel on a GPU after each good build: kind gemm or conv2d, or cuda or triton with the "
+        "table `measure`; may be repeated",
     )
     command.add_argument(
         "--problem",

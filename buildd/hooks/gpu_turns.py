@@ -2,7 +2,7 @@
 
 Runs in the user's own process; standard library only. Each timing holds the lock of its GPU, the same file as the
 leases of buildd's daemons (`buildd.host.gpu_lock`); the kernel keeps the queue. What the program computes besides is
-not held up. If the lock cannot be had, the timing goes on as without buildd.
+not held up. If the lock cannot be had, the timing goes on as without buildd. `ejkernel_turns` knows other tuners.
 """
 
 import contextlib
@@ -37,43 +37,78 @@ def begin_triton(autotuner: "Any") -> None:
     autotuner.Autotuner._bench = in_turn(autotuner.Autotuner._bench)
 
 
-def in_turn(function: "Callable[..., Any]", folder: str = FOLDER) -> "Callable[..., Any]":
-    """The function, holding the current GPU's lock while it runs. A call inside another one is part of its turn."""
+def torch_gpus(*_: "Any") -> "list[str]":
+    """Name of the lock of torch's current CUDA device, if there is one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or torch.version.hip:
+        return []
+    return [lock_name(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))]
+
+
+def lock_name(uuid: str) -> str:
+    """Name of a GPU's lock, from its UUID with or without what kind of device it is."""
+    kind = "MIG" if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-") else "GPU"
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{uuid}"
+
+
+def in_turn(
+    function: "Callable[..., Any]",
+    folder: str = FOLDER,
+    gpus: "Callable[..., list[str]]" = torch_gpus,
+) -> "Callable[..., Any]":
+    """The function, holding the locks of its GPUs while it runs. A call inside another one is part of its turn.
+
+    Args:
+        gpus: gets the function's arguments and returns the names of the locks.
+    """
 
     @functools.wraps(function)
     def timed(*arguments: "Any", **named: "Any") -> "Any":
-        if getattr(_mine, "inside", False):
+        with turn(folder, lambda: gpus(arguments, named)):
             return function(*arguments, **named)
-        _mine.inside = True
-        try:
-            with _turn(folder):
-                return function(*arguments, **named)
-        finally:
-            _mine.inside = False
 
     return timed
 
 
 @contextlib.contextmanager
-def _turn(folder: str) -> "Iterator[None]":
-    descriptor = -1
+def turn(folder: str, gpus: "Callable[[], list[str]]") -> "Iterator[None]":
+    """Hold the locks of GPUs, unless this thread holds some already.
+
+    Args:
+        gpus: returns the names of the locks.
+    """
+    if getattr(_mine, "inside", False):
+        yield
+        return
+    _mine.inside = True
     try:
-        descriptor = _locked(folder)
+        with _turn(folder, gpus):
+            yield
+    finally:
+        _mine.inside = False
+
+
+@contextlib.contextmanager
+def _turn(folder: str, gpus: "Callable[[], list[str]]" = torch_gpus) -> "Iterator[None]":
+    held: list[int] = []
+    try:
+        # In one order for everybody: two programs that want both of two GPUs must not wait for each other.
+        for name in sorted(gpus()):
+            descriptor = _locked(folder, name)
+            if descriptor >= 0:
+                held.append(descriptor)
     except Exception as error:
         # The edge to the user's program: it is timed as without buildd.
         _log.info("no turn on a GPU: %r", error)
     try:
         yield
     finally:
-        if descriptor >= 0:
+        for descriptor in held:
             os.close(descriptor)
 
 
-def _locked(folder: str) -> int:
-    """A descriptor that holds the lock until it is closed; -1 if there is no GPU to lock."""
-    name = _gpu()
-    if not name:
-        return -1
+def _locked(folder: str, name: str) -> int:
+    """A descriptor that holds the lock until it is closed; -1 if its holder hangs."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
@@ -104,13 +139,3 @@ def _wait(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.close(descriptor)
-
-
-def _gpu() -> str:
-    """Name of the current CUDA device's lock; empty if there is none."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or torch.version.hip:
-        return ""
-    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    kind = "MIG" if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-") else "GPU"
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{uuid}"

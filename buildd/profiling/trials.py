@@ -10,17 +10,20 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from blake3 import blake3
 
 from buildd.client.candidate_builds import Builder
-from buildd.profiling.bench import TIMEOUT_S, Bench, GpuFailed
+from buildd.profiling import own_calls
+from buildd.profiling.bench import TIMEOUT_S, Bench, GpuFailed, Measurement
 from buildd.profiling.gpus import Gpu, find_gpus, visible
 from buildd.profiling.harness import harness, question
 from buildd.profiling.lanes import GpuUse, Lane
 from buildd.profiling.turns import FOLDER, Turns
+from codegen.tuning.own_problem import OwnCall
 from codegen.tuning.pick import for_capability
 from codegen.tuning.survey import Case, Survey
 from codegen.variables.settings import settings_of
@@ -34,11 +37,10 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last measurement of a target."""
+    """The last measurement of a target, or of one configuration of it."""
 
     library: bytes
-    case: Case
-    told: m.Measured
+    case: Case | OwnCall
 
 
 class Trials:
@@ -73,7 +75,8 @@ class Trials:
         self._said: set[str] = set()
         self._gpus: tuple[Gpu, ...] | None = None
         """None before the first query."""
-        self._last: dict[str, _Last] = {}
+        self._last: dict[tuple[str, str], _Last] = {}
+        """By target, and for calls by their problems in words."""
         self._times_us: dict[tuple[str, str], float] = {}
         """Target and problem -> its last good time."""
         self._trial: concurrent.futures.Future[None] | None = None
@@ -134,6 +137,7 @@ class Trials:
             self._once(f"{'CI_FLAG=CIRCLECI' if shown else 'CUDA_VISIBLE_DEVICES shows no GPU'}: nothing is measured")
             return
         gpu = shown[0]
+        await self._measure_own(survey, gpu, libraries, tell, again)
         cases = for_capability(survey.cases, gpu.capability)
         command: tuple[str, ...] | None = self._command
         for target in dict.fromkeys(case.target for case in survey.cases):
@@ -146,13 +150,48 @@ class Trials:
                 continue
             with open(library, "rb") as file:
                 digest = blake3(file.read()).digest()
-            last = self._last.get(target)
-            if last is not None and (last.library, last.case) == (digest, case) and not again:
+            if self._last.get((target, "")) == _Last(digest, case) and not again:
                 continue
             command = command or await self._harness(survey)
             told = await self._run(command, gpu, case, library)
-            self._last[target] = _Last(digest, case, told)
+            self._last[target, ""] = _Last(digest, case)
             tell(told)
+
+    async def _measure_own(
+        self,
+        survey: Survey,
+        gpu: Gpu,
+        libraries: dict[str, str],
+        tell: Callable[[m.Measured], None],
+        again: bool,
+    ) -> None:
+        """Measure the targets that name their problem themselves: one process for all calls of a target."""
+        for target, calls in own_calls.on_gpu(survey.own, gpu.capability).items():
+            if not calls:
+                self._once(f"{target}: none of its architectures runs on {gpu.name} ({gpu.capability})")
+            changed: list[tuple[OwnCall, bytes]] = []
+            for known in calls:
+                call = own_calls.with_paths(known, self._request.project, survey.build, libraries)
+                if call is None:
+                    self._once(f"{target}: no shared library was built, so there is nothing to measure")
+                    continue
+                try:
+                    digest = own_calls.content(call)
+                except OSError as error:
+                    self._once(f"{target}: {error.filename}: {error.strerror}")
+                    continue
+                if again or self._last.get((target, call.label)) != _Last(digest, call):
+                    changed.append((call, digest))
+            if not changed:
+                continue
+            async with self._lane(self._command or own_calls.command(self._request), gpu, target) as lane:
+                for call, digest in changed:
+                    try:
+                        found = await lane.measure(own_calls.question(call), lambda: 0.0)
+                    except GpuFailed as error:
+                        raise RuntimeError(f"{target}: {gpu.name}: {error}") from error
+                    self._last[target, call.label] = _Last(digest, call)
+                    tell(self._told(target, call.label, gpu, call.operations, found))
 
     async def _harness(self, survey: Survey) -> tuple[str, ...]:
         # Closed at once: a daemon that should end waits for connected clients.
@@ -163,29 +202,37 @@ class Trials:
             await builder.close()
 
     async def _run(self, command: tuple[str, ...], gpu: Gpu, case: Case, library: str) -> m.Measured:
-        environ = {**os.environ, **settings_of(self._request).merged()}
-        arguments = question(case, library, case.target)
-        bench = Bench(command, environ, gpu.shown_as)
-        turns = Turns(f"watch {case.target}", self._once, self._route(), folder=self._leases)
-        problem = case.dimensions
         try:
-            lane = Lane(bench, turns, gpu, GpuUse(1), TIMEOUT_S)
-            found = await lane.measure(arguments, lambda: 0.0)
+            async with self._lane(command, gpu, case.target) as lane:
+                found = await lane.measure(question(case, library, case.target), lambda: 0.0)
         except GpuFailed as error:
             raise RuntimeError(f"{gpu.name} does not answer: {error}") from error
+        return self._told(case.target, case.dimensions, gpu, case.operations, found)
+
+    @asynccontextmanager
+    async def _lane(self, command: tuple[str, ...], gpu: Gpu, target: str) -> AsyncIterator[Lane]:
+        """A measuring process of one target, with its turns on a GPU."""
+        environ = {**os.environ, **settings_of(self._request).merged()}
+        bench = Bench(command, environ, gpu.shown_as)
+        turns = Turns(f"watch {target}", self._once, self._route(), folder=self._leases)
+        try:
+            yield Lane(bench, turns, gpu, GpuUse(1), TIMEOUT_S)
         finally:
             await bench.close()
             await turns.close()
-        before_us = self._times_us.get((case.target, problem), 0.0)
+
+    def _told(self, target: str, problem: str, gpu: Gpu, operations: float, found: Measurement) -> m.Measured:
+        """The event about a measurement, with the last good time of the same problem."""
+        before_us = self._times_us.get((target, problem), 0.0)
         if found.time_us:
-            self._times_us[case.target, problem] = found.time_us
+            self._times_us[target, problem] = found.time_us
         return m.Measured(
-            target=case.target,
+            target=target,
             problem=problem,
             gpu=gpu.name,
             outcome=found.outcome.value,
             time_us=found.time_us,
-            tflops=1e-6 * case.operations / found.time_us if found.time_us else 0.0,
+            tflops=1e-6 * operations / found.time_us if found.time_us else 0.0,
             before_us=before_us,
             spread=found.spread,
             error=found.error,

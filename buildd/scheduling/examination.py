@@ -1,4 +1,4 @@
-"""EXPLAIN and PROVE: a request gets its plan and an answer from the store; nothing runs.
+"""EXPLAIN and PROVE: a request gets its plan and an answer from the store; nothing runs but traces of models in code.
 
 Knows plans and look-ups; starts no job and asks no watch.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from buildd.builds import prove
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
+from buildd.builds.proof_report import has_traces
 from buildd.errors import BuilddError
 from buildd.scheduling.adoption import adopt
 from buildd.scheduling.open_stores import OpenStore
@@ -29,8 +30,10 @@ async def answer(
     found: list[m.Digest],
     in_pool: InPool,
     is_unwanted: Callable[[], bool],
-) -> None:
+) -> ActiveBuild | None:
     """Say for each action of a request whether it would run, and why; then `Done`. Raises Unwanted.
+
+    Returns: a proof that has traces to run first, unanswered; otherwise None.
 
     Args:
         found: gets the keys of the results that are there.
@@ -40,8 +43,11 @@ async def answer(
         build = await examine(opened, request, log, in_pool, is_unwanted)
     except (RequestError, BuilddError, OSError) as error:
         refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
-        return
+        return None
+    if build.is_proof and has_traces(build):
+        return build
     await in_pool(prove.answer, build, found, is_unwanted)
+    return None
 
 
 async def examine(

@@ -95,8 +95,7 @@ class Intake:
                 self.profiles.begin(request, log)
                 return None
             case m.Mode.EXPLAIN | m.Mode.PROVE:
-                await examination.answer(opened, request, log, found, self._in_pool, is_unwanted)
-                return None
+                return await examination.answer(opened, request, log, found, self._in_pool, is_unwanted)
             case _:
                 return await self._targets.receive(opened, request, log, is_unwanted)
 

@@ -69,6 +69,10 @@ class LookUps:
                 self._counters["step_hits" if build.is_steps else "hits"] += 1
                 build.report.tell_hit(index, found.result)
                 self._feed(Hit(name, index))
+            elif build.is_proof and not build.plan.actions[index].traces:
+                build.counts.done += 1
+                build.report.tell_would_run(index)
+                self._feed(Undeliverable(name, index))
             else:
                 resources = build.resources[index]
                 where = f"{build.store.folder}\0{build.project}\0{build.outputs.roots}"

@@ -23,6 +23,7 @@ from buildd.builds.inputs import Inputs
 from buildd.builds.plan_cache import Plans
 from buildd.builds.planner import Make, Planner
 from buildd.builds.project_outputs import ProjectOutputs, ScratchOutputs
+from buildd.builds.proof_report import ProofReport
 from buildd.builds.target_report import TargetReport
 from buildd.errors import BuilddError, StoreError, StoreTooNew
 from buildd.files.digests import Files
@@ -85,7 +86,7 @@ class OpenStore:
             Inputs(self.store, self.files, request.project, self.surveys, recache=request.recache),
             results=StoredResults(),
             outputs=ProjectOutputs() if is_delivered else ScratchOutputs(),
-            report=TargetReport(),
+            report=ProofReport() if request.mode is m.Mode.PROVE else TargetReport(),
         )
 
     async def plan(self, request: m.Request, *, keep: bool, is_unwanted: Callable[[], bool] = lambda: False) -> Plan:

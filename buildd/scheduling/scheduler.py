@@ -197,7 +197,7 @@ class Scheduler:
                 build.graph(),
                 request.priority,
                 request.jobs or job_cap(build.settings) or 0,
-                request.keep_going,
+                request.keep_going or build.is_proof,
                 replaces=arrival.replaces,
                 done=build.carried,
             )

@@ -321,7 +321,9 @@ class Narrator:
             every = self._told_runs + max(self._told_hits, body.hits)  # a proof names the actions that would run alone
             return [Line(f"not warm: {self._told_runs} of {text.count(every, 'action')} would still run", Style.ERROR)]
         if self.telling.mode is Mode.PROVE:
-            return [Line(f"warm: nothing would run, {text.count(max(self._told_hits, body.hits), 'hit')}", Style.GOOD)]
+            hits, traced = text.count(max(self._told_hits, body.hits), "hit"), self.model.compiled
+            what = f"compiled, {hits}, {text.count(traced, 'model')} traced" if traced else f"run, {hits}"
+            return [Line(f"warm: nothing would {'be ' * bool(traced)}{what}", Style.GOOD)]
         if self.telling.only and not told:
             return [Line(f"no action names {clean(self.telling.only)}", Style.WARNING)]
         return [Line(f"{text.count(told, 'action')}: {self._told_hits} would hit, {self._told_runs} would run")]

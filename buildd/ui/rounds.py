@@ -204,7 +204,8 @@ def measured_line(body: m.Measured) -> Line:
     where = f"{clean(body.target)} {body.problem}"
     if not body.time_us:
         return Line(f"{where}: {clean(body.outcome)}: {clean(body.message)}, on {clean(body.gpu)}", Style.ERROR)
-    text = f"{where}: {body.time_us:.1f} us, {body.tflops:.1f} TFLOP/s"
+    rate = f", {body.tflops:.1f} TFLOP/s" if body.tflops else ""
+    text = f"{where}: {body.time_us:.1f} us{rate}"
     style = Style.PLAIN
     if body.before_us:
         change = body.time_us / body.before_us - 1

@@ -9,6 +9,8 @@ from enum import Enum
 
 import msgspec
 
+from codegen.project.measured_call import MeasuredCall
+
 
 class OutputKind(Enum):
     """What a compiled target produces. The last five are made once per source, and PTX and cubin also once per
@@ -59,6 +61,9 @@ class CompiledTarget(Target, frozen=True, kw_only=True):
 
 class CudaTarget(CompiledTarget, frozen=True, kw_only=True):
     """kind = "cuda"."""
+
+    measure: MeasuredCall | None = None
+    """How `buildd watch --profile` calls and checks a function of the library."""
 
 
 class HipTarget(CompiledTarget, frozen=True, kw_only=True):
@@ -235,6 +240,8 @@ class TritonTarget(Target, frozen=True, kw_only=True):
     maxnreg: int | tuple[int, ...] = 0
     """Most registers of a thread, on NVIDIA's GPUs; 0: no limit."""
     output_name: str = ""
+    measure: MeasuredCall | None = None
+    """How `buildd watch --profile` calls and checks the kernel."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -359,3 +366,14 @@ ALIASES: dict[type[Target], dict[str, str]] = {
     }
 }
 """Other names of keys: the ones that torch itself uses."""
+REFUSED: dict[type[Target], dict[str, str]] = {
+    TorchTarget: {
+        "optimize": "torch ignores it",
+        "name": "it names the compiled function in torch's logs, and changes no result",
+        "shapes_spec": "its value is code; named sizes and `dims` say which sizes may change",
+        "recompile_limit": "it limits recompiles in the process that uses the model",
+        "isolate_recompiles": "it concerns the process that uses the model",
+        "package_path": "buildd chooses where results are written",
+    }
+}
+"""Names that are no keys, though a library has such a parameter -> why."""

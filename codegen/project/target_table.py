@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from codegen.project.target import (
     ALIASES,
     INLINE_KINDS,
     KINDS,
+    REFUSED,
     CompiledTarget,
     ModelTarget,
     OutputKind,
@@ -73,7 +75,7 @@ def target_of(name: str, table: Any, lines: TomlLines, *, outside: bool) -> Targ
     struct = kinds[kind]
     keys = [field for field in struct.__struct_fields__ if field not in INTERNAL_FIELDS]
     table = _by_own_names(table, ALIASES.get(struct, {}), section, lines)
-    check_keys(table, ("kind", *keys), section, lines)
+    check_keys(table, ("kind", *keys), section, lines, REFUSED.get(struct, {}))
     _check_texts(name, table, lines)
     table = wrap_lists({key: value for key, value in table.items() if key != "kind"}, struct)
     output = table.get("output")
@@ -175,10 +177,27 @@ def _check_paths(target: Target, lines: TomlLines, outside: bool) -> None:
                 )
 
 
-def check_keys(table: Mapping[str, Any], known: Iterable[str], name: str, lines: TomlLines) -> None:
-    """Raise RequestError for a key that is not known."""
+def check_keys(
+    table: Mapping[str, Any],
+    known: Iterable[str],
+    name: str,
+    lines: TomlLines,
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise RequestError for a key that is not known.
+
+    Args:
+        refused: parameters of a library that are no keys -> why.
+    """
     known = tuple(known)
     for key in table:
+        if key in refused:
+            raise RequestError(
+                "bad-project",
+                f'"{key}" in [{name}] is no key: {refused[key]}',
+                file=lines.where(name, key),
+                next_step="remove it",
+            )
         if key not in known:
             raise RequestError(
                 "bad-project",

@@ -24,13 +24,15 @@ from codegen.python.worker import FOLDER, Worker
 WORKER = FOLDER / "artifacts_worker.py"
 RESULTS = ("package", "artifacts", "trace")
 _DEFAULT = TorchTarget(name="")
+DISABLED = "torch.compile would compile nothing, and leave nothing in its caches"
+"""Why no artifacts can have torch.compile's `disable`."""
 _COMPILE_ONLY = dict.fromkeys(("fullgraph", "dynamic", "training", "backend"), "it is torch.compile's")
 _REFUSED = {
     "package": {**_COMPILE_ONLY, "disable": "it is torch.compile's"},
     "artifacts": {
         "strict": "it is torch.export's and torch.jit.trace's",
         "check_inputs": "nothing is exported or traced",
-        "disable": "torch.compile would compile nothing, and leave nothing in its caches",
+        "disable": DISABLED,
     },
     "trace": {
         **_COMPILE_ONLY,

@@ -136,6 +136,7 @@ def export_action(context: Context, target: TorchTarget, worker: Worker, torch: 
         discovery=Discovery.REPORTED,
         search=tuple(dict.fromkeys((os.path.dirname(source) or ".", ".", *worker.python_path))),
         uncacheable="the model's code may read anything",
+        traces=True,
         warm=target.device == "cpu",
         resources=Resources(memory_bytes=_BASE_BYTES, wall_s=_WALL_S),
         timeout_s=target.timeout_s,

@@ -62,6 +62,7 @@ def plan_trace(context: Context, target: TorchTarget, worker: Worker, tool: Tool
         discovery=Discovery.REPORTED,
         search=tuple(dict.fromkeys((os.path.dirname(source) or ".", ".", *worker.python_path))),
         uncacheable="the model's code may read anything",
+        traces=True,
         resources=Resources(memory_bytes=_BASE_BYTES, wall_s=_WALL_S),
         timeout_s=target.timeout_s,
     )

@@ -30,6 +30,7 @@ from codegen.models.spec import read_model
 from codegen.plan import Frozen, Knowledge
 from codegen.project.project_file import load_project
 from codegen.project.target import Conv2dTarget, GemmTarget, ModelTarget, OutputKind, Target
+from codegen.tuning.own_problem import OwnCall, is_own, own_calls
 from codegen.variables.aitemplate_flags import visible_devices
 from codegen.variables.settings import Settings
 from protocol.messages import Request
@@ -115,6 +116,8 @@ class Survey(Frozen, frozen=True):
     """Notices for people: targets that are left out."""
     hip: bool = False
     """The survey is for AMD's GPUs."""
+    own: tuple[OwnCall, ...] = ()
+    """Calls of targets that name their problem themselves; only in a watch's survey."""
 
 
 def survey(
@@ -142,15 +145,19 @@ def survey(
     gemms: list[GemmTarget] = []
     largest: dict[str, Sizes] = {}
     others: list[Target] = []
+    calls: list[OwnCall] = []
     for wanted in project.targets:
         if not (getattr(wanted, "profile", False) if first_on else wanted.name in project.asked):
+            continue
+        if is_own(wanted) and not ranks and not first_on:
+            calls += own_calls(wanted, context.request.arch)
             continue
         of_model = _of_model(context, wanted) if isinstance(wanted, ModelTarget) and ranks else {}
         largest |= {gemm.name: sizes for gemm, sizes in of_model.items()}
         own = _own_gemm(context, wanted)
         gemms += own or of_model
         others += [] if own or of_model else [wanted]
-    if others and not first_on and (request.targets or not gemms):
+    if others and not first_on and (request.targets or not (gemms or calls)):
         raise RequestError(
             "not-profilable",
             f'target "{others[0].name}" has no GEMM or convolution that can be measured',
@@ -169,7 +176,9 @@ def survey(
             next_step="name targets for one vendor",
         )
     hip = any(vendors.values())
-    compiler = context.toolchains.hip() if hip else context.toolchains.cuda()
+    compiler = None
+    if gemms or not calls:
+        compiler = context.toolchains.hip() if hip else context.toolchains.cuda()
     cases: list[Case] = []
     unknown: list[str] = []
     for target in gemms:
@@ -206,11 +215,11 @@ def survey(
     forced = variables.is_on("FORCE_PROFILE")
     return Survey(
         cases=tuple(cases),
-        toolkit=compiler.version,
-        library="" if hip else library_version(context.toolchains.cutlass()),
+        toolkit=compiler.version if compiler else "",
+        library="" if hip or not compiler else library_version(context.toolchains.cutlass()),
         flags={target.name: flags_of(context, target, hip=hip) for target in gemms},
         build=context.build,
-        cuda=dict(compiler.tool.roots).get("cuda", ""),
+        cuda=dict(compiler.tool.roots).get("cuda", "") if compiler else "",
         hip=hip,
         host_compiler=context.settings.host_compiler,
         devices=visible_devices(variables, "hip" if hip else "cuda"),
@@ -219,6 +228,7 @@ def survey(
         continuous_integration=runs_in_ci(variables),
         again=forced,
         only_known=variables.is_on("AIT_FORCE_PROFILER_CACHE"),
+        own=tuple(calls),
         notices=tuple(f"{name}: kernels for {ARCH_100} are only compiled, not profiled" for name in unknown),
     )
 
@@ -238,13 +248,21 @@ def check_watched(request: Request) -> None:
             continue
         if isinstance(target, GemmTarget):
             _check_measurable(target)
+        elif is_own(target):
+            own_calls(target, request.arch)
         elif not isinstance(target, Conv2dTarget):
-            model = "; `buildd profile` measures a model's GEMMs" if isinstance(target, ModelTarget) else ""
+            if "measure" in target.__struct_fields__:
+                step = f"say how it is called and what it computes, in [target.{target.name}.measure]"
+            elif isinstance(target, ModelTarget):
+                step = "drop --profile; `buildd profile` measures a model's GEMMs"
+            else:
+                step = "name targets of those kinds, or drop --profile"
             raise RequestError(
                 "not-profilable",
-                f'target "{target.name}" cannot be measured: --profile of a watch supports kinds "gemm" and "conv2d"',
+                f'target "{target.name}" cannot be measured: --profile of a watch supports kinds "gemm" and "conv2d",'
+                ' and "cuda" and "triton" with the table `measure`',
                 file=target.where,
-                next_step=f"name targets of those kinds, or drop --profile{model}",
+                next_step=step,
             )
 
 

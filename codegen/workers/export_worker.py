@@ -66,6 +66,7 @@ def export(spec: dict[str, Any], archive: str, depfile: str) -> None:
     if spec["check"]:
         for several in [_tensors(torch, spec, each) for each in spec["check_inputs"]] or [given]:
             _check(torch, spec, model, program, several, named)
+    _hide_folders(torch, program)
     torch.export.save(program, archive)
     with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
         stream.writelines(path + "\n" for path in _modules(before))
@@ -220,6 +221,20 @@ def _check(torch: Any, spec: dict[str, Any], model: Any, program: Any, given: li
             f"the exported program computes other results than the model (does it use random numbers?): {_said(error)}",
             spec["source"],
         ) from error
+
+
+def _hide_folders(torch: Any, program: Any) -> None:
+    """Make the lines that each node came from relative to the project and to the folder of packages: the archive is a
+    key, and another checkout has the same model."""
+    packages = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
+    folders = sorted({os.getcwd(), os.path.realpath(os.getcwd()), packages, os.path.realpath(packages)}, key=len)
+    for graph in program.graph_module.modules():
+        for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():
+            trace = node.meta.get("stack_trace")
+            if isinstance(trace, str):
+                for folder in reversed(folders):  # a folder of packages may be inside the project
+                    trace = trace.replace(f'File "{folder}{os.sep}', 'File "')
+                node.meta["stack_trace"] = trace
 
 
 def _modules(before: frozenset[str]) -> list[str]:

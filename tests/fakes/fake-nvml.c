@@ -71,6 +71,14 @@ int nvmlDeviceGetUUID(struct device *device, char *text, unsigned room) {
     return 0;
 }
 
+/* The model: FAKE_NVML_NAME, of each. */
+int nvmlDeviceGetName(struct device *device, char *text, unsigned room) {
+    const char *name = getenv("FAKE_NVML_NAME");
+    (void)device;
+    snprintf(text, room, "%s", name ? name : "NVIDIA Stand-in");
+    return 0;
+}
+
 int nvmlDeviceGetMigMode(struct device *device, unsigned *now, unsigned *later) {
     *now = *later = !strcmp(device->kind, "divided");
     return strcmp(device->kind, "gpu") && !*now ? 3 : 0;

@@ -15,11 +15,9 @@ import pytest
 
 from buildd.hooks import gpu_turns
 from buildd.host.gpu_lock import FOLDER, lock, processes
+from tests.support.gpu_locks import GPU, UUID, is_free
 from tests.support.paths import ROOT
 from tests.support.waiting import until_async
-
-UUID = "01234567-0123-0123-0123-0123456789ab"
-GPU = f"GPU-{UUID}"
 
 
 def torch_with(uuid: str = UUID, *, there: bool = True, hip: str | None = None) -> types.ModuleType:
@@ -32,15 +30,6 @@ def torch_with(uuid: str = UUID, *, there: bool = True, hip: str | None = None) 
     )
     found: types.ModuleType = torch
     return found
-
-
-def is_free(folder: Path) -> bool:
-    with open(folder / GPU) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def test_both_lock_the_same_files() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from buildd.profiling.gpus import Gpu
 from buildd.profiling.trials import Trials
 from codegen.errors import RequestError
+from codegen.project.project_file import load_project
+from codegen.tuning.own_problem import own_calls
 from codegen.tuning.survey import Survey, check_watched
 from protocol import messages as m
 from tests.support.carry_out import request_for
@@ -143,13 +146,93 @@ def test_without_a_gpu_it_is_said_once_and_nothing_is_asked(tmp_path: Path) -> N
         bench.trials.close()
 
 
+WORKER = """
+import json, sys
+print("ready", flush=True)
+sys.stdin.buffer.readline()
+print(json.dumps({"outcome": "started"}), flush=True)
+asked = 0
+while True:
+    words = b""
+    while not words.endswith(b"\\0"):
+        byte = sys.stdin.buffer.read(1)
+        if not byte:
+            sys.exit()
+        words += byte
+    call = json.loads(words[:-1])
+    asked += 1
+    print("ready", flush=True)
+    sys.stdin.buffer.readline()
+    with open(call["path"]) as stream:
+        said = stream.read()
+    answer = {"outcome": "wrong", "note": said} if said == "bad" else {"outcome": "measured", "time_us": float(said),
+        "samples": asked, "error": call["tolerance"]}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_configurations_that_changed_are_called_in_one_process(tmp_path: Path) -> None:
+    table = {
+        "kind": "triton",
+        "source": "scale.py",
+        "kernel": "scale",
+        "signature": {"out": "*fp32", "n": "i32"},
+        "constants": {"BLOCK": [64, 128]},
+        "arch": ["sm_75", "sm_80", "sm_90"],
+        "measure": {
+            "sizes": {"n": 100},
+            "arguments": {"out": {"shape": ["n"], "output": True}, "n": "n"},
+            "grid": ["cdiv(n, BLOCK)"],
+            "operations": "1000 * n",
+            "reference": "ref.py:scale",
+        },
+    }
+    bench = Bench(tmp_path)
+    bench.trials._command = (sys.executable, "-c", WORKER)
+    calls = own_calls(load_project(request_for(tmp_path, "t", specs={"t": table}, file="")).targets[0])
+    bench.answer = survey_of(own=calls)
+    codes = [tmp_path / "build" / call.path for call in calls if call.arch == "sm_80"]  # what an A100 runs
+    try:
+        missing = {str(bench.build("")), str(bench.told.get(timeout=DEADLINE_S))}
+        assert all("No such file" in words for words in missing) and len(missing) == 2, "one for each configuration"
+        (tmp_path / "ref.py").write_text("one")
+        for code, text in zip(codes, ("8", "4"), strict=True):
+            code.parent.mkdir(parents=True, exist_ok=True)
+            code.write_text(text)
+        first, second = bench.build(""), bench.told.get(timeout=DEADLINE_S)
+        assert isinstance(first, m.Measured) and isinstance(second, m.Measured)
+        assert (first.problem, first.time_us, first.before_us) == ("n=100 BLOCK=64", 8.0, 0.0)
+        assert (second.problem, second.time_us, second.tflops) == ("n=100 BLOCK=128", 4.0, 1e-6 * 1e5 / 4)
+        codes[1].write_text("bad")
+        third = bench.build("")
+        assert isinstance(third, m.Measured) and (third.problem, third.outcome) == ("n=100 BLOCK=128", "wrong")
+        bench.settle()
+        assert bench.told.empty(), "the other one is as it was"
+        codes[1].write_text("2")
+        fourth = bench.build("")
+        assert isinstance(fourth, m.Measured) and (fourth.time_us, fourth.before_us) == (2.0, 4.0)
+        (tmp_path / "ref.py").write_text("another")
+        both = {bench.build(""), bench.told.get(timeout=DEADLINE_S)}
+        assert {each.time_us for each in both if isinstance(each, m.Measured)} == {8.0, 2.0}
+        bench.answer = survey_of(own=tuple(call for call in calls if call.arch == "sm_90"))
+        assert "none of its architectures runs on" in str(bench.build(""))
+    finally:
+        bench.trials.close()
+
+
 # ---------------------------------------------------------------- the command
 
 
 @pytest.mark.parametrize(
     ("table", "said", "leads"),
     [
-        ('kind = "cuda"\nsources = ["a.cu"]', 'supports kinds "gemm" and "conv2d"', "or drop --profile"),
+        ('kind = "cuda"\nsources = ["a.cu"]', 'supports kinds "gemm" and "conv2d"', "in [target.t.measure]"),
+        ('kind = "hip"\nsources = ["a.cu"]', 'supports kinds "gemm" and "conv2d"', "or drop --profile"),
+        (
+            'kind = "cuda"\nsources = ["a.cu"]\nmeasure = { reference = "r.py:f", arguments = {} }',
+            "symbol must name a function",
+            "extern",
+        ),
         ('kind = "model"\ninputs = {}\noutputs = []\nops = {}', "cannot be measured", "measures a model's GEMMs"),
         ('kind = "gemm"\ngrouped = true', "groups", "set the `tile` of this one"),
     ],

@@ -145,6 +145,17 @@ def test_explain_and_prove(mode: Mode, would_run: bool, expected: str) -> None:
     assert told(recorded, Telling(mode=mode)) == expected
 
 
+def test_a_proof_says_how_many_models_it_traced() -> None:
+    job = messages.JobId(1)
+    recorded = events(
+        (0, messages.Started(job_id=job, action="net.exported.pt2", command="python")),
+        (1, messages.Finished(job_id=job, action="net.exported.pt2", timing=messages.Timing())),
+        (2, messages.Done(outcome=Outcome.BUILT, hits=2)),
+    )
+    text = told(recorded, Telling(mode=Mode.PROVE))
+    assert text.endswith("warm: nothing would be compiled, 2 hits, 1 model traced\n"), text
+
+
 def test_explain_is_restricted_to_a_file() -> None:
     recorded = events(
         (0, messages.Explained(action="t/src/a.cu.o", would_run=True, reasons=("input src/a.cu changed",))),

@@ -68,6 +68,14 @@ def _share_graphs(remote_cache: "Any") -> None:
             cache.begin(remote_cache, os.environ["BUILDD_DIR"])
 
 
+def _keep_tunings(autotune_cache: "Any") -> None:
+    """Keep what Inductor's tuner found, unless the user has a remote cache for it."""
+    if os.environ.get("BUILDD_DIR"):
+        tunings = _beside("inductor_tunings")
+        if tunings.is_wanted():
+            tunings.begin(autotune_cache, sys.modules["torch._inductor.remote_cache"], os.environ["BUILDD_DIR"])
+
+
 def _time_in_turn(benchmarking: "Any") -> None:
     """Let Inductor's tuner take turns on a GPU with others who measure there."""
     if os.environ.get("BUILDD_DIR"):
@@ -78,6 +86,22 @@ def _tune_in_turn(autotuner: "Any") -> None:
     """Let Triton's tuner do so."""
     if os.environ.get("BUILDD_DIR"):
         _beside("gpu_turns").begin_triton(autotuner)
+
+
+def _select_in_turn(selection: "Any") -> None:
+    """Let ejkernel's tuners do so."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_turns").begin_selection(selection, _beside("gpu_turns"))
+
+
+def _ejkernel_in_turn(tuning: "Any") -> None:
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_turns").begin_tuning(tuning, _beside("gpu_turns"))
+
+
+def _tilelang_in_turn(ffi: "Any") -> None:
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_turns").begin_tilelang(ffi, _beside("gpu_turns"))
 
 
 def _name_assembler(compile_tasks: "Any") -> None:
@@ -229,6 +253,9 @@ _THEN = {
     "aitemplate.backend.builder": _recompile_models,
     "aitemplate.backend.cuda.builder_cmake": _recompile_models,
     "aitemplate.backend.target": _share_profiles,
+    "ejkernel.callib._tilelang_ffi": _tilelang_in_turn,
+    "ejkernel.ops.config.selection": _select_in_turn,
+    "ejkernel.ops.execution.tuning": _ejkernel_in_turn,
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _watch_triton,
     "triton.runtime.autotuner": _tune_in_turn,
@@ -238,6 +265,7 @@ _THEN = {
     "torch._inductor.compile_fx": _watch_inductor,
     "torch._inductor.codecache": _use_codecache,
     "torch._inductor.remote_cache": _share_graphs,
+    "torch._inductor.runtime.autotune_cache": _keep_tunings,
     "torch._inductor.runtime.benchmarking": _time_in_turn,
     "torch._inductor.runtime.compile_tasks": _name_assembler,
     "torch._inductor.runtime.triton_heuristics": _record_inductor,

@@ -17,6 +17,7 @@ import pytest
 
 from codegen.errors import RequestError
 from codegen.plan import Answer, Discovery, Plan, Probe
+from codegen.project.target import REFUSED, TorchTarget
 from codegen.python.torch_export import WORKER as EXPORTER
 from codegen.python.torch_model import WORKER
 from tests.support.carry_out import plan_with
@@ -236,6 +237,13 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, changes: dict[str
     with pytest.raises(RequestError, match=message) as caught:
         plan_with(request(tmp_path, **changes), lambda probe: with_gpu(probe, there))
     assert caught.value.next_step
+
+
+@pytest.mark.parametrize("name", REFUSED[TorchTarget])
+def test_what_torch_has_and_a_target_has_not_is_refused_with_its_reason(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match=f'"{name}" in .* is no key: .') as caught:
+        plan_with(request(tmp_path, **{name: 1}), pretended)
+    assert REFUSED[TorchTarget][name] in caught.value.message and caught.value.next_step == "remove it"
 
 
 @pytest.mark.usefixtures("compiler")

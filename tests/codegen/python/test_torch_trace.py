@@ -96,3 +96,28 @@ def test_a_gpu_that_this_torch_cannot_have_is_refused_by_name(user: User) -> Non
     (project.folder / "buildd.toml").write_text(f"[target.net]\n{keys}\n")
     status, said = user.buildd("build", "-C", str(project.folder), timeout_s=600)
     assert status == 2 and ('not built for device "cuda"' in said or "no GPU for device" in said), said
+
+
+@pytest.mark.torch
+def test_a_model_in_code_is_proved_by_a_trace(user: User) -> None:
+    """In another checkout too, and with weights of its own it is another model."""
+    table = TABLE.replace('result = "trace"\n', "").format(name="net", keys='function = "Net"\n{arguments}{inputs}')
+    keys = {"inputs": "inputs = [{ shape = [2, 16] }]\n", "arguments": "factory = true\narguments = { width = 5 }\n"}
+    checkouts = [Checkout(user, name) for name in ("one", "two")]
+    for checkout in checkouts:
+        (checkout.folder / "net.py").write_text(NET)
+        (checkout.folder / "buildd.toml").write_text(table.format(**keys))
+    prove = ("warm", "--prove", "-C", str(checkouts[1].folder))
+    status, said = user.buildd(*prove, timeout_s=600)
+    assert status == 1 and "would run net/net.pt2: never built before" in said, said
+    status, said = user.buildd("warm", "-C", str(checkouts[0].folder), timeout_s=600)
+    assert status == 0, said
+    status, said = user.buildd(*prove, timeout_s=600)
+    assert status == 0 and "nothing would be compiled, 1 hit, 1 model traced" in said, said
+    assert not (checkouts[1].folder / "build").exists()
+    (checkouts[1].folder / "buildd.toml").write_text(table.format(**{**keys, "arguments": "factory = true\n"}))
+    status, said = user.buildd(*prove, timeout_s=600)
+    assert status == 1 and "would run net/net.pt2" in said, said
+    (checkouts[1].folder / "net.py").write_text("raise RuntimeError('no weights')\n")
+    status, said = user.buildd(*prove, timeout_s=600)
+    assert status == 1 and "no weights" in said, said
