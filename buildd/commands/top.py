@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from buildd.host.gpu_load import GpuLoad
     from buildd.ui.top import Rates, Screen
 
-_NOTE_BYTES = 40
 _GPU_EVERY_S = 2.0
 _ANSWER_S = 5.0
 _COLUMNS, _ROWS = 100, 1000
@@ -111,6 +111,7 @@ def look(meter: Meter, gpus: Sequence[GpuLoad]) -> Screen:
     """What is to be seen now."""
     from buildd.client.connect import connect
     from buildd.commands.status import runs_of
+    from buildd.store.hit_notes import noted_so_far
     from buildd.ui.top import Screen
 
     try:
@@ -118,20 +119,7 @@ def look(meter: Meter, gpus: Sequence[GpuLoad]) -> Screen:
             status = client.status()
     except ProtocolError:
         return Screen(None, gpus=gpus, now_ns=time.time_ns())
-    hits = status.counters.get("hits", 0) + sum(map(direct_hits, status.stores))
+    direct = sum(sum(noted_so_far(Path(store)).values()) for store in status.stores)
+    hits = status.counters.get("hits", 0) + direct
     rates = meter.rates(time.monotonic(), hits, status.counters.get("misses", 0))
     return Screen(status, runs_of(status), gpus, rates, time.time_ns())
-
-
-def direct_hits(store: str) -> int:
-    """The hits that shims have noted in the files of runs that go on."""
-    from buildd.store import answers
-
-    total = 0
-    try:
-        with os.scandir(os.path.join(store, answers.FOLDER, answers.NOTES)) as entries:
-            for entry in entries:
-                total += entry.stat().st_size // _NOTE_BYTES
-    except OSError:
-        return total  # no shim has hit yet, or a file was just counted
-    return total

@@ -13,7 +13,6 @@ import os
 from typing import Any
 
 from .entries import FOUND_GRAPH, Entry, Shelf, is_on, note_found, tell
-from .ledger import found_graph
 
 FOLDER = "inductor"
 GROUP = "graph"
@@ -55,13 +54,10 @@ def begin(remote_cache: Any, store: str) -> None:
             shelf = Shelf(store, FOLDER)
             return shelf if shelf.open() else None
 
-        def _taken(self, shelf: Any, key: str) -> Any:
-            return found_graph(lambda: shelf.take(key, GROUP)) if self.is_counted else shelf.take(key, GROUP)
-
         def _get(self, key: str) -> Any:
             try:
                 shelf = self._shelf() if not is_on("BUILDD_RECACHE") else None
-                found = self._taken(shelf, key) if shelf is not None else None
+                found = shelf.take(key, GROUP) if shelf is not None else None
                 if found is not None and self.is_counted:
                     note_found(store, FOUND_GRAPH)
                 return found.files[GROUP] if found is not None else None

@@ -1,9 +1,8 @@
 """A ledger of a program's start: where the time until its last kernel or graph, and the first call after it, went.
 
 Runs in the user's own process, in the main thread's time: standard library only. At each moment one phase runs, the
-innermost one, so the phases add up to the time on the clock. Knows Triton's `compile` and Dynamo's callbacks; if one of
-them is not there, its time counts as the program's own. The ledger is written again after each part of the start,
-because a server is often killed in the end.
+innermost one, so the phases add up to the time on the clock. Knows Triton's `compile`; `torch_ledger` knows torch. The
+ledger is written again after each part of the start, because a server is often killed in the end.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from . import entries
+from .compiler_calls import FOLDER
 
-FOLDER = os.path.join("answers", "failed")
-"""Below the store, beside the other files of a `buildd run` that goes on."""
 SUFFIX = ".programs"
 INTERPRETER, IMPORTS, TRACING, PROGRAM = "interpreter", "imports", "tracing", "program"
+PROBES = "compiler probes"
 GRAPHS_FOUND, GRAPHS_COMPILED = "graphs found", "graphs compiled"
 KERNELS_FOUND, KERNELS_COMPILED, FIRST_CALL = "kernels found", "kernels compiled", "first call"
-_COUNTED = (GRAPHS_FOUND, GRAPHS_COMPILED, KERNELS_FOUND, KERNELS_COMPILED)
+_WORKER = os.path.join("torch", "_inductor", "compile_worker")
+"""In the command of a process that compiles kernels for another one."""
 _MOST_CHARACTERS = 200
 _WRITE_EVERY_S = 1.0
 
@@ -36,17 +36,19 @@ class Ledger:
     """The phases of one process.
 
     Args:
-        path: the file to which lines are appended; it must be there.
+        store: the store's folder.
+        build: the run's id.
         totals: the phases until now.
         now_s: on the clock of `time.monotonic`.
     """
 
     # Invariants: the sum of `totals` is the time from the process's start to `_mark_s`; the last of `_phases` runs.
 
-    def __init__(self, path: str, totals: dict[str, float], now_s: float) -> None:
+    def __init__(self, store: str, build: str, totals: dict[str, float], now_s: float) -> None:
+        self.store, self.build = store, build
         self.totals = totals
         self.counts: dict[str, int] = {}
-        self._path = path
+        self._path = path_of(store, build)
         self._pid = os.getpid()
         self._thread = threading.main_thread().ident
         self._phases = [PROGRAM]
@@ -62,26 +64,47 @@ class Ledger:
         """Whether this is the thread, and the process, whose time is counted."""
         return threading.get_ident() == self._thread and os.getpid() == self._pid
 
-    def enter(self, phase: str) -> None:
-        """A phase begins inside the present one."""
+    @property
+    def phase(self) -> str:
+        """The phase that runs."""
+        return self._phases[-1]
+
+    def is_in(self, *phases: str) -> bool:
+        """Whether one of these phases runs, or is around the one that does."""
+        return any(phase in self._phases for phase in phases)
+
+    def enter(self, phase: str) -> int:
+        """A phase begins inside the present one; the place by which `leave` ends it."""
         self._charge()
         self._phases.append(phase)
         self._own.append(0.0)
+        return len(self._phases) - 1
 
-    def leave(self, phase: str = "") -> None:
-        """The innermost phase ends; `phase` is what it turned out to be."""
+    def leave(self, place: int, phase: str = "", parts: int = 0) -> None:
+        """A phase ends, and those inside it that have not been ended.
+
+        Args:
+            place: what `enter` said.
+            phase: what it turned out to be.
+            parts: number of graphs or kernels that it found or compiled.
+        """
         self._charge()
-        if len(self._phases) < 2:
-            return
-        began, own_s = self._phases.pop(), self._own.pop()
-        if phase and phase != began:
-            self.totals[began] -= own_s
-            self.totals[phase] = self.totals.get(phase, 0.0) + own_s
+        if not 0 < place < len(self._phases):
+            return  # it ended with one around it
+        began, own_s = self._phases[place], self._own[place]
+        del self._phases[place:], self._own[place:]
         ended = phase or began
-        if ended in _COUNTED:
-            self.counts[ended] = self.counts.get(ended, 0) + 1
-        if ended in _COUNTED or ended in (FIRST_CALL, TRACING):
+        if ended != began:
+            self.totals[began] -= own_s
+            self.totals[ended] = self.totals.get(ended, 0.0) + own_s
+        self.count(ended, parts)
+        if parts or ended in (FIRST_CALL, TRACING):
             self._keep()
+
+    def count(self, phase: str, parts: int) -> None:
+        """So many graphs or kernels were found or compiled."""
+        if parts:
+            self.counts[phase] = self.counts.get(phase, 0) + parts
 
     def _charge(self) -> None:
         now_s = time.monotonic()
@@ -123,18 +146,38 @@ class Ledger:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count what happens inside, if it is in the thread that counts."""
-        if not self.is_here:
-            yield
-            return
-        self.enter(phase)
+        """Count what happens inside."""
+        place = self.enter(phase)
         try:
             yield
         finally:
-            self.leave()
+            self.leave(place)
 
 
 _ledger: Ledger | None = None
+compiled_here = 0
+"""Number of kernels that this process's Triton has compiled."""
+
+
+def path_of(store: str, build: str) -> str:
+    """The file to which the ledgers of a run's programs are appended; it is there while the run goes on."""
+    return os.path.join(store, FOLDER, build + SUFFIX)
+
+
+def present() -> Ledger | None:
+    """The ledger, if there is one, and this is the thread whose time it counts."""
+    return _ledger if _ledger is not None and _ledger.is_here else None
+
+
+@contextlib.contextmanager
+def during(phase: str) -> Iterator[None]:
+    """Count what happens inside, if there is a ledger."""
+    here = present()
+    if here is None:
+        yield
+        return
+    with here.during(phase):
+        yield
 
 
 def begin(store: str, imports: Any, site_s: float) -> None:
@@ -147,9 +190,10 @@ def begin(store: str, imports: Any, site_s: float) -> None:
     """
     global _ledger
     build = os.environ.get("BUILDD_BUILD_ID", "")
-    path = os.path.join(store, FOLDER, build + SUFFIX)
-    if _ledger is not None or not build.isascii() or not build.isalnum() or not os.path.isfile(path):
+    if _ledger is not None or not build.isascii() or not build.isalnum() or not os.path.isfile(path_of(store, build)):
         return
+    if any(_WORKER in word for word in getattr(sys, "orig_argv", ())[:4]):
+        return  # what it does counts in the program that has started it
     now_s = time.monotonic()
     present_s = now_s - imports.began_s if imports.began_s else 0.0
     imported_s = imports.seconds + present_s
@@ -158,9 +202,8 @@ def begin(store: str, imports: Any, site_s: float) -> None:
         IMPORTS: imported_s,
         PROGRAM: max(0.0, now_s - site_s - imported_s),
     }
-    _ledger = Ledger(path, totals, now_s)
-    if imports.began_s:
-        _ledger.enter(IMPORTS)
+    _ledger = Ledger(store, build, totals, now_s)
+    imports.place = _ledger.enter(IMPORTS) if imports.began_s else 0
     imports.ledger = _ledger
     atexit.register(_ledger.write)
 
@@ -175,98 +218,38 @@ def watch_triton(compiler: Any) -> None:
 
     @functools.wraps(original)
     def compile(*arguments: Any, **named: Any) -> Any:
-        ledger = _ledger
-        if ledger is None or not ledger.is_here:
-            return original(*arguments, **named)
-        before = entries.found_here
-        ledger.enter(KERNELS_COMPILED)
+        global compiled_here
+        here, before = present(), entries.found_here
+        place = here.enter(KERNELS_COMPILED) if here is not None else 0
         try:
             return original(*arguments, **named)
         finally:
-            ledger.leave(KERNELS_FOUND if entries.found_here > before else KERNELS_COMPILED)
-            with contextlib.suppress(Exception):  # Triton's own interface may have changed
-                _await_launch(ledger)
+            is_found = entries.found_here > before
+            compiled_here += not is_found
+            if here is not None:
+                # Inductor's own kernels are counted, and launched, by what it generates.
+                is_inductors = here.is_in(TRACING, GRAPHS_COMPILED)
+                here.leave(place, KERNELS_FOUND if is_found else KERNELS_COMPILED, parts=not is_inductors)
+                if not is_inductors:
+                    with contextlib.suppress(Exception):  # Triton's own interface may have changed
+                        _await_launch(here)
 
     compiler.compile = compile
 
 
-def _await_launch(ledger: Ledger) -> None:
+def _await_launch(here: Ledger) -> None:
     """Count the time until the launch of the kernel that was just compiled ends."""
     runtime = sys.modules["triton.knobs"].runtime
+    if here.phase == FIRST_CALL:
+        return  # another kernel of the same call
+    place = here.enter(FIRST_CALL)
 
     def launched(*arguments: Any, **named: Any) -> None:
         runtime.launch_exit_hook.remove(launched)
-        if ledger.is_here and ledger._phases[-1] == FIRST_CALL:
-            ledger.leave()
+        if here.is_here:
+            here.leave(place)
 
-    if ledger._phases[-1] == FIRST_CALL:
-        return  # another kernel of the same call
     runtime.launch_exit_hook.add(launched)
-    ledger.enter(FIRST_CALL)
-
-
-def watch_dynamo(callback: Any) -> None:
-    """Count the time in which Dynamo and what is below it compile a frame.
-
-    Args:
-        callback: the module torch._dynamo.callback, just imported.
-    """
-    depth: list[bool] = []
-
-    def start(*arguments: Any) -> None:
-        if _ledger is not None and _ledger.is_here:
-            depth.append(True)
-            _ledger.enter(TRACING)
-
-    def end(*arguments: Any) -> None:
-        if _ledger is not None and _ledger.is_here and depth:
-            depth.pop()
-            _ledger.leave()
-
-    callback.callback_handler.register_start_callback(start)
-    callback.callback_handler.register_end_callback(end)
-
-
-def watch_inductor(compile_fx: Any) -> None:
-    """Count the graphs that Inductor compiles.
-
-    Args:
-        compile_fx: the module torch._inductor.compile_fx, just imported.
-    """
-    original: Callable[..., Any] | None = getattr(compile_fx, "fx_codegen_and_compile", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def compiled(*arguments: Any, **named: Any) -> Any:
-        with during(GRAPHS_COMPILED):
-            return original(*arguments, **named)
-
-    compile_fx.fx_codegen_and_compile = compiled
-
-
-def found_graph(look: Callable[[], Any]) -> Any:
-    """What a look-up of a graph returns; its time counts as a found graph's if it is not None."""
-    ledger = _ledger
-    if ledger is None or not ledger.is_here:
-        return look()
-    found = None
-    ledger.enter(GRAPHS_FOUND)
-    try:
-        found = look()
-    finally:
-        ledger.leave(GRAPHS_FOUND if found is not None else TRACING)
-    return found
-
-
-@contextlib.contextmanager
-def during(phase: str) -> Iterator[None]:
-    """Count what happens inside, if there is a ledger."""
-    if _ledger is None:
-        yield
-        return
-    with _ledger.during(phase):
-        yield
 
 
 def _age_s() -> float:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from buildd.hooks.compiler_calls import JOBS
 from buildd.hooks.ledger import SUFFIX
 from buildd.store import answers
 from buildd.store.hit_notes import held, left, name_of
@@ -41,7 +42,6 @@ MOST_CALLS = 5000
 _COMMAND = "command: "
 _CALLS = ".calls"
 _TIMES = ".times"
-_JOBS = ".jobs"
 _MOST_COMMAND = 400
 _MOST_PROGRAMS = 50
 _DIRECT = "direct hit"
@@ -79,7 +79,7 @@ class FailedCompiles:
         for path in folder.iterdir():
             with contextlib.suppress(OSError), left(path):
                 os.unlink(path)
-        suffixes = ("", _CALLS, _JOBS, SUFFIX, *((_TIMES,) if is_timed else ()))
+        suffixes = ("", _CALLS, JOBS, SUFFIX, *((_TIMES,) if is_timed else ()))
         self._paths = [folder / (name_of(build) + suffix) for suffix in suffixes]
         self._descriptors = [held(path) for path in self._paths]
         self._descriptor, self._calls, self._jobs, self._programs = self._descriptors[:4]
@@ -158,7 +158,7 @@ def jobs_so_far(store: Path, run: OngoingRun, after_bytes: int) -> tuple[list[Ev
     if _running(path) is None:
         return None
     try:
-        with open(f"{path}{_JOBS}", "rb") as file:
+        with open(f"{path}{JOBS}", "rb") as file:
             file.seek(after_bytes)
             content = file.read()
     except OSError:
@@ -229,14 +229,14 @@ def note_job(store: Path, build: str, events: Iterable[Event]) -> None:
         return
     told = [_trimmed(event) for event in events if isinstance(event.body, Queued | Started | Finished | CacheHit)]
     if told:
-        _add(_folder(store) / (name_of(build) + _JOBS), msgspec.json.encode(told))
+        _add(_folder(store) / (name_of(build) + JOBS), msgspec.json.encode(told))
 
 
 def note_memory(store: Path, build: str, time_ns: int, progress: Progress) -> None:
     """Add how much memory all jobs use at a moment."""
     if build:
         event = Event(request_id=RequestId(build), sequence=1, time_ns=time_ns, body=progress)
-        _add(_folder(store) / (name_of(build) + _JOBS), msgspec.json.encode([event]))
+        _add(_folder(store) / (name_of(build) + JOBS), msgspec.json.encode([event]))
 
 
 def _trimmed(event: Event) -> Event:

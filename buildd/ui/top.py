@@ -52,7 +52,7 @@ class Screen:
         if self.status is None:
             found = ["no daemon is running; the next command starts one", *self._gpu_lines(columns)]
         else:
-            head = [*self._head(self.status, columns), *self._gpu_lines(columns), self._hits()]
+            head = [*self._head(self.status, columns), *self._gpu_lines(columns), self._hits(columns)]
             builds = list(self._builds(self.status))
             room = max(_LEAST_JOBS, rows - len(head) - len(builds))
             found = [*head, *builds, *self._jobs(self.status, columns, room)]
@@ -67,16 +67,19 @@ class Screen:
             why = f" for {clean(status.waiting_for)}" if status.waiting_for else ""
             yield f"wait {status.queued}{why}"
         used = sum(job.memory_bytes for job in status.running)
-        budget = f" of {size(status.budget_bytes)}" if status.budget_bytes else ""
-        yield _gauge("mem", used, status.budget_bytes, f"{size(used)}{budget}", columns)
+        sizes = [size(used), *([size(status.budget_bytes)] if status.budget_bytes else [])]
+        words = " of ".join(sizes) if columns >= _WIDE else "/".join(each.replace(" ", "") for each in sizes)
+        yield _gauge("mem", used, status.budget_bytes, words, columns)
 
     def _gpu_lines(self, columns: int) -> Iterator[str]:
         for gpu in self.gpus:
             words = f"{gpu.busy:.0%} {size(gpu.used_bytes)} of {size(gpu.total_bytes)} {clean(gpu.name)}"
             yield _gauge(f"gpu{gpu.index}", gpu.busy, 1.0, words, columns)
 
-    def _hits(self) -> str:
+    def _hits(self, columns: int) -> str:
         assert self.status is not None
+        if columns < _WIDE:
+            return f"hit {_short(self.rates.hits)}/s miss {_short(self.rates.misses)}/s"
         counters = self.status.counters
         total = f"{count(counters.get('hits', 0), 'hit')}, {count(counters.get('misses', 0), 'miss', 'misses')}"
         return f"hits {self.rates.hits:.1f}/s, misses {self.rates.misses:.1f}/s; {total}"
@@ -103,6 +106,11 @@ class Screen:
             yield f" {shortened(clean(job.action), max(6, columns - len(tail) - 2))} {tail}"
         if len(shown) < len(jobs):
             yield f" and {len(jobs) - len(shown)} more"
+
+
+def _short(rate: float) -> str:
+    """A rate in at most three characters, as far as there are such rates."""
+    return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:.0f}"
 
 
 def _build(what: str, since_s: float, running: int, waiting: int, project: str) -> str:

@@ -17,15 +17,16 @@ from pathlib import Path
 import msgspec
 
 from buildd.shims import run_log
+from buildd.store.hit_notes import name_of, noted_so_far
 from buildd.web.timeline import Timeline
 from protocol.aio import AsyncClient
 from protocol.client import find
 from protocol.endpoint import Endpoint, runtime_folder
 from protocol.errors import ProtocolError
-from protocol.messages import Done, Mode, RequestStatus, Status
+from protocol.messages import BuildFigures, Done, Mode, RequestStatus, Status
 from protocol.session import Route
 
-EVERY_S = 0.5
+EVERY_S = 1.0
 FOLLOW_AFTER_S = 0.4
 """A build that is over sooner is read from the store."""
 _MOST_PICTURES = 32
@@ -190,7 +191,7 @@ class Live:
     # ------------------------------------------------------------ figures
 
     def _moment(self, status: Status) -> Now:
-        hits = status.counters.get("hits", 0)
+        hits = status.counters.get("hits", 0) + sum(noted_so_far(self._store).values())
         now_s = time.monotonic()
         rate = 0.0
         if self._counted is not None and now_s > self._counted[0]:
@@ -239,6 +240,7 @@ class Live:
             del self._runs[name]
             if (ended := self.pictures.get(name)) is not None:
                 ended.close()
+        direct = noted_so_far(self._store) if there else {}
         for run in there:
             picture = self.pictures.get(run.build_id)
             if picture is None or run.build_id not in self._runs:
@@ -256,8 +258,10 @@ class Live:
             head = picture.head
             head.elapsed_s = max(head.elapsed_s, (time.time_ns() - run.started_ns) / 1e9)
             head.running = sum(each.jobs_running for each in works)
-            if figures is not None:
-                head.hits, head.misses, head.failures = figures.hits, figures.misses, figures.failures
+            # Another daemon than before begins to count again.
+            ours = figures if figures is not None else BuildFigures()
+            head.hits = max(head.hits, ours.hits + direct.get(name_of(run.build_id), 0))
+            head.misses, head.failures = max(head.misses, ours.misses), max(head.failures, ours.failures)
             lines.append(
                 LiveBuild(
                     id=run.build_id,

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from buildd.hooks import ledger
 from buildd.hooks.ledger import Ledger
 from protocol.messages import ProgramStart
+from tests.support.program_starts import started
 from tests.support.triton_program import DRIVER
 from tests.support.user import User
 
@@ -58,59 +58,61 @@ def lines(path: Path) -> list[ProgramStart]:
     ]
 
 
-def test_no_moment_counts_twice(clock: Clock, tmp_path: Path) -> None:
-    path = tmp_path / "b.programs"
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """The file of the ledgers of the run "b"."""
+    path = Path(ledger.path_of(str(tmp_path), "b"))
+    path.parent.mkdir(parents=True)
     path.touch()
-    made = Ledger(str(path), {"interpreter": 0.5}, 0.0)
+    return path
+
+
+def test_no_moment_counts_twice(clock: Clock, tmp_path: Path, programs: Path) -> None:
+    made = Ledger(str(tmp_path), "b", {"interpreter": 0.5}, 0.0)
     clock.pass_by(1.0)
-    made.enter("imports")
+    imports = made.enter("imports")
     clock.pass_by(2.0)
-    made.enter("kernels compiled")
+    kernels = made.enter("kernels compiled")
     clock.pass_by(3.0)
-    made.leave("kernels found")
+    made.leave(kernels, "kernels found", parts=1)
     clock.pass_by(0.25)
-    made.leave()
+    made.leave(imports)
     clock.pass_by(9.0)
     made.write()
-    (start,) = lines(path)[-1:]
+    (start,) = lines(programs)[-1:]
     assert start.phases == {"interpreter": 0.5, "program": 1.0, "imports": 2.0, "kernels found": 3.0}
     assert (start.wall_s, start.counts) == (6.5, {"kernels found": 1}), "it ends with the last kernel"
 
 
-def test_a_program_without_a_kernel_is_counted_to_its_end(clock: Clock, tmp_path: Path) -> None:
-    path = tmp_path / "b.programs"
-    path.touch()
-    made = Ledger(str(path), {}, 0.0)
+def test_a_program_without_a_kernel_is_counted_to_its_end(clock: Clock, tmp_path: Path, programs: Path) -> None:
+    made = Ledger(str(tmp_path), "b", {}, 0.0)
     clock.pass_by(4.0)
-    made.leave()
     made.write()
-    assert lines(path)[0].phases == {"program": 4.0}
+    assert lines(programs)[0].phases == {"program": 4.0}
+
+
+def test_a_phase_that_never_ended_ends_with_the_one_around_it(clock: Clock, tmp_path: Path, programs: Path) -> None:
+    """A graph that was compiled and never called, a launch that failed: what comes later has its own name."""
+    made = Ledger(str(tmp_path), "b", {}, 0.0)
+    tracing = made.enter("tracing")
+    lost = made.enter("first call")
+    clock.pass_by(1.0)
+    made.leave(tracing)
+    clock.pass_by(2.0)
+    made.leave(lost)
+    assert made.phase == "program"
+    with made.during("imports"):
+        clock.pass_by(4.0)
+    made.enter("tracing")
+    made.leave(1)
+    made.write()
+    assert lines(programs)[-1].phases == {"first call": 1.0, "program": 2.0, "imports": 4.0}
 
 
 def test_without_a_run_there_is_no_file_and_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUILDD_BUILD_ID", "abc")
     ledger.begin(str(tmp_path), object(), 0.0)
     assert ledger._ledger is None
-
-
-TIMED = """
-import os, subprocess, sys, time
-sys.exit(subprocess.call(sys.argv[1:], env={**os.environ, "BEGAN_S": str(time.monotonic())}))
-"""
-END = "import os, time\nprint(time.monotonic() - float(os.environ['BEGAN_S']))\n"
-
-
-def started(user: User, program: str) -> tuple[float, dict[str, Any]]:
-    """Seconds on the wall until a program's last line, from before its process was started; and its ledger."""
-    place = user.folder / "program.py"
-    place.write_text(program + END)
-    status, said = user.buildd("run", "--", sys.executable, "-S", "-c", TIMED, sys.executable, str(place))
-    assert status == 0, said
-    wall_s = float(next(line for line in said.splitlines() if line.replace(".", "", 1).isdigit()))
-    status, told = user.buildd("log", "last", "--json")
-    assert status == 0
-    starts = [json.loads(line)["body"] for line in told.splitlines() if '"program_start"' in line]
-    return wall_s, starts[-1]
 
 
 @pytest.mark.triton

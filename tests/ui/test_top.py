@@ -90,7 +90,8 @@ def test_no_line_is_wider_and_no_screen_longer_than_the_terminal(columns: int, r
 
 def test_twenty_columns_still_say_what_waits_and_for_what() -> None:
     lines = screen().lines(20, 20)
-    assert lines[1:4] == ["jobs 2 of 16", "wait 3 for memory: n", "mem 1000.0 MiB of 4."]
+    assert lines[1:4] == ["jobs 2 of 16", "wait 3 for memory: n", "mem 1000.0MiB/4.0GiB"]
+    assert "hit 12/s miss 0.5/s" in lines
     assert any(line.startswith(" ops") and line.endswith("3.0 s") for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -324,6 +325,58 @@ def test_an_old_token_says_what_to_do(browser: Any, server: User) -> None:
             process.terminate()
             process.communicate(timeout=20)
         reader.context.close()
+
+
+def said_of_the_daemon(page: Any) -> str:
+    return str(page.locator("#now").inner_text())
+
+
+def test_a_page_goes_on_with_a_new_daemon_and_a_new_server(browser: Any) -> None:
+    """A `buildd run` compiles, its daemon is killed, and the next compile starts another one; then `buildd ui` is
+    ended and started again. One page sees all of it without a reload."""
+    with short_folder() as folder, contextlib.ExitStack() as undo:
+        user = User(folder)
+        for name in ("a", "b", "c"):
+            (folder / f"{name}.c").write_text(f"int {name};\n")
+        fifo = folder / "go"
+        os.mkfifo(fifo)
+        with site_of(user) as first:
+            port = first.place.port
+            reader = Reader(browser, first)
+            undo.callback(reader.context.close)
+            page = reader.page
+            run = user.start("run", "--", "sh", "-c", "for f in a b c; do gcc -c $f.c -o $f.o; read x < go; done")
+            undo.callback(run.communicate)
+            undo.callback(run.kill)
+            page.locator("main a", has_text="run sh").or_(page.locator("main a", has_text="for f in")).first.click()
+            until(lambda: any("a.o" in line and "built" in line for line in cells(page, "actions")) or None)
+            until(lambda: said_of_the_daemon(page).startswith("serving") or None)
+            killed = user.daemon()
+            assert killed is not None
+            killed.kill()
+            until(lambda: "no daemon runs" in said_of_the_daemon(page) or None)
+            fifo.write_text("\n")
+            until(lambda: any("b.o" in line and "built" in line for line in cells(page, "actions")) or None)
+            until(lambda: said_of_the_daemon(page).startswith("serving") or None)
+            assert user.daemon() != killed
+        until(lambda: "does not answer" in said_of_the_daemon(page) or None)
+        second = user.start("ui", "--no-open", "--port", str(port))
+        undo.callback(second.communicate)
+        undo.callback(second.terminate)
+        place = until(lambda: serve.find(user.environ), "the server does not start", timeout_s=30)
+        page.wait_for_selector("#trouble:not([hidden])")
+        assert "`buildd ui` prints a new one" in page.locator("#trouble").inner_text()
+        fifo.write_text("\n")
+        reader.context.new_page().goto(place.link("/"))
+        until(lambda: any("c.o" in line and "built" in line for line in cells(page, "actions")) or None)
+        assert page.locator("#trouble").is_hidden()
+        fifo.write_text("\n")
+        assert run.wait(30) == 0
+        until(lambda: page.locator(".figures").inner_text().startswith("built") or None)
+        assert {line.split()[0] for line in cells(page, "actions")} >= {"a.o", "b.o", "c.o"}
+        assert reader.faults == []
+        undo.close()
+        assert user.end() == []
 
 
 class _Hostile(BaseHTTPRequestHandler):

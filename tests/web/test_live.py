@@ -12,6 +12,7 @@ import msgspec
 
 from buildd.shims import run_log
 from buildd.shims.run_log import FailedCompiles
+from buildd.store import answers
 from buildd.web.live import Live
 from buildd.web.picture import BarOutcome
 from protocol.messages import (
@@ -133,8 +134,16 @@ async def _watch_a_run(base: Path, store: Path, event: Callable[[object], Event]
         assert [bar.outcome for bar in change.bars] == [BarOutcome.BUILT, BarOutcome.HIT]
         assert [(sample.used_bytes, sample.budget_bytes) for sample in change.samples] == [(5, 9)]
         assert len(change.bars[0].command) < 500
+        shim = notes_of(store) / "run1"
+        shim.write_bytes(b"x" * 40 * 3)
+        await heard(live, lambda: live.now.builds[0].hits == 3)
         run_log.note_job(store, "run2", told)
         assert not os.path.exists(store / "answers" / "failed" / "run2.jobs"), "no such run goes on"
+
+
+def notes_of(store: Path) -> Path:
+    """The folder of the files to which shims add their hits."""
+    return answers.prepare(store) / answers.NOTES
 
 
 def test_an_observer_does_not_keep_a_request_going() -> None:

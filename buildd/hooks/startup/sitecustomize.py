@@ -52,6 +52,7 @@ def _explain_inductor(codecache: "Any") -> None:
 def _use_codecache(codecache: "Any") -> None:
     _carefully("torch._inductor.codecache", _explain_inductor, codecache)
     _carefully("torch._inductor.codecache", _renew_header, codecache)
+    _carefully("torch._inductor.codecache", _watch_codecache, codecache)
 
 
 def _renew_header(codecache: "Any") -> None:
@@ -108,6 +109,7 @@ def _name_assembler(compile_tasks: "Any") -> None:
     """Give a kernel one key, whether Inductor compiles it in this process or in a worker."""
     if os.environ.get("BUILDD_DIR"):
         _beside("torch_assembler").name_it(compile_tasks)
+        _watch_tasks(compile_tasks)
 
 
 def _name_backend(registry: "Any") -> None:
@@ -150,15 +152,17 @@ class _Imports:
         self.began_s = 0.0
         """When the present one began; 0 outside."""
         self.ledger: Any = None
+        self.place = 0
+        """The present one's, in the ledger."""
 
     def begin(self) -> None:
         self.began_s = time.monotonic()
         if self.ledger is not None:
-            self.ledger.enter("imports")
+            self.place = self.ledger.enter("imports")
 
     def end(self) -> None:
         if self.ledger is not None:
-            self.ledger.leave()
+            self.ledger.leave(self.place)
         else:
             self.seconds += time.monotonic() - self.began_s
         self.began_s = 0.0
@@ -197,12 +201,17 @@ def _watch_triton(compiler: "Any") -> None:
     _beside("ledger").watch_triton(compiler)
 
 
-def _watch_dynamo(callback: "Any") -> None:
-    _beside("ledger").watch_dynamo(callback)
+def _in_ledger(act: str) -> "Any":
+    """A hook that has torch tell the ledger."""
+
+    def then(module: "Any") -> None:
+        getattr(_beside("torch_ledger"), act)(module)
+
+    return then
 
 
-def _watch_inductor(compile_fx: "Any") -> None:
-    _beside("ledger").watch_inductor(compile_fx)
+_watch_codecache = _in_ledger("watch_codecache")
+_watch_tasks = _in_ledger("watch_tasks")
 
 
 def _beside(name: str) -> "Any":
@@ -261,9 +270,13 @@ _THEN = {
     "triton.runtime.autotuner": _tune_in_turn,
     "triton.runtime.jit": _record_triton,
     "torch._dynamo.backends.registry": _name_backend,
-    "torch._dynamo.callback": _watch_dynamo,
-    "torch._inductor.compile_fx": _watch_inductor,
+    "torch._dynamo.callback": _in_ledger("watch_dynamo"),
+    "torch._functorch._aot_autograd.autograd_cache": _in_ledger("watch_autograd"),
+    "torch._inductor.async_compile": _in_ledger("watch_kernels"),
     "torch._inductor.codecache": _use_codecache,
+    "torch._inductor.compile_fx": _in_ledger("watch_inductor"),
+    "torch._inductor.cpp_builder": _in_ledger("watch_compilers"),
+    "torch._inductor.cpu_vec_isa": _in_ledger("watch_probes"),
     "torch._inductor.remote_cache": _share_graphs,
     "torch._inductor.runtime.autotune_cache": _keep_tunings,
     "torch._inductor.runtime.benchmarking": _time_in_turn,

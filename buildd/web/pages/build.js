@@ -58,7 +58,7 @@ export function buildPage(main, build, options) {
     { title: "waited", cell: (bar) => duration(Math.max(0, bar.start_s - bar.queued_s)), value: (bar) => bar.start_s - bar.queued_s, width: "72px", number: true, wide: true },
     { title: "peak memory", cell: (bar) => (bar.peak_bytes ? size(bar.peak_bytes) : ""), value: (bar) => bar.peak_bytes, width: "76px", number: true },
     { title: "why it ran", cell: (bar) => bar.message || bar.reasons[0] || "", width: "minmax(80px, 2fr)", wide: true },
-  ], { label: "actions", sort: 4, down: true, key: (bar) => bar.id, open: (bar) => choose(bar.id, true), none: "no action yet" });
+  ], { label: "actions", sort: 4, down: true, key: (bar) => bar.id, open: (bar) => choose(bar.id, true), none: "no action yet", moves: (bar) => bar.outcome === "running" });
 
   fill(main,
     el("div", { class: "row" }, title, options.alone ? null : el("span", { class: "row" },
@@ -172,14 +172,18 @@ export function buildPage(main, build, options) {
     fill(said, notes.length ? [el("h2", {}, "messages"), el("pre", {}, notes.slice(-MOST_LINES).map((one) => `${one.text}\n`))] : null);
   }
 
+  let links = null;
+  const pathNote = el("p", { class: "faint" });
+
   function showPath() {
-    const links = build.critical;
-    if (!links.length) { fill(path, el("p", { class: "faint" }, "nothing has run")); return; }
     const time = (one) => Math.max(0, one.end_s - (one.start_s || 0));
-    const most = Math.max(...links.map(time), 0.001);
-    const ran = links.reduce((sum, one) => sum + time(one), 0);
-    fill(path, el("p", { class: "faint" }, `${count(links.length, "job")}, ${duration(ran)} of ${duration(build.head.elapsed_s)} (${share(ran, build.head.elapsed_s)}): only where one of these is faster does this build end sooner`),
-      el("div", { class: "bars" }, links.map((one) => [
+    const ran = build.critical.reduce((sum, one) => sum + time(one), 0);
+    fill(pathNote, build.critical.length ? `${count(build.critical.length, "job")}, ${duration(ran)} of ${duration(build.head.elapsed_s)} (${share(ran, build.head.elapsed_s)}): only where one of these is faster does this build end sooner` : "nothing has run");
+    if (JSON.stringify(build.critical) === links) return; // a live page draws every second
+    links = JSON.stringify(build.critical);
+    const most = Math.max(...build.critical.map(time), 0.001);
+    fill(path, pathNote,
+      el("div", { class: "bars" }, build.critical.map((one) => [
         el("a", { href: `#action=${encodeURIComponent(one.name)}`, title: one.name, onclick: (event) => { event.preventDefault(); choose(one.id, true); } }, one.name),
         el("i", { style: { width: `${(100 * time(one)) / most}%` } }),
         el("span", {}, `${duration(time(one))}${one.waited_for === "slot" ? `, after ${duration((one.start_s || 0) - (one.queued_s || 0))} without a slot` : ""}`),

@@ -49,6 +49,7 @@ export async function builds(main, page) {
       el("a", { href: buildAddress(one.id), class: "wrap" }, one.what || one.id),
       el("span", { class: "faint" }, `  ${duration(one.elapsed_s)}, ${one.total ? `${one.done || 0} of ${one.total} done, ` : ""}${one.running || 0} running, ${one.waiting || 0} waiting  ${place(one.project)}`))));
   });
+  page.back(() => load(filter.value).catch(page.trouble));
   await load(asked);
 }
 

@@ -1,6 +1,6 @@
 // The frame of all pages: which address shows what, keys, the line about the daemon, links without a reload.
 
-import { listen } from "./data.js";
+import { listen, OLD } from "./data.js";
 import { el, fill } from "./dom.js";
 import { count, duration, size } from "./format.js";
 import { build, builds, programs, search, target } from "./lists.js";
@@ -13,6 +13,7 @@ const line = document.getElementById("now");
 const trouble = document.getElementById("trouble");
 let ends = [];
 let heard = [];
+let returns = [];
 let shown = 0;
 
 function complain(error) {
@@ -32,6 +33,7 @@ async function show() {
   for (const end of ends) end();
   ends = [];
   heard = [];
+  returns = [];
   complain(null);
   main.setAttribute("aria-busy", "true");
   const found = VIEWS.find(([pattern]) => pattern.test(location.pathname));
@@ -44,13 +46,19 @@ async function show() {
   const page = {
     path: location.pathname, query: new URLSearchParams(location.search), go, trouble: complain,
     now(take) { heard.push(take); },
+    back(act) { returns.push(act); },
     stream(name, take) { stream = name; picture = take; },
     end(act) { ends.push(act); },
   };
   const view = found ? found[1] : async (where) => fill(where, el("h1", {}, "there is no such page"));
   const ready = view(main, page);
   ends.push(listen(stream, (kind, data) => {
-    if (kind === "lost") { fill(line, "the server does not answer; this page tries again"); return; }
+    if (kind === "lost") {
+      fill(line, data ? "the server was started again" : "the server does not answer; this page tries again");
+      if (data) complain(new Error(OLD));
+      return;
+    }
+    if (kind === "back") { complain(null); for (const act of returns) act(); return; }
     if (kind === "build") { if (picture) picture(data); return; }
     const now = { builds: [], ...data };
     tell(now);

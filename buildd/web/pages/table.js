@@ -8,7 +8,8 @@ const SPARE = 6;
 /**
  * A table. `columns`: {title, cell(row) -> node or text, value(row) for sorting, width, number, wide (left out where the
  * page is narrow)}. `options`: label, rows, sort (index of a column), down, open(row) for a click or Enter, key(row) names
- * a row for `choose`, height (most, in pixels), none (words for no rows).
+ * a row for `choose`, height (most, in pixels), none (words for no rows), moves(row) whether a row's cells can change while
+ * it is the same object (without it: yes).
  */
 export class Table {
   constructor(columns, options) {
@@ -105,7 +106,8 @@ export class Table {
       line.node.style.setProperty("transform", `translateY(${place * LINE}px)`);
       line.node.setAttribute("aria-rowindex", place + 1);
     }
-    if (line.row === row && line.place === place && line.version === this.version) return;
+    const moves = this.options.moves ? this.options.moves(row) : true;
+    if (line.row === row && line.place === place && (line.version === this.version || !moves)) return;
     line.row = row;
     line.place = place;
     line.version = this.version;
