@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -109,3 +111,28 @@ def test_a_tuner_that_times_without_a_pause_leaves_others_their_turn(tmp_path: P
             asyncio.run(asyncio.wait_for(work(), 30.0))
         finally:
             tuner.kill()
+
+
+def test_a_fifo_in_the_shared_folder_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+    os.mkfifo(tmp_path / GPU)
+    assert gpu_turns.in_turn(lambda: 7, str(tmp_path))() == 7
+
+
+def test_a_child_that_is_forked_in_a_turn_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loader of data forks its workers while a kernel is tuned."""
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+
+    def fork() -> int:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        return child
+
+    child = gpu_turns.in_turn(fork, str(tmp_path))()
+    try:
+        assert is_free(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
