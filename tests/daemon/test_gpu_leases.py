@@ -300,6 +300,7 @@ def test_a_lease_that_is_given_back_while_the_driver_is_asked_is_answered(machin
     with Raw(machine.served) as client:
         client.shake()
         client.say(Lease(lease_id=LeaseId("a"), gpu=GPU))
+        until(lambda: any(each.holder is not None for each in machine.gpus))
         client.say(GiveBack(lease_id=LeaseId("a")))
         answer = client.hear()
         assert isinstance(answer, LeaseEnded) and answer.reason is LeaseEnd.GIVEN_BACK, answer
