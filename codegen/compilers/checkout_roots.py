@@ -48,7 +48,9 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
         flags: all flags of the tool, also those from its environment.
         temporary: temporary folders that the compile mentions, and mapped ones.
     """
-    if compile.family is Family.HIPCC or compile.makes is not Makes.OBJECT or compile.relocatable:
+    if compile.family is Family.HIPCC or compile.relocatable:
+        return ()
+    if compile.makes is not Makes.OBJECT and (compile.makes is not Makes.RULES or compile.family is not Family.GCC):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
     shows = inspect(flags).path_sensitive
