@@ -20,7 +20,6 @@ from codegen.reach import read_regular
 
 _SPLICE = re.compile(rb"\\[ \t\v\f\r]*\x03")
 _WORD = re.compile(rb"[A-Za-z_$\x80-\xff][\w$\x80-\xff]*")
-_RAW = b'R"'
 _BLANK = rb"(?:[ \t\v\f\r\x01]|/\*[^\n]*?\*/)*"
 """White space and comments: of those that a bare form keeps none holds a newline."""
 _DIRECTIVE = re.compile(rb"^" + _BLANK + rb"(?:#|%:)([^\n]*)$", re.MULTILINE)
@@ -107,9 +106,7 @@ class Definitions:
 
     def words_of_code(self) -> frozenset[bytes]:
         """The words outside of directives."""
-        # What begins like a directive may be the end of a raw string, with code behind it.
-        text = self._text if _RAW in self._text else _DIRECTIVE.sub(b"", self._text)
-        return frozenset(_WORD.findall(text))
+        return frozenset(_WORD.findall(_DIRECTIVE.sub(b"", self._text)))
 
     def words(self) -> frozenset[bytes]:
         """The words outside of definitions, whose own words count where the macro is used."""

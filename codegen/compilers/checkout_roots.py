@@ -110,6 +110,20 @@ def others(roots: Iterable[tuple[str, str]]) -> Roots:
     return tuple(root for root in roots if not is_checkout(root[0]))
 
 
+def of_one_build(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return the roots whose folder is of one build alone. Objects of two other folders may be linked into one program,
+    also if the user had both folders mapped."""
+    return tuple(root for root in others(roots) if root[0] != temporary_roots.BUILD)
+
+
+def naming(roots: Roots, paths: Iterable[str]) -> set[str]:
+    """Return the roots whose folder is in the name of a module. Args: paths: the source and the object, absolute."""
+    passing = of_one_build(roots)
+    apart = [path for path in paths if not temporary_roots.is_below(path, passing)]
+    lasting = (root for root in roots if root not in passing)
+    return {root[0] for root in lasting if is_checkout(root[0]) or any(_is_in(path, root[1]) for path in apart)}
+
+
 def names_in(content: bytes, roots: Roots) -> set[str]:
     """Return the roots that an object or device code mentions in any form."""
     found = temporary_roots.names_in(content, others(roots))
