@@ -108,6 +108,11 @@ def others(roots: Iterable[tuple[str, str]]) -> Roots:
     return tuple(root for root in roots if not is_checkout(root[0]))
 
 
+def names_through(path: str, roots: Roots) -> set[str]:
+    """Return the checkout's roots whose folder an absolute path leads into, or through with `..`."""
+    return {name for name, folder in checkouts(roots) if _is_in(path, folder) or _is_in(os.path.normpath(path), folder)}
+
+
 def names_in(content: bytes, roots: Roots) -> set[str]:
     """Return the roots that an object or device code mentions in any form."""
     found = temporary_roots.names_in(content, others(roots))
