@@ -128,6 +128,9 @@ const char *find_tool(char **argv)
 		behind(self, tool);
 		return strrchr(self, '/') + 1;
 	}
+	/* A tree's launcher is called by another one: of another store, or named twice. */
+	while (argv[1] && argv[2] && strcmp(base_of(argv[1]), "buildd-cc") == 0)
+		argv++;
 	if (!argv[1]) {
 		fprintf(stderr, "usage: buildd-cc COMPILER ARGUMENT...\n");
 		_exit(2);
