@@ -280,10 +280,10 @@ def _use_once() -> None:
 
 def _run(connection: socket.socket, code: _Code) -> NoReturn:
     """Be the process of one command."""
-    from protocol import client
+    from protocol import sockets
 
     status = b""
-    client.put_off = []
+    sockets.put_off = []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (
@@ -303,7 +303,7 @@ def _run(connection: socket.socket, code: _Code) -> NoReturn:
         try:
             fcntl.fcntl(connection, fcntl.F_SETFL, 0)  # from here the end of the caller must not end this process
             connection.sendall(status)
-            for end in client.put_off:
+            for end in sockets.put_off:
                 end()
         finally:
             os._exit(0)

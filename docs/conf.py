@@ -1,5 +1,7 @@
 """How `scripts/docs` turns these pages into a site: settings of Sphinx. The pages themselves stay plain Markdown."""
 
+import re
+
 from sphinx.application import Sphinx
 
 project = "buildd"
@@ -22,7 +24,11 @@ suppress_warnings = [
     "myst.xref_missing",
     "misc.highlighting_failure",
 ]  # files that are no pages: a test checks their links
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
+# A page that was opened as a file may not read the others, and the search would try to.
+html_show_search_summary = False
 html_show_sourcelink = False
 html_show_copyright = False
 
@@ -41,6 +47,14 @@ CONTENTS = {
 }
 
 
+_EXAMPLE = re.compile(r"\]\(((?:\.\./)*examples/\w+)\)")
+
+
+def lead_to_pages(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let a link to the folder of an example lead to the folder's page, as it does where the repository is browsed."""
+    source[0] = _EXAMPLE.sub(r"](\1/README.md)", source[0])
+
+
 def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
     """Give the first page its table of contents, which is the menu of every page."""
     if name == root_doc:
@@ -49,4 +63,5 @@ def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", lead_to_pages)
     app.connect("source-read", add_contents)

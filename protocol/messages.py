@@ -14,6 +14,14 @@ from typing import Annotated, Any
 import msgspec
 
 from protocol.base import Message as Message
+from protocol.event_parts import Diagnostic as Diagnostic
+from protocol.event_parts import Digest as Digest
+from protocol.event_parts import FailureKind as FailureKind
+from protocol.event_parts import Kernel as Kernel
+from protocol.event_parts import Output as Output
+from protocol.event_parts import Severity as Severity
+from protocol.event_parts import Step as Step
+from protocol.event_parts import Timing as Timing
 from protocol.events import Artifact as Artifact
 from protocol.events import Body as Body
 from protocol.events import BuildId as BuildId
@@ -22,32 +30,24 @@ from protocol.events import Candidate as Candidate
 from protocol.events import Changed as Changed
 from protocol.events import Chosen as Chosen
 from protocol.events import Compared as Compared
-from protocol.events import Diagnostic as Diagnostic
-from protocol.events import Digest as Digest
 from protocol.events import Done as Done
 from protocol.events import EventBody as EventBody
 from protocol.events import Explained as Explained
 from protocol.events import Failed as Failed
-from protocol.events import FailureKind as FailureKind
 from protocol.events import Finished as Finished
 from protocol.events import Host as Host
 from protocol.events import JobId as JobId
-from protocol.events import Kernel as Kernel
 from protocol.events import Lagged as Lagged
 from protocol.events import LogLine as LogLine
 from protocol.events import Measured as Measured
 from protocol.events import Notice as Notice
 from protocol.events import Outcome as Outcome
-from protocol.events import Output as Output
 from protocol.events import Planned as Planned
 from protocol.events import ProgramStart as ProgramStart
 from protocol.events import Progress as Progress
 from protocol.events import Queued as Queued
 from protocol.events import RequestId as RequestId
-from protocol.events import Severity as Severity
 from protocol.events import Started as Started
-from protocol.events import Step as Step
-from protocol.events import Timing as Timing
 from protocol.events import ToolOutput as ToolOutput
 from protocol.events import Unknown as Unknown
 from protocol.events import Watching as Watching

@@ -10,7 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from buildd.builds.command import shown
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
 from buildd.builds.noisy_compiles import is_noisy
-from buildd.builds.products import Failure, Moment, Product, Ran
+from buildd.builds.products import INTERNAL_FAULT, Counts, Failure, Moment, Product, Ran
 from buildd.errors import BuilddError
 from buildd.files.stamp_set import Mark
 from buildd.keys.lookup import Found, Missing
@@ -38,23 +37,6 @@ from protocol import messages as m
 from protocol.problem import message_and_step
 
 _log = logging.getLogger(__name__)
-INTERNAL_FAULT = (
-    "the daemon failed; its log has the story",
-    "build again; buildd doctor --bundle makes a report of it",
-)
-HIT = m.JobId(0)
-"""Job id in events about actions that did not run."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Figures for the summary. `saved_s` is the time that hits' jobs took when they ran."""
-
-    done: int = 0
-    hits: int = 0
-    misses: int = 0
-    failures: int = 0
-    saved_s: float = 0.0
 
 
 class ActiveBuild:

@@ -168,6 +168,7 @@ _KEYS: dict[str, Callable[[Namespace], int]] = {"key": _key, "trust": _trust}
 
 def _stats(store: Store, options: Namespace) -> int:
     from buildd.store import figures
+    from buildd.ui.text import count
 
     found = figures.stats(store)
     if options.words_of:
@@ -191,9 +192,9 @@ def _stats(store: Store, options: Namespace) -> int:
         *_by_reason("passed", "through to the tool", found.passed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
-        f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
+        f"evicted     {count(counts['evicted_results'], 'result')}, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
-        f"in use by   {found.sessions} processes, {found.leased} results leased",
+        f"in use by   {count(found.sessions, 'process', 'processes')}, {count(found.leased, 'result')} leased",
     ]
     return _say(options, found, lines)
 

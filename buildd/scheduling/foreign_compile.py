@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from buildd.builds.active_build import HIT, Outputs, Report
+from buildd.builds.active_build import Outputs, Report
 from buildd.builds.command import output_path
-from buildd.builds.products import Failure, Moment, Product, Ran
+from buildd.builds.products import HIT, Failure, Moment, Product, Ran
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file
 from buildd.keys import precompiled
