@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -69,11 +67,11 @@ class Relay:
 
     # ---------------------------------------------------------------- life
 
-    def follow(self, process: subprocess.Popen[bytes]) -> None:
+    def follow(self, pid: int) -> None:
         """Pass the output of a program on until it ends; it was started with `output` as its standard output."""
         os.close(self.output)
         self.output = -1
-        ended = os.pidfd_open(process.pid)
+        ended = os.pidfd_open(pid)
         waiting = select.poll()
         waiting.register(ended, select.POLLIN)
         waiting.register(self._ours, select.POLLIN)
@@ -118,6 +116,8 @@ class Relay:
         if self._gone or waiting.poll(0):  # no process has it any more
             return
         os.set_blocking(self._ours, True)
+        import subprocess
+
         with contextlib.suppress(OSError):
             subprocess.Popen(["cat"], stdin=self._ours, stdout=self._terminal, stderr=subprocess.DEVNULL, cwd="/")
 
@@ -260,6 +260,8 @@ class Relay:
 
 def _reader_of(terminal: str) -> str:
     """A descriptor, in /proc, by which a program has opened a terminal only to read from it; empty if there is none."""
+    import glob
+
     for place in glob.iglob("/proc/[0-9]*/fd/*"):
         if _is_link_to(place, terminal):
             with contextlib.suppress(OSError), open(place.replace("/fd/", "/fdinfo/"), encoding="ascii") as info:
