@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from buildd.client.budget_share import BudgetShare
     from buildd.shims.jobserver import Jobserver
     from buildd.store.hit_notes import Notes
+    from protocol.client import Client
 
 NOTHING = FoundKernels()
 _STATUS_S = 5.0
@@ -102,17 +103,26 @@ def bound_kernels(environ: Mapping[str, str]) -> None:
         shared_kernels.trim(store, (limit_bytes or default_limit(store)) // shared_kernels.SHARE)
 
 
-def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes | None) -> BuildFigures:
+def figures_of(
+    environ: Mapping[str, str], build: BuildId, notes: Notes | None, client: Client | None = None
+) -> BuildFigures:
     """Figures of a build's compiles so far: the daemon's, if one runs, plus the hits that shims noted.
 
     Args:
         notes: None where the store may not be written: then shims note nothing.
+        client: a connection from the build's beginning, if there is one. Its daemon may have ended: shims start another
+            one.
     """
     from buildd.client.connect import connect
+    from protocol.client import find
+    from protocol.endpoint import runtime_folder
 
     try:
-        with connect(environ, start=False, timeout_s=_STATUS_S) as client:
+        if client is not None and client.route.endpoint == find(runtime_folder(environ)):
             found = client.status().builds.get(build, BuildFigures())
+        else:
+            with connect(environ, start=False, timeout_s=_STATUS_S) as another:
+                found = another.status().builds.get(build, BuildFigures())
     except ProtocolError:
         found = BuildFigures()
     hits, saved_s = notes.figures() if notes is not None else (0, 0.0)

@@ -20,9 +20,11 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
+from buildd import caller
 from buildd.errors import BuilddError
 from buildd.shims.shim_folders import BUILDERS
 from codegen.foreign.called_tool import without_shims
@@ -32,6 +34,7 @@ _LOOK_S = 2.0
 _WAIT_S = 0.1
 _ASK_S = 5.0
 _MAKE = ("make", "gmake")
+_ELF_MAGIC = b"\x7fELF"
 _VERSION = re.compile(r"GNU Make (\d+)\.(\d+)")
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 
@@ -71,7 +74,8 @@ class Jobserver:
     def restore(self) -> int:
         """Put back tokens whose holders are gone; returns how many.
 
-        A token is lost if two looks in a row find it taken, beyond those that the processes below this one can hold.
+        A token is lost if two looks in a row find it taken, beyond those that the processes below the one that the user
+        called can hold.
         """
         with self._lock:
             out = 0
@@ -156,6 +160,21 @@ def find_builders(environ: Mapping[str, str]) -> dict[str, str]:
 def _version(make: str) -> tuple[int, int]:
     """Version of GNU make; (0, 0) for another make."""
     try:
+        with open(make, "rb") as file:
+            is_script = file.read(len(_ELF_MAGIC)) != _ELF_MAGIC
+            status = os.fstat(file.fileno())
+    except OSError:
+        is_script = True
+    if is_script:  # what it starts may change without it
+        return _asked.__wrapped__(make, ())
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _asked(make, stamp)
+
+
+@cache
+def _asked(make: str, stamp: tuple[int, ...]) -> tuple[int, int]:
+    """As this very file answers: its stamp is a part of the question, for processes that live long."""
+    try:
         said = subprocess.run(
             [make, "--version"],
             stdin=subprocess.DEVNULL,
@@ -171,8 +190,8 @@ def _version(make: str) -> tuple[int, int]:
 
 
 def _most_held(fifo: Path) -> int:
-    """The most tokens that living processes below this one can hold: one for each thread of the processes that have the
-    fifo open and of their descendants."""
+    """The most tokens that living processes below the one that the user called can hold: one for each thread of the
+    processes that have the fifo open and of their descendants."""
     parents: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
         try:
@@ -181,7 +200,7 @@ def _most_held(fifo: Path) -> int:
                 parents[int(name)] = int(fields[1]), int(fields[17])
         except (OSError, IndexError):
             continue
-    ours = _with_all_below({os.getpid()}, parents) - {os.getpid()}
+    ours = _with_all_below({caller.process()}, parents) - {caller.process()}
     holders = _with_all_below({pid for pid in ours if _has_open(pid, fifo)}, parents)
     return sum(parents[pid][1] for pid in holders)
 

@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -69,11 +68,11 @@ class Relay:
 
     # ---------------------------------------------------------------- life
 
-    def follow(self, process: subprocess.Popen[bytes]) -> None:
+    def follow(self, pid: int) -> None:
         """Pass the output of a program on until it ends; it was started with `output` as its standard output."""
         os.close(self.output)
         self.output = -1
-        ended = os.pidfd_open(process.pid)
+        ended = os.pidfd_open(pid)
         waiting = select.poll()
         waiting.register(ended, select.POLLIN)
         waiting.register(self._ours, select.POLLIN)
@@ -118,6 +117,8 @@ class Relay:
         if self._gone or waiting.poll(0):  # no process has it any more
             return
         os.set_blocking(self._ours, True)
+        import subprocess
+
         with contextlib.suppress(OSError):
             subprocess.Popen(["cat"], stdin=self._ours, stdout=self._terminal, stderr=subprocess.DEVNULL, cwd="/")
 

@@ -25,7 +25,15 @@ ROOMS = (
     *("codegen.variables", "codegen.project", "codegen.compilers", "codegen.context", "codegen.steps"),
     *("codegen.foreign", "codegen.compiled", "codegen.arrays", "codegen.gemm", "codegen.models", "codegen.python"),
     *("codegen.cmake_project", "codegen.clangd", "codegen.generate", "codegen.tuning", "codegen.workers"),
-    *("buildd.identity", "buildd.errors", "buildd.exits", "buildd.lazy", "buildd.hooks", "buildd.runtime"),
+    *(
+        "buildd.identity",
+        "buildd.errors",
+        "buildd.exits",
+        "buildd.lazy",
+        "buildd.caller",
+        "buildd.hooks",
+        "buildd.runtime",
+    ),
     *("buildd.state", "buildd.host", "buildd.processes", "buildd.native", "buildd.files", "buildd.store"),
     *("buildd.keys", "buildd.artifacts", "buildd.builds", "buildd.watch", "buildd.shims", "buildd.scheduling"),
     *(
