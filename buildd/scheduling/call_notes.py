@@ -20,7 +20,7 @@ from buildd.hooks.proof import FOLDER as PROVE
 from buildd.hooks.proof import NEEDED
 from buildd.hooks.triton_record import FOLDER as RECORD
 from buildd.hooks.triton_record import ROOT
-from codegen.compilers import temporary_roots
+from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, PassThrough, Reason
 from codegen.reach import read_regular
 from protocol import messages as m
@@ -113,7 +113,7 @@ def record(request: m.Request, compile: Compile, roots: temporary_roots.Roots, l
             place = os.path.normpath(os.path.join(request.project, path)) if path else ""
             if place and place not in files and not is_installed(place, tool, root):
                 files[place] = _keep(Path(folder, FILES), place)
-        if not roots and _names_folder(request, compile, files):
+        if _names_folder(request, compile, roots, files):
             raise ValueError("its result holds for its own folder alone")
         call = RecordedCall(
             command=request.command,
@@ -154,8 +154,10 @@ def need(request: m.Request, name: str, reasons: Iterable[str]) -> m.Done:
     return m.Done(outcome=m.Outcome.REFUSED, code=WOULD_COMPILE, message=f"{name}: {why}")
 
 
-def _names_folder(request: m.Request, compile: Compile, files: Iterable[str]) -> bool:
-    """Whether the key of a call without roots names a folder that another machine has elsewhere."""
+def _names_folder(request: m.Request, compile: Compile, roots: temporary_roots.Roots, files: Iterable[str]) -> bool:
+    """Whether the key of a call names a folder that another machine has elsewhere."""
+    if roots:
+        return checkout_roots.always_bound(compile.flags, roots)
     folders = {request.project, *map(os.path.dirname, files)}
     return compile.family is not Family.GCC or any(folder in word for word in request.command[1:] for folder in folders)
 

@@ -141,10 +141,11 @@ def bundle_of(place: Path) -> Iterator[Path]:
             bundle = Path(folder, BUNDLE)
             with _layer(place, manifest.layers[0]) as layer, tarfile.open(fileobj=layer, mode="r|*") as archive:
                 # Only this one file's content is read; no name of the archive becomes a path.
-                content = next((archive.extractfile(e) for e in archive if e.name == BUNDLE and e.isreg()), None)
-                if content is None:
+                entry = next((each for each in archive if each.name == BUNDLE and each.isreg()), None)
+                content = archive.extractfile(entry) if entry is not None else None
+                if entry is None or content is None:
                     raise ValueError(f"its layer has no {BUNDLE}")
-                if archive.members[-1].size > max(_MOST_UNPACKED, _MOST_RATIO * manifest.layers[0].size):
+                if entry.size > max(_MOST_UNPACKED, _MOST_RATIO * manifest.layers[0].size):
                     raise ValueError(f"its {BUNDLE} is larger than its layer can tell")
                 with open(bundle, "wb") as target:
                     shutil.copyfileobj(content, target, _CHUNK_BYTES)

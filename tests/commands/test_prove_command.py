@@ -125,6 +125,16 @@ def test_what_one_machine_recorded_another_one_compiles_ahead(kept_user: User) -
     assert status == 0 and "1 file of this folder is not as recorded" in said and "0 hits, 2 compiled" in said
 
 
+def test_what_holds_for_one_folder_is_not_recorded(kept_user: User) -> None:
+    machine = Machine(kept_user, "bound")
+    (machine.app / "a.c").write_text("int a;\nint main() { return a; }\n")
+    script = "gcc -g -c $HERE/a.c -o $HERE/a.o && gcc $HERE/a.c -o $HERE/a && gcc -c $HERE/a.c -o $HERE/b.o"
+    status, said = machine.buildd("run", "--record", "r", "--", "sh", "-c", script)
+    assert status == 0 and "buildd: 1 compiler call recorded in r" in said
+    assert said.count("not recorded: gcc") == 1 and "its result holds for its own folder alone" in said
+    assert [line.call.output for line in recording_file.read(machine.app / "r").calls] == [f"{machine.app}/b.o"]
+
+
 def lines_with(**changed: object) -> bytes:
     call = {
         "command": ["/usr/bin/gcc", "-c", "/w/a.c"],
