@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -135,9 +135,10 @@ def is_proving(request: m.Request) -> bool:
     return os.path.isabs(request.environment.get(PROVE, ""))
 
 
-def is_compile(command: Iterable[str], why: PassThrough) -> bool:
+def is_compile(command: Sequence[str], why: PassThrough) -> bool:
     """Whether a call that buildd does not take may compile something."""
-    return why.reason not in _COMPILES_NOTHING and not any(map(_ASKS.fullmatch, command))
+    names_source = any(not word.startswith("-") or word == "-" for word in command[1:])
+    return why.reason not in _COMPILES_NOTHING and names_source and not any(map(_ASKS.fullmatch, command))
 
 
 def are_wanted(request: m.Request) -> bool:

@@ -333,7 +333,7 @@ class ForeignIntake:
         run_log.note_call(self._store.folder, request.build_id, explained)
         figures.count_passed_through(reason)
         self._store.tally.count_passed_through(reason)
-        if call_notes.is_proving(request) and call_notes.is_compile(request.command[1:], why):
+        if call_notes.is_proving(request) and call_notes.is_compile(request.command, why):
             log.append(call_notes.need(request, call, [f"it is never kept: {why}"]))
             return
         log.append(m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why)))

@@ -22,6 +22,7 @@ mkdir -p ../cache/gen
 for n in 1 2; do echo '#include "unit.h"' > ../cache/gen/k$n.c; echo "int k$n = UNIT * $n;" >> ../cache/gen/k$n.c; done
 cd ../cache/gen
 gcc --version > version
+gcc -v 2> version
 gcc -E -I ../../app/include k1.c > text
 gcc -O1 -I $HERE/include -c k1.c -o k1.o
 gcc -O1 -I $HERE/include -c k2.c -o k2.o || true
