@@ -28,6 +28,8 @@ _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 """Redirected, so that Inductor finds nothing in its cache. For a cached graph it would compile no kernel, and for a
 measured kernel only the best candidate: another machine has neither."""
 
+_MOST_SHOWN = 20
+
 
 class _Problem(msgspec.Struct):
     problem: str
@@ -75,8 +77,10 @@ def recording(file: Path, environ: dict[str, str]) -> Iterator[None]:
         recording_file.write(file, found.kernels, found.calls, found.files)
     except OSError as error:
         raise StoreError(f"the recording cannot be written: {error.strerror}", file=str(file)) from error
-    for problem in found.problems:
+    for problem in found.problems[:_MOST_SHOWN]:
         print_note(f"buildd: not recorded: {problem}")
+    if len(found.problems) > _MOST_SHOWN:
+        print_note(f"buildd: not recorded: {len(found.problems) - _MOST_SHOWN} more")
     held = [(len(found.calls), "compiler call"), (len(found.kernels), "kernel")]
     said = " and ".join(count(number, noun) for number, noun in held if number)
     note = f"buildd: {said or 'nothing'} recorded in {file}"
