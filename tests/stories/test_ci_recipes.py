@@ -91,6 +91,7 @@ def test_the_plain_scripts_and_gitlab(ci: Ci) -> None:
     assert "compiled nothing" in ci.sh("pod", "examples/ci/use.sh ../gitlab-warm/layout python3 serve.py")
 
 
+@pytest.mark.slow  # the same commands as the plain scripts; each runner needs seconds
 def test_the_action_and_its_workflow(ci: Ci) -> None:
     action = (RECIPES / "action/action.yml").read_text()
     script = textwrap.dedent(action.partition("      run: |\n")[2])
@@ -107,6 +108,7 @@ def test_the_action_and_its_workflow(ci: Ci) -> None:
     assert "compiled nothing" in ci.sh("gpu", prove)
 
 
+@pytest.mark.slow  # the same commands as the plain scripts; each runner needs seconds
 def test_the_steps_of_the_dockerfile(ci: Ci) -> None:
     text = (RECIPES / "Dockerfile").read_text().replace("\\\n", " ")
     steps = [re.sub(r"--mount=\S+", "", line.removeprefix("RUN ")) for line in text.splitlines() if line[:4] == "RUN "]
