@@ -208,7 +208,7 @@ class Daemon:
             _log.error("BUILDD_REDIS=%s: %s; the Redis server is off", text, error)
 
     def _redis_clients(self) -> int:
-        return len(self._redis.clients) if self._redis is not None else 0
+        return self._redis.users() if self._redis is not None else 0
 
     def _touch(self) -> None:
         assert self._idle is not None
