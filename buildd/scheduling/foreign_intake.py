@@ -37,7 +37,7 @@ from buildd.shims import run_log
 from buildd.store.answers import Answer, Answers, question_of
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
-from codegen.compilers.command_parser import Compile, Family, PassThrough, Reason
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.temporary_roots import Roots
 from codegen.errors import RequestError
 from codegen.foreign import called_tool, compile_plan, several_sources
@@ -146,7 +146,7 @@ class ForeignIntake:
             return build
 
         build: ActiveBuild = await self._in_pool(begin)
-        if call_notes.is_proving(request) and not compile.objects:
+        if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
             known = await self._in_pool(lambda: build.look(0, fresh=False))
             if isinstance(known, Missing):
                 named = os.path.normpath(os.path.join(request.project, compile.source or compile.output))
