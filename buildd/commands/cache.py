@@ -11,6 +11,7 @@ import re
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +121,14 @@ def _parser() -> Any:
     export.add_argument(
         "targets", nargs="*", metavar="TARGET", help="targets (default: those that `buildd build` builds)"
     )
+    export.add_argument("--oci", action="store_true", help="write an OCI image layout: FILE is a folder")
     export.add_argument("--all", action="store_true", help="export every result, and Triton's kernels")
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
-    imports = add("import", "add the results of a file that `export` wrote, or the profiles of AITemplate's cuda.db")
+    imports = add(
+        "import", "add the results of a file or folder that `export` wrote, or the profiles of AITemplate's cuda.db"
+    )
     imports.add_argument("file", type=Path)
     imports.add_argument("--aitemplate", action="store_true", help="the file is AITemplate's cuda.db")
     asking = add("query", "print rows of the store's index; changes nothing")
@@ -278,16 +282,19 @@ def _flush(store: Store, options: Namespace) -> int:
 
 
 def _export(store: Store, options: Namespace) -> int:
-    from buildd.store import signing
+    from buildd.store import oci_layout, signing
     from buildd.store.bundle_export import export
     from buildd.store.profile_cache import open_profiles
 
     keys = None if options.all else _keys_of(options, store)
     # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
     folder = options.directory or os.getcwd()
-    with open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache:
-        found = export(store, keys, options.file, signing.own(options.environ), cache.everything())
-    size = _bytes(options.file.stat().st_size)
+    with (
+        open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
+        oci_layout.written(options.file) if options.oci else nullcontext(options.file) as file,
+    ):
+        found = export(store, keys, file, signing.own(options.environ), cache.everything())
+        size = _bytes(file.stat().st_size)
     return _say(options, found, [f"{options.file}: {_held(found)}, {size}"])
 
 
@@ -317,11 +324,13 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
 def _import(store: Store, options: Namespace) -> int:
     if options.aitemplate:
         return _import_profiles(store, options)
-    from buildd.store import signing
+    from buildd.store import oci_layout, signing
     from buildd.store.bundle_import import import_
 
     trusted = signing.trusted(options.environ)
-    found = import_(store, options.file, trusted, lambda profiles: _keep_profiles(store, profiles))
+    is_layout = oci_layout.is_layout(options.file)
+    with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
+        found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))
     return _say(options, found, [f"{_held(found)} imported"])
 
 

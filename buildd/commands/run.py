@@ -21,7 +21,8 @@ from buildd.client import run_relay
 from buildd.client.foreign_build import advice, bound_kernels, figures_of, offered_jobserver, summary, variables
 from buildd.client.otel import wants_spans
 from buildd.errors import BuilddError
-from buildd.exits import OK, USAGE
+from buildd.exits import DAEMON, OK, USAGE
+from buildd.hooks.proof import FOLDER as PROVE
 from buildd.store.found_notes import FoundKernels
 from buildd.ui.problems import is_on, parser, print_note, print_problem
 from protocol.errors import ProtocolError
@@ -61,7 +62,7 @@ def run(arguments: list[str]) -> int:
         type=Path,
         default=None,
         metavar="FILE",
-        help="record every Triton kernel that the command compiles, for `buildd warm --manifest FILE`",
+        help="record what the command compiles (compiler calls, Triton kernels), for `buildd warm --manifest FILE`",
     )
     command.add_argument("--quiet", action="store_true", help="print no summary at the end, and no status line")
     own, rest = _divided(arguments)
@@ -74,14 +75,20 @@ def run(arguments: list[str]) -> int:
         return USAGE
     environ = dict(os.environ)
     if options.record is None:
-        return _run(options, rest, environ)
+        return run_command(options, rest, environ)
     from buildd.programs.recording import recording
 
     with recording(options.record, environ):
-        return _run(options, rest, environ)
+        return run_command(options, rest, environ)
 
 
-def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
+def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
+    """Run a command with its compilers going through the daemon; its exit status.
+
+    Args:
+        options: of `buildd run`.
+        environ: the command's environment; is changed.
+    """
     build = BuildId(os.urandom(6).hex())
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
@@ -104,6 +111,9 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
         logs = RunLogs(Path(environ["BUILDD_DIR"]), build, rest if opened else None, is_timed=is_timed)
         jobserver = offered_jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
+        if PROVE in environ:
+            print_problem(f"nothing can be looked up: {in_one_line(error)}", next_step="run `buildd doctor`")
+            return DAEMON
         print_note(f"buildd: {in_one_line(error)}; running without the daemon")
         return _carry_out(rest, environ)
     if logs.problem:

@@ -20,6 +20,7 @@ from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file
 from buildd.keys import precompiled
 from buildd.keys.miss_kinds import kind_of
+from buildd.scheduling import call_notes
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
@@ -90,7 +91,7 @@ class CommandOutputs(Outputs):
         if path != self.delivery.compile.output:
             listed = self.build.store.get(digest)
             if listed is not None:
-                self.delivery.put_depfile(self.delivery.rules(listed))
+                self._delivered(listed)
             return listed is not None
         self._vouch_for(digest)
         return self.delivery.put_object(self.build.files, digest, partial(self.build.store.restore, digest))
@@ -103,8 +104,12 @@ class CommandOutputs(Outputs):
         if path == self.delivery.compile.output:
             self.delivery.put_object(self.build.files, product.digest, copy)
         else:
-            self.rules = self.delivery.rules(made.read_bytes())
-            self.delivery.put_depfile(self.rules)
+            self._delivered(made.read_bytes())
+
+    def _delivered(self, listed: bytes) -> None:
+        self.rules = self.delivery.rules(listed)
+        self.delivery.put_depfile(self.rules)
+        call_notes.record(self.build.request, self.delivery.compile, self.roots, listed)
 
     def where(self, path: str) -> str:
         return f"{self.build.project}/{path}" if not path.startswith("/") else path
