@@ -33,6 +33,7 @@ from buildd.scheduling.foreign_compile import PASSED_THROUGH
 from buildd.scheduling.overview import open_requests, running_jobs
 from buildd.scheduling.scheduler import Scheduler
 from buildd.store.location import store_folder
+from buildd.tier.opening import open_tier, status_of
 from codegen.errors import RequestError
 from codegen.variables.settings import Settings, user_values
 from protocol import messages as m
@@ -60,11 +61,15 @@ class Daemon:
     """
 
     def __init__(self, settings: Settings, default_store: Path, folder: Folder, lock: DaemonLock) -> None:
+        self._tier = open_tier(settings, os.environ)
+        if self._tier.problem:
+            _log.warning("tier: %s", self._tier.problem)
         self.scheduler = Scheduler(
             default_store=default_store,
             cpus=settings.number("BUILDD_JOBS") or 0,
             memory_cap_bytes=settings.number("BUILDD_MEMORY") or 0,
             store_limit_bytes=settings.number("BUILDD_CACHE_SIZE"),
+            tier=self._tier.tier,
         )
         self.server: Server | None = None
         self._folder = folder
@@ -120,6 +125,7 @@ class Daemon:
             builds={name: figures.frozen() for name, figures in list(scheduler.stores.builds.items())},
             cpus=scheduler.cpus,
             budget_bytes=scheduler.gate.budget_bytes,
+            tier=status_of(self._tier, scheduler.stores.open_tiers),
         )
 
     async def blob(self, store: str, digest: m.Digest) -> bytes | None:

@@ -193,6 +193,13 @@ class Lookup:
             return why
         return self._missing(first, components if explain else [], action, why)
 
+    def fits(self, action: Action, tool: Tool, first: Digest, known: InputSet) -> bool:
+        """Whether an input set from elsewhere matches the files as they are now. Remembers nothing of it."""
+        fits = not self._differs(first, known, action, tool, self.files.names_of(tool), changing=False)
+        self.files.bare.discard(action.name)
+        self.files.discovered.pop(action.name, None)
+        return fits
+
     def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
         """A miss for a reason that the caller gives."""
         return self._missing(*self.first_level(action, tool), action, (reason,))

@@ -27,7 +27,15 @@ ROOMS = (
     *("codegen.cmake_project", "codegen.clangd", "codegen.generate", "codegen.tuning", "codegen.workers"),
     *("buildd.identity", "buildd.errors", "buildd.exits", "buildd.lazy", "buildd.hooks", "buildd.runtime"),
     *("buildd.state", "buildd.host", "buildd.processes", "buildd.native", "buildd.files", "buildd.store"),
-    *("buildd.keys", "buildd.artifacts", "buildd.builds", "buildd.watch", "buildd.shims", "buildd.scheduling"),
+    *(
+        "buildd.tier",
+        "buildd.keys",
+        "buildd.artifacts",
+        "buildd.builds",
+        "buildd.watch",
+        "buildd.shims",
+        "buildd.scheduling",
+    ),
     *(
         "buildd.ui",
         "buildd.client",
