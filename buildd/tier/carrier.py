@@ -14,13 +14,13 @@ MAX_OBJECT_BYTES = 256 << 20
 """Larger objects are neither put nor taken: they pass through this process's memory."""
 
 
-class Shelf(Enum):
-    """Where an object is."""
+class ObjectKind(Enum):
+    """The two kinds of objects; the value is the folder that Bazel's caches have for them."""
 
     CONTENT = "cas"
     """Named by the SHA-256 of its bytes."""
     RECORDS = "ac"
-    """Named by the SHA-256 of what it answers."""
+    """Named by the SHA-256 of what it is about."""
 
 
 class Trouble(Enum):
@@ -71,7 +71,7 @@ class Carrier(ABC):
     """A place of objects. Every method may be called from any thread; each raises `CarrierError` alone."""
 
     @abstractmethod
-    def get(self, shelf: Shelf, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
         """The object's bytes, as the place gives them; None where there is none.
 
         Args:
@@ -79,7 +79,7 @@ class Carrier(ABC):
         """
 
     @abstractmethod
-    def put(self, shelf: Shelf, name: str, data: bytes, patience: Patience) -> None:
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         """Put an object in place of the one of this name. A reader sees the old bytes or the new ones."""
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ from buildd.store.bundled import input_set_of, result_of
 from buildd.store.result_rows import InputSet, raw_of
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
-from buildd.tier.carrier import CarrierError, Patience, Shelf
-from buildd.tier.figures import Answer
+from buildd.tier.carrier import CarrierError, ObjectKind, Patience
+from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import content_of
 from buildd.tier.records import (
     InputsRecord,
@@ -103,20 +103,20 @@ class Fetcher:
     # ----------------------------------------------------------------
 
     def _answer(self, first: Digest, fits: Fits, silence_s: float, total_s: float) -> Fetched | None:
-        answer = Answer.ABSENT
+        answer = TierAnswer.ABSENT
         try:
             if (meanwhile := self._found_meanwhile(first, fits)) is not None:
                 return meanwhile
             found = self._fetch(raw_of(first), fits, Patience(silence_s, time.monotonic() + total_s))
             if found is not None:
-                answer = Answer.HIT
+                answer = TierAnswer.HIT
         except CarrierError:
-            return self._counted(Answer.FAILED, None, told=True)
+            return self._counted(TierAnswer.FAILED, None, told=True)
         except StoreError as error:
-            return self._counted(Answer.FAILED, None, problem=error.message)
+            return self._counted(TierAnswer.FAILED, None, problem=error.message)
         except Exception:  # the edge: no fault of the tier may reach a build
             _log.exception("a look-up in the tier failed inside")
-            return self._counted(Answer.FAILED, None, problem="a look-up failed inside; the log has the story")
+            return self._counted(TierAnswer.FAILED, None, problem="a look-up failed inside; the log has the story")
         return self._counted(answer, found)
 
     def _found_meanwhile(self, first: Digest, fits: Fits) -> Fetched | None:
@@ -127,7 +127,7 @@ class Fetcher:
         return None
 
     def _counted(
-        self, answer: Answer, found: Fetched | None, *, told: bool = False, problem: str = ""
+        self, answer: TierAnswer, found: Fetched | None, *, told: bool = False, problem: str = ""
     ) -> Fetched | None:
         if not told:
             self._tier.figures.count(answer, problem)
@@ -135,12 +135,12 @@ class Fetcher:
         return found
 
     def _refuse(self, why: str) -> None:
-        self._tier.figures.count(Answer.REFUSED, f"refused an entry: {why}")
-        self._store.tally.count_reasoned(Reasoned.TIER, Answer.REFUSED.value)
+        self._tier.figures.count(TierAnswer.REFUSED, f"refused an entry: {why}")
+        self._store.tally.count_reasoned(Reasoned.TIER, TierAnswer.REFUSED.value)
 
     def _fetch(self, first: bytes, fits: Fits, patience: Patience) -> Fetched | None:
         writers = self._tier.settings.believed
-        names = [(Shelf.RECORDS, name_of(Kind.INPUTS, first, writer)) for writer, _ in writers]
+        names = [(ObjectKind.RECORDS, name_of(Kind.INPUTS, first, writer)) for writer, _ in writers]
         for (writer, owner), entry in zip(writers, self._objects(names, patience), strict=True):
             if entry is None:
                 continue
@@ -165,7 +165,7 @@ class Fetcher:
     def _take(self, led: SharedInputs, first: bytes, writer: bytes, patience: Patience) -> bool:
         """Put the result that these inputs lead to into the store. Raises `RefusedRecord`, `CarrierError`."""
         name = name_of(Kind.RESULT, led.key, writer)
-        (entry,) = self._objects([(Shelf.RECORDS, name)], patience)
+        (entry,) = self._objects([(ObjectKind.RECORDS, name)], patience)
         if entry is None:
             return False
         record = opened(entry, ResultRecord, Kind.RESULT, led.key, writer)
@@ -174,7 +174,7 @@ class Fetcher:
         if sum(blob.size for blob in record.blobs) > self._store.limit_bytes:
             raise RefusedRecord("it is larger than the store may be")
         lacking = [blob for blob in record.blobs if not self._store.has(Digest(blob.digest.hex()))]
-        objects = self._objects([(Shelf.CONTENT, blob.sha256) for blob in lacking], patience)
+        objects = self._objects([(ObjectKind.CONTENT, blob.sha256) for blob in lacking], patience)
         with Batch() as batch:
             for blob, stored in zip(lacking, objects, strict=True):
                 if stored is None or not self._put(blob, stored, batch):
@@ -187,12 +187,12 @@ class Fetcher:
         content = content_of(blob, stored)
         if content is None:
             self._tier.lied("a blob was not what its name says")
-            self._store.tally.count_reasoned(Reasoned.TIER, Answer.REFUSED.value)
+            self._store.tally.count_reasoned(Reasoned.TIER, TierAnswer.REFUSED.value)
             return False
         self._store.put_bytes(content, batch)
         return True
 
-    def _objects(self, names: list[tuple[Shelf, bytes]], patience: Patience) -> Iterable[bytes | None]:
+    def _objects(self, names: list[tuple[ObjectKind, bytes]], patience: Patience) -> Iterable[bytes | None]:
         """The objects, asked for at once. Raises `CarrierError` where one cannot be had."""
         if len(names) == 1:
             return [self._tier.get(names[0][0], names[0][1].hex(), patience)]

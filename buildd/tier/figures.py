@@ -12,7 +12,7 @@ _WEIGHT = 0.2
 """Of the newest time in the mean."""
 
 
-class Answer(Enum):
+class TierAnswer(Enum):
     """How a look-up in the tier ended."""
 
     HIT = "hits"
@@ -29,11 +29,11 @@ class TierFigures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(Answer, 0)
+        self._counts = dict.fromkeys(TierAnswer, 0)
         self._usual_s = 0.0
         self._problem = ""
 
-    def count(self, answer: Answer, problem: str = "") -> None:
+    def count(self, answer: TierAnswer, problem: str = "") -> None:
         with self._lock:
             self._counts[answer] += 1
             self._problem = problem or self._problem
@@ -53,6 +53,6 @@ class TierFigures:
         """The last problem, in words; empty where there was none."""
         return self._problem
 
-    def counts(self) -> dict[Answer, int]:
+    def counts(self) -> dict[TierAnswer, int]:
         with self._lock:
             return dict(self._counts)

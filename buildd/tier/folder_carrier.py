@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, Patience, Shelf, Trouble
+from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, ObjectKind, Patience, Trouble
 from codegen.reach import read_regular
 
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -24,10 +24,10 @@ class FolderCarrier(Carrier):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, shelf: Shelf, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
         patience.left_s()
         try:
-            return read_regular(str(self._place(shelf, name)), MAX_OBJECT_BYTES)
+            return read_regular(str(self._place(kind, name)), MAX_OBJECT_BYTES)
         except FileNotFoundError:
             if os.path.isdir(self._folder):
                 return None
@@ -35,9 +35,9 @@ class FolderCarrier(Carrier):
         except OSError as error:
             raise _trouble(error) from error
 
-    def put(self, shelf: Shelf, name: str, data: bytes, patience: Patience) -> None:
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         patience.left_s()
-        place = self._place(shelf, name)
+        place = self._place(kind, name)
         temporary = place.with_name(f".{name}-{os.getpid()}-{os.urandom(6).hex()}")
         try:
             if not os.path.isdir(self._folder):
@@ -54,8 +54,8 @@ class FolderCarrier(Carrier):
         except OSError as error:
             raise _trouble(error) from error
 
-    def _place(self, shelf: Shelf, name: str) -> Path:
-        return self._folder / shelf.value / name[:2] / name
+    def _place(self, kind: ObjectKind, name: str) -> Path:
+        return self._folder / kind.value / name[:2] / name
 
 
 def _trouble(error: OSError) -> CarrierError:

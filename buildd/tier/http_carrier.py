@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from urllib.parse import SplitResult, unquote
 
-from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, Patience, Shelf, Trouble
+from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, ObjectKind, Patience, Trouble
 
 CONNECT_S = 1.0
 _CHUNK_BYTES = 1 << 18
@@ -41,16 +41,16 @@ class HttpCarrier(Carrier):
         self._busy: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def get(self, shelf: Shelf, name: str, patience: Patience) -> bytes | None:
-        status, content = self._ask("GET", shelf, name, None, patience)
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
+        status, content = self._ask("GET", f"{self._path}/{kind.value}/{name}", None, patience)
         if status == _FOUND:
             return content
         if status in _GONE:
             return None
         raise _trouble(status)
 
-    def put(self, shelf: Shelf, name: str, data: bytes, patience: Patience) -> None:
-        status, _ = self._ask("PUT", shelf, name, data, patience)
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
+        status, _ = self._ask("PUT", f"{self._path}/{kind.value}/{name}", data, patience)
         if status not in _DONE:
             raise _trouble(status)
 
@@ -68,18 +68,20 @@ class HttpCarrier(Carrier):
 
     # ----------------------------------------------------------------
 
-    def _ask(self, method: str, shelf: Shelf, name: str, data: bytes | None, patience: Patience) -> tuple[int, bytes]:
+    def _ask(
+        self, method: str, kind: ObjectKind, name: str, data: bytes | None, patience: Patience
+    ) -> tuple[int, bytes]:
         connection, was_open = self._take()
         try:
             try:
-                answer = self._exchange(connection, method, f"{self._path}/{shelf.value}/{name}", data, patience)
+                answer = self._exchange(connection, method, path, data, patience)
             except (ConnectionError, http.client.RemoteDisconnected):
                 if not was_open:
                     raise
                 # The server has closed a connection that was idle.
                 self._drop(connection)
                 connection, _ = self._take(fresh=True)
-                answer = self._exchange(connection, method, f"{self._path}/{shelf.value}/{name}", data, patience)
+                answer = self._exchange(connection, method, path, data, patience)
         except BaseException as error:
             self._drop(connection)
             if isinstance(error, TimeoutError):

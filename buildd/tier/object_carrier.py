@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlunsplit
 
-from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, Patience, Shelf, Trouble
+from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, ObjectKind, Patience, Trouble
 
 T = TypeVar("T")
 _CONNECT = "1s"
@@ -56,18 +56,18 @@ class ObjectCarrier(Carrier):
         self._thread = threading.Thread(target=self._loop.run_forever, name="tier-objects", daemon=True)
         self._thread.start()
 
-    def get(self, shelf: Shelf, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
         async def work() -> bytes | None:
-            found = await self._obstore.get_async(self._store, f"{shelf.value}/{name}")
+            found = await self._obstore.get_async(self._store, f"{kind.value}/{name}")
             if found.meta["size"] > MAX_OBJECT_BYTES:
                 raise CarrierError(Trouble.ODD, "an object is larger than allowed")
             return bytes(await found.bytes_async())
 
         return self._run(work(), patience, absent=None)
 
-    def put(self, shelf: Shelf, name: str, data: bytes, patience: Patience) -> None:
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         async def work() -> None:
-            await self._obstore.put_async(self._store, f"{shelf.value}/{name}", data, use_multipart=False)
+            await self._obstore.put_async(self._store, f"{kind.value}/{name}", data, use_multipart=False)
 
         self._run(work(), patience, absent=CarrierError(Trouble.UNREACHABLE, "there is no such bucket"))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from buildd.errors import StoreError
 from buildd.store.store import Store
 from buildd.tier.carriers import TierError
-from buildd.tier.figures import Answer
+from buildd.tier.figures import TierAnswer
 from buildd.tier.opening import open_users_tier
 from buildd.tier.uploader import Uploader
 from codegen.variables.settings import user_file
@@ -44,7 +44,7 @@ def push(store: Store, environ: Mapping[str, str]) -> tuple[int, int]:
     finally:
         tier.close()
         uploader.close()
-    return tier.figures.counts()[Answer.KEPT], left
+    return tier.figures.counts()[TierAnswer.KEPT], left
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:

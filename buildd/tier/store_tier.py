@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from buildd.store.store import Store
 from buildd.tier.fetcher import Fetcher
-from buildd.tier.figures import Answer
+from buildd.tier.figures import TierAnswer
 from buildd.tier.tier import Tier
 from buildd.tier.uploader import Uploader
 
@@ -30,7 +30,7 @@ class StoreTier:
 
     def count_late(self) -> None:
         """Note that a build did not wait for an answer."""
-        self.tier.figures.count(Answer.LATE)
+        self.tier.figures.count(TierAnswer.LATE)
 
     def close(self) -> None:
         """End everything; the tier is closed before."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from buildd.tier.breaker import Breaker
-from buildd.tier.carrier import Carrier, CarrierError, Patience, Shelf, Trouble
+from buildd.tier.carrier import Carrier, CarrierError, ObjectKind, Patience, Trouble
 from buildd.tier.carriers import carrier_of, shown
-from buildd.tier.figures import Answer, TierFigures
+from buildd.tier.figures import TierAnswer, TierFigures
 from buildd.tier.tier_settings import TierSettings
 
 T = TypeVar("T")
@@ -53,21 +53,21 @@ class Tier:
         with self._lock:
             return self._reading.open_for_s(now_s), self._writing.open_for_s(now_s)
 
-    def get(self, shelf: Shelf, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
         """An object, unchecked; None where there is none."""
         began_s = time.monotonic()
-        found = self._attempt(self._reading, lambda: self._carrier.get(shelf, name, patience))
-        if shelf is Shelf.RECORDS:  # blobs take as long as they are large
+        found = self._attempt(self._reading, lambda: self._carrier.get(kind, name, patience))
+        if kind is ObjectKind.RECORDS:  # blobs take as long as they are large
             self.figures.took(time.monotonic() - began_s)
         return found
 
-    def put(self, shelf: Shelf, name: str, data: bytes, patience: Patience) -> None:
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         """Put an object."""
-        self._attempt(self._writing, lambda: self._carrier.put(shelf, name, data, patience))
+        self._attempt(self._writing, lambda: self._carrier.put(kind, name, data, patience))
 
     def lied(self, why: str) -> None:
         """Note that a blob's bytes were not those of its name: such a tier is not worth its time."""
-        self.figures.count(Answer.REFUSED, why)
+        self.figures.count(TierAnswer.REFUSED, why)
         with self._lock:
             self._reading.failed(time.monotonic())
 
@@ -75,7 +75,7 @@ class Tier:
         try:
             found = work()
         except CarrierError as error:
-            self.figures.count(Answer.FAILED, str(error))
+            self.figures.count(TierAnswer.FAILED, str(error))
             with self._lock:
                 breaker.failed(time.monotonic(), at_once=error.trouble in (Trouble.RIGHTS, Trouble.FULL))
             raise

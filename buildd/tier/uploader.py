@@ -19,8 +19,8 @@ from buildd.store.result_rows import InputSet, Result, raw_of
 from buildd.store.signing import Signer
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
-from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, Patience, Shelf, for_up_to
-from buildd.tier.figures import Answer
+from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind, Patience, for_up_to
+from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import (
     FORMAT,
@@ -67,7 +67,7 @@ class Uploader:
     def offer(self, first: Digest, key: Digest) -> None:
         """Have a result written that was just stored."""
         if not self.queue.add(key, first):
-            self._count(Answer.UNKEPT, "too many results wait")
+            self._count(TierAnswer.UNKEPT, "too many results wait")
         self._begin()
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Uploader:
             except CarrierError:
                 return False
             except BuilddError as error:
-                self._count(Answer.UNKEPT, error.message)
+                self._count(TierAnswer.UNKEPT, error.message)
                 self.queue.drop(one)
         return True
 
@@ -145,13 +145,13 @@ class Uploader:
                 return
             blobs = self._write_blobs(result)
             if blobs is None:
-                self._count(Answer.UNKEPT, "a blob is gone, or too large")
+                self._count(TierAnswer.UNKEPT, "a blob is gone, or too large")
                 self.queue.drop(one)
                 return
             self._write_result(result, blobs)
             self._add_inputs(one, known)
         self.queue.written(one)
-        self._count(Answer.KEPT)
+        self._count(TierAnswer.KEPT)
 
     def _write_blobs(self, result: Result) -> list[SharedBlob] | None:
         blobs = []
@@ -161,7 +161,7 @@ class Uploader:
             if content is None:
                 return None
             blob, stored = packed(content)
-            self._tier.put(Shelf.CONTENT, blob.sha256.hex(), stored, _patience(len(stored)))
+            self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, _patience(len(stored)))
             blobs.append(blob)
         return blobs
 
@@ -170,29 +170,29 @@ class Uploader:
         name = name_of(Kind.RESULT, key, writer)
         entry = bundled_result(result, [])
         record = ResultRecord(FORMAT, Kind.RESULT, name, writer, int(time.time()), entry, blobs)
-        self._tier.put(Shelf.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
 
     def _add_inputs(self, one: Waiting, known: InputSet) -> bool:
         """Add what led to a result to what is known of its action; False where it was there."""
         first, writer = raw_of(one.first), self._signer.public
         name = name_of(Kind.INPUTS, first, writer)
         sets: list[SharedInputs] = []
-        entry = self._tier.get(Shelf.RECORDS, name.hex(), _patience(0))
+        entry = self._tier.get(ObjectKind.RECORDS, name.hex(), _patience(0))
         if entry is not None:
             try:
                 sets = opened(entry, InputsRecord, Kind.INPUTS, first, writer).sets
             except RefusedRecord as why:  # damaged, or somebody else's: it is replaced
-                self._tier.figures.count(Answer.REFUSED, f"replaced an entry: {why}")
+                self._tier.figures.count(TierAnswer.REFUSED, f"replaced an entry: {why}")
         key = raw_of(one.key)
         mine = SharedInputs(key, list(bundled_files(known)), bundled_inputs(first, 0, known))
         if mine in sets:
             return False
         sets = [mine, *(each for each in sets if each.key != key)][:MOST_SETS]
         record = InputsRecord(FORMAT, Kind.INPUTS, name, first, writer, int(time.time()), sets)
-        self._tier.put(Shelf.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
         return True
 
-    def _count(self, answer: Answer, problem: str = "") -> None:
+    def _count(self, answer: TierAnswer, problem: str = "") -> None:
         self._tier.figures.count(answer, problem)
         self._store.tally.count_reasoned(Reasoned.TIER, answer.value)
 

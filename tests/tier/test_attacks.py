@@ -21,8 +21,8 @@ from blake3 import blake3
 from buildd.store.store import Store
 from buildd.store.values import compress, decompress
 from buildd.tier import action_result
-from buildd.tier.carrier import Shelf, for_up_to
-from buildd.tier.figures import Answer
+from buildd.tier.carrier import ObjectKind, for_up_to
+from buildd.tier.figures import TierAnswer
 from buildd.tier.folder_carrier import FolderCarrier
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import Kind, RefusedRecord, ResultRecord, name_of, opened, sealed
@@ -152,7 +152,7 @@ def test_who_may_write_to_the_place_gets_nothing_in(
     story = built(victim, tier)
     right(story, victim, filled)
     assert len(story.ran()) == 3, "what was planted is no hit"
-    assert tier.figures.counts()[Answer.REFUSED] > 0
+    assert tier.figures.counts()[TierAnswer.REFUSED] > 0
 
 
 def test_a_project_that_names_a_tier_is_refused(tmp_path: Path, cache: HttpCache) -> None:
@@ -176,7 +176,7 @@ def test_an_entry_is_checked_before_anything_of_it_is_in_the_store(
     tier = tier_at(cache.url)
     story = built(victim, tier)
     assert len(story.ran()) == 3 and victim.library == filled.library
-    assert tier.figures.counts()[Answer.REFUSED] > 0
+    assert tier.figures.counts()[TierAnswer.REFUSED] > 0
 
 
 @pytest.mark.parametrize("linked", ["cas", "ac"])
@@ -188,11 +188,11 @@ def test_a_link_in_a_shared_folder_leads_no_write_elsewhere(tmp_path: Path, link
     name = "ab" * 32
     (folder / linked / "ab").mkdir(parents=True)
     (folder / linked / "ab" / name).symlink_to(precious)
-    shelf = Shelf(linked)
+    kind = ObjectKind(linked)
     carrier = FolderCarrier(folder)
-    carrier.put(shelf, name, b"new", for_up_to(5, 5))
+    carrier.put(kind, name, b"new", for_up_to(5, 5))
     assert precious.read_bytes() == b"mine"
-    assert carrier.get(shelf, name, for_up_to(5, 5)) == b"new"
+    assert carrier.get(kind, name, for_up_to(5, 5)) == b"new"
     assert not (folder / linked / "ab" / name).is_symlink()
     assert os.listdir(folder / linked / "ab") == [name]
 
@@ -216,7 +216,7 @@ def test_signed_words_that_lead_elsewhere_are_not_followed(tmp_path: Path, fille
     victim = machine(tmp_path, "victim")
     tier = tier_at(cache.url)
     assert len(built(victim, tier).ran()) == 3
-    assert tier.figures.counts()[Answer.REFUSED] > 0 and not list(tmp_path.rglob("evil"))
+    assert tier.figures.counts()[TierAnswer.REFUSED] > 0 and not list(tmp_path.rglob("evil"))
 
 
 def _result_keys(workspace: Workspace) -> list[bytes]:

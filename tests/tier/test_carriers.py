@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildd.tier.carrier import Carrier, CarrierError, Shelf, Trouble, for_up_to
+from buildd.tier.carrier import Carrier, CarrierError, ObjectKind, Trouble, for_up_to
 from buildd.tier.carriers import TierError, carrier_of, shown
 from tests.support.tiers import Fault, HttpCache, has_nginx, has_rclone, http_cache, nginx_cache, s3_server
 
@@ -45,11 +45,11 @@ def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]
 
 def test_objects_come_back_are_replaced_and_are_absent(carrier: Carrier) -> None:
     patience = for_up_to(20, 10)
-    assert carrier.get(Shelf.RECORDS, NAME, patience) is None
+    assert carrier.get(ObjectKind.RECORDS, NAME, patience) is None
     for data in (b"first", b"", LARGE, b"last"):
-        carrier.put(Shelf.RECORDS, NAME, data, patience)
-        assert carrier.get(Shelf.RECORDS, NAME, patience) == data
-    assert carrier.get(Shelf.CONTENT, NAME, patience) is None
+        carrier.put(ObjectKind.RECORDS, NAME, data, patience)
+        assert carrier.get(ObjectKind.RECORDS, NAME, patience) == data
+    assert carrier.get(ObjectKind.CONTENT, NAME, patience) is None
 
 
 Opens = Callable[[str], Carrier]
@@ -90,11 +90,11 @@ def test_a_server_that_fails_is_told_within_its_time(
     cache: HttpCache, fault: Fault, trouble: Trouble, open_carrier: Opens
 ) -> None:
     carrier = open_carrier(cache.url)
-    carrier.put(Shelf.CONTENT, NAME, b"content" * 100, for_up_to(5, 5))
+    carrier.put(ObjectKind.CONTENT, NAME, b"content" * 100, for_up_to(5, 5))
     cache.fault = fault
     began_s = time.monotonic()
     with pytest.raises(CarrierError) as told:
-        carrier.get(Shelf.CONTENT, NAME, for_up_to(0.5, 0.3))
+        carrier.get(ObjectKind.CONTENT, NAME, for_up_to(0.5, 0.3))
     assert told.value.trouble is trouble
     assert time.monotonic() - began_s < 1.5
 
@@ -102,7 +102,7 @@ def test_a_server_that_fails_is_told_within_its_time(
 def test_a_full_server_is_told(cache: HttpCache, open_carrier: Opens) -> None:
     cache.fault = Fault.FULL
     with pytest.raises(CarrierError) as told:
-        open_carrier(cache.url).put(Shelf.CONTENT, NAME, b"x", for_up_to(5, 5))
+        open_carrier(cache.url).put(ObjectKind.CONTENT, NAME, b"x", for_up_to(5, 5))
     assert told.value.trouble is Trouble.FULL
 
 
@@ -111,9 +111,9 @@ def test_a_connection_that_the_server_closed_meanwhile_is_opened_anew(cache: Htt
     cache.fault = Fault.CUT  # closes after each answer
     cache.objects[f"/x/cas/{NAME}"] = b"1"
     with pytest.raises(CarrierError):
-        carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 5))
+        carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 5))
     cache.fault = Fault.NONE
-    assert carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 5)) == b"1"
+    assert carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 5)) == b"1"
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
@@ -129,7 +129,7 @@ def test_a_dead_server_is_told_at_once(scheme: str, monkeypatch: pytest.MonkeyPa
     carrier = open_carrier(f"http://{at}" if scheme == "http" else f"s3://b/p?region=us-east-1&endpoint=http://{at}")
     began_s = time.monotonic()
     with pytest.raises(CarrierError) as told:
-        carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 5))
+        carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 5))
     assert told.value.trouble is Trouble.UNREACHABLE
     assert time.monotonic() - began_s < 2.0
 
@@ -143,7 +143,7 @@ def test_a_frozen_s3_server_is_given_up(monkeypatch: pytest.MonkeyPatch, open_ca
         carrier = open_carrier(f"s3://b/p?region=us-east-1&endpoint=http://127.0.0.1:{sock.getsockname()[1]}")
         began_s = time.monotonic()
         with pytest.raises(CarrierError) as told:
-            carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 0.4))
+            carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 0.4))
         assert told.value.trouble is Trouble.SLOW
         assert time.monotonic() - began_s < 2.0
 
@@ -156,17 +156,17 @@ def test_a_wrong_key_of_s3_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         carrier = open_carrier(url)
         with pytest.raises(CarrierError) as told:
-            carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 5))
+            carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 5))
         assert told.value.trouble is Trouble.RIGHTS
 
 
 def test_a_folder_that_is_not_mounted_is_no_empty_tier(tmp_path: Path, open_carrier: Opens) -> None:
     carrier = open_carrier(f"file://{tmp_path}/away")
     with pytest.raises(CarrierError) as told:
-        carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 5))
+        carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 5))
     assert told.value.trouble is Trouble.UNREACHABLE
     with pytest.raises(CarrierError) as told:
-        carrier.put(Shelf.CONTENT, NAME, b"x", for_up_to(5, 5))
+        carrier.put(ObjectKind.CONTENT, NAME, b"x", for_up_to(5, 5))
     assert told.value.trouble is Trouble.UNREACHABLE
     assert not (tmp_path / "away").exists()
 
@@ -175,14 +175,14 @@ def test_what_is_no_file_in_a_folder_holds_nobody_up(tmp_path: Path, open_carrie
     (tmp_path / "cas" / NAME[:2]).mkdir(parents=True)
     os.mkfifo(tmp_path / "cas" / NAME[:2] / NAME)
     with pytest.raises(CarrierError):
-        open_carrier(str(tmp_path)).get(Shelf.CONTENT, NAME, for_up_to(5, 5))
+        open_carrier(str(tmp_path)).get(ObjectKind.CONTENT, NAME, for_up_to(5, 5))
 
 
 @pytest.mark.parametrize("url", ["cache", "ftp://host/x", "http://", "http://host:port/", "//host/x/\0"])
 def test_other_urls_are_refused_with_the_next_step(url: str) -> None:
     if url.startswith("//"):
         with pytest.raises(CarrierError):
-            carrier_of(url).get(Shelf.CONTENT, NAME, for_up_to(5, 5))
+            carrier_of(url).get(ObjectKind.CONTENT, NAME, for_up_to(5, 5))
         return
     with pytest.raises(TierError) as told:
         carrier_of(url)
@@ -197,5 +197,5 @@ def test_what_may_be_secret_in_a_url_is_not_shown() -> None:
 
 def test_a_user_in_the_url_is_sent(cache: HttpCache, open_carrier: Opens) -> None:
     carrier = open_carrier(cache.url.replace("http://", "http://me:s%40cret@"))
-    assert carrier.get(Shelf.CONTENT, NAME, for_up_to(5, 5)) is None
+    assert carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 5)) is None
     assert cache.authorized == ["Basic bWU6c0BjcmV0"]

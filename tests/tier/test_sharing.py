@@ -12,7 +12,7 @@ import pytest
 
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
-from buildd.tier.figures import Answer
+from buildd.tier.figures import TierAnswer
 from buildd.tier.tier import Tier
 from buildd.tier.uploader import Uploader
 from protocol import messages as m
@@ -62,7 +62,7 @@ def test_another_machine_runs_nothing(tmp_path: Path, filled: Workspace, cache: 
     assert second.library == filled.library
     hits = story.of(m.CacheHit)
     assert {hit.reason for hit in hits} == {f"same inputs, from the tier {cache.url}, written by alice"}
-    assert tier.figures.counts()[Answer.HIT] == 3 and tier.figures.usual_s > 0
+    assert tier.figures.counts()[TierAnswer.HIT] == 3 and tier.figures.usual_s > 0
     with Store.open(second.store) as store:
         assert store.tally.reasons(Reasoned.TIER) == {"hits": 3}
     shutil.rmtree(second.project / "build")
@@ -118,7 +118,7 @@ def test_uploads_wait_for_the_next_process(tmp_path: Path, cache: HttpCache) -> 
         assert len(uploader.queue) == 3
         uploader.start()
         until = time.monotonic() + 20
-        while tier.figures.counts()[Answer.KEPT] < 3:
+        while tier.figures.counts()[TierAnswer.KEPT] < 3:
             assert time.monotonic() < until
             time.sleep(0.02)
         tier.close()
@@ -219,8 +219,8 @@ def test_a_build_beside_a_tier_that_fails_is_right_and_hardly_later(
         assert (second.project / "build" / name).read_bytes() == (plain.project / "build" / name).read_bytes()
     assert took_s < 8
     counts = tier.figures.counts()
-    assert counts[Answer.HIT] == 0
-    assert counts[Answer.FAILED] + counts[Answer.LATE] + counts[Answer.REFUSED] > 0
+    assert counts[TierAnswer.HIT] == 0
+    assert counts[TierAnswer.FAILED] + counts[TierAnswer.LATE] + counts[TierAnswer.REFUSED] > 0
     assert tier.figures.problem
 
 
@@ -232,7 +232,7 @@ def test_a_dead_tier_is_not_asked_again_and_again(tmp_path: Path, cache: HttpCac
     tier = tier_at(cache.url)
     assert len(built(second, tier).ran()) == 33
     assert tier.paused_s()[0] > 0
-    assert tier.figures.counts()[Answer.FAILED] <= 32, "the link comes after the breaker has opened"
+    assert tier.figures.counts()[TierAnswer.FAILED] <= 32, "the link comes after the breaker has opened"
 
 
 @pytest.mark.parametrize("fault", [Fault.FULL, Fault.NO_RIGHTS])
