@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -189,6 +190,7 @@ class Daemon:
         await asyncio.to_thread(importlib.import_module, "codegen.compiled.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.stores.default, os.getpid())
         self._idle.begin()
+        await self._go_on_writing()
         await self._ended.wait()
         self._make_room()
         await self.server.close()
@@ -212,6 +214,13 @@ class Daemon:
             await self._redis.start(host, port)
         except (BuilddError, ProtocolError, OSError) as error:
             _log.error("BUILDD_REDIS=%s: %s; the Redis server is off", text, error)
+
+    async def _go_on_writing(self) -> None:
+        """Write the results to the tier that the last daemon has left. If that fails, the next request says why."""
+        tier = self._tier.tier
+        if tier is not None and tier.settings.signer is not None:
+            with suppress(BuilddError, OSError):
+                await self.scheduler.stores.open("")
 
     def _redis_clients(self) -> int:
         return len(self._redis.clients) if self._redis is not None else 0

@@ -68,9 +68,7 @@ class HttpCarrier(Carrier):
 
     # ----------------------------------------------------------------
 
-    def _ask(
-        self, method: str, kind: ObjectKind, name: str, data: bytes | None, patience: Patience
-    ) -> tuple[int, bytes]:
+    def _ask(self, method: str, path: str, data: bytes | None, patience: Patience) -> tuple[int, bytes]:
         connection, was_open = self._take()
         try:
             try:
