@@ -314,6 +314,10 @@ class StoredResults:
             build.made(output.path, Product(entry.digest, entry.size_bytes, output.executable))
         return True
 
+    def asked_as(self, index: int) -> tuple[Action, Missing]:
+        """The action as most runs of it are filed, and the look-up that missed it: so it is asked for elsewhere."""
+        return self.build.plan.actions[index], self.build.misses[index]
+
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         """The action that a run is filed as, and the look-up that missed it."""
         return self.build.plan.actions[index], self.build.misses[index]

@@ -11,7 +11,7 @@ from functools import partial
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.keys.lookup import Found, Missing
-from buildd.store.result_rows import InputSet, Result
+from buildd.store.result_rows import Result
 from buildd.tier.fetcher import Fetched, waits_s
 from codegen.plan import Kept
 from protocol import messages as m
@@ -22,15 +22,17 @@ LEAST_STEP_S = 0.3
 
 def begin(build: ActiveBuild, index: int) -> Future[Fetched | None] | None:
     """Ask the tier for an action that has missed; None where it is not asked."""
-    missing, action = build.misses.get(index), build.plan.actions[index]
-    if build.tier is None or missing is None or build.request.recache:
+    if build.tier is None or index not in build.misses or build.request.recache:
         return None
+    action, missing = build.results.asked_as(index)
     if action.uncacheable or action.kept is not Kept.FILES:
         return None
     expected_s = build.resources[index].wall_s
     if build.is_steps and expected_s < LEAST_STEP_S:
         return None
-    return build.tier.fetcher.begin(missing.first, partial(_fits, build, index, missing.first), expected_s)
+    return build.tier.fetcher.begin(
+        missing.first, partial(build.inputs.lookup.fits, action, build.tool(action), missing.first), expected_s
+    )
 
 
 def deadline_s(build: ActiveBuild, index: int) -> float:
@@ -73,8 +75,3 @@ def offer(build: ActiveBuild, first: m.Digest, result: Result) -> None:
     uploader = build.tier.uploader if build.tier is not None else None
     if uploader is not None and not (build.is_steps and result.timing.wall_s < LEAST_STEP_S):
         uploader.offer(first, result.key)
-
-
-def _fits(build: ActiveBuild, index: int, first: m.Digest, known: InputSet) -> bool:
-    action = build.plan.actions[index]
-    return build.inputs.lookup.fits(action, build.tool(action), first, known)
