@@ -20,6 +20,7 @@ _MOST_BYTES = 1 << 20
 MOST_WRITERS = 8
 """Each writer that is believed costs a question for each look-up."""
 _KEYS = ("url", "write", "trust")
+_OWN = "this user"
 _OFF = ("0", "no", "off")
 
 
@@ -56,17 +57,21 @@ def read(settings: Settings, environ: Mapping[str, str]) -> TierSettings | None:
         signer = signing.own(environ)
     elif wants:
         unwritable = "there is no signing key: `buildd cache key` makes one"
-    return TierSettings(url, _believed(table, environ), signer, unwritable)
+    return TierSettings(url, _believed(table, environ, wants), signer, unwritable)
 
 
-def _believed(table: Mapping[str, object], environ: Mapping[str, str]) -> tuple[tuple[bytes, str], ...]:
-    """The writers that are believed: all trusted keys, or those of them that [tier] names."""
-    keys = dict(signing.listed(environ))
-    if signing.key_file(environ).exists():
-        keys = {signing.own(environ).public: "this user", **keys}
+def _believed(table: Mapping[str, object], environ: Mapping[str, str], writes: bool) -> tuple[tuple[bytes, str], ...]:
+    """The writers that are believed: all trusted keys, or those of them that [tier] names.
+
+    The user's own key is among them where the user writes or names it: otherwise nothing in the tier is signed with it,
+    and each look-up would ask once more.
+    """
     wanted = table.get("trust", [])
     if not isinstance(wanted, list) or not all(isinstance(word, str) for word in wanted):
         raise _wrong(environ, "[tier]: trust must be a list of names or keys")
+    keys = dict(signing.listed(environ))
+    if (writes or wanted) and signing.key_file(environ).exists():
+        keys = {signing.own(environ).public: _OWN, **keys}
     if wanted:
         unknown = [word for word in wanted if word not in keys.values() and word not in {k.hex() for k in keys}]
         if unknown:

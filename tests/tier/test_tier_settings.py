@@ -55,6 +55,12 @@ def test_trusted_keys_are_believed_or_those_of_them_that_are_named(environ: dict
     signing.trust(environ, MALLORY.public, "mallory")
     named = settings(environ, '[tier]\nurl = "/t"\n')
     assert named is not None and {name for _, name in named.believed} == {"alice", "mallory"}
+    own = signing.own(environ).public
+    named = settings(environ, '[tier]\nurl = "/t"\n')
+    assert named is not None and own not in dict(named.believed), "nothing of it is there: the user only reads"
+    for more in ("write = true", 'trust = ["this user"]'):
+        named = settings(environ, f'[tier]\nurl = "/t"\n{more}\n')
+        assert named is not None and own in dict(named.believed)
     for word in ("alice", ALICE.public.hex()):
         named = settings(environ, f'[tier]\nurl = "/t"\ntrust = ["{word}"]\n')
         assert named is not None and named.believed == ((ALICE.public, "alice"),)
