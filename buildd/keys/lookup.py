@@ -194,11 +194,11 @@ class Lookup:
         return self._missing(first, components if explain else [], action, why)
 
     def fits(self, action: Action, tool: Tool, first: Digest, known: InputSet) -> bool:
-        """Whether an input set from elsewhere matches the files as they are now. Remembers nothing of it."""
-        fits = not self._differs(first, known, action, tool, self.files.names_of(tool), changing=False)
-        self.files.bare.discard(action.name)
-        self.files.discovered.pop(action.name, None)
-        return fits
+        """Whether an input set from elsewhere matches the files as they are now.
+
+        For look-ups that nothing else uses: what was looked at counts as found here, whether it fits or not.
+        """
+        return not self._differs(first, known, action, tool, self.files.names_of(tool), changing=False)
 
     def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
         """A miss for a reason that the caller gives."""

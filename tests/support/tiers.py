@@ -129,10 +129,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(201, b"")
 
     def _answer(self, status: int, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        try:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        except ConnectionError:  # the client has given up
+            self.close_connection = True
 
     def _piecemeal(self, found: bytes) -> None:
         self.send_response(200)

@@ -196,7 +196,13 @@ def test_a_result_without_its_blobs_is_a_miss_and_is_mended(
     assert built(machine(tmp_path, "third"), tier_at(cache.url)).ran() == []
 
 
-FAULTS = [fault for fault in Fault if fault not in (Fault.NONE, Fault.FULL)]
+CORE = (Fault.FROZEN, Fault.OTHER_BYTES)
+"""The others take two seconds each; `test_carriers` has all of them for one operation."""
+FAULTS = [
+    pytest.param(fault, marks=() if fault in CORE else pytest.mark.slow)
+    for fault in Fault
+    if fault not in (Fault.NONE, Fault.FULL)
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -253,6 +259,7 @@ def test_recache_asks_no_tier(tmp_path: Path, filled: Workspace, cache: HttpCach
     assert cache.asked == []
 
 
+@pytest.mark.slow  # six builds
 def test_a_clock_that_is_off_changes_nothing(
     tmp_path: Path, filled: Workspace, cache: HttpCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
