@@ -332,6 +332,8 @@ class Outputs(ABC):
     """Whether outputs are files of the project."""
     roots: Roots = ()
     """Folders that have another name each time."""
+    only_names = False
+    """The outputs hold names of files, and nothing that the files say."""
 
     @abstractmethod
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:

@@ -223,7 +223,7 @@ class Daemon:
                 await self.scheduler.stores.open("")
 
     def _redis_clients(self) -> int:
-        return len(self._redis.clients) if self._redis is not None else 0
+        return self._redis.users() if self._redis is not None else 0
 
     def _touch(self) -> None:
         assert self._idle is not None

@@ -51,10 +51,13 @@ class CommandOutputs(Outputs):
     def __init__(self, delivery: Delivery, keep: Callable[[CommandOutputs], None]) -> None:
         self.delivery = delivery
         self.roots = delivery.roots
+        self.only_names = delivery.compile.makes is Makes.RULES
         self.result: Result | None = None
         """The result that was found, or stored."""
         self.holds_path = False
         """The result holds the path of a folder that has another name in the next build."""
+        self.rules = b""
+        """Make rules of the job that ran."""
         self._keep = keep
 
     def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
@@ -76,6 +79,8 @@ class CommandOutputs(Outputs):
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
         if not self.roots:
             return ()
+        if self.delivery.compile.makes is Makes.RULES:
+            return checkout_roots.names_held(said, self.roots)
         if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
             return {name for name, _ in checkout_roots.checkouts(self.roots)}
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
@@ -98,7 +103,8 @@ class CommandOutputs(Outputs):
         if path == self.delivery.compile.output:
             self.delivery.put_object(self.build.files, product.digest, copy)
         else:
-            self.delivery.put_depfile(self.delivery.rules(made.read_bytes()))
+            self.rules = self.delivery.rules(made.read_bytes())
+            self.delivery.put_depfile(self.rules)
 
     def where(self, path: str) -> str:
         return f"{self.build.project}/{path}" if not path.startswith("/") else path
@@ -170,7 +176,8 @@ class CompileReport(Report):
 
     def handed_over(self, index: int, ran: Ran) -> None:
         if not ran.exit.output_truncated:  # else the middle of the output is lost
-            self._carry_out(ran.exit.stdout, ran.exit.stderr)
+            outputs = self._outputs
+            self._carry_out(outputs.rules if outputs.delivery.prints_rules else ran.exit.stdout, ran.exit.stderr)
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         self._left = failure.left or _process_named(failure)
@@ -181,7 +188,7 @@ class CompileReport(Report):
         by_itself = kind is m.FailureKind.COMPILE_ERROR or (kind is m.FailureKind.KILLED and exit and exit.signal)
         if exit is None or exit.lost or exit.output_truncated or not by_itself:
             return  # perhaps buildd's fault: the caller runs the tool itself
-        if failure.read is not None:
+        if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
             self._outputs.place_depfile(failure.read)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
         self._carry_out(exit.stdout, exit.stderr)

@@ -120,18 +120,21 @@ class StepOutputs(Outputs):
         """Moving roots whose folder stands in a text or in device code. The module's id stands for the checkout's."""
         roots = self._outer.outputs.roots
         checkouts = checkout_roots.checkouts(roots)
+        whole = self._outer.plan.actions[0]
+        paths = (os.path.join(self._outer.project, path) for path in (whole.inputs[0], whole.outputs[0].path))
+        naming = checkout_roots.naming(roots, paths) if roots else set()
         unit = module_id(self.build.plan)
         makers = [action for action in self.build.plan.actions if action.kind == StepKind.CICC.value]
         for action in filter(_is_mapped, makers):
             # The path in other words is not mapped.
             text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
             self._named |= checkout_roots.names_in(text, roots)
-        if checkouts and unit:
+        if naming and unit:
             # Device code is packed in the object, but not in what cicc writes.
             texts = [self.where(o.path) for action in makers for o in action.outputs if o.name == Role.MADE.value]
             for text in (Path(path).read_bytes() for path in (*texts, str(made))):
                 self._named |= checkout_roots.names_in(text, checkouts)
-                self._named.update(name for name, _ in checkouts if unit in text)
+                self._named |= naming if unit in text else set()
         return self._named
 
     def compose(self, index: int) -> bool:

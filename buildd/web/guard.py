@@ -9,8 +9,6 @@ of the server. Everything is read-only.
 from __future__ import annotations
 
 import hmac
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -104,13 +102,10 @@ class Guard:
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return credentials.strip()
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            return ""
-        found: Any = cookies.get(self._cookie)
-        return found.value if found is not None else ""
+        # Not http.cookies, which gives up at a cookie that it cannot read: a browser sends those of all servers that
+        # this machine has on any port, and other programs write other forms.
+        cookies = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+        return next((value for name, _, value in cookies if name == self._cookie), "")
 
     def _welcome(self, path: str, asked: dict[str, str]) -> Response:
         """Put the token into a cookie and out of the address, where a screenshot or the history would show it.

@@ -12,7 +12,7 @@ import re
 import msgspec
 from blake3 import blake3
 
-from codegen.compilers.checkout_roots import others
+from codegen.compilers.checkout_roots import of_one_build
 from codegen.compilers.temporary_roots import Roots, named
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Ref, Resources, Steps
 from codegen.steps import line_info
@@ -75,7 +75,7 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
     nvcc = any(step.kind == StepKind.CICC.value for step in steps.actions)
     identities = [steps.identity, content] if content else [steps.identity]
     # Two checkouts may be linked into one program, so their modules have different names.
-    identity = _module_id("\0".join(identities), *(named(path, others(roots)) for path in ends))
+    identity = _module_id("\0".join(identities), *(named(path, of_one_build(roots)) for path in ends))
     # gcc uses the seed for names that no other object sees.
     seed = _module_id("\0".join(identities), *(named(path, roots) for path in ends))
     units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]

@@ -40,6 +40,9 @@ def test_the_token_opens_as_header_and_as_cookie() -> None:
     assert ask(**GOOD)[0] == 200
     assert ask(host="localhost:6392", cookie=f"buildd-6392={TOKEN}")[0] == 200
     assert ask(host="[::1]:6392", cookie=f"other=1; buildd-6392={TOKEN}")[0] == 200
+    # A browser sends the cookies of this machine's other servers along, on whatever port, in whatever form.
+    for other in ('settings={"a": 1}', "a@b=1", 'x="y', "flag", "a[0]=1", "expires=never", "x=\xe9"):
+        assert ask(host="localhost:6392", cookie=f"{other}; buildd-6392={TOKEN}")[0] == 200, other
 
 
 @pytest.mark.parametrize(

@@ -341,3 +341,23 @@ def test_two_projects_with_one_relative_path_link_into_one_program(user: User) -
     linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects), "-o", "main")
     assert linked.returncode == 0, linked.stderr
     assert foreign.plainly(str(foreign.folder / "main")).returncode == 0
+
+
+@pytest.mark.cuda
+def test_one_source_of_two_mapped_projects_links_into_one_program(user: User) -> None:
+    """As two projects have it that hold a copy of one library each, all of it in an anonymous namespace."""
+    foreign = ForeignProject(user, user.folder / "mapped-twice", toolkit())
+    unit = "namespace { __global__ void k(int *p) { *p = 1; } struct Use { Use() { k<<<1, 1>>>(nullptr); } } use; }\n"
+    command = ("nvcc", "-arch=sm_80", "-c", "src/utils.cu", "-o", "utils.o")
+    objects = []
+    for number in (1, 2, 1):
+        folder = foreign.folder / f"{number}"
+        foreign.write(f"{number}/src/utils.cu", unit)
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(folder)}
+        assert foreign.call(*command, environ=environ, cwd=folder).returncode == 0
+        objects.append(folder / "utils.o")
+    assert foreign.counts() == (1, 2)
+    main = foreign.write("main.cu", "int main() { return 0; }\n")
+    library = Path(toolkit()).parent / "lib"
+    linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects[:2]), "-o", "main")
+    assert linked.returncode == 0, linked.stderr
