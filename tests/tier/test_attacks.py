@@ -29,8 +29,8 @@ from buildd.tier.records import Kind, RefusedRecord, ResultRecord, name_of, open
 from buildd.tier.upload_queue import UploadQueue
 from protocol import messages as m
 from tests.support.scheduler_harness import Story, Workspace
+from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, MALLORY, HttpCache, http_cache, tier_at, write_all
-from tests.tier.test_sharing import built, machine
 
 EVIL = b"an object of the attacker's"
 

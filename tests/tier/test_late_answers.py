@@ -11,14 +11,14 @@ import pytest
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.keys.lookup import Lookup
+from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, http_cache, tier_at, write_all
-from tests.tier.test_sharing import built, machine
 
 WAIT_S = 20
 
 
 def test_a_comparison_that_ends_late_is_no_part_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tier knows a run that read a header of another folder. It is compared while the job's result is being stored."""
+    """The tier knows a run that read a header of another folder. It is compared while the job ends."""
     ended, compared, plain = threading.Event(), threading.Event(), Lookup.fits
     known: list[tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]] = []
 

@@ -14,8 +14,8 @@ from buildd.store import signing
 from buildd.ui.daemon_status import tier_lines
 from protocol.messages import TierStatus
 from tests.support.scheduler_harness import Workspace
+from tests.support.tier_builds import built, machine
 from tests.support.tiers import Fault, HttpCache, http_cache, tier_at
-from tests.tier.test_sharing import built, machine
 
 
 @pytest.fixture

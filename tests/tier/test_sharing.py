@@ -13,34 +13,17 @@ import pytest
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
 from buildd.tier.figures import TierAnswer
-from buildd.tier.tier import Tier
 from buildd.tier.uploader import Uploader
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, http_cache, tier_at, write_all
-
-SOURCES = {"src/a.cu": '#include "h.h"\nA\n', "src/b.cu": '#include "h.h"\nB\n', "include/h.h": "H\n"}
 
 
 @pytest.fixture
 def cache() -> Iterator[HttpCache]:
     with http_cache() as made:
         yield made
-
-
-def machine(folder: Path, name: str) -> Workspace:
-    workspace = Workspace(folder / name)
-    for path, text in SOURCES.items():
-        workspace.write(path, text)
-    return workspace
-
-
-def built(workspace: Workspace, tier: Tier | None, **fields: object) -> Story:
-    """Build once, as a process of its own."""
-    workspace.options["tier"] = tier
-    story = workspace.build(**fields)
-    assert story.done.outcome is m.Outcome.BUILT, story
-    return story
 
 
 @pytest.fixture
