@@ -21,6 +21,7 @@ from buildd.ui.problems import parser, print_note, print_problem
 if TYPE_CHECKING:
     from buildd.store.areas import Held
     from buildd.store.bundle_format import Contents
+    from buildd.store.figures import Stats
     from buildd.store.profiles import Profile
     from buildd.store.store import Store
     from protocol.messages import Digest
@@ -141,6 +142,7 @@ def _parser() -> Any:
     )
     asking.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
     asking.add_argument("--limit", type=int, default=100, metavar="N", help="most rows, 0 for all (default: 100)")
+    add("push", "sign every result of the store and write it to the shared tier")
     add("key", "print your public key, with which your exports are signed")
     trusted = add("trust", "allow imports that another key has signed; without a key, list the trusted keys")
     trusted.add_argument("key", nargs="?", default="", help="the key that `buildd cache key` prints for its owner")
@@ -190,9 +192,10 @@ def _stats(store: Store, options: Namespace) -> int:
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {lookups}"
         + (f" ({100 * counts['hits'] / lookups:.0f} %)" if lookups else ""),
-        *_listed(found.hit),
+        *_listed(_where(found)),
         f"misses      {counts['misses']}",
         *_listed(found.missed),
+        *_by_reason("tier", "answers and writes", found.tier),
         *_by_reason("passed", "through to the tool", found.passed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
@@ -201,6 +204,12 @@ def _stats(store: Store, options: Namespace) -> int:
         f"in use by   {count(found.sessions, 'process', 'processes')}, {count(found.leased, 'result')} leased",
     ]
     return _say(options, found, lines)
+
+
+def _where(found: Stats) -> dict[str, int]:
+    """How the hits were found. Those from the tier became hits of the store."""
+    remote = found.tier.get("hits", 0)
+    return {**found.hit, "of all, fetched from the tier": remote} if remote else found.hit
 
 
 def _area(name: str, held: Held) -> str:
@@ -321,6 +330,17 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
     return list(keys_here(request_from(wanted, tuple(options.targets), Mode.EXPLAIN, environ)))
 
 
+def _push(store: Store, options: Namespace) -> int:
+    from buildd.tier.pushing import push
+
+    written, left = push(store, options.environ)
+    lines = [f"{written} results written to the tier"]
+    if left:
+        lines.append(f"{left} results wait: the tier failed; they are written later, or by another `buildd cache push`")
+    _say(options, {"written": written, "waiting": left}, lines)
+    return _FAILED if left else _OK
+
+
 def _import(store: Store, options: Namespace) -> int:
     if options.aitemplate:
         return _import_profiles(store, options)
@@ -366,6 +386,7 @@ _ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {
     "verify": _verify,
     "flush": _flush,
     "export": _export,
+    "push": _push,
     "import": _import,
 }
 

@@ -161,7 +161,7 @@ class CompileReport(Report):
             reasons = tuple(filter(None, (*missing.reasons, same)))
         elif build.counts.hits:
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
-            reasons = ("same inputs",)
+            reasons = (build.why_hit(0),)
         else:
             return
         named = compile.output if compile.objects else compile.source
@@ -177,7 +177,7 @@ class CompileReport(Report):
         self._outputs.result = result
         if said is not None:
             self._carry_out(*said)
-        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason="same inputs"))
+        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason=build.why_hit(index)))
 
     def handed_over(self, index: int, ran: Ran) -> None:
         if not ran.exit.output_truncated:  # else the middle of the output is lost

@@ -37,6 +37,7 @@ from buildd.shims import run_log
 from buildd.store.answers import Answer, Answers, question_of
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
+from buildd.tier.store_tier import StoreTier
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.temporary_roots import Roots
 from codegen.errors import RequestError
@@ -70,6 +71,7 @@ class ForeignIntake:
 
     Args:
         in_pool: runs a function in a worker thread.
+        tier: where results of other machines are, if the user has named one.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class ForeignIntake:
         planner: Planner,
         in_pool: Callable[..., Awaitable[Any]],
         builds: OrderedDict[m.BuildId, Figures],
+        tier: StoreTier | None = None,
     ) -> None:
+        self._tier = tier
         self._store = store
         self._files = files
         self._notebook = notebook
@@ -138,6 +142,7 @@ class ForeignIntake:
                 outputs=outputs,
                 report=CompileReport(figures, outputs),
                 has_caller=True,
+                tier=self._tier,
             )
             source = build.inputs.snapshot.fact(compile.source)
             if source is not None and Traits.PROCESS in source.traits:

@@ -35,7 +35,15 @@ ROOMS = (
         "buildd.runtime",
     ),
     *("buildd.state", "buildd.host", "buildd.processes", "buildd.native", "buildd.files", "buildd.store"),
-    *("buildd.keys", "buildd.artifacts", "buildd.builds", "buildd.watch", "buildd.shims", "buildd.scheduling"),
+    *(
+        "buildd.tier",
+        "buildd.keys",
+        "buildd.artifacts",
+        "buildd.builds",
+        "buildd.watch",
+        "buildd.shims",
+        "buildd.scheduling",
+    ),
     *(
         "buildd.ui",
         "buildd.client",
