@@ -155,9 +155,9 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
         parts.append(f"{figures.failures} failed")
     if passed:
         parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
-    kinds = [(found.graphs, "graph"), (found.kernels, "Triton kernel")]
+    kinds = [(found.graphs, "graph"), (found.kernels, "Triton kernel"), (found.programs, "JAX program")]
     if kept := [count(number, noun) for number, noun in kinds if number]:
-        parts.append(f"{' and '.join(kept)} from the store")
+        parts.append(f"{' and '.join([*filter(None, [', '.join(kept[:-1])]), kept[-1]])} from the store")
     if figures.hits:
         parts.append(f"{duration(figures.saved_s)} saved")
     return ", ".join(parts)

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from buildd import __version__
+from buildd.client.run_settings import EASYDEL, EASYDEL_FAULT, EASYDEL_STEP
 from buildd.errors import BuilddError
 from buildd.ui.text import count, duration, size
 from codegen.errors import RequestError
 from codegen.plan import Answer, Knowledge, Probe, ProbesNeeded
+from codegen.variables.environment import find
 from protocol.errors import NoDaemon, ProtocolError
 
 T = TypeVar("T")
@@ -327,6 +329,9 @@ def variables(environ: Mapping[str, str]) -> Iterator[Finding]:
             "AITemplate does not see compiles that fail",
             "unset AIT_TRACE_MAKE; buildd build --trace FILE writes a trace",
         )
+    row = find(EASYDEL)
+    if row is not None and row.read(environ.get(EASYDEL, "")):
+        yield Finding(Level.WARN, EASYDEL, EASYDEL_FAULT, EASYDEL_STEP)
     for name in ("BUILDD_DISABLE", "BUILDD_RECACHE"):
         if environ.get(name, "0") not in ("", "0"):
             yield Finding(

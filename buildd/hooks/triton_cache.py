@@ -197,7 +197,7 @@ def manager_of(base: Any) -> Any:
             """Become the process that compiles (None), or find what another one has compiled meanwhile."""
             assert self._shelf is not None
             lock = Lock(self._shelf.lock_path(self._kernel, filename))
-            if not _waited(lock):
+            if not waited(lock):
                 return None
             self._lock = lock
             found = self._find(filename)
@@ -217,7 +217,7 @@ def manager_of(base: Any) -> Any:
     return CacheManager
 
 
-def _waited(lock: Lock) -> bool:
+def waited(lock: Lock) -> bool:
     """Take a lock as soon as it is free; False if its holder makes no progress. Raises OSError."""
     begun_s = until_s = time.monotonic()
     computed, pause_s = "", _POLL_S
