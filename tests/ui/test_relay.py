@@ -56,7 +56,7 @@ def test_the_command_has_the_terminal_as_without_us() -> None:
     script = (
         "facts = *map(os.isatty, (0, 1, 2)), os.get_terminal_size(1), os.tcgetpgrp(os.open('/dev/tty', 2)) > 0, \\\n"
         "  os.tcgetpgrp(0) == os.getpgrp(), os.getsid(0) == os.getppid()\n"
-        "os.write(1, (' '.join(map(str, facts)) + '\\n').encode())"  # whole: the status line may come between two writes
+        "os.write(1, (' '.join(map(str, facts)) + '\\n').encode())"  # whole: the status line may come between writes
     )
     with relayed(*python(script), columns=61) as terminal:
         assert terminal.ended() == 0
