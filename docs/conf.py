@@ -37,7 +37,7 @@ NOTES = ("keys", "steps", "foreign-compiles", "programs", "watching", "processes
 EXAMPLES = ("quickstart", "hip", "mlp", "triton", "torch", "ci")
 CONTENTS = {
     "Start": ["getting-started", "existing-builds", "troubleshooting"],
-    "Guides": ["torch-and-triton", "watch-and-editors", "profiling", "ci", "pages-and-metrics"],
+    "Guides": ["torch-and-triton", "watch-and-editors", "profiling", "ci", "shared-cache", "pages-and-metrics"],
     "Targets": [f"targets/{kind}" for kind in TARGETS],
     "Reference": ["project-file", "commands", "environment", "torch-options", "/protocol/SPEC", "glossary"],
     "Background": ["how-caching-works", "security", "benchmarks", "architecture"],

@@ -337,6 +337,27 @@ class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     elsewhere: dict[str, int] = {}
 
 
+class TierStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The shared tier, since the daemon's start."""
+
+    url: str
+    """Without passwords; empty if the tier that was asked for cannot be used."""
+    believed: tuple[str, ...] = ()
+    """Whose entries are taken."""
+    writes: bool = False
+    usual_s: float = 0.0
+    """How long it takes to answer."""
+    counts: dict[str, int] = {}
+    """Hits, refused entries, failures ..."""
+    waiting: int = 0
+    """Results that are still to be written, or to be looked at once more."""
+    unread_for_s: float = 0.0
+    """It failed, so it is not asked for this long."""
+    unwritten_for_s: float = 0.0
+    problem: str = ""
+    """The last problem."""
+
+
 class Status(Message, frozen=True, tag="status"):
     pid: int
     daemon: str
@@ -363,6 +384,8 @@ class Status(Message, frozen=True, tag="status"):
     """CPU tokens: most jobs at once."""
     budget_bytes: int = 0
     """The memory that all jobs together may use, as it was when one last ran; 0 if none has run."""
+    tier: TierStatus | None = None
+    """None if the user has named none."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):

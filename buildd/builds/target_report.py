@@ -38,7 +38,7 @@ class TargetReport(Report):
             m.CacheHit(
                 job_id=HIT,
                 action=action.name,
-                reason="same inputs",
+                reason=build.why_hit(index),
                 saved_s=result.timing.wall_s,
                 kernels=result.kernels,
             )

@@ -64,6 +64,7 @@ from buildd.state.events import (
     Undeliverable,
 )
 from buildd.state.machine import State
+from buildd.tier.tier import Tier
 from codegen.variables.aitemplate_flags import job_cap
 from protocol import messages as m
 
@@ -84,6 +85,7 @@ class Scheduler:
         default_store: store of requests that name none.
         store_limit_bytes: size bound of every store; None means the store's own default.
         make: makes plans, see `Planner`.
+        tier: where results of other machines are, if the user has named one.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Scheduler:
         memory_cap_bytes: int = 0,
         store_limit_bytes: int | None = None,
         make: Make | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.runner = Runner()
         self.claims = Claims()
@@ -111,7 +114,7 @@ class Scheduler:
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
         self.stores = OpenStores(
-            self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make
+            self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make, tier=tier
         )
         self.intake = Intake(self.stores, self._in_pool, self.runner)
         self._look_ups = LookUps(
