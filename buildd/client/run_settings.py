@@ -17,6 +17,10 @@ _TORCHS = "dedicated_log_torch_trace_"
 _CLOCK_TICK_NS = 10_000_000
 """The kernel stamps files with a clock that is up to one tick late."""
 
+EASYDEL = "EASYDEL_CACHE_COMPILES"
+EASYDEL_FAULT = "is on: that cache can return the results of another function, because its key has no static values"
+EASYDEL_STEP = f"unset {EASYDEL}; the store keeps what JAX compiles"
+
 
 def complete(environ: MutableMapping[str, str], *, says: bool) -> Iterator[str]:
     """Add the files' variables to the environment of a command; yield lines for people.
@@ -48,6 +52,8 @@ def complete(environ: MutableMapping[str, str], *, says: bool) -> Iterator[str]:
     settings = Settings(shell, project, strict=False, user_values=users)
     settings.check()
     yield from settings.notices
+    if settings.is_on(EASYDEL):
+        yield f"{EASYDEL} {EASYDEL_FAULT}; {EASYDEL_STEP}"
     for name, near in misspelt(shell):
         yield f"{name} is not a variable that buildd or AITemplate knows; did you mean {near}?"
 

@@ -1,4 +1,5 @@
-"""Entries beside the store that users' processes read and write themselves: Triton's kernels, Inductor's graphs.
+"""Entries beside the store that users' processes read and write themselves: Triton's kernels, Inductor's graphs,
+JAX's programs.
 
 Standard library only. An entry is one file, replaced by rename; its content has a digest and its writer's signature.
 Some entries are run as code, so an entry not signed by the user, or by somebody whom they trust, does not count. Knows
@@ -33,7 +34,7 @@ _USED_AGAIN_S = 3600.0
 _OFF = ("", "0", "false", "no", "off")
 FOUND_FOLDER = "answers/found"
 """Folder in a store where running builds have a file; one byte is added for each entry that a program finds."""
-FOUND_KERNEL, FOUND_GRAPH = b"k", b"g"
+FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM = b"k", b"g", b"j"
 NOTE = ".tool"
 """Ending of the names of notes: values computed from a tool's files, by their stamps."""
 _MOST_NOTED = 1 << 20
@@ -220,7 +221,7 @@ def note_found(store: str, kind: bytes) -> None:
     """Note that a program found an entry, for the `buildd run` above it; nothing if there is none.
 
     Args:
-        kind: FOUND_KERNEL or FOUND_GRAPH.
+        kind: FOUND_KERNEL, FOUND_GRAPH or FOUND_PROGRAM.
     """
     global found_here
     found_here += 1

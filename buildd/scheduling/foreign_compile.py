@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from buildd.builds.active_build import HIT, Outputs, Report
+from buildd.builds.active_build import Outputs, Report
 from buildd.builds.command import output_path
-from buildd.builds.products import Failure, Moment, Product, Ran
+from buildd.builds.products import HIT, Failure, Moment, Product, Ran
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file
 from buildd.keys import precompiled
 from buildd.keys.miss_kinds import kind_of
+from buildd.scheduling import call_notes
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
@@ -90,7 +91,7 @@ class CommandOutputs(Outputs):
         if path != self.delivery.compile.output:
             listed = self.build.store.get(digest)
             if listed is not None:
-                self.delivery.put_depfile(self.delivery.rules(listed))
+                self._delivered(listed)
             return listed is not None
         self._vouch_for(digest)
         return self.delivery.put_object(self.build.files, digest, partial(self.build.store.restore, digest))
@@ -103,8 +104,12 @@ class CommandOutputs(Outputs):
         if path == self.delivery.compile.output:
             self.delivery.put_object(self.build.files, product.digest, copy)
         else:
-            self.rules = self.delivery.rules(made.read_bytes())
-            self.delivery.put_depfile(self.rules)
+            self._delivered(made.read_bytes())
+
+    def _delivered(self, listed: bytes) -> None:
+        self.rules = self.delivery.rules(listed)
+        self.delivery.put_depfile(self.rules)
+        call_notes.record(self.build.request, self.delivery.compile, self.roots, listed)
 
     def where(self, path: str) -> str:
         return f"{self.build.project}/{path}" if not path.startswith("/") else path
@@ -156,7 +161,7 @@ class CompileReport(Report):
             reasons = tuple(filter(None, (*missing.reasons, same)))
         elif build.counts.hits:
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
-            reasons = ("same inputs",)
+            reasons = (build.why_hit(0),)
         else:
             return
         named = compile.output if compile.objects else compile.source
@@ -172,7 +177,7 @@ class CompileReport(Report):
         self._outputs.result = result
         if said is not None:
             self._carry_out(*said)
-        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason="same inputs"))
+        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason=build.why_hit(index)))
 
     def handed_over(self, index: int, ran: Ran) -> None:
         if not ran.exit.output_truncated:  # else the middle of the output is lost

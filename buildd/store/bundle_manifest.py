@@ -15,14 +15,14 @@ from protocol.messages import Kernel
 
 MAX_NAME_BYTES = 4096
 MAX_KERNEL_BYTES = 256 << 20
-KERNEL_NAME = re.compile(rb"(inductor/)?[0-9a-f]{32}")
+KERNEL_NAME = re.compile(rb"((inductor|jax)/)?[0-9a-f]{32}")
 MOST_LISTS = 1 << 20
 
 # Checked while a manifest is decoded: many empty items would need sixty times the memory of the bytes that hold them.
 RawDigest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Name = Annotated[bytes, msgspec.Meta(min_length=1)]
 FileDigests = Annotated[bytes, msgspec.Meta(min_length=32, max_length=64)]
-"""Of a file's content, and behind it where there is one of what a compiler sees of it."""
+"""The digest of a file's content; if a compiler sees less than the file, the digest of that follows it."""
 Files = list[tuple[Name, FileDigests]]
 
 

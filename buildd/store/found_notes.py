@@ -1,4 +1,4 @@
-"""Notes of Triton kernels and graphs that programs found in the store, for the summary of the `buildd run` above them.
+"""Notes of Triton kernels, graphs and JAX's programs that were found in the store, for the summary of `buildd run`.
 
 A running build has a file, to which the hooks add one byte for each (`hooks.entries.note_found`). Without that file
 they write nothing. Knows no kernel.
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL
+from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL, FOUND_PROGRAM
 from buildd.store.hit_notes import held, left, name_of
 
 
@@ -21,6 +21,8 @@ class FoundKernels(NamedTuple):
 
     kernels: int = 0
     graphs: int = 0
+    programs: int = 0
+    """JAX's."""
 
 
 class FoundNotes:
@@ -45,7 +47,7 @@ class FoundNotes:
     def found(self) -> FoundKernels:
         """What was found so far."""
         content = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        return FoundKernels(content.count(FOUND_KERNEL), content.count(FOUND_GRAPH))
+        return FoundKernels(*map(content.count, (FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM)))
 
     def __enter__(self) -> FoundNotes:
         return self

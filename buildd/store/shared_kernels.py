@@ -1,7 +1,8 @@
-"""Triton's kernels, Inductor's graphs and Python's bytecode beside the store: bound, verification and figures.
+"""Triton's kernels, Inductor's graphs, JAX's programs and Python's bytecode beside the store: bound, verification and
+figures.
 
-The users' processes write and find them (`hooks/triton_cache`, `hooks/inductor_cache`, `hooks/bytecode`); the format of
-an entry is in `hooks/entries`.
+The users' processes write and find them (`hooks/triton_cache`, `hooks/inductor_cache`, `hooks/jax_cache`,
+`hooks/bytecode`); the format of an entry is in `hooks/entries`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from buildd.hooks import bytecode, inductor_cache, signatures, triton_why
+from buildd.hooks import bytecode, inductor_cache, jax_cache, signatures, triton_why
 from buildd.hooks.entries import NOTE, Entry, Shelf, check
 from buildd.hooks.triton_cache import FOLDER
 from buildd.store.areas import Area, Checked, Held
 
-FOLDERS = (FOLDER, inductor_cache.FOLDER)
+FOLDERS = (FOLDER, inductor_cache.FOLDER, jax_cache.FOLDER)
 SHARE = 10
 """Kernels and graphs may hold the store's bound divided by this, beside the store."""
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -124,7 +125,7 @@ def verify(store: Path) -> tuple[int, int]:
 
 
 class KernelArea(Area):
-    """The folders of Triton's kernels and Inductor's graphs."""
+    """The folders of Triton's kernels, Inductor's graphs and JAX's programs."""
 
     name = "kernels"
 
@@ -133,7 +134,7 @@ class KernelArea(Area):
 
     def held(self) -> Held:
         entries, size_bytes = held(self._store)
-        return Held(entries=entries, bytes=size_bytes, note="of Triton, and graphs of Inductor")
+        return Held(entries=entries, bytes=size_bytes, note="of Triton, graphs of Inductor, programs of JAX")
 
     def trim(self, limit_bytes: int) -> None:
         trim(self._store, limit_bytes // SHARE)

@@ -116,12 +116,18 @@ def of_one_build(roots: Iterable[tuple[str, str]]) -> Roots:
     return tuple(root for root in others(roots) if root[0] != temporary_roots.BUILD)
 
 
-def naming(roots: Roots, paths: Iterable[str]) -> set[str]:
-    """Return the roots whose folder is in the name of a module. Args: paths: the source and the object, absolute."""
+def naming(source: str, roots: Roots) -> set[str]:
+    """Return the roots whose folder is in the name of a module: its source, an absolute path, leads into them, or
+    through them with `..`. A folder of one build alone has one name in all builds."""
     passing = of_one_build(roots)
-    apart = [path for path in paths if not temporary_roots.is_below(path, passing)]
-    lasting = (root for root in roots if root not in passing)
-    return {root[0] for root in lasting if is_checkout(root[0]) or any(_is_in(path, root[1]) for path in apart)}
+    is_passing = temporary_roots.is_below(source, passing)
+    return {
+        root[0]
+        for root in roots
+        if root not in passing
+        and (is_checkout(root[0]) or not is_passing)
+        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source)))
+    }
 
 
 def names_in(content: bytes, roots: Roots) -> set[str]:

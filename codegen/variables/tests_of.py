@@ -28,10 +28,14 @@ _ACTS = {
     },
     "tests/shims/test_environment.py": {
         "test_the_doctor_warns_of_what_harms_below_a_run": "AIT_TRACE_MAKE AIT_BUILD_CACHE_DIR AIT_BUILD_CACHE_*",
+        "test_easydels_wrong_cache_is_named_once_and_left_as_it_is": "EASYDEL_CACHE_COMPILES",
         "test_a_run_sets_what_the_user_has_not_set": "TORCH_NO_COMPILER_WRAPPER PYTORCH_NVCC MAKEFLAGS",
         "test_a_cache_of_the_users_own_keeps_buildds_away": "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE TRITON_CACHE_MANAGER",
         "test_a_kernel_without_its_stages_has_another_name": "TRITON_STORE_BINARY_ONLY",
         "test_a_recording_run_tells_its_programs_where": "BUILDD_RECORD BUILDD_RECORD_ROOT",
+    },
+    "tests/commands/test_prove_command.py": {
+        "test_a_proof_compiles_nothing_and_names_what_is_missing": "BUILDD_PROVE",
     },
     "tests/hooks/test_triton_cache.py": {
         "test_the_tag_names_the_processor_and_keeps_the_users_own": "TORCH_COMPILE_CACHE_KEY_TAG",
@@ -54,6 +58,11 @@ _ACTS = {
     },
     "tests/codegen/compilers/test_toolchain.py": {
         "test_the_order_of_search": "PATH",
+    },
+    "tests/jax/test_jax_cache.py": {
+        "test_the_users_own_folder_is_filled_and_asked_first": "JAX_COMPILATION_CACHE_DIR",
+        "test_a_threshold_of_the_users_own_counts": "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+        "test_the_users_switches_count": "JAX_ENABLE_COMPILATION_CACHE",
     },
     "tests/commands/test_run.py": {
         "test_who_wants_no_line_has_the_terminal_itself": "BUILDD_PROGRESS",

@@ -209,7 +209,7 @@ def test_a_driver_that_hangs_or_fails_delays_a_lease_and_no_more(machine: Machin
 
 
 def test_another_users_lock_is_waited_for_and_shown(machine: Machine) -> None:
-    """Of their daemon, or of a process that has none: both lock the file of the GPU."""
+    """Their daemon, or a process without a daemon, locks the file of the GPU."""
     machine.lock.parent.mkdir(exist_ok=True)
     script = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(

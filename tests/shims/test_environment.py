@@ -13,6 +13,7 @@ import pytest
 from buildd.client.foreign_build import variables
 from buildd.client.machine_checks import Level
 from buildd.client.machine_checks import variables as checked_variables
+from buildd.client.run_settings import complete
 from buildd.hooks import inductor_cache
 from buildd.hooks.entries import name_of
 from buildd.programs.recording import recording
@@ -66,6 +67,16 @@ def test_the_users_file_sets_the_width_of_extensions(environ: dict[str, str], tm
     (tmp_path / ".config/buildd/config.toml").write_text("[environment]\nBUILDD_JOBS = 5\n")
     assert framework_environment.variables(environ)["MAX_JOBS"] == "5"
     assert framework_environment.variables({**environ, "BUILDD_JOBS": "2"})["MAX_JOBS"] == "2"
+
+
+def test_easydels_wrong_cache_is_named_once_and_left_as_it_is(environ: dict[str, str]) -> None:
+    for value in ("1", "easy", "True"):
+        own = {**environ, "EASYDEL_CACHE_COMPILES": value}
+        (line,) = complete(own, says=True)
+        assert "static values" in line and "unset EASYDEL_CACHE_COMPILES" in line
+        assert list(complete(own, says=False)) == [] and own["EASYDEL_CACHE_COMPILES"] == value
+        assert [one.subject for one in checked_variables(own)] == ["EASYDEL_CACHE_COMPILES"]
+    assert list(complete({**environ, "EASYDEL_CACHE_COMPILES": "on"}, says=True)) == []
 
 
 @pytest.mark.parametrize("name", ["AIT_TRACE_MAKE", "AIT_BUILD_CACHE_DIR", "AIT_BUILD_CACHE_SKIP_PERCENTAGE"])

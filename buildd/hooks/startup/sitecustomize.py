@@ -77,6 +77,18 @@ def _keep_tunings(autotune_cache: "Any") -> None:
             tunings.begin(autotune_cache, sys.modules["torch._inductor.remote_cache"], os.environ["BUILDD_DIR"])
 
 
+def _share_programs(cache: "Any") -> None:
+    """Keep JAX's compiled programs in the store."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("jax_cache").begin(cache, os.environ["BUILDD_DIR"])
+
+
+def _compile_once(compiler: "Any") -> None:
+    """Let one process compile a program of JAX while others wait for it."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("jax_cache").begin_compiler(compiler)
+
+
 def _time_in_turn(benchmarking: "Any") -> None:
     """Let Inductor's tuner take turns on a GPU with others who measure there."""
     if os.environ.get("BUILDD_DIR"):
@@ -265,6 +277,8 @@ _THEN = {
     "ejkernel.callib._tilelang_ffi": _tilelang_in_turn,
     "ejkernel.ops.config.selection": _select_in_turn,
     "ejkernel.ops.execution.tuning": _ejkernel_in_turn,
+    "jax._src.compilation_cache": _share_programs,
+    "jax._src.compiler": _compile_once,
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _watch_triton,
     "triton.runtime.autotuner": _tune_in_turn,

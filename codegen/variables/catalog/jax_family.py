@@ -1,6 +1,6 @@
 """Variables of JAX, EasyDeL, eformer and ejkernel, and of the clusters they run on.
 
-Knows no request. buildd compiles nothing of theirs: of these variables only SLURM_CPUS_ON_NODE has an effect.
+Knows no request. JAX itself compiles; buildd keeps what it compiled, so few of these variables have an effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from codegen.variables.variable import (
 )
 
 V = Variable
-_NONE = "none: buildd compiles nothing with JAX; programs below `buildd run` read it"
+_NONE = "none: buildd has no targets for JAX; programs below `buildd run` read it"
 _SECRET = "none: a secret; it is never sent, stored, keyed or printed"
 _IDENTITY = "none: it names another process, so it is not sent to the daemon"
 
@@ -37,7 +37,12 @@ VARIABLES = rows(
     V("JAX_PGLE_AGGREGATION_PERCENTILE", Kind.INT, "", (KEY,), "percentile of its measurements", _NONE),
     V("JAX_PLATFORMS", Kind.LIST, "", (SCHED, KEY), "backends in order of preference", _NONE),
     V("JAX_COMPILATION_CACHE_DIR", Kind.PATH, "", (CACHE,), "JAX's persistent cache; importing ejkernel overrides it",
-      _NONE),
+      "asked before the store, and filled as ever; `buildd://` is the store itself", acts=True),
+    V("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", Kind.NUMBER, "1.0", (CACHE,),
+      "programs that compiled faster are not kept", "also for the store, which by default keeps every program",
+      acts=True),
+    V("JAX_ENABLE_COMPILATION_CACHE", Kind.STRING, "true", (CACHE,), "switch of JAX's persistent cache",
+      "off: programs below `buildd run` take nothing from the store either", acts=True),
     V("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", Kind.STRING, "", (CACHE,),
       "which of XLA's own caches are kept beside it", _NONE),
     V("CACHE_TRITON_KERNELS", Kind.STRING, "1", (PASS,), "nothing reads it", _NONE),
@@ -63,7 +68,8 @@ VARIABLES = rows(
     V("TQDM_NCOLS", Kind.INT, "0", (LOG,), "width of progress bars", _NONE),
     V("ENABLE_DISTRIBUTED_INIT", Kind.ON_IF_WORD, "true", (SCHED,), "JAX's distributed start-up on import", _NONE),
     V("EASYDEL_CACHE_COMPILES", Kind.ON_IF_WORD, "false", (CACHE,),
-      "stores compiled functions as pickles, keyed without static values", _NONE),
+      "stores compiled functions as pickles, keyed without static values",
+      "on: one warning, by `buildd run` and `buildd doctor`", acts=True),
     V("EASYDEL_RECOMPILE_FORCE", Kind.ON_IF_WORD, "false", (CACHE,), "compiles although there is an entry", _NONE),
     V("ALLOW_FULL_CACHE", Kind.ON_IF_WORD, "false", (KEY,), "XLA's own caches too; changes JAX's key", _NONE),
     V("COMPILE_FUNC_DIR", Kind.PATH, "", (CACHE,), "JAX cache folder of this stack", _NONE),
