@@ -225,7 +225,7 @@ def test_values_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_value_that_cannot_be_kept_is_lost_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = server.Keyspace(tmp_path / "gone", 1 << 20)
     values.put("k", b"v")
-    assert values.get("k") is None and not values.remove("k") and "k cannot be stored" in caplog.text
+    assert values.get("k") is None and not values.remove("k") and "'k' cannot be stored" in caplog.text
     (tmp_path / inductor_cache.FOLDER).write_text("no folder")
     values = server.Keyspace(tmp_path, 1 << 20)
     values.put("k", b"v")
