@@ -129,6 +129,17 @@ def test_the_users_switches_count(program: JaxProgram) -> None:
     assert program.run().compiled == 0
 
 
+def test_the_users_file_sets_them_too(program: JaxProgram) -> None:
+    folder = folder_of(program.user, "named-in-a-file")
+    with program.configured("config.toml", JAX_COMPILATION_CACHE_DIR=str(folder)):
+        assert program.run().folder == str(folder)
+    kept = entries_of(program.user)
+    with program.configured("config.toml", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="1000"):
+        assert program.run("40").compiled > 0 and entries_of(program.user) == kept
+    with program.configured("config.toml", JAX_ENABLE_COMPILATION_CACHE="false"):
+        assert program.run().asked == 0
+
+
 def test_a_store_that_cannot_be_written_disturbs_nobody(program: JaxProgram) -> None:
     first = program.run()
     (program.user.store / "jax").chmod(0o777)

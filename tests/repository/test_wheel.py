@@ -70,3 +70,4 @@ def test_its_entry_points_keep_their_names(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     points = wheel.read(name).decode()
     assert "buildd = buildd.cli:main" in points and "buildd = buildd.torch_backend:compile_graph" in points
+    assert "buildd = buildd.jax_plugin" in points
