@@ -57,6 +57,7 @@ _ACTS = {
         "test_the_order_of_search": "PATH",
     },
     "tests/jax/test_jax_cache.py": {
+        "test_the_reasons_name_the_argument_and_the_flag": "XLA_FLAGS LIBTPU_INIT_ARGS",
         "test_the_users_file_sets_them_too": "JAX_COMPILATION_CACHE_DIR JAX_ENABLE_COMPILATION_CACHE"
         " JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     },

@@ -161,10 +161,13 @@ def test_the_reasons_name_the_argument_and_the_flag(program: JaxProgram) -> None
     assert status == 0
     newest, older, oldest = said.split("compiled jit_step for jax cpu")[1:]
     assert "flag --xla_cpu_enable_fast_math=true: absent before, given now" in newest
+    with program.configured("config.toml", LIBTPU_INIT_ARGS="--xla_mine=1"):
+        program.run("48")
+    assert "flag --xla_mine=1: absent before" in program.user.buildd("explain", "--kernels", "jit_step")[1]
     assert "argument 0: tensor<32x32xf32> before, tensor<48x48xf32> now" in older
     assert "no program of this name was compiled here before" in oldest
     program.run("32")  # from the store
-    assert program.user.buildd("explain", "--kernels", "jit_step")[1].count("compiled jit_step") == 3
+    assert program.user.buildd("explain", "--kernels", "jit_step")[1].count("compiled jit_step") == 4
 
 
 def test_without_buildd_run_the_folder_is_named_after_us(program: JaxProgram) -> None:
