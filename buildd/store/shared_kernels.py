@@ -162,7 +162,7 @@ def _all(store: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
 
 
 def _statuses(store: Path, folder: str = FOLDER) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(store / folder) as entries:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store / folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 yield entry, entry.stat(follow_symlinks=False)

@@ -60,9 +60,9 @@ _ACTS = {
         "test_the_order_of_search": "PATH",
     },
     "tests/jax/test_jax_cache.py": {
-        "test_the_users_own_folder_is_filled_and_asked_first": "JAX_COMPILATION_CACHE_DIR",
-        "test_a_threshold_of_the_users_own_counts": "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
-        "test_the_users_switches_count": "JAX_ENABLE_COMPILATION_CACHE",
+        "test_the_reasons_name_the_argument_and_the_flag": "XLA_FLAGS LIBTPU_INIT_ARGS",
+        "test_the_users_file_sets_them_too": "JAX_COMPILATION_CACHE_DIR JAX_ENABLE_COMPILATION_CACHE"
+        " JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     },
     "tests/commands/test_run.py": {
         "test_who_wants_no_line_has_the_terminal_itself": "BUILDD_PROGRESS",

@@ -307,7 +307,7 @@ def test_who_computes_is_waited_for(tmp_path: Path) -> None:
         process.stdin.write("compute\n")
         process.stdin.flush()
         lock = Looked(path, process)
-        assert triton_cache._waited(lock) and len(lock.looks) >= 3
+        assert triton_cache.waited(lock) and len(lock.looks) >= 3
         lock.release()
 
 
@@ -315,9 +315,9 @@ def test_who_computes_is_waited_for(tmp_path: Path) -> None:
 def test_who_is_stopped_or_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
     path = str(tmp_path / "x.lock")
     with holder(path):
-        assert Lock(path).progress() and not triton_cache._waited(Lock(path))
+        assert Lock(path).progress() and not triton_cache.waited(Lock(path))
         Path(path).write_text("1000000000\n")  # of another pid namespace
-        assert not Lock(path).progress() and not triton_cache._waited(Lock(path))
+        assert not Lock(path).progress() and not triton_cache.waited(Lock(path))
 
 
 @pytest.fixture

@@ -129,6 +129,17 @@ def test_the_users_switches_count(program: JaxProgram) -> None:
     assert program.run().compiled == 0
 
 
+def test_the_users_file_sets_them_too(program: JaxProgram) -> None:
+    folder = folder_of(program.user, "named-in-a-file")
+    with program.configured("config.toml", JAX_COMPILATION_CACHE_DIR=str(folder)):
+        assert program.run().folder == str(folder)
+    kept = entries_of(program.user)
+    with program.configured("config.toml", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="1000"):
+        assert program.run("40").compiled > 0 and entries_of(program.user) == kept
+    with program.configured("config.toml", JAX_ENABLE_COMPILATION_CACHE="false"):
+        assert program.run().asked == 0
+
+
 def test_a_store_that_cannot_be_written_disturbs_nobody(program: JaxProgram) -> None:
     first = program.run()
     (program.user.store / "jax").chmod(0o777)
@@ -150,10 +161,13 @@ def test_the_reasons_name_the_argument_and_the_flag(program: JaxProgram) -> None
     assert status == 0
     newest, older, oldest = said.split("compiled jit_step for jax cpu")[1:]
     assert "flag --xla_cpu_enable_fast_math=true: absent before, given now" in newest
+    with program.configured("config.toml", LIBTPU_INIT_ARGS="--xla_mine=1"):
+        program.run("48")
+    assert "flag --xla_mine=1: absent before" in program.user.buildd("explain", "--kernels", "jit_step")[1]
     assert "argument 0: tensor<32x32xf32> before, tensor<48x48xf32> now" in older
     assert "no program of this name was compiled here before" in oldest
     program.run("32")  # from the store
-    assert program.user.buildd("explain", "--kernels", "jit_step")[1].count("compiled jit_step") == 3
+    assert program.user.buildd("explain", "--kernels", "jit_step")[1].count("compiled jit_step") == 4
 
 
 def test_without_buildd_run_the_folder_is_named_after_us(program: JaxProgram) -> None:

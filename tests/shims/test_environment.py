@@ -69,7 +69,7 @@ def test_the_users_file_sets_the_width_of_extensions(environ: dict[str, str], tm
     assert framework_environment.variables({**environ, "BUILDD_JOBS": "2"})["MAX_JOBS"] == "2"
 
 
-def test_easydels_wrong_cache_is_named_once_and_left_as_it_is(environ: dict[str, str]) -> None:
+def test_easydels_wrong_cache_is_named_once_and_left_as_it_is(environ: dict[str, str], tmp_path: Path) -> None:
     for value in ("1", "easy", "True"):
         own = {**environ, "EASYDEL_CACHE_COMPILES": value}
         (line,) = complete(own, says=True)
@@ -77,6 +77,9 @@ def test_easydels_wrong_cache_is_named_once_and_left_as_it_is(environ: dict[str,
         assert list(complete(own, says=False)) == [] and own["EASYDEL_CACHE_COMPILES"] == value
         assert [one.subject for one in checked_variables(own)] == ["EASYDEL_CACHE_COMPILES"]
     assert list(complete({**environ, "EASYDEL_CACHE_COMPILES": "on"}, says=True)) == []
+    (tmp_path / ".config/buildd").mkdir(parents=True)
+    (tmp_path / ".config/buildd/config.toml").write_text('[environment]\nEASYDEL_CACHE_COMPILES = "yes"\n')
+    assert len(list(complete(dict(environ), says=True))) == 1
 
 
 @pytest.mark.parametrize("name", ["AIT_TRACE_MAKE", "AIT_BUILD_CACHE_DIR", "AIT_BUILD_CACHE_SKIP_PERCENTAGE"])

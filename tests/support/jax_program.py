@@ -5,10 +5,12 @@ Knows the events that JAX reports about its persistent cache.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.user import User
@@ -52,6 +54,19 @@ class JaxProgram:
     def run(self, *arguments: str, through_us: bool = True, cwd: Path | None = None, **variables: str) -> Ran:
         """Run it in a folder."""
         return self.end(self.start(*arguments, through_us=through_us, cwd=cwd, **variables))
+
+    @contextlib.contextmanager
+    def configured(self, name: str, **variables: str) -> Iterator[None]:
+        """Set variables in the user's own file."""
+        file = Path(self.user.environ["HOME"]) / ".config/buildd" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "[environment]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in variables.items())
+        )
+        try:
+            yield
+        finally:
+            file.unlink()
 
     def start(
         self, *arguments: str, through_us: bool = True, cwd: Path | None = None, **variables: str
