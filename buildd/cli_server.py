@@ -19,32 +19,46 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from buildd import cli_client
-from buildd.cli_client import GO, SOCKET, STREAMS, TAKEN
+from buildd import caller, cli_client
+from buildd.cli_client import ENDED, GO, SOCKET, STREAMS, TAKEN
+from buildd.exits import DAEMON, Interrupted
 from buildd.identity import as_marked, code_marks, package_digest, package_stamp
 
 _IMPORTED = (
     *("argparse", "difflib", "buildd.commands.build", "buildd.commands.daemon_control", "buildd.commands.explain"),
     *(
         "buildd.commands.log",
+        "buildd.commands.run",
         "buildd.commands.status",
         "buildd.profiling.first_measurement",
         "buildd.client.perform",
+        "buildd.client.run_logs",
+        "buildd.client.run_settings",
         "buildd.commands.warm",
     ),
     *(
+        "buildd.shims.environment",
         "buildd.shims.framework_environment",
+        "buildd.shims.interposition",
+        "buildd.shims.jobserver",
+        "buildd.shims.run_log",
+        "buildd.shims.shim_folders",
+        "buildd.store.aitemplate_profiles",
+        "buildd.store.profile_cache",
+        "buildd.store.shared_kernels",
         "buildd.store.location",
         "buildd.ui.live",
         "locale",
         "protocol.autostart",
         "protocol.client",
+        "protocol.curve",
         "protocol.resubmission",
     ),
 )
@@ -59,6 +73,8 @@ that follows at once."""
 _SPARE_S = 60.0
 """The fork for the next command waits at most so long after the last one: it holds 14 MB."""
 _BACKLOG = 64
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a socket."""
 _log = logging.getLogger(__name__)
 
 
@@ -260,9 +276,14 @@ def _warm_up() -> None:
 
 
 def _use_once() -> None:
-    """Make everything that is made at first use: the table of variables, decoders, patterns; each takes about 1 ms."""
+    """Make everything that is made at first use: the table of variables, decoders, patterns, facts of this machine.
+
+    Each takes about 1 ms, and a look at make's version 5."""
     from buildd.client import request
+    from buildd.native import programs
+    from buildd.shims import jobserver
     from buildd.ui import problems
+    from codegen.compilers import processor
     from codegen.variables import environment
     from protocol import endpoint, places, wire
     from protocol.described import described
@@ -273,6 +294,9 @@ def _use_once() -> None:
     wire.decode_from_daemon(wire.encode(Pong()))
     wire.decode_from_control(wire.encode(Accepted()))
     places.place_name()
+    jobserver.find_builders(os.environ)
+    processor.features()
+    programs.machine()
     parser = problems.parser("", "")
     request.add_request_arguments(parser)
     parser.parse_args([])
@@ -280,10 +304,10 @@ def _use_once() -> None:
 
 def _run(connection: socket.socket, code: _Code) -> NoReturn:
     """Be the process of one command."""
-    from protocol import client
+    from protocol import sockets
 
     status = b""
-    client.put_off = []
+    sockets.put_off = []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (
@@ -294,16 +318,17 @@ def _run(connection: socket.socket, code: _Code) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         arguments = _take(connection, code)
         if arguments is not None:
-            status = bytes([code.main(arguments) & 0xFF])
+            caller.there = _Caller(connection).carry_out
+            status = ENDED + bytes([code.main(arguments) & 0xFF])
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
     except (OSError, ValueError):
         pass  # the reader is gone, as at the end of `cli.main`
     finally:
         try:
-            fcntl.fcntl(connection, fcntl.F_SETFL, 0)  # from here the end of the caller must not end this process
+            _outlive(connection)
             connection.sendall(status)
-            for end in client.put_off:
+            for end in sockets.put_off:
                 end()
         finally:
             os._exit(0)
@@ -323,13 +348,51 @@ def _take(connection: socket.socket, code: _Code) -> list[str] | None:
         return None
     connection.settimeout(None)
     _become(fields[len(mine) :], descriptors)
-    # A caller that is killed takes its command with it.
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    caller.pid, *_ = _CREDENTIALS.unpack(peer)
+    with contextlib.suppress(OSError):  # it has ended, or its processors are not ours to take
+        os.sched_setaffinity(0, os.sched_getaffinity(caller.pid))
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGTERM)
-    fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
+    _follow(connection)
     count = int(fields[len(mine) + 2 + len(STREAMS)])
     first = len(mine) + 3 + len(STREAMS)
     return [os.fsdecode(field) for field in fields[first : first + count]]
+
+
+def _follow(connection: socket.socket) -> None:
+    """From here on a caller that is killed takes this process with it."""
+    fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def _outlive(connection: socket.socket) -> None:
+    """From here on the end of the caller does not end this process."""
+    fcntl.fcntl(connection, fcntl.F_SETFL, 0)
+
+
+class _Caller:
+    """The process that the user called, for the command of `buildd run`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def carry_out(self, words: Sequence[str], environ: Mapping[str, str], program: str | None, line: str | None) -> int:
+        """See `caller.there`. Raises Interrupted where the process is gone: its command goes on, without a summary."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        _outlive(self._connection)
+        try:
+            self._connection.sendall(cli_client.call(words, environ, program, line))
+            answer = cli_client.received(self._connection, 4)
+        except OSError:
+            answer = b""
+        if not answer:
+            raise Interrupted(DAEMON)
+        _follow(self._connection)
+        status = int.from_bytes(answer, "little", signed=True)
+        if status < 0:
+            raise caller.NotStarted(-status)
+        return status
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -36,6 +36,10 @@ _CUDA = (
     "-Wno-unknown-cuda-version",
 )
 
+_NEWEST = 80
+"""clang refuses a file for a GPU that is newer than itself, and each clang since version 11 knows sm_80. The host pass
+reads the same code for all of them."""
+
 
 def from_nvcc(options: Sequence[str], root: str) -> tuple[str, ...]:
     """Return clang's command line for a compile by nvcc, without the source.
@@ -63,9 +67,9 @@ def from_nvcc(options: Sequence[str], root: str) -> tuple[str, ...]:
             kept.append(word.replace("--std", "-std", 1) if word.startswith("--std") else word)
         elif not equals and word in _WITH_VALUE:
             next(words, "")
-    arch = max(archs, key=lambda number: int(number.rstrip("af")), default="")
-    found = ("clang++", *_CUDA, f"--cuda-path={root}", *((f"--cuda-gpu-arch=sm_{arch.rstrip('af')}",) if arch else ()))
-    return (*found, "-isystem", f"{root}/include", *kept)
+    newest = max((int(number.rstrip("af")) for number in archs), default=0)
+    arch = (f"--cuda-gpu-arch=sm_{min(newest, _NEWEST)}",) if newest else ()
+    return ("clang++", *_CUDA, f"--cuda-path={root}", *arch, "-isystem", f"{root}/include", *kept)
 
 
 _WITH_VALUE = frozenset(

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from codegen.compilers import native_archs
+from codegen.compilers.nvcc import normalised
 from codegen.compilers.toolchain import Toolchains
 from codegen.context import Context, Part
 from codegen.errors import RequestError
@@ -216,6 +217,7 @@ def _check_archs(request: Request, targets: Iterable[Target]) -> None:
                 f'no target of this request can be built for "{arch}"',
                 next_step="drop this architecture, or name targets of the other vendor",
             )
+    normalised((arch for arch in request.arch if not arch.startswith("gfx")), where="")
 
 
 def _takes(target: Target, *, amd: bool) -> bool:

@@ -1,5 +1,7 @@
 """How `scripts/docs` turns these pages into a site: settings of Sphinx. The pages themselves stay plain Markdown."""
 
+import re
+
 from sphinx.application import Sphinx
 
 project = "buildd"
@@ -22,7 +24,11 @@ suppress_warnings = [
     "myst.xref_missing",
     "misc.highlighting_failure",
 ]  # files that are no pages: a test checks their links
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
+# A page that was opened as a file may not read the others, and the search would try to.
+html_show_search_summary = False
 html_show_sourcelink = False
 html_show_copyright = False
 
@@ -31,7 +37,7 @@ NOTES = ("keys", "steps", "foreign-compiles", "programs", "watching", "processes
 EXAMPLES = ("quickstart", "hip", "mlp", "triton", "torch", "ci")
 CONTENTS = {
     "Start": ["getting-started", "existing-builds", "troubleshooting"],
-    "Guides": ["torch-and-triton", "watch-and-editors", "profiling", "ci", "pages-and-metrics"],
+    "Guides": ["torch-and-triton", "watch-and-editors", "profiling", "ci", "shared-cache", "pages-and-metrics"],
     "Targets": [f"targets/{kind}" for kind in TARGETS],
     "Reference": ["project-file", "commands", "environment", "torch-options", "/protocol/SPEC", "glossary"],
     "Background": ["how-caching-works", "security", "benchmarks", "architecture"],
@@ -39,6 +45,14 @@ CONTENTS = {
     "Examples": [f"/examples/{example}/README" for example in EXAMPLES],
     "Project": ["/README", "/CONTRIBUTING"],
 }
+
+
+_EXAMPLE = re.compile(r"\]\(((?:\.\./)*examples/\w+)\)")
+
+
+def lead_to_pages(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let a link to the folder of an example lead to the folder's page, as it does where the repository is browsed."""
+    source[0] = _EXAMPLE.sub(r"](\1/README.md)", source[0])
 
 
 def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
@@ -49,4 +63,5 @@ def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", lead_to_pages)
     app.connect("source-read", add_contents)

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from protocol import wire
-from protocol.client import PING_EVERY_S, SILENCE_S, open_socket
+from protocol.client import PING_EVERY_S, SILENCE_S
 from protocol.endpoint import is_alive, open_pidfd
 from protocol.errors import ConnectionLost, ProtocolError, RemoteError, TimedOut
 from protocol.messages import (
@@ -45,6 +45,7 @@ from protocol.messages import (
     Unfollow,
 )
 from protocol.session import Download, HeldLease, Inbox, Route, Stream, check_welcome, hello, is_last
+from protocol.sockets import open_socket
 
 
 class AsyncClient:

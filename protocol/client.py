@@ -10,19 +10,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import zmq
 
 from protocol import wire
-from protocol.endpoint import Endpoint, Folder, is_alive, open_pidfd, read_endpoint, runtime_folder
+from protocol.endpoint import Endpoint, Folder, is_alive, read_endpoint, runtime_folder
 from protocol.errors import ConnectionLost, NoDaemon, ProtocolError, RemoteError, TimedOut, VersionMismatch
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
-    Bye,
     CancelRequest,
     Digest,
     DrainRequest,
@@ -44,6 +42,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.session import Download, Inbox, Route, Stream, check_welcome, hello, is_last
+from protocol.sockets import OpenSockets, Socket, open_socket
 
 if TYPE_CHECKING:
     from protocol.curve import KeyPair
@@ -54,62 +53,6 @@ SILENCE_S = 30.0
 
 POLL_S = 0.01
 """How often a process looks whether a daemon has started or ended."""
-
-_CLOSE_LINGER_MS = 200
-_Socket = zmq.Socket[bytes]
-
-put_off: list[Callable[[], None]] | None = None
-"""A list, in a process that reports its result before it ends: a client that closes adds its slow work, and the process
-calls it after the report."""
-
-
-def open_socket(context: zmq.Context[Any], kind: int, route: Route, address: str) -> Any:
-    """A connected DEALER or SUB socket with the options that SPEC.md recommends."""
-    made = context.socket(kind)
-    made.linger = 0
-    made.maxmsgsize = wire.MAX_MESSAGE_BYTES + (1 << 10)
-    if kind == zmq.DEALER:
-        # With a bound, libzmq stops reading while this process is slow, and drops the rest if the daemon ends then.
-        made.rcvhwm = 0
-    if route.keys is not None:
-        made.curve_serverkey = route.server_key.encode("ascii")
-        made.curve_publickey = route.keys.public.encode("ascii")
-        made.curve_secretkey = route.keys.secret.encode("ascii")
-    made.connect(address)
-    return made
-
-
-class _Open:
-    """The open sockets of a client, apart from it: so the garbage collector closes them in the right order, and not in
-    the arbitrary order of a cycle."""
-
-    def __init__(self, route: Route) -> None:
-        self.context: zmq.Context[_Socket] = zmq.Context()
-        self.work: _Socket | None = None
-        self.control: _Socket | None = None
-        self._endpoint = endpoint = route.endpoint
-        self.death = open_pidfd(endpoint.pid, endpoint.start_ticks) if endpoint else None
-
-    def close(self) -> None:
-        """Say goodbye and close everything."""
-        linger_ms = 0
-        if self.work is not None and (self._endpoint is None or is_alive(self._endpoint)):
-            try:
-                self.work.send_multipart(wire.encode(Bye()), zmq.NOBLOCK)
-                linger_ms = _CLOSE_LINGER_MS
-            except zmq.Again:
-                pass
-        # By hand: `destroy` finds sockets by weak references, which are gone during a garbage collection, and would
-        # then wait for ever.
-        for socket in (self.work, self.control):
-            if socket is not None:
-                socket.close(linger=linger_ms)
-        end = partial(self.context.destroy, linger=linger_ms)
-        end() if put_off is None else put_off.append(end)
-        self.work = self.control = None
-        if self.death is not None:
-            os.close(self.death)
-            self.death = None
 
 
 class Client:
@@ -127,7 +70,7 @@ class Client:
         self._environ = environ
         self._timeout_s = timeout_s
         self._name = name
-        self._sockets = _Open(route)
+        self._sockets = OpenSockets(route)
         self._let_go = weakref.finalize(self, self._sockets.close)
         self._let_go.atexit = False
         self._inbox = Inbox()
@@ -221,7 +164,7 @@ class Client:
             del self._inbox.downloads[digest]
         return bytes(download.data)
 
-    def _start(self, work: _Socket, stream: Stream, first: Message) -> Iterator[Event]:
+    def _start(self, work: Socket, stream: Stream, first: Message) -> Iterator[Event]:
         try:
             self._send(work, first)
         except ProtocolError:
@@ -229,7 +172,7 @@ class Client:
             raise
         return self._events(work, stream)
 
-    def _events(self, work: _Socket, stream: Stream) -> Iterator[Event]:
+    def _events(self, work: Socket, stream: Stream) -> Iterator[Event]:
         finished = False
         try:
             while True:
@@ -249,10 +192,10 @@ class Client:
             if not finished and self._sockets.work is work:
                 self._send(work, Unfollow(request_id=stream.request_id))
 
-    def _open(self) -> _Socket:
+    def _open(self) -> Socket:
         if self._sockets.work is not None:
             return self._sockets.work
-        work: _Socket = open_socket(self._sockets.context, zmq.DEALER, self.route, self.route.work)
+        work: Socket = open_socket(self._sockets.context, zmq.DEALER, self.route, self.route.work)
         try:
             self._send(work, hello(self._name, self._environ, local=self.route.endpoint is not None))
             deadline = time.monotonic() + self._timeout_s
@@ -269,7 +212,7 @@ class Client:
         self._sockets.work = work
         return work
 
-    def _receive(self, work: _Socket, request_id: RequestId) -> None:
+    def _receive(self, work: Socket, request_id: RequestId) -> None:
         """Wait for one message and file it in the inbox."""
         try:
             frames = work.recv_multipart(zmq.NOBLOCK)  # if many came at once, polling first would cost most
@@ -280,7 +223,7 @@ class Client:
         self._heard = time.monotonic()
         self._inbox.put(wire.decode_from_daemon(frames))
 
-    def _wait(self, socket: _Socket, timeout_s: float) -> bool:
+    def _wait(self, socket: Socket, timeout_s: float) -> bool:
         """Whether a message waits, after `timeout_s` at most and at once when the daemon dies."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
@@ -302,7 +245,7 @@ class Client:
             self._pinged = now
             self._send(self._sockets.work, Ping())
 
-    def _send(self, socket: _Socket, message: Message) -> None:
+    def _send(self, socket: Socket, message: Message) -> None:
         try:
             socket.send_multipart(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again as error:

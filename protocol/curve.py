@@ -100,6 +100,8 @@ def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(descriptor)  # an empty key, after a power cut, is worse than none
     try:
         # link, not rename: two processes that make it at once must end with the same content.
         os.link(scratch, path)

@@ -14,6 +14,14 @@ from typing import Annotated, Any
 import msgspec
 
 from protocol.base import Message as Message
+from protocol.event_parts import Diagnostic as Diagnostic
+from protocol.event_parts import Digest as Digest
+from protocol.event_parts import FailureKind as FailureKind
+from protocol.event_parts import Kernel as Kernel
+from protocol.event_parts import Output as Output
+from protocol.event_parts import Severity as Severity
+from protocol.event_parts import Step as Step
+from protocol.event_parts import Timing as Timing
 from protocol.events import Artifact as Artifact
 from protocol.events import Body as Body
 from protocol.events import BuildId as BuildId
@@ -22,32 +30,24 @@ from protocol.events import Candidate as Candidate
 from protocol.events import Changed as Changed
 from protocol.events import Chosen as Chosen
 from protocol.events import Compared as Compared
-from protocol.events import Diagnostic as Diagnostic
-from protocol.events import Digest as Digest
 from protocol.events import Done as Done
 from protocol.events import EventBody as EventBody
 from protocol.events import Explained as Explained
 from protocol.events import Failed as Failed
-from protocol.events import FailureKind as FailureKind
 from protocol.events import Finished as Finished
 from protocol.events import Host as Host
 from protocol.events import JobId as JobId
-from protocol.events import Kernel as Kernel
 from protocol.events import Lagged as Lagged
 from protocol.events import LogLine as LogLine
 from protocol.events import Measured as Measured
 from protocol.events import Notice as Notice
 from protocol.events import Outcome as Outcome
-from protocol.events import Output as Output
 from protocol.events import Planned as Planned
 from protocol.events import ProgramStart as ProgramStart
 from protocol.events import Progress as Progress
 from protocol.events import Queued as Queued
 from protocol.events import RequestId as RequestId
-from protocol.events import Severity as Severity
 from protocol.events import Started as Started
-from protocol.events import Step as Step
-from protocol.events import Timing as Timing
 from protocol.events import ToolOutput as ToolOutput
 from protocol.events import Unknown as Unknown
 from protocol.events import Watching as Watching
@@ -337,6 +337,27 @@ class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     elsewhere: dict[str, int] = {}
 
 
+class TierStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The shared tier, since the daemon's start."""
+
+    url: str
+    """Without passwords; empty if the tier that was asked for cannot be used."""
+    believed: tuple[str, ...] = ()
+    """Whose entries are taken."""
+    writes: bool = False
+    usual_s: float = 0.0
+    """How long it takes to answer."""
+    counts: dict[str, int] = {}
+    """Hits, refused entries, failures ..."""
+    waiting: int = 0
+    """Results that are still to be written, or to be looked at once more."""
+    unread_for_s: float = 0.0
+    """It failed, so it is not asked for this long."""
+    unwritten_for_s: float = 0.0
+    problem: str = ""
+    """The last problem."""
+
+
 class Status(Message, frozen=True, tag="status"):
     pid: int
     daemon: str
@@ -363,6 +384,8 @@ class Status(Message, frozen=True, tag="status"):
     """CPU tokens: most jobs at once."""
     budget_bytes: int = 0
     """The memory that all jobs together may use, as it was when one last ran; 0 if none has run."""
+    tier: TierStatus | None = None
+    """None if the user has named none."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):

@@ -15,14 +15,14 @@ MOST_THREADS = 1024
 """Threads of a block, on every GPU."""
 _WARP = 32
 _REGISTERS = 65536
-"""Of a multiprocessor, and at most of a block."""
+"""Registers of a multiprocessor; a block has at most as many."""
 _REGISTER_UNIT = 256
 """A warp gets a multiple of it."""
 _WARP_UNIT = 4
 """A multiprocessor has four parts, among which warps are divided."""
 _SHARED_UNIT = 128
 _SHARED_RESERVED = 1024
-"""Of each block, from compute capability 8.0 on."""
+"""Shared memory of each block that the system keeps for itself, from compute capability 8.0 on."""
 
 
 @dataclass(frozen=True, slots=True)

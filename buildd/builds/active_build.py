@@ -10,7 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from buildd.builds.command import shown
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
 from buildd.builds.noisy_compiles import is_noisy
-from buildd.builds.products import Failure, Moment, Product, Ran
+from buildd.builds.products import INTERNAL_FAULT, Counts, Failure, Moment, Product, Ran
 from buildd.errors import BuilddError
 from buildd.files.stamp_set import Mark
 from buildd.keys.lookup import Found, Missing
@@ -31,6 +30,7 @@ from buildd.state.events import LookUp, NodeSpec
 from buildd.store import job_history
 from buildd.store.notebook import Notebook
 from buildd.store.store import Result
+from buildd.tier.store_tier import StoreTier
 from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action, Output, Plan, Resources, Steps, Tool
 from codegen.variables.settings import Settings, settings_of
@@ -38,23 +38,6 @@ from protocol import messages as m
 from protocol.problem import message_and_step
 
 _log = logging.getLogger(__name__)
-INTERNAL_FAULT = (
-    "the daemon failed; its log has the story",
-    "build again; buildd doctor --bundle makes a report of it",
-)
-HIT = m.JobId(0)
-"""Job id in events about actions that did not run."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Figures for the summary. `saved_s` is the time that hits' jobs took when they ran."""
-
-    done: int = 0
-    hits: int = 0
-    misses: int = 0
-    failures: int = 0
-    saved_s: float = 0.0
 
 
 class ActiveBuild:
@@ -65,6 +48,7 @@ class ActiveBuild:
         outputs: where files go.
         report: what is said.
         has_caller: the tool runs in place of another process, which may have other files under the same names.
+        tier: where results of other machines are, if the user has named one.
     """
 
     def __init__(
@@ -78,8 +62,12 @@ class ActiveBuild:
         outputs: Outputs,
         report: Report,
         has_caller: bool = False,
+        tier: StoreTier | None = None,
     ) -> None:
         self.request = request
+        self.tier = tier
+        self.shared: dict[int, str] = {}
+        """Actions whose results came from the tier -> from where, in words."""
         self.log = log
         self.notebook = notebook
         self.inputs = inputs
@@ -233,6 +221,10 @@ class ActiveBuild:
         self.outputs.placed(action, ran)
         self.report.handed_over(index, ran)
 
+    def why_hit(self, index: int) -> str:
+        """Why an action's result was found, in words."""
+        return f"same inputs, from {self.shared[index]}" if index in self.shared else "same inputs"
+
     def note_said(self, index: int, said: bool) -> None:
         if said:
             self.said_something = True
@@ -304,6 +296,10 @@ class StoredResults:
             build.made(output.path, Product(entry.digest, entry.size_bytes, output.executable))
         return True
 
+    def asked_as(self, index: int) -> tuple[Action, Missing]:
+        """The action as most runs of it are filed, and the look-up that missed it: so it is asked for elsewhere."""
+        return self.build.plan.actions[index], self.build.misses[index]
+
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         """The action that a run is filed as, and the look-up that missed it."""
         return self.build.plan.actions[index], self.build.misses[index]
@@ -318,6 +314,8 @@ class Outputs(ABC):
     """Whether outputs are files of the project."""
     roots: Roots = ()
     """Folders that have another name each time."""
+    only_names = False
+    """The outputs hold names of files, and nothing that the files say."""
 
     @abstractmethod
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:

@@ -15,7 +15,8 @@ import msgspec
 from blake3 import blake3
 
 from buildd.builds import up_to_date
-from buildd.builds.active_build import HIT, ActiveBuild
+from buildd.builds.active_build import ActiveBuild
+from buildd.builds.products import HIT
 from buildd.errors import BuilddError
 from buildd.store.store import Result, Store
 from codegen.plan import Kept, Output, Plan

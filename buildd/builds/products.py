@@ -14,6 +14,14 @@ import msgspec
 from buildd.processes.launch import Exit
 from protocol import messages as m
 
+INTERNAL_FAULT = (
+    "the daemon failed; its log has the story",
+    "build again; buildd doctor --bundle makes a report of it",
+)
+"""Message and next step of a failure of buildd's own."""
+HIT = m.JobId(0)
+"""Job id in events about actions that did not run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -80,3 +88,14 @@ class Moment:
     to_run: int = 0
     memory_bytes: int = 0
     budget_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Figures for the summary. `saved_s` is the time that hits' jobs took when they ran."""
+
+    done: int = 0
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    saved_s: float = 0.0

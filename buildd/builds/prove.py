@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
+from buildd.builds import shared_results
 from buildd.builds.active_build import ActiveBuild
 from buildd.keys.lookup import Found, Missing
 from codegen.plan import Plan, Unwanted
@@ -37,7 +38,7 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
         if waits_for:
             reasons: tuple[str, ...] = (f"an input is made by {waits_for}, which would run",)
         else:
-            known = build.look(index, fresh=False)
+            known = shared_results.look(build, index)
             reasons = known.reasons if isinstance(known, Missing) else ()
             if isinstance(known, Found):
                 found.append(known.result.key)
@@ -48,9 +49,8 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
             build.counts.hits += 1
         build.counts.done += 1
         if reasons or everything:
-            build.log.append(
-                m.Explained(action=action.name, would_run=bool(reasons), reasons=reasons or ("hit: same inputs",))
-            )
+            said = reasons or (f"hit: {build.why_hit(index)}",)
+            build.log.append(m.Explained(action=action.name, would_run=bool(reasons), reasons=said))
     build.counts.misses = would_run
     if would_run and not everything:
         build.report.tell_done(m.Outcome.FAILED, message=f"{would_run} of {len(plan.actions)} actions would run")

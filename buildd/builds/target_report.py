@@ -12,8 +12,8 @@ import msgspec
 
 from buildd.artifacts.diagnostics import diagnose
 from buildd.artifacts.kernel_reports import without_report
-from buildd.builds.active_build import HIT, ActiveBuild, Report
-from buildd.builds.products import Failure, Moment
+from buildd.builds.active_build import ActiveBuild, Report
+from buildd.builds.products import HIT, Failure, Moment
 from buildd.errors import StoreError
 from buildd.store.build_log import Build, BuildSummary
 from buildd.store.store import Counter, Result
@@ -38,7 +38,7 @@ class TargetReport(Report):
             m.CacheHit(
                 job_id=HIT,
                 action=action.name,
-                reason="same inputs",
+                reason=build.why_hit(index),
                 saved_s=result.timing.wall_s,
                 kernels=result.kernels,
             )

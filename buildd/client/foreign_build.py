@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,10 @@ from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId
 
 if TYPE_CHECKING:
+    from buildd.client.budget_share import BudgetShare
+    from buildd.shims.jobserver import Jobserver
     from buildd.store.hit_notes import Notes
+    from protocol.client import Client
 
 NOTHING = FoundKernels()
 _STATUS_S = 5.0
@@ -43,9 +46,10 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
     """Offer a build a jobserver with this many jobs; changes `environ`. A build that has a jobserver keeps it.
 
     Args:
-        jobs: None where the user named no number: as many as the daemon runs at once, for tools that would choose a
-            number by themselves.
+        jobs: None where the user named no number: this build's share of what the daemon runs at once, for tools that
+            would choose a number by themselves.
     """
+    from buildd.client.budget_share import BudgetShare
     from buildd.shims.interposition import folder_of
     from buildd.shims.jobserver import Jobserver, find_builders, takes_fifo
     from buildd.shims.jobserver import variables as telling
@@ -57,11 +61,15 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
         return nullcontext()
     tools = find_builders(environ)
     unasked = jobs is None
-    jobs = jobs or read_settings(environ).number("BUILDD_JOBS") or len(os.sched_getaffinity(0))
-    if unasked and (not takes_fifo(tools) or jobs < 2):
+    if unasked and not takes_fifo(tools):
+        return nullcontext()
+    share = BudgetShare(environ, read_settings(environ).number("BUILDD_JOBS")) if unasked else None
+    now = jobs or (share() if share is not None else 1)
+    jobs = jobs or (share.most if share is not None else 1)
+    if unasked and jobs < 2:
         return nullcontext()
     try:
-        server = Jobserver(runtime_folder(environ).path, jobs)
+        server = Jobserver(runtime_folder(environ).path, now, share)
     except BuilddError:
         return nullcontext()  # each tool still gets the number of jobs as an option
     environ.update(telling(server, jobs, tools, unasked=unasked))
@@ -70,7 +78,13 @@ def offered_jobserver(environ: dict[str, str], jobs: int | None) -> AbstractCont
     else:
         place = stand_for(Path(environ["BUILDD_DIR"]), tools, environ)
         environ["PATH"] = f"{place.programs}{os.pathsep}{environ['PATH']}"
-    return server
+    return server if share is None else _sharing(server, share)
+
+
+@contextmanager
+def _sharing(server: Jobserver, share: BudgetShare) -> Iterator[None]:
+    with closing(share), server:
+        yield
 
 
 def bound_kernels(environ: Mapping[str, str]) -> None:
@@ -89,17 +103,26 @@ def bound_kernels(environ: Mapping[str, str]) -> None:
         shared_kernels.trim(store, (limit_bytes or default_limit(store)) // shared_kernels.SHARE)
 
 
-def figures_of(environ: Mapping[str, str], build: BuildId, notes: Notes | None) -> BuildFigures:
+def figures_of(
+    environ: Mapping[str, str], build: BuildId, notes: Notes | None, client: Client | None = None
+) -> BuildFigures:
     """Figures of a build's compiles so far: the daemon's, if one runs, plus the hits that shims noted.
 
     Args:
         notes: None where the store may not be written: then shims note nothing.
+        client: a connection from the build's beginning, if there is one. Its daemon may have ended: shims start another
+            one.
     """
     from buildd.client.connect import connect
+    from protocol.client import find
+    from protocol.endpoint import runtime_folder
 
     try:
-        with connect(environ, start=False, timeout_s=_STATUS_S) as client:
+        if client is not None and client.route.endpoint == find(runtime_folder(environ)):
             found = client.status().builds.get(build, BuildFigures())
+        else:
+            with connect(environ, start=False, timeout_s=_STATUS_S) as another:
+                found = another.status().builds.get(build, BuildFigures())
     except ProtocolError:
         found = BuildFigures()
     hits, saved_s = notes.figures() if notes is not None else (0, 0.0)

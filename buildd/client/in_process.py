@@ -6,6 +6,7 @@ Only runs an event loop around one request; the scheduler does everything else.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from buildd.builds import prove
 from buildd.builds.event_log import RequestLog
 from buildd.keys.lookup import Found
 from buildd.scheduling.scheduler import Scheduler
+from buildd.tier.opening import open_users_tier
 from codegen.errors import RequestError
 from codegen.plan import Plan
 from protocol import messages as m
@@ -34,7 +36,8 @@ def build_here(
     """
 
     async def run() -> m.Done:
-        scheduler = Scheduler(default_store=Path(request.store), store_limit_bytes=store_limit_bytes)
+        tier = open_users_tier(os.environ).tier
+        scheduler = Scheduler(default_store=Path(request.store), store_limit_bytes=store_limit_bytes, tier=tier)
         log = RequestLog(request.request_id)
         done = asyncio.Event()
         loop = asyncio.get_running_loop()

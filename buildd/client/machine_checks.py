@@ -37,6 +37,7 @@ AITEMPLATE_CACHE_VARIABLES = (
 )
 _LITTLE_SPACE_BYTES = 2 << 30
 _MOST_REASONS = 6
+_TIER_S = 5.0
 _REASONED = {"PASSED_THROUGH": ("passed through", "command"), "WHOLE": ("compiled whole", "compile")}
 
 
@@ -268,6 +269,34 @@ def keys(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     names = [name or key.hex() for key, name in others.items()]
     yield Finding(Level.OK, "keys", f"signs with: {own}; also trusts: {', '.join(names) or 'nobody'}")
+
+
+def tier(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The shared tier, asked once; nothing where the user has named none."""
+    from buildd.tier.carrier import CarrierError, ObjectKind, for_up_to
+    from buildd.tier.opening import open_users_tier
+
+    opened = open_users_tier(environ)
+    if opened.problem:
+        yield Finding(Level.WARN, "tier", opened.problem, "" if opened.tier else "correct [tier] of config.toml")
+    found = opened.tier
+    if found is None:
+        return
+    began = time.monotonic()
+    try:
+        # No object has this name. Whatever the answer, it shows whether the place can be read.
+        found.get(ObjectKind.RECORDS, "0" * 64, for_up_to(_TIER_S, _TIER_S))
+    except CarrierError as error:
+        yield Finding(
+            Level.WARN, "tier", f"{found.shown}: {error}", "builds go on without it; check its URL and rights"
+        )
+    else:
+        took, names = duration(time.monotonic() - began), [name or key.hex() for key, name in found.settings.believed]
+        use = "written to" if found.settings.signer is not None else "only read"
+        text = f"{found.shown} answered in {took}; {use}; trusts {', '.join(names) or 'nobody'}"
+        yield Finding(Level.OK, "tier", text)
+    finally:
+        found.close()
 
 
 def memory() -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Asks the daemon twice a second how a foreign build is doing, on a thread of its own.
 
 The terminal must not wait for a daemon that is busy or gone: `status` returns the last answer. Knows the control socket
-and the shims' notes; words nothing.
+and the shims' notes; words nothing. Imports the client only on its thread: a short command ends before.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import threading
 from collections.abc import Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from buildd.store.hit_notes import Notes
 from buildd.ui.run_status import RunningCompile, RunStatus
-from protocol.client import Client
-from protocol.errors import ProtocolError
-from protocol.messages import BuildFigures, BuildId, Mode, Status
+
+if TYPE_CHECKING:
+    from protocol.messages import BuildId, Status
 
 _ASK_S = 0.5
 _ANSWER_S = 2.0
@@ -25,16 +25,14 @@ class RunProgress:
     """The progress of one build, from `with` on.
 
     Args:
-        environ: says where the daemon is.
+        environ: the command's: says where the daemon and its store are.
         build: the build's id.
-        notes: the direct hits of its shims; None where shims note nothing.
     """
 
-    def __init__(self, environ: Mapping[str, str], build: BuildId, notes: Notes | None) -> None:
+    def __init__(self, environ: Mapping[str, str], build: str) -> None:
         self.status = RunStatus()
         self._environ = environ
         self._build = build
-        self._notes = notes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="buildd-progress", daemon=True)
 
@@ -49,21 +47,31 @@ class RunProgress:
         self._thread.join()
 
     def _ask(self) -> None:
-        while not self._stop.wait(_ASK_S):
+        if self._stop.wait(_ASK_S):
+            return
+        from buildd.store.hit_notes import noted
+        from protocol.client import Client
+        from protocol.errors import ProtocolError
+        from protocol.messages import BuildId
+
+        while not self._stop.is_set():
             try:
                 # A new connection if that daemon has ended: shims start another one.
                 with Client.connect(environ=self._environ, timeout_s=_ANSWER_S) as client:
                     while True:
-                        hits = self._notes.figures()[0] if self._notes is not None else 0
-                        self.status = moment(client.status(), self._build, hits)
+                        hits = noted(self._environ["BUILDD_DIR"], self._build)
+                        self.status = moment(client.status(), BuildId(self._build), hits)
                         if self._stop.wait(_ASK_S):
                             return
             except (ProtocolError, OSError):
                 self.status = RunStatus(done=self.status.done, hits=self.status.hits)
+                self._stop.wait(_ASK_S)
 
 
 def moment(status: Status, build: BuildId, direct_hits: int) -> RunStatus:
     """The part of the daemon's status that concerns one build."""
+    from protocol.messages import BuildFigures, Mode
+
     figures = status.builds.get(build, BuildFigures())
     ours = [each for each in status.work if each.build_id == build and each.mode is Mode.COMPILE]
     running = sorted((each for each in ours if each.jobs_running), key=lambda each: -each.elapsed_s)

@@ -11,6 +11,7 @@ import re
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from buildd.ui.problems import parser, print_note, print_problem
 if TYPE_CHECKING:
     from buildd.store.areas import Held
     from buildd.store.bundle_format import Contents
+    from buildd.store.figures import Stats
     from buildd.store.profiles import Profile
     from buildd.store.store import Store
     from protocol.messages import Digest
@@ -120,11 +122,14 @@ def _parser() -> Any:
     export.add_argument(
         "targets", nargs="*", metavar="TARGET", help="targets (default: those that `buildd build` builds)"
     )
+    export.add_argument("--oci", action="store_true", help="write an OCI image layout: FILE is a folder")
     export.add_argument("--all", action="store_true", help="export every result, and Triton's kernels")
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
-    imports = add("import", "add the results of a file that `export` wrote, or the profiles of AITemplate's cuda.db")
+    imports = add(
+        "import", "add the results of a file or folder that `export` wrote, or the profiles of AITemplate's cuda.db"
+    )
     imports.add_argument("file", type=Path)
     imports.add_argument("--aitemplate", action="store_true", help="the file is AITemplate's cuda.db")
     asking = add("query", "print rows of the store's index; changes nothing")
@@ -137,6 +142,7 @@ def _parser() -> Any:
     )
     asking.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
     asking.add_argument("--limit", type=int, default=100, metavar="N", help="most rows, 0 for all (default: 100)")
+    add("push", "sign every result of the store and write it to the shared tier")
     add("key", "print your public key, with which your exports are signed")
     trusted = add("trust", "allow imports that another key has signed; without a key, list the trusted keys")
     trusted.add_argument("key", nargs="?", default="", help="the key that `buildd cache key` prints for its owner")
@@ -168,6 +174,7 @@ _KEYS: dict[str, Callable[[Namespace], int]] = {"key": _key, "trust": _trust}
 
 def _stats(store: Store, options: Namespace) -> int:
     from buildd.store import figures
+    from buildd.ui.text import count
 
     found = figures.stats(store)
     if options.words_of:
@@ -185,17 +192,24 @@ def _stats(store: Store, options: Namespace) -> int:
         f"index       {_bytes(found.index_bytes)}",
         f"hits        {counts['hits']} of {lookups}"
         + (f" ({100 * counts['hits'] / lookups:.0f} %)" if lookups else ""),
-        *_listed(found.hit),
+        *_listed(_where(found)),
         f"misses      {counts['misses']}",
         *_listed(found.missed),
+        *_by_reason("tier", "answers and writes", found.tier),
         *_by_reason("passed", "through to the tool", found.passed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
-        f"evicted     {counts['evicted_results']} results, {_bytes(counts['evicted_bytes'])}",
+        f"evicted     {count(counts['evicted_results'], 'result')}, {_bytes(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
-        f"in use by   {found.sessions} processes, {found.leased} results leased",
+        f"in use by   {count(found.sessions, 'process', 'processes')}, {count(found.leased, 'result')} leased",
     ]
     return _say(options, found, lines)
+
+
+def _where(found: Stats) -> dict[str, int]:
+    """How the hits were found. Those from the tier became hits of the store."""
+    remote = found.tier.get("hits", 0)
+    return {**found.hit, "of all, fetched from the tier": remote} if remote else found.hit
 
 
 def _area(name: str, held: Held) -> str:
@@ -277,16 +291,19 @@ def _flush(store: Store, options: Namespace) -> int:
 
 
 def _export(store: Store, options: Namespace) -> int:
-    from buildd.store import signing
+    from buildd.store import oci_layout, signing
     from buildd.store.bundle_export import export
     from buildd.store.profile_cache import open_profiles
 
     keys = None if options.all else _keys_of(options, store)
     # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
     folder = options.directory or os.getcwd()
-    with open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache:
-        found = export(store, keys, options.file, signing.own(options.environ), cache.everything())
-    size = _bytes(options.file.stat().st_size)
+    with (
+        open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
+        oci_layout.written(options.file) if options.oci else nullcontext(options.file) as file,
+    ):
+        found = export(store, keys, file, signing.own(options.environ), cache.everything())
+        size = _bytes(file.stat().st_size)
     return _say(options, found, [f"{options.file}: {_held(found)}, {size}"])
 
 
@@ -313,14 +330,27 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
     return list(keys_here(request_from(wanted, tuple(options.targets), Mode.EXPLAIN, environ)))
 
 
+def _push(store: Store, options: Namespace) -> int:
+    from buildd.tier.pushing import push
+
+    written, left = push(store, options.environ)
+    lines = [f"{written} results written to the tier"]
+    if left:
+        lines.append(f"{left} results wait: the tier failed; they are written later, or by another `buildd cache push`")
+    _say(options, {"written": written, "waiting": left}, lines)
+    return _FAILED if left else _OK
+
+
 def _import(store: Store, options: Namespace) -> int:
     if options.aitemplate:
         return _import_profiles(store, options)
-    from buildd.store import signing
+    from buildd.store import oci_layout, signing
     from buildd.store.bundle_import import import_
 
     trusted = signing.trusted(options.environ)
-    found = import_(store, options.file, trusted, lambda profiles: _keep_profiles(store, profiles))
+    is_layout = oci_layout.is_layout(options.file)
+    with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
+        found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))
     return _say(options, found, [f"{_held(found)} imported"])
 
 
@@ -356,6 +386,7 @@ _ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {
     "verify": _verify,
     "flush": _flush,
     "export": _export,
+    "push": _push,
     "import": _import,
 }
 

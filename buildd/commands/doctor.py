@@ -61,6 +61,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("store", lambda: checks.store(environ)),
         ("shims", lambda: checks.shims(environ)),
         ("keys", lambda: checks.keys(environ)),
+        ("tier", lambda: checks.tier(environ)),
         ("toolchains", lambda: checks.toolchains(environ)),
         ("memory", checks.memory),
         ("variables", lambda: checks.variables(environ)),

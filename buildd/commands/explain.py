@@ -73,9 +73,11 @@ def run(arguments: list[str]) -> int:
             return tell(build, json=options.json)
     try:
         project, file = project_of(options.directory, options.file)
-    except RequestError:
+    except RequestError as error:
         if options.last and not options.file and os.path.isdir(here):
             return tell_last(here, only=options.what, json=options.json)
+        if not options.file:
+            error.next_step += "; a `buildd run` is explained by buildd explain --last"
         raise
     names = target_names(os.path.join(project, file))
     only = ""

@@ -6,23 +6,23 @@ had, the command runs as it would without buildd.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-import subprocess
 import sys
-import termios
 import time
 from argparse import BooleanOptionalAction
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from buildd import caller
+from buildd.client import run_relay
 from buildd.client.foreign_build import advice, bound_kernels, figures_of, offered_jobserver, summary, variables
 from buildd.client.otel import wants_spans
 from buildd.errors import BuilddError
-from buildd.exits import OK, USAGE
+from buildd.exits import DAEMON, OK, USAGE
+from buildd.hooks.proof import FOLDER as PROVE
 from buildd.store.found_notes import FoundKernels
 from buildd.ui.problems import is_on, parser, print_note, print_problem
 from protocol.errors import ProtocolError
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from buildd.shims.run_log import FailedCompiles
-    from buildd.store.hit_notes import Notes
-    from buildd.ui.relay import Relay
     from protocol.client import Client
 
 _SHELLS = ("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh")
@@ -64,7 +62,7 @@ def run(arguments: list[str]) -> int:
         type=Path,
         default=None,
         metavar="FILE",
-        help="record every Triton kernel that the command compiles, for `buildd warm --manifest FILE`",
+        help="record what the command compiles (compiler calls, Triton kernels), for `buildd warm --manifest FILE`",
     )
     command.add_argument("--quiet", action="store_true", help="print no summary at the end, and no status line")
     own, rest = _divided(arguments)
@@ -77,14 +75,20 @@ def run(arguments: list[str]) -> int:
         return USAGE
     environ = dict(os.environ)
     if options.record is None:
-        return _run(options, rest, environ)
+        return run_command(options, rest, environ)
     from buildd.programs.recording import recording
 
     with recording(options.record, environ):
-        return _run(options, rest, environ)
+        return run_command(options, rest, environ)
 
 
-def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
+def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
+    """Run a command with its compilers going through the daemon; its exit status.
+
+    Args:
+        options: of `buildd run`.
+        environ: the command's environment; is changed.
+    """
     build = BuildId(os.urandom(6).hex())
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
@@ -107,6 +111,9 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
         logs = RunLogs(Path(environ["BUILDD_DIR"]), build, rest if opened else None, is_timed=is_timed)
         jobserver = offered_jobserver(environ, options.jobs)
     except (ProtocolError, BuilddError, OSError) as error:
+        if PROVE in environ:
+            print_problem(f"nothing can be looked up: {in_one_line(error)}", next_step="run `buildd doctor`")
+            return DAEMON
         print_note(f"buildd: {in_one_line(error)}; running without the daemon")
         return _carry_out(rest, environ)
     if logs.problem:
@@ -114,15 +121,14 @@ def _run(options: Namespace, rest: list[str], environ: dict[str, str]) -> int:
     with client, logs, jobserver:
         started_ns = time.time_ns()
         is_shown = opened and not options.quiet and not _is_shell(rest)
-        with _shown(environ, build, logs.notes) if is_shown else nullcontext() as relay:
-            words, program = interposition.below(rest, environ)
-            status = _carry_out(words, environ, relay, program)
+        words, program = interposition.below(rest, environ)
+        status = _carry_out(words, environ, program, _line(environ) if is_shown else None)
         bound_kernels(environ)
         if opened:
             run_settings.publish_profiles(environ)
             if logs.failures is not None:
                 sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
-            figures = figures_of(environ, build, logs.notes)
+            figures = figures_of(environ, build, logs.notes, client)
             if not options.quiet:
                 found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)
@@ -222,30 +228,6 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:index], arguments[index:]
 
 
-@contextmanager
-def _shown(environ: Mapping[str, str], build: BuildId, notes: Notes | None) -> Iterator[Relay | None]:
-    """A relay with a status line for the command's output; None where nobody wants or could see the line."""
-    from buildd.ui.screen import has_colour, is_animated
-
-    if not is_animated(sys.stdout, environ) or not _is_in_front(sys.stdout.fileno()):
-        yield None
-        return
-    from buildd.client.run_progress import RunProgress
-    from buildd.ui.relay import Relay
-    from buildd.ui.run_status import words
-    from buildd.ui.text import Style
-
-    with RunProgress(environ, build, notes) as progress:
-        try:
-            style = Style.FAINT.value if has_colour(sys.stdout, environ) else ""
-            relay = Relay(sys.stdout.fileno(), lambda columns: words(progress.status, columns), style)
-        except (OSError, termios.error):  # no pseudo-terminals here
-            yield None
-            return
-        with closing(relay):
-            yield relay
-
-
 def _is_shell(command: Sequence[str]) -> bool:
     """Whether the command is a shell for the user to type into: bash's job control wants the terminal itself."""
     options = command[1:]
@@ -253,75 +235,33 @@ def _is_shell(command: Sequence[str]) -> bool:
     return os.path.basename(command[0]) in _SHELLS and not runs_something
 
 
-def _is_in_front(terminal: int) -> bool:
-    """Whether this process is in the terminal's foreground; False also for a terminal of another session."""
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
+def _line(environ: Mapping[str, str]) -> str | None:
+    """The style of a status line below the command, as parameters of an SGR sequence; None where there is none."""
+    from buildd.ui.screen import has_colour, is_animated
+    from buildd.ui.text import Style
+
+    if not is_animated(sys.stdout, environ):
+        return None
+    return Style.FAINT.value if has_colour(sys.stdout, environ) else ""
 
 
 def _carry_out(
-    command: list[str], environ: Mapping[str, str], relay: Relay | None = None, program: str | None = None
+    command: list[str], environ: Mapping[str, str], program: str | None = None, line: str | None = None
 ) -> int:
-    """Run a command with this process's terminal and signals; its exit status as a shell reports it.
+    """Have the process that the user called run a command; its exit status as a shell reports it.
 
     Args:
-        relay: passes on what the command writes to this process's standard output, and to the same terminal.
         program: the file to run, if it is not the one that the command's first word names.
+        line: style of the status line below it; None for no line.
     """
-    with _passing_signals() as started:
-        output = None if relay is None else relay.output
-        try:
-            errors = output if _is_same(1, 2) else None
-            process = subprocess.Popen(command, executable=program, env=environ, stdout=output, stderr=errors)
-        except OSError as error:
-            print_problem(f"cannot run {command[0]}: {error.strerror}", next_step="check the command's name and PATH")
-            return 127 if isinstance(error, FileNotFoundError) else 126
-        started(process)
-        if relay is not None:
-            relay.follow(process)
-        status = process.wait()
-    return 128 - status if status < 0 else status
-
-
-def _is_same(one: int, other: int) -> bool:
     try:
-        return os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
-    except OSError:
-        return False
-
-
-@contextmanager
-def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass signals sent to this process alone on to the command; Ctrl-C reaches the command by itself.
-
-    Begins before the command starts, so that a signal in between is passed on too. Signals that the command is to
-    ignore (nohup) stay ignored; it does not inherit this process's handlers.
-    """
-    running: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            return
-        early.append(number)
-        if running:
-            running[0].send_signal(early.pop())
-
-    def started(process: subprocess.Popen[bytes]) -> None:
-        running.append(process)
-        while early:
-            process.send_signal(early.pop())
-
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    taken = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in taken}
-    try:
-        yield started
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if caller.there is not None:
+            return caller.there(command, environ, program, line)
+        with run_relay.shown(environ, line) as relay:
+            return caller.carry_out(command, environ, program, relay)
+    except caller.NotStarted as error:
+        print_problem(f"cannot run {command[0]}: {error}", next_step="check the command's name and PATH")
+        return 127 if error.number == errno.ENOENT else 126
 
 
 def install(arguments: list[str]) -> int:

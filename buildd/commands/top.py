@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _GPU_EVERY_S = 2.0
 _ANSWER_S = 5.0
 _COLUMNS, _ROWS = 100, 1000
-"""Of a pipe."""
+"""Size of the screen when the output is a pipe."""
 
 
 def run(arguments: list[str]) -> int:

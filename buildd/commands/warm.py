@@ -33,13 +33,28 @@ def run(arguments: list[str]) -> int:
         help="after a failure, go on with everything that does not depend on it",
     )
     command.add_argument("--prove", action="store_true", help="compile nothing; fail if any action would run")
-    manifest = "compile the Triton kernels that `buildd run --record FILE` recorded; needs no GPU"
+    manifest = "compile what `buildd run --record FILE` recorded (compiler calls, Triton kernels); needs no GPU"
     command.add_argument("--manifest", metavar="FILE", type=Path, default=None, help=manifest)
     python = "with --manifest: the program's Python (default: the first one like the recorded one)"
     command.add_argument("--python", metavar="PATH", default="", help=python)
-    options = command.parse_args(arguments)
+    no_jit = "with --prove -- COMMAND: engines must need no compile either with their own caches alone (see docs/ci.md)"
+    command.add_argument("--no-jit", action="store_true", help=no_jit)
+    own, rest = arguments, None
+    if "--" in arguments:
+        own, rest = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    options = command.parse_args(own)
+    if rest is not None and options.prove:
+        from buildd.commands.prove_command import prove
+
+        return prove(options, rest)
+    if rest is not None or options.no_jit:
+        raise RequestError(
+            "bad-value",
+            "a command, and --no-jit, go with --prove",
+            next_step="buildd warm --prove -- COMMAND, or name targets without --",
+        )
     if options.manifest is not None:
-        from buildd.commands.warm_kernels import warm
+        from buildd.commands.warm_recording import warm
 
         return warm(options)
     if options.python:

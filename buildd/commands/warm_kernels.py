@@ -1,4 +1,4 @@
-"""`buildd warm --manifest FILE`: compiles recorded Triton kernels into the store, or looks them up there.
+"""The Triton kernels of a recording: compiles them into the store, or looks them up there.
 
 Knows the messages and the exit status; `kernel_manifest` knows the file. Sends an ordinary request with one target for
 each process that compiles a share of the kernels (`triton_recorded`); each line of its output is one kernel's result.
@@ -23,7 +23,6 @@ from buildd.client.foreign_build import bound_kernels
 from buildd.client.perform import carry_out, status_of
 from buildd.client.request import chosen_jobs, selected_environment, store_of, with_files
 from buildd.exits import FAILED, OK
-from buildd.programs import kernel_manifest
 from buildd.programs.kernel_manifest import ManifestLine
 from buildd.shims.framework_environment import HOOKS
 from buildd.ui.problems import is_on, print_lines
@@ -69,15 +68,13 @@ class _Tally:
     versions: set[tuple[str, str]] = field(default_factory=set)
 
 
-def warm(options: Namespace) -> int:
-    """Carry out `buildd warm --manifest`; 1 if a kernel cannot be compiled, or, with --prove, is not in the store.
+def warm(options: Namespace, lines: list[ManifestLine]) -> int:
+    """Compile recorded kernels; 1 if one cannot be compiled, or, with --prove, is not in the store.
 
-    Raises: ManifestError, RequestError, StoreError.
+    Raises: RequestError, StoreError.
     """
-    _check(options)
     environ = dict(os.environ)
     root = Path(options.directory or ".").resolve()
-    lines = kernel_manifest.read(options.manifest)
     jobs = chosen_jobs(options.jobs, with_files(environ))
     tally, started_s = _Tally(), time.monotonic()
     store = store_of(environ)
@@ -176,17 +173,6 @@ class KernelAnswers:
 
     def close(self) -> None:
         pass
-
-
-def _check(options: Namespace) -> None:
-    if options.targets or options.arch or options.file:
-        raise RequestError(
-            "bad-value",
-            "with --manifest, the file names the kernels and their architectures",
-            next_step="leave out targets, --arch and -f",
-        )
-    if options.directory and not os.path.isdir(options.directory):
-        raise RequestError("bad-project", f"no folder {options.directory}", next_step="check the argument of -C")
 
 
 def interpreter_of(asked: str, lines: list[ManifestLine], root: Path) -> str:

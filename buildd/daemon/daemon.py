@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +34,7 @@ from buildd.scheduling.foreign_compile import PASSED_THROUGH
 from buildd.scheduling.overview import open_requests, running_jobs
 from buildd.scheduling.scheduler import Scheduler
 from buildd.store.location import store_folder
+from buildd.tier.opening import open_tier, status_of
 from codegen.errors import RequestError
 from codegen.variables.settings import Settings, user_values
 from protocol import messages as m
@@ -60,11 +62,15 @@ class Daemon:
     """
 
     def __init__(self, settings: Settings, default_store: Path, folder: Folder, lock: DaemonLock) -> None:
+        self._tier = open_tier(settings, os.environ)
+        if self._tier.problem:
+            _log.warning("tier: %s", self._tier.problem)
         self.scheduler = Scheduler(
             default_store=default_store,
             cpus=settings.number("BUILDD_JOBS") or 0,
             memory_cap_bytes=settings.number("BUILDD_MEMORY") or 0,
             store_limit_bytes=settings.number("BUILDD_CACHE_SIZE"),
+            tier=self._tier.tier,
         )
         self.server: Server | None = None
         self._folder = folder
@@ -120,6 +126,7 @@ class Daemon:
             builds={name: figures.frozen() for name, figures in list(scheduler.stores.builds.items())},
             cpus=scheduler.cpus,
             budget_bytes=scheduler.gate.budget_bytes,
+            tier=status_of(self._tier, scheduler.stores.open_tiers),
         )
 
     async def blob(self, store: str, digest: m.Digest) -> bytes | None:
@@ -183,6 +190,7 @@ class Daemon:
         await asyncio.to_thread(importlib.import_module, "codegen.compiled.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.stores.default, os.getpid())
         self._idle.begin()
+        await self._go_on_writing()
         await self._ended.wait()
         self._make_room()
         await self.server.close()
@@ -207,8 +215,15 @@ class Daemon:
         except (BuilddError, ProtocolError, OSError) as error:
             _log.error("BUILDD_REDIS=%s: %s; the Redis server is off", text, error)
 
+    async def _go_on_writing(self) -> None:
+        """Write the results to the tier that the last daemon has left. If that fails, the next request says why."""
+        tier = self._tier.tier
+        if tier is not None and tier.settings.signer is not None:
+            with suppress(BuilddError, OSError):
+                await self.scheduler.stores.open("")
+
     def _redis_clients(self) -> int:
-        return len(self._redis.clients) if self._redis is not None else 0
+        return self._redis.users() if self._redis is not None else 0
 
     def _touch(self) -> None:
         assert self._idle is not None

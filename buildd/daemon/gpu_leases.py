@@ -186,6 +186,7 @@ class GpuLeases:
                 self._refuse(turn.peer, asked, code="unknown-gpu", message=str(error), next_step=step)
                 return
             if turn.over.is_set():
+                self._reply(turn.peer, LeaseEnded(lease_id=asked.lease_id, reason=LeaseEnd.GIVEN_BACK))
                 return
             line.here.add(turn.peer)
             turn.granted_s = time.monotonic()

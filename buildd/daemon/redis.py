@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
@@ -25,11 +26,13 @@ from buildd.hooks.inductor_cache import FOLDER, GROUP
 from buildd.store import shared_kernels
 from codegen.errors import RequestError
 from protocol.curve import key_folder, private_file
+from protocol.errors import EndpointError
 
 VERSION = "7.4.0"
 """The version of Redis that clients see."""
 MOST_CLIENTS = 512
 _STRANGERS_S = 10.0
+_TOKEN_BYTES = 32
 _LINGER_S = 1.0
 _LARGE_BYTES = 1 << 20
 _LARGE_AT_ONCE = 2
@@ -58,7 +61,7 @@ class Keyspace:
         try:
             found = self._shelf.take(key, GROUP)
         except (OSError, ValueError) as error:
-            _log.info("redis: %s cannot be read: %s", key, error)
+            _log.info("redis: %.200r cannot be read: %s", key, error)
             return None
         return None if found is None else found.files[GROUP]
 
@@ -68,7 +71,7 @@ class Keyspace:
                 raise PermissionError(f"{self._shelf.folder} cannot be written")
             self._shelf.put(Entry(key, GROUP, {GROUP: value}))
         except (OSError, ValueError) as error:
-            _log.warning("redis: %s cannot be stored: %s", key, error)
+            _log.warning("redis: %.200r cannot be stored: %s", key, error)
             return
         self._untrimmed += len(value)
         if self._untrimmed > _TRIM_BYTES:
@@ -95,7 +98,7 @@ class RedisServer:
     def __init__(self, keyspace: Keyspace, token: str, touched: Callable[[], None] = lambda: None) -> None:
         self.address = ""
         self.counters: Counter[str] = Counter()
-        self.clients: set[asyncio.StreamWriter] = set()
+        self._clients: dict[asyncio.StreamWriter, Client] = {}
         self._keyspace = keyspace
         self._token = token.encode()
         self._touched = touched
@@ -113,20 +116,23 @@ class RedisServer:
         self.address = ""
         if self._server is not None:
             self._server.close()
-            for writer in list(self.clients):
+            for writer in list(self._clients):
                 writer.close()
+
+    def users(self) -> int:
+        """Number of connected clients that have sent the token. From any thread."""
+        return sum(client.known for client in list(self._clients.values()))
 
     def figures(self) -> dict[str, int]:
         """The counters, named like the daemon's others. From any thread."""
         return {f"redis_{name}": count for name, count in list(self.counters.items())}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self.clients) >= MOST_CLIENTS:
+        if len(self._clients) >= MOST_CLIENTS and not self._drop_stranger():
             writer.write(resp.error("ERR max number of clients reached"))
             writer.close()
             return
-        self.clients.add(writer)
-        client = Client(self._keyspace, self._token, self.counters, self._large)
+        client = self._clients[writer] = Client(self._keyspace, self._token, self.counters, self._large)
         try:
             while not client.ended:
                 async with asyncio.timeout(None if client.known else _STRANGERS_S):
@@ -141,8 +147,19 @@ class RedisServer:
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # the client has gone or was silent, or the daemon ends
         finally:
-            self.clients.discard(writer)
+            self._clients.pop(writer, None)
             writer.close()
+
+    def _drop_stranger(self) -> bool:
+        """Make room: drop the connection that has been without the token for longest. False if there is none.
+
+        Otherwise any user of the machine could take all places.
+        """
+        found = next((writer for writer, client in self._clients.items() if not client.known), None)
+        if found is not None:
+            del self._clients[found]
+            found.transport.abort()
+        return found is not None
 
 
 class Client:
@@ -376,7 +393,12 @@ def token_file(environ: Mapping[str, str]) -> Path:
 
 def token(environ: Mapping[str, str]) -> str:
     """The user's token; made at the first call. Raises EndpointError, OSError."""
-    return private_file(token_file(environ), lambda: os.urandom(32).hex().encode()).decode("ascii", "replace").strip()
+    file = token_file(environ)
+    found = private_file(file, lambda: os.urandom(_TOKEN_BYTES).hex().encode()).decode("ascii", "replace").strip()
+    if re.fullmatch(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}", found) is None:
+        # An empty one, left by a full disk, would let everybody in.
+        raise EndpointError(f"{file} holds no token", code="bad-key", next_step=f"remove {file}")
+    return found
 
 
 def address_of(text: str) -> tuple[str, int]:

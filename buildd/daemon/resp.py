@@ -56,6 +56,9 @@ async def read_command(reader: asyncio.StreamReader, known: bool) -> list[bytes]
     count = 0
     while count <= 0:  # Redis ignores empty commands
         count = await _length(reader, b"*", most_parts)
+        if count <= 0 and not known:
+            # A flood of them is read without a pause, and the daemon would answer nobody else meanwhile.
+            raise ErrorReply("ERR Protocol error: an empty command", ends=True)
     parts, left = [], most_bytes
     for _ in range(count):
         length = await _length(reader, b"$", left)

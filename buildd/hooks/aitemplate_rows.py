@@ -228,7 +228,16 @@ def last_ids(snapshot: sqlite3.Connection) -> dict[str, int]:
 def _reading(path: str) -> sqlite3.Connection:
     if not os.path.exists(path):
         raise FileNotFoundError(path)
-    return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=_WAIT_S)
+    opened = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=_WAIT_S)
+    try:
+        opened.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.Error as error:
+        opened.close()
+        if "readonly" not in str(error):
+            raise
+        # A process was killed while it wrote: only a connection that may write can take back the half of it.
+        return sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=_WAIT_S)
+    return opened
 
 
 def _tables(connection: sqlite3.Connection) -> dict[str, str]:

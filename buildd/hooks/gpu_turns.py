@@ -104,6 +104,9 @@ def _turn(folder: str, gpus: "Callable[[], list[str]]" = torch_gpus) -> "Iterato
         yield
     finally:
         for descriptor in held:
+            # Not by closing alone: a child that the program has forked meanwhile shares the lock.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
@@ -112,7 +115,8 @@ def _locked(folder: str, name: str) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    # O_NONBLOCK: in a folder that all users share, a FIFO with this name would hold up whoever opens it.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(os.path.join(folder, name), flags)
     except FileNotFoundError:

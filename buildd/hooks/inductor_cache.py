@@ -12,6 +12,7 @@ import logging
 import os
 from typing import Any
 
+from . import proof
 from .entries import FOUND_GRAPH, Entry, Shelf, is_on, note_found, tell
 
 FOLDER = "inductor"
@@ -60,6 +61,8 @@ def begin(remote_cache: Any, store: str) -> None:
                 found = shelf.take(key, GROUP) if shelf is not None else None
                 if found is not None and self.is_counted:
                     note_found(store, FOUND_GRAPH)
+                if found is None and self.is_counted and proof.is_on():
+                    proof.note("Inductor graph", key)  # Inductor takes no refusal here; the graph's kernels get one
                 return found.files[GROUP] if found is not None else None
             except Exception as error:
                 # The edge to the user's program: Inductor compiles.

@@ -89,10 +89,11 @@ def begin(codecache: Any, notes: Any, store: str) -> None:
     make = codecache.compiled_fx_graph_hash
 
     def compiled_fx_graph_hash(*arguments: Any, **named: Any) -> Any:
-        key, lines = make(*arguments, **named)
+        made = make(*arguments, **named)
         with notes.careful("why a graph is compiled cannot be recorded"):
+            key, lines = made
             note(key, lines, notes, store)
-        return key, lines
+        return made
 
     codecache.compiled_fx_graph_hash = compiled_fx_graph_hash
 

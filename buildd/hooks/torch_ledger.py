@@ -101,7 +101,11 @@ def watch_autograd(autograd_cache: Any) -> None:
 
 
 def _watch_look(cache: Any, name: str, graphs: int) -> None:
-    """Count the calls of a cache's static method, which returns what it found, or None, and something else."""
+    """Count the calls of a cache's static method.
+
+    It returns the graph that it found, or None. Most return it in a tuple with something else; the one of torch
+    2.11's AOTAutogradCache returns it alone.
+    """
     original: Callable[..., Any] = getattr(cache, name)
 
     @functools.wraps(original)
@@ -113,7 +117,7 @@ def _watch_look(cache: Any, name: str, graphs: int) -> None:
         is_found, place = False, here.enter(GRAPHS_FOUND)
         try:
             result = original(*arguments, **named)
-            is_found = result[0] is not None
+            is_found = (result[0] if isinstance(result, tuple) else result) is not None
             return result
         finally:
             found = graphs if is_found else 0
@@ -269,6 +273,14 @@ def watch_codecache(codecache: Any) -> None:
     codecache._worker_compile_cpp = work
 
 
+def _words(command: Any) -> list[str]:
+    """The words of a compiler's command; [] if this torch does not hand over one line of shell."""
+    try:
+        return shlex.split(command)
+    except (AttributeError, TypeError, ValueError):
+        return []
+
+
 def watch_compilers(cpp_builder: Any) -> None:
     """Learn which calls of the C++ compiler the store answered.
 
@@ -282,7 +294,7 @@ def watch_compilers(cpp_builder: Any) -> None:
 
     @functools.wraps(original)
     def run(cmd_line: str, *arguments: Any, **named: Any) -> Any:
-        words = shlex.split(cmd_line)
+        words = _words(cmd_line)
         output = words[words.index("-o") + 1] if "-o" in words[:-1] else ""
         mark = calls.mark()
         try:

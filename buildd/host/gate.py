@@ -62,7 +62,7 @@ class HostGate:
         self._look_within = look_within
         self._clock = clock
         self._budgets: dict[Confinement, Budget] = {}
-        """Of clients with limits of their own that have jobs now."""
+        """The budgets of clients with limits of their own that have jobs now."""
         self.look_after_s = LOOK_S
         """After how long (s) `hold` and `relieve` are to be called again."""
         self.memory_bytes = 0

@@ -74,6 +74,9 @@ async def lock(gpu: str, folder: str = FOLDER) -> AsyncIterator[None]:
         yield
     finally:
         if descriptor >= 0:
+            # Not by closing alone: a child that this process has forked meanwhile shares the lock.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
@@ -172,7 +175,8 @@ def _open(gpu: str, folder: str) -> int:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
             os.chmod(folder, 0o1777)
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        # O_NONBLOCK: in a folder that all users share, a FIFO with this name would hold up whoever opens it.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         path = os.path.join(folder, _file_name(gpu))
         try:
             return os.open(path, flags)

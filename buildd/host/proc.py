@@ -55,3 +55,24 @@ def _read(path: str) -> bytes:
         return os.read(descriptor, 65536)
     finally:
         os.close(descriptor)
+
+
+def peer_uid(port: int, server_port: int) -> int | None:
+    """The user of the process that has connected to a port of this machine (IPv4); None if the kernel
+    does not list the connection.
+
+    Args:
+        port: of that process's end.
+        server_port: of the other end.
+    """
+    try:
+        with open("/proc/net/tcp", encoding="ascii") as file:
+            lines = file.readlines()[1:]
+    except OSError:
+        return None
+    for line in lines:
+        # "  0: 0100007F:A1B2 0100007F:18F8 01 00000000:00000000 00:00000000 00000000  1000 ..."
+        words = line.split()
+        if int(words[1].partition(":")[2], 16) == port and int(words[2].partition(":")[2], 16) == server_port:
+            return int(words[7])
+    return None

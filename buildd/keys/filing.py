@@ -15,12 +15,13 @@ from buildd.files.digests import Fact
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import appeared_since
 from buildd.files.traits import Traits
-from buildd.keys import action_key, checkout_paths, include_search, precompiled
+from buildd.keys import action_key, checkout_paths, include_search, path_sight, precompiled
 from buildd.keys.checkout_paths import compilers_own
 from buildd.keys.file_names import Names
 from buildd.keys.lookup import Lookup, Missing
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import filed_digest, is_bare
+from buildd.native.bare_text import bare_text_of
 from buildd.store.store import InputSet
 from codegen.compilers.checkout_roots import checkouts, is_checkout
 from codegen.plan import MAPPED, Action, TextUse, Tool
@@ -127,7 +128,7 @@ def file_run(
     sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}.union(named)
     moving = checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
-    counted = Traits.PATHS_LATER if expanded else Traits.PATHS
+    mentions = False
     for path in (*action.inputs, *used):
         fact = None if snapshot.is_produced(path) else snapshot.fact(path)
         if fact is None or fact.traits is Traits.NONE:
@@ -138,8 +139,13 @@ def file_run(
         if fact.traits & (Traits.PATHS | Traits.ASSERT):
             root = names.root(path)
             sensitive.update(() if root.startswith(MAPPED) or is_checkout(root) else (root,))
-            if moving and not compilers_own(path, tool) and fact.traits & counted:
-                sensitive.update(name for name, _ in moving)
+            if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
+                mentions = mentions or not expanded
+                sensitive.update(name for name, _ in moving if Traits.PATHS_LATER in fact.traits)
+    if mentions and not sensitive.issuperset(name for name, _ in moving):
+        searched = [path for path in (*action.inputs, *used) if not compilers_own(path, tool)]
+        if not path_sight.is_blind(snapshot, bare_text_of(lookup.store.folder), action, searched):
+            sensitive.update(name for name, _ in moving)
     if moving:
         held = checkout_paths.held(snapshot, moving, (*action.inputs, *used))
         if held is None:

@@ -193,6 +193,13 @@ class Lookup:
             return why
         return self._missing(first, components if explain else [], action, why)
 
+    def fits(self, action: Action, tool: Tool, first: Digest, known: InputSet) -> bool:
+        """Whether an input set from elsewhere matches the files as they are now.
+
+        For look-ups that nothing else uses: what was looked at counts as found here, whether it fits or not.
+        """
+        return not self._differs(first, known, action, tool, self.files.names_of(tool), changing=False)
+
     def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
         """A miss for a reason that the caller gives."""
         return self._missing(*self.first_level(action, tool), action, (reason,))

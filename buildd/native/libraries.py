@@ -5,9 +5,11 @@ Knows how one is made and tried; `preload` and `shims.interposition` say what th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,8 +48,16 @@ def make_library(store: Path, sources: Sequence[Path], flags: Iterable[str], suf
 def try_library(place: Path) -> None:
     """Preload it into a program once: the loader only prints an error if it cannot (an odd path, a disk without exec).
 
+    A note beside the library says that this very file was loaded from there; the disk may be mounted otherwise since.
+
     Raises: NoProgram, OSError, subprocess.SubprocessError.
     """
+    status = os.stat(place)
+    stamp = repr((str(place), status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
+    note = place.with_name(f".{place.name}.tried")
+    with contextlib.suppress(OSError, ValueError):
+        if note.read_text(errors="surrogateescape") == stamp and not os.statvfs(place).f_flag & os.ST_NOEXEC:
+            return
     program = shutil.which("true")
     if program is None:
         raise NoProgram("there is no program to try it with")
@@ -57,3 +67,7 @@ def try_library(place: Path) -> None:
     )
     if done.returncode != 0 or done.stderr:
         raise NoProgram(done.stderr.decode(errors="replace").strip()[-300:] or f"{program} failed with it")
+    aside = note.with_name(f".{note.name}.{os.getpid()}.{threading.get_ident()}")
+    with contextlib.suppress(OSError):  # the next one tries again
+        aside.write_text(stamp, errors="surrogateescape")
+        os.replace(aside, note)

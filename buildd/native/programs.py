@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from blake3 import blake3
@@ -59,8 +60,13 @@ def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compil
     status = os.stat(compiler)
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     parts = (*(source.read_bytes() for source in sources), *flags, compiler, str(stamp))
-    machine = (platform.machine(), sys.byteorder, *platform.libc_ver())
-    return folder / f"{blake3(repr((parts, machine)).encode()).hexdigest()[:32]}{suffix}"
+    return folder / f"{blake3(repr((parts, machine())).encode()).hexdigest()[:32]}{suffix}"
+
+
+@cache
+def machine() -> tuple[str, ...]:
+    """What a program is made for. libc's version is read from the interpreter's file."""
+    return platform.machine(), sys.byteorder, *platform.libc_ver()
 
 
 def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path], place: Path) -> str:

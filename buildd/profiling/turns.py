@@ -69,11 +69,16 @@ class Turns:
             begun = False
             try:
                 self._client = self._client or AsyncClient(self._route, name="buildd-profile")
-                async with self._client.lease(
-                    gpu.uuid, what=self._what, limit_s=limit_s, waits=lambda told: self._explain(gpu, told)
-                ) as held:
-                    begun = True
-                    yield held
+                with _Patience() as patience:
+                    async with self._client.lease(
+                        gpu.uuid,
+                        what=self._what,
+                        limit_s=limit_s,
+                        waits=lambda told: self._explain(gpu, told, patience),
+                    ) as held:
+                        patience.end()
+                        begun = True
+                        yield held
                 self._tell(gpu, held.beside)
                 return
             except RemoteError as error:
@@ -98,7 +103,7 @@ class Turns:
     @asynccontextmanager
     async def _locked(self, gpu: Gpu) -> AsyncIterator[HeldLease]:
         lock = self._locks.setdefault(gpu.uuid, gpu_lock.GpuLock(gpu.uuid, self._folder))
-        async with self._orders[gpu.uuid], lock.held():
+        async with self._orders[gpu.uuid], self._explained(gpu, lock):
             try:
                 pids = await self._watch.pids(gpu.uuid) or ()
             except (GpuLost, GpuDivided) as error:
@@ -115,10 +120,53 @@ class Turns:
                 name = f" ({each.what})" if each.what else ""
                 self._say(f"process {each.pid}{name} computes on GPU {gpu.index} as well: times may be noisy")
 
-    def _explain(self, gpu: Gpu, told: LeaseWaits) -> None:
-        """Say whom a long wait is for: most holders are done in milliseconds."""
-        first = next((each for each in told.ahead if each.since_s >= _PATIENCE_S), None)
-        if first is not None and (gpu.uuid, -first.pid) not in self._said:
+    @asynccontextmanager
+    async def _explained(self, gpu: Gpu, lock: gpu_lock.GpuLock) -> AsyncIterator[None]:
+        """Hold the lock; a long wait for it is explained."""
+        with _Patience() as patience:
+
+            def explain() -> None:
+                pid = next((each.pid for each in gpu_lock.processes(self._folder, gpu.uuid) if each.holds), 0)
+                first = GpuProcess(pid=pid, what=gpu_watch.command_of(pid) if pid else "")
+                self._say_first(gpu, first, "has it")
+
+            patience.begin(explain)
+            async with lock.held():
+                patience.end()
+                yield
+
+    def _explain(self, gpu: Gpu, told: LeaseWaits, patience: _Patience) -> None:
+        """Say whom a long wait is for, now or after a while: most holders are done in milliseconds."""
+        first = next(iter(told.ahead), None)
+        if first is not None and first.since_s >= _PATIENCE_S:
+            self._say_first(gpu, first, f"has it for {first.since_s:.0f} s")
+        else:
+            asked = first or GpuProcess(pid=0)
+            patience.begin(lambda: self._say_first(gpu, asked, f"had it {_PATIENCE_S:.0f} s ago"))
+
+    def _say_first(self, gpu: Gpu, first: GpuProcess, has: str) -> None:
+        if (gpu.uuid, -first.pid) not in self._said:
             self._said.add((gpu.uuid, -first.pid))
             name = f" ({first.what})" if first.what else ""
-            self._say(f"waiting for GPU {gpu.index}: process {first.pid}{name} has it for {first.since_s:.0f} s")
+            who = f"process {first.pid}{name}" if first.pid else "a process that is not seen from here"
+            self._say(f"waiting for GPU {gpu.index}: {who} {has}")
+
+
+class _Patience:
+    """Says something if a wait lasts. It ends with the wait."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, say: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, say)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __enter__(self) -> _Patience:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

@@ -1,9 +1,8 @@
-"""Manifests of Triton kernels: the kernels of a program's run, as JSON lines that another machine can compile from.
+"""Triton kernels in a recording: each is a line of JSON from which another machine can compile it.
 
-The same run gives the same file. Knows nothing of Triton and compiles nothing; a specialization is passed on unread.
-Paths are relative to the folder where `buildd run` was called.
+Knows nothing of Triton and compiles nothing; a specialization is passed on unread. Paths are relative to the folder
+where `buildd run` was called.
 
-    {"buildd": "triton-kernels", "version": 1}
     {"module": "__main__", "file": "train.py", "name": "add_kernel", "search": ["."], "hash": "...", ...}
 """
 
@@ -11,23 +10,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from buildd.errors import BuilddError
-
-KIND = "triton-kernels"
-VERSION = 1
-_NEXT = "record it again: buildd run --record FILE -- COMMAND"
-
-
-class ManifestError(BuilddError):
-    """A file is not a manifest that this buildd can read."""
-
-    code = "bad-manifest"
-    is_usage = True
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -114,46 +99,3 @@ def line_of(text: bytes) -> ManifestLine:
     if not kernel.file and kernel.module == "__main__":
         raise ValueError("no file")
     return ManifestLine(kernel, msgspec.json.decode(kernel.specialization, type=_Specialization).target, text)
-
-
-def write(path: Path, lines: set[bytes]) -> int:
-    """Write a manifest, whole or not at all; return its number of kernels. Raises OSError."""
-    head = msgspec.json.encode({"buildd": KIND, "version": VERSION})
-    found = sorted((line_of(line) for line in lines), key=lambda one: (one.kernel.label, str(one.target), one.text))
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(b"".join(text + b"\n" for text in (head, *(line.text for line in found))))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return len(found)
-
-
-def read(path: Path) -> list[ManifestLine]:
-    """Read a manifest. Raises ManifestError."""
-    try:
-        texts = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ManifestError(
-            f"the manifest cannot be read: {error.strerror}", file=str(path), next_step=_NEXT
-        ) from error
-    try:
-        head = msgspec.json.decode(texts[0] if texts else b"", type=_Head)
-    except msgspec.MsgspecError as error:
-        raise ManifestError("this file is not a manifest of kernels", file=str(path), next_step=_NEXT) from error
-    if (head.buildd, head.version) != (KIND, VERSION):
-        raise ManifestError(
-            f"this manifest is of kind {head.buildd!r}, version {head.version}; this buildd reads {KIND!r}, "
-            f"version {VERSION}",
-            file=str(path),
-            next_step=_NEXT,
-        )
-    lines = []
-    for number, text in enumerate(texts[1:], 2):
-        try:
-            lines.append(line_of(text))
-        except ValueError as error:  # msgspec's errors are ValueErrors, too
-            raise ManifestError(
-                f"this line names no kernel: {error}", file=f"{path}:{number}", next_step=_NEXT
-            ) from error
-    return lines

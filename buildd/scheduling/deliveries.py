@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from buildd.builds.active_build import INTERNAL_FAULT, ActiveBuild
+from buildd.builds.active_build import ActiveBuild
+from buildd.builds.products import INTERNAL_FAULT
 from buildd.errors import BuilddError
 from buildd.scheduling.execution import Execution
 from buildd.state.machine import State

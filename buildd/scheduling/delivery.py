@@ -20,6 +20,7 @@ from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.reach import Reach, reach_of
 from protocol import messages as m
 
+_MOST_COLUMNS = 72
 _LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
 
 
@@ -96,19 +97,26 @@ class Delivery:
         paths, _ = temporary_roots.read(listed, self.roots)
         return make_rules(depfile, self.compile.source, paths, self.system, clang=self.clang)
 
+    @property
+    def prints_rules(self) -> bool:
+        """Whether the command writes make rules to standard output."""
+        depfile = self.compile.depfile
+        return depfile is not None and not depfile.path
+
     def said(self, store: Store, result: Result) -> tuple[bytes, bytes] | None:
-        """The tool's standard output and error when the result was made, in today's names; None where they are lost."""
+        """Standard output and error of the command, in today's names; None where they are lost."""
         listed = next((store.get(output.digest) for output in result.outputs if output.name == DEPENDENCIES), None)
         texts = [b"" if digest is None else store.get(digest) for digest in (result.stdout, result.stderr)]
         if listed is None or texts[0] is None or texts[1] is None:
             return None
         _, moves = temporary_roots.read(listed, self.roots)
-        return checkout_roots.replaced(texts[0], moves), checkout_roots.replaced(texts[1], moves)
+        stdout = self.rules(listed) if self.prints_rules else checkout_roots.replaced(texts[0], moves)
+        return stdout, checkout_roots.replaced(texts[1], moves)
 
     def put_depfile(self, rules: bytes) -> None:
         """Write the depfile in place, as tools do."""
         depfile = self.compile.depfile
-        if depfile is None:
+        if depfile is None or self.prints_rules:
             return
         place = os.path.join(self.folder, depfile.path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -136,10 +144,24 @@ def make_rules(
     if clang:
         source, *paths = (_LEADING_DOT.sub("", path) for path in (source, *paths))
     headers = [quoted(p) for p in paths if p != source and (depfile.system or not _plain(p).startswith(system))]
-    text = f"{' '.join(depfile.targets)}: " + " \\\n ".join((quoted(source), *headers)) + "\n"
+    text = _rule(depfile.targets, (quoted(source), *headers))
     if depfile.phony:
         text += "".join(f"{header}:\n" for header in headers)
     return os.fsencode(text)
+
+
+def _rule(targets: Iterable[str], files: Iterable[str]) -> str:
+    """A rule with the line breaks of gcc's (libcpp/mkdeps.cc, `make_write_name`)."""
+    text, column = "", 0
+    for names, end in ((targets, ":"), (files, "\n")):
+        for name in names:
+            if column and column + len(os.fsencode(name)) > _MOST_COLUMNS:
+                text, column = f"{text} \\\n", 0
+            if text:
+                text, column = f"{text} ", column + 1
+            text, column = text + name, column + len(os.fsencode(name))
+        text, column = text + end, column + 1
+    return text
 
 
 def _plain(path: str) -> str:

@@ -295,8 +295,8 @@ class Execution:
         return names_lines(exit.stdout) or names_lines(exit.stderr)
 
     def _expanded(self) -> bool:
-        """Whether the roots were searched for in the text after preprocessing."""
-        return False
+        """Whether the roots were searched for in the text after preprocessing, or no macro can reach the outputs."""
+        return self.build.outputs.only_names
 
     def _keep(self, exit: Exit) -> Ending:
         self.read = self._inputs()

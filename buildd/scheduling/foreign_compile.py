@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from buildd.builds.active_build import HIT, Outputs, Report
+from buildd.builds.active_build import Outputs, Report
 from buildd.builds.command import output_path
-from buildd.builds.products import Failure, Moment, Product, Ran
+from buildd.builds.products import HIT, Failure, Moment, Product, Ran
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file
 from buildd.keys import precompiled
 from buildd.keys.miss_kinds import kind_of
+from buildd.scheduling import call_notes
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
@@ -51,10 +52,13 @@ class CommandOutputs(Outputs):
     def __init__(self, delivery: Delivery, keep: Callable[[CommandOutputs], None]) -> None:
         self.delivery = delivery
         self.roots = delivery.roots
+        self.only_names = delivery.compile.makes is Makes.RULES
         self.result: Result | None = None
         """The result that was found, or stored."""
         self.holds_path = False
         """The result holds the path of a folder that has another name in the next build."""
+        self.rules = b""
+        """Make rules of the job that ran."""
         self._keep = keep
 
     def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
@@ -76,6 +80,8 @@ class CommandOutputs(Outputs):
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
         if not self.roots:
             return ()
+        if self.delivery.compile.makes is Makes.RULES:
+            return checkout_roots.names_held(said, self.roots)
         if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
             return {name for name, _ in checkout_roots.checkouts(self.roots)}
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
@@ -85,7 +91,7 @@ class CommandOutputs(Outputs):
         if path != self.delivery.compile.output:
             listed = self.build.store.get(digest)
             if listed is not None:
-                self.delivery.put_depfile(self.delivery.rules(listed))
+                self._delivered(listed)
             return listed is not None
         self._vouch_for(digest)
         return self.delivery.put_object(self.build.files, digest, partial(self.build.store.restore, digest))
@@ -98,7 +104,12 @@ class CommandOutputs(Outputs):
         if path == self.delivery.compile.output:
             self.delivery.put_object(self.build.files, product.digest, copy)
         else:
-            self.delivery.put_depfile(self.delivery.rules(made.read_bytes()))
+            self._delivered(made.read_bytes())
+
+    def _delivered(self, listed: bytes) -> None:
+        self.rules = self.delivery.rules(listed)
+        self.delivery.put_depfile(self.rules)
+        call_notes.record(self.build.request, self.delivery.compile, self.roots, listed)
 
     def where(self, path: str) -> str:
         return f"{self.build.project}/{path}" if not path.startswith("/") else path
@@ -150,7 +161,7 @@ class CompileReport(Report):
             reasons = tuple(filter(None, (*missing.reasons, same)))
         elif build.counts.hits:
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
-            reasons = ("same inputs",)
+            reasons = (build.why_hit(0),)
         else:
             return
         named = compile.output if compile.objects else compile.source
@@ -166,11 +177,12 @@ class CompileReport(Report):
         self._outputs.result = result
         if said is not None:
             self._carry_out(*said)
-        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason="same inputs"))
+        build.log.append(m.CacheHit(job_id=HIT, action=build.plan.actions[index].name, reason=build.why_hit(index)))
 
     def handed_over(self, index: int, ran: Ran) -> None:
         if not ran.exit.output_truncated:  # else the middle of the output is lost
-            self._carry_out(ran.exit.stdout, ran.exit.stderr)
+            outputs = self._outputs
+            self._carry_out(outputs.rules if outputs.delivery.prints_rules else ran.exit.stdout, ran.exit.stderr)
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         self._left = failure.left or _process_named(failure)
@@ -181,7 +193,7 @@ class CompileReport(Report):
         by_itself = kind is m.FailureKind.COMPILE_ERROR or (kind is m.FailureKind.KILLED and exit and exit.signal)
         if exit is None or exit.lost or exit.output_truncated or not by_itself:
             return  # perhaps buildd's fault: the caller runs the tool itself
-        if failure.read is not None:
+        if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
             self._outputs.place_depfile(failure.read)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
         self._carry_out(exit.stdout, exit.stderr)

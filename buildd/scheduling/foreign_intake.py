@@ -26,8 +26,10 @@ from buildd.files.stamp import Stamp, stamp_of, trustworthy
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
 from buildd.files.traits import Traits
 from buildd.keys.include_search import asked_names, library_rivals
+from buildd.keys.lookup import Missing
 from buildd.keys.survey_memory import Memory
 from buildd.native import sweep
+from buildd.scheduling import call_notes
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import PASSED_THROUGH, CommandOutputs, CompileReport
@@ -35,7 +37,8 @@ from buildd.shims import run_log
 from buildd.store.answers import Answer, Answers, question_of
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
-from codegen.compilers.command_parser import Compile, Family, PassThrough, Reason
+from buildd.tier.store_tier import StoreTier
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.temporary_roots import Roots
 from codegen.errors import RequestError
 from codegen.foreign import called_tool, compile_plan, several_sources
@@ -68,6 +71,7 @@ class ForeignIntake:
 
     Args:
         in_pool: runs a function in a worker thread.
+        tier: where results of other machines are, if the user has named one.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class ForeignIntake:
         planner: Planner,
         in_pool: Callable[..., Awaitable[Any]],
         builds: OrderedDict[m.BuildId, Figures],
+        tier: StoreTier | None = None,
     ) -> None:
+        self._tier = tier
         self._store = store
         self._files = files
         self._notebook = notebook
@@ -108,7 +114,7 @@ class ForeignIntake:
 
     # ----------------------------------------------------------------
 
-    async def _plan(self, request: m.Request, log: RequestLog, figures: Figures) -> ActiveBuild:
+    async def _plan(self, request: m.Request, log: RequestLog, figures: Figures) -> ActiveBuild | None:
         if not os.path.isabs(request.project) or not os.path.isdir(request.project) or not request.command:
             raise PassThrough(Reason.TOOL, f"nothing to do in {request.project}")
         if reach_of(request.project, {}) is not Reach.EVERYONE:
@@ -136,6 +142,7 @@ class ForeignIntake:
                 outputs=outputs,
                 report=CompileReport(figures, outputs),
                 has_caller=True,
+                tier=self._tier,
             )
             source = build.inputs.snapshot.fact(compile.source)
             if source is not None and Traits.PROCESS in source.traits:
@@ -144,6 +151,12 @@ class ForeignIntake:
             return build
 
         build: ActiveBuild = await self._in_pool(begin)
+        if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
+            known = await self._in_pool(lambda: build.look(0, fresh=False))
+            if isinstance(known, Missing):
+                named = os.path.normpath(os.path.join(request.project, compile.source or compile.output))
+                log.append(call_notes.need(request, named, known.reasons))
+                return None
         return build
 
     async def _describe(self, compile: Compile, request: m.Request) -> Described:
@@ -305,8 +318,8 @@ class ForeignIntake:
             return
         if compile.native:
             return  # no stamp tells that the store has come to another machine
-        if several_sources.is_part(compile.output):
-            return  # its folder has another name the next time
+        if several_sources.is_part(compile.output) or call_notes.are_wanted(build.request):
+            return  # its folder, or the one for notes, has another name the next time
         answer = self._answer(outputs, action, used, tool.stamps)
         if answer is not None:
             self._answers.publish(answer)
@@ -325,6 +338,9 @@ class ForeignIntake:
         run_log.note_call(self._store.folder, request.build_id, explained)
         figures.count_passed_through(reason)
         self._store.tally.count_passed_through(reason)
+        if call_notes.is_proving(request) and call_notes.is_compile(request.command, why):
+            log.append(call_notes.need(request, call, [f"it is never kept: {why}"]))
+            return
         log.append(m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why)))
 
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
+from buildd.builds import shared_results
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import Failure
+from buildd.keys.lookup import Found
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.tasks import Tasks
 from buildd.state.events import Hit, LookUp, Missed, StateEvent, Undeliverable
 from buildd.state.machine import State
+from buildd.tier.fetcher import Fetched
 from protocol import messages as m
 
 LOOK_BATCH = 32
@@ -57,27 +61,45 @@ class LookUps:
             self._tasks.spawn(self._look(build, rest[start : start + LOOK_BATCH]), build.request.request_id)
 
     async def _look(self, build: ActiveBuild, batch: list[LookUp]) -> None:
-        name = build.request.request_id
-        for index, found, problem in await self._in_pool(build.look_all, batch):
-            if name not in self._state.requests:
+        for answer in await self._in_pool(build.look_all, batch):
+            if build.request.request_id not in self._state.requests:
                 return
-            if problem:
-                build.report.tell_failed(m.JobId(0), index, Failure(m.FailureKind.STORE, *problem))
-                self._feed(Undeliverable(name, index))
-            elif found is not None:
-                build.counts.done += 1
-                self._counters["step_hits" if build.is_steps else "hits"] += 1
-                build.report.tell_hit(index, found.result)
-                self._feed(Hit(name, index))
-            elif build.is_proof and not build.plan.actions[index].traces:
-                build.counts.done += 1
-                build.report.tell_would_run(index)
-                self._feed(Undeliverable(name, index))
+            index, found, problem = answer
+            asked = shared_results.begin(build, index) if found is None and problem is None else None
+            if asked is None:
+                self._tell(build, *answer)
             else:
-                resources = build.resources[index]
-                where = f"{build.store.folder}\0{build.project}\0{build.outputs.roots}"
-                in_flight_key = f"{where}\0{build.misses[index].first}"
-                is_in_steps = bool(build.plan.actions[index].steps) and index not in build.runs_whole
-                self._feed(
-                    Missed(name, index, in_flight_key, resources.cpus, resources.memory_bytes, steps=is_in_steps)
-                )
+                self._tasks.spawn(self._look_in_tier(build, index, asked), build.request.request_id)
+
+    async def _look_in_tier(self, build: ActiveBuild, index: int, asked: Future[Fetched | None]) -> None:
+        """Wait for the tier, no longer than the job would take, and look again if it had the result."""
+        name = build.request.request_id
+        _, late = await asyncio.wait({asyncio.wrap_future(asked)}, timeout=shared_results.deadline_s(build, index))
+        if name not in self._state.requests:
+            return
+        answer: tuple[int, Found | None, tuple[str, str] | None] = (index, None, None)
+        if shared_results.settle(build, index, asked, is_over=bool(late)):
+            (answer,) = await self._in_pool(build.look_all, [LookUp(name, index, fresh=False)])
+        if name in self._state.requests:
+            self._tell(build, *answer)
+
+    def _tell(self, build: ActiveBuild, index: int, found: Found | None, problem: tuple[str, str] | None) -> None:
+        name = build.request.request_id
+        if problem:
+            build.report.tell_failed(m.JobId(0), index, Failure(m.FailureKind.STORE, *problem))
+            self._feed(Undeliverable(name, index))
+        elif found is not None:
+            build.counts.done += 1
+            self._counters["step_hits" if build.is_steps else "hits"] += 1
+            build.report.tell_hit(index, found.result)
+            self._feed(Hit(name, index))
+        elif build.is_proof and not build.plan.actions[index].traces:
+            build.counts.done += 1
+            build.report.tell_would_run(index)
+            self._feed(Undeliverable(name, index))
+        else:
+            resources = build.resources[index]
+            where = f"{build.store.folder}\0{build.project}\0{build.outputs.roots}"
+            in_flight_key = f"{where}\0{build.misses[index].first}"
+            is_in_steps = bool(build.plan.actions[index].steps) and index not in build.runs_whole
+            self._feed(Missed(name, index, in_flight_key, resources.cpus, resources.memory_bytes, steps=is_in_steps))

@@ -37,6 +37,8 @@ from buildd.scheduling.foreign_intake import ForeignIntake
 from buildd.store import hit_notes, ownership, scratch
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
+from buildd.tier.store_tier import StoreTier
+from buildd.tier.tier import Tier
 from codegen.plan import Plan
 from protocol import messages as m
 from protocol.problem import in_one_line
@@ -56,6 +58,7 @@ class OpenStore:
         in_pool: Callable[..., Awaitable[Any]],
         builds: OrderedDict[m.BuildId, Figures],
         failure: BuilddError | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.store = store
         self.failure = failure
@@ -65,7 +68,10 @@ class OpenStore:
         self.surveys = Memory()
         self.planner = Planner(runner, store, self.files, make)
         self.plans = Plans(sweep.sweep_of(store.folder))
-        self.foreign = ForeignIntake(store, self.files, self.notebook, self.surveys, self.planner, in_pool, builds)
+        self.tier = StoreTier(tier, store) if tier is not None and failure is None else None
+        self.foreign = ForeignIntake(
+            store, self.files, self.notebook, self.surveys, self.planner, in_pool, builds, self.tier
+        )
         self._in_pool = in_pool
 
     def tell_notices(self, log: RequestLog) -> None:
@@ -87,6 +93,7 @@ class OpenStore:
             results=StoredResults(),
             outputs=ProjectOutputs() if is_delivered else ScratchOutputs(),
             report=ProofReport() if request.mode is m.Mode.PROVE else TargetReport(),
+            tier=self.tier,
         )
 
     async def plan(self, request: m.Request, *, keep: bool, is_unwanted: Callable[[], bool] = lambda: False) -> Plan:
@@ -106,6 +113,8 @@ class OpenStore:
         return plan
 
     def close(self) -> None:
+        if self.tier is not None:
+            self.tier.close()
         self.notebook.write()
         self.files.save()
         sweep.sweep_of(self.store.folder).close()
@@ -123,6 +132,7 @@ class OpenStores:
         default: folder of the store of requests that name none.
         limit_bytes: size bound of every store; None means the store's own default.
         make: makes plans, see `Planner`.
+        tier: where results of other machines are, if the user has named one.
     """
 
     def __init__(
@@ -133,7 +143,9 @@ class OpenStores:
         default: Path,
         limit_bytes: int | None = None,
         make: Make | None = None,
+        tier: Tier | None = None,
     ) -> None:
+        self.tier = tier
         self.default = str(default)
         self.builds: OrderedDict[m.BuildId, Figures] = OrderedDict()
         """Figures of the last builds that shims compiled for."""
@@ -147,6 +159,11 @@ class OpenStores:
     @property
     def folders(self) -> tuple[str, ...]:
         return tuple(list(self._stores))
+
+    @property
+    def open_tiers(self) -> tuple[StoreTier, ...]:
+        """The tier beside each open store."""
+        return tuple(opened.tier for opened in list(self._stores.values()) if opened.tier is not None)
 
     def get(self, folder: str) -> OpenStore | None:
         """A store that is open; the default one where the name is empty."""
@@ -166,7 +183,7 @@ class OpenStores:
                 store, failure = await self._in_pool(self._open, Path(path))
                 await self._in_pool(hit_notes.count, store)
                 opened = self._stores[path] = OpenStore(
-                    store, self._runner, self._make, self._in_pool, self.builds, failure
+                    store, self._runner, self._make, self._in_pool, self.builds, failure, self.tier
                 )
                 for name, figures in decoded(await self._in_pool(store.record, _BUILDS)).items():
                     self.builds.setdefault(name, figures)
@@ -220,6 +237,8 @@ class OpenStores:
                 sweep.sweep_of(opened.store.folder).rest()
 
     def close(self) -> None:
+        if self.tier is not None:
+            self.tier.close()  # ends what waits for it
         for opened in self._stores.values():
             opened.close()
         self._stores.clear()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from buildd.builds.active_build import INTERNAL_FAULT
 from buildd.builds.event_log import RequestLog
+from buildd.builds.products import INTERNAL_FAULT
 from codegen.errors import RequestError
 from protocol import messages as m
 from protocol.problem import Problem, in_one_line

@@ -15,7 +15,7 @@ from blake3 import blake3
 from buildd.artifacts.device_code import kernels_of_file
 from buildd.artifacts.kernel_reports import completed, kernels_in
 from buildd.artifacts.triton_kernels import triton_kernels
-from buildd.builds import noisy_compiles
+from buildd.builds import noisy_compiles, shared_results
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.builds.products import Failure, Made, Product, recorded
@@ -211,6 +211,7 @@ class ResultKeeper:
                 kernels=self.kernels,
             )
             store.publish(first, input_set, result, batch)
+            shared_results.offer(build, first, result)
             build.published(result, input_set.roots)
             components = build.misses[self._index].components
             if components:

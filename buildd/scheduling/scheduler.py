@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from buildd.builds.active_build import INTERNAL_FAULT, ActiveBuild
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
 from buildd.builds.planner import Make
-from buildd.builds.products import Failure
+from buildd.builds.products import INTERNAL_FAULT, Failure
 from buildd.host.admission import Budget
 from buildd.host.claims import Claims
 from buildd.host.gate import HostGate
@@ -31,6 +31,7 @@ from buildd.scheduling.arrivals import Arrivals
 from buildd.scheduling.completion import Completion
 from buildd.scheduling.deliveries import Deliveries
 from buildd.scheduling.execution import Execution
+from buildd.scheduling.followers import Followers
 from buildd.scheduling.intake import Intake
 from buildd.scheduling.look_ups import LookUps
 from buildd.scheduling.open_stores import OpenStores
@@ -40,7 +41,6 @@ from buildd.scheduling.step_chain import ChainedJob
 from buildd.scheduling.step_jobs import SpreadJob
 from buildd.scheduling.step_request import StepRequest
 from buildd.scheduling.tasks import Tasks
-from buildd.shims import run_log
 from buildd.state.events import (
     Attach,
     Cancelled,
@@ -64,6 +64,7 @@ from buildd.state.events import (
     Undeliverable,
 )
 from buildd.state.machine import State
+from buildd.tier.tier import Tier
 from codegen.variables.aitemplate_flags import job_cap
 from protocol import messages as m
 
@@ -84,6 +85,7 @@ class Scheduler:
         default_store: store of requests that name none.
         store_limit_bytes: size bound of every store; None means the store's own default.
         make: makes plans, see `Planner`.
+        tier: where results of other machines are, if the user has named one.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Scheduler:
         memory_cap_bytes: int = 0,
         store_limit_bytes: int | None = None,
         make: Make | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.runner = Runner()
         self.claims = Claims()
@@ -111,7 +114,7 @@ class Scheduler:
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
         self.stores = OpenStores(
-            self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make
+            self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make, tier=tier
         )
         self.intake = Intake(self.stores, self._in_pool, self.runner)
         self._look_ups = LookUps(
@@ -119,6 +122,7 @@ class Scheduler:
         )
         self._completion = Completion(self.intake.watches, self.intake.records, self._in_pool)
         self._progress: Progress = Progress(self.state, self.gate, self.builds, self.executions, self._feed, self.cpus)
+        self._followers = Followers(self.state, self.builds, self.executions, self._deliveries, self._progress)
 
     # ---------------------------------------------------------------- the outside
 
@@ -223,7 +227,7 @@ class Scheduler:
                 case LookUp():
                     looks.setdefault(instruction.request, []).append(instruction)
                 case Attach():
-                    self._attached(instruction)
+                    self._followers.queued(instruction)
                 case Start():
                     self._start(instruction)
                 case Kill():
@@ -233,30 +237,13 @@ class Scheduler:
                     self._deliveries.expect(instruction.job)
                     self._tasks.spawn(self._deliver(instruction), instruction.request)
                 case Retry():
-                    self._retried(instruction)
+                    self._followers.runs_again(instruction)
                 case NodeFailed():
                     self._failed(instruction)
                 case Complete():
                     self._tasks.spawn(self._complete(instruction), instruction.request)
         for request, several in looks.items():
             self._tasks.spawn(self._look_ups.look_up(self.builds[request], several), request)
-
-    def _attached(self, attach: Attach) -> None:
-        build = self.builds[attach.request]
-        if build.is_steps:
-            return
-        action = build.plan.actions[attach.node]
-        shared = len(self.state.jobs[attach.job].followers) > 1 if attach.job in self.state.jobs else False
-        build.log.append(
-            m.Queued(
-                job_id=attach.job,
-                action=action.name,
-                reasons=build.misses[attach.node].reasons,
-                expected_s=build.resources[attach.node].wall_s,
-                shared=shared,
-                after=self._deliveries.waited_for(build, attach.node, self.state),
-            )
-        )
 
     def _start(self, start: Start) -> None:
         build = self.builds[start.request]
@@ -275,7 +262,7 @@ class Scheduler:
             build,
             start.node,
             final=start.final,
-            tell=lambda body: self._tell(start.job, body),
+            tell=lambda body: self._followers.tell(start.job, body),
             released=lambda: self._feed(Released(start.job)),
             in_pool=self._in_pool,
         )
@@ -306,7 +293,7 @@ class Scheduler:
             async with nullcontext(self.runner) if host is None else host.lent() as runner:
                 ending = await execution.run(runner)
             execution.begun.set()
-            self._tell_end(execution, ending)
+            self._followers.ended(execution, ending)
             if ending is not Ending.SUCCESS:  # nobody takes its files, and the next job may need their room on the disk
                 await self._in_pool(execution.close)
         except Exception:  # the edge: whatever happened, the followers get an answer
@@ -315,20 +302,6 @@ class Scheduler:
         execution.begun.set()
         self._feed(JobEnded(execution.number, ending, execution.needs_bytes))
         await self._deliveries.put_away(execution)
-
-    def _tell_end(self, execution: Execution, ending: Ending) -> None:
-        exit = execution.exit
-        if exit is None:
-            return
-        build = execution.build
-        if build.has_caller and not build.is_steps:
-            run_log.note_times(build.store.folder, build.request.build_id, execution.time_lines())
-        elif build.is_on("AIT_TIME_COMPILATION"):
-            for line in execution.time_lines():
-                self._tell(execution.number, m.LogLine(job_id=execution.number, stream="stderr", text=line))
-        if ending is Ending.SUCCESS and not execution.build.is_steps:
-            self._progress.learn(execution.build, execution.expected_s, exit.timing.wall_s)
-            self._tell(execution.number, execution.finished(exit))
 
     async def _deliver(self, deliver: Deliver) -> None:
         build, execution = self.builds[deliver.request], self.executions[deliver.job]
@@ -342,14 +315,6 @@ class Scheduler:
                 build.delivered[deliver.node] = len(build.delivered)
                 self._feed(Delivered(deliver.request, deliver.node))
         await self._deliveries.delivered(execution)
-
-    def _retried(self, retry: Retry) -> None:
-        alone = retry.ending is Ending.OUT_OF_MEMORY
-        words = "ran out of memory; runs again alone" if alone else "gave way because memory is short; runs again"
-        execution = self.executions.get(retry.job)
-        if execution is not None:
-            text = f"{execution.action.name}: {words}"
-            self._tell(retry.job, m.Notice(text=text, severity=m.Severity.WARNING))
 
     def _failed(self, failed: NodeFailed) -> None:
         build = self.builds[failed.request]
@@ -398,11 +363,6 @@ class Scheduler:
             self._tasks.spawn(self._complete(Complete(request_id, m.Outcome.CANCELLED)), request_id)
 
     # ---------------------------------------------------------------- helpers
-
-    def _tell(self, job_id: m.JobId, body: m.EventBody) -> None:
-        job = self.state.jobs.get(job_id)
-        for request, _ in job.followers if job is not None else ():
-            self.builds[request].log.append(body)
 
     async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
         return await self._loop.run_in_executor(self._pool, work, *args)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from buildd.builds import shared_results
 from buildd.keys.lookup import Found
 from buildd.processes.launch import EndReason, Launch
 from buildd.processes.runner import Runner
@@ -97,7 +98,7 @@ class ChainedJob(StepwiseJob):
             self._waiting.remove(index)
             if inner.outputs.compose(index):
                 continue
-            answer = inner.build.look(index, fresh=False)
+            answer = shared_results.look(inner.build, index)
             if isinstance(answer, Found):
                 inner.report.tell_hit(index, answer.result)
                 self._hits += 1

@@ -117,21 +117,23 @@ class StepOutputs(Outputs):
         return made
 
     def named_in(self, made: Path) -> set[str]:
-        """Moving roots whose folder stands in a text or in device code. The module's id stands for the checkout's."""
+        """Moving roots whose folder stands in a text or in device code. The module's id stands for the source's."""
         roots = self._outer.outputs.roots
         checkouts = checkout_roots.checkouts(roots)
+        source = os.path.join(self._outer.project, self._outer.plan.actions[0].inputs[0])
+        naming = checkout_roots.naming(source, roots)
         unit = module_id(self.build.plan)
         makers = [action for action in self.build.plan.actions if action.kind == StepKind.CICC.value]
         for action in filter(_is_mapped, makers):
             # The path in other words is not mapped.
             text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
             self._named |= checkout_roots.names_in(text, roots)
-        if checkouts and unit:
+        if (checkouts or naming) and unit:
             # Device code is packed in the object, but not in what cicc writes.
             texts = [self.where(o.path) for action in makers for o in action.outputs if o.name == Role.MADE.value]
             for text in (Path(path).read_bytes() for path in (*texts, str(made))):
                 self._named |= checkout_roots.names_in(text, checkouts)
-                self._named.update(name for name, _ in checkouts if unit in text)
+                self._named |= naming if unit in text else set()
         return self._named
 
     def compose(self, index: int) -> bool:

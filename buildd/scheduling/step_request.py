@@ -44,6 +44,7 @@ class StepRequest:
             outputs=self.outputs,
             report=self.report,
             has_caller=outer.has_caller,
+            tier=outer.tier,
         )
         self.build.tools = outer.tools
         self.build.host = outer.host

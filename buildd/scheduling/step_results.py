@@ -130,6 +130,11 @@ class StepResults(StoredResults):
         said = [self.build.store.get(digest) for digest in (result.stdout, result.stderr) if digest]
         return not any(text is None or names_lines(text) for text in said)
 
+    def asked_as(self, index: int) -> tuple[Action, Missing]:
+        if index in self._bare and not self._exact:
+            return barely(self.build.plan.actions[index]), self._bare[index]
+        return super().asked_as(index)
+
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         action = self.build.plan.actions[index]
         if action.kind == StepKind.HOST.value and (names_lines(exit.stdout) or names_lines(exit.stderr)):

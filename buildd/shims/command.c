@@ -37,8 +37,38 @@ void __attribute__((noreturn)) become_tool(void)
 	_exit(errno == ENOENT ? 127 : 126);
 }
 
+int is_passed_through;
+
+/* Fail in place of a compile: `buildd warm --prove` wants to know what would be compiled. */
+void __attribute__((noreturn)) refuse(const char *why, size_t length)
+{
+	fprintf(stderr, "buildd: not compiled, because this run has to find everything in the cache: %.*s\n", (int)length,
+		why);
+	_exit(1);
+}
+
+/* In a proof, only the daemon can say that a call compiles nothing. */
+static void check_proof(void)
+{
+	static const char why[] = "no daemon could look it up";
+	const char *folder = getenv("BUILDD_PROVE");
+	char place[PATH_MAX];
+	FILE *notes;
+
+	if (!folder || folder[0] != '/' || is_passed_through || is_on(getenv("BUILDD_DISABLE"), 0))
+		return;
+	snprintf(place, sizeof place, "%s/needed.jsonl", folder);
+	notes = fopen(place, "ae");
+	if (notes) {
+		fprintf(notes, "[\"compiler\",\"called in process %ld\",\"%s\"]\n", (long)getpid(), why);
+		fclose(notes);
+	}
+	refuse(why, sizeof why - 1);
+}
+
 void run_tool(void)
 {
+	check_proof();
 	/* Compilers called by the tool are part of this one command. A ccache that is called gcc runs the next gcc on PATH:
 	   the shim would run the ccache again. */
 	end_host();
@@ -128,6 +158,9 @@ const char *find_tool(char **argv)
 		behind(self, tool);
 		return strrchr(self, '/') + 1;
 	}
+	/* A tree's launcher is called by another one: of another store, or named twice. */
+	while (argv[1] && argv[2] && strcmp(base_of(argv[1]), "buildd-cc") == 0)
+		argv++;
 	if (!argv[1]) {
 		fprintf(stderr, "usage: buildd-cc COMPILER ARGUMENT...\n");
 		_exit(2);

@@ -1,34 +1,40 @@
 """GNU make's jobserver for everything below one `buildd run`: N jobs at once, no matter which tool starts them. Without
--j there are as many as the daemon runs.
+-j, N is what other builds leave to this one of the daemon's processors, and changes with them.
 
-Knows tokens and how tools find them; not what the tools run, and nothing of the daemon, whose own tokens bound the
-compilers of all builds together. Tokens are bytes in a fifo, for make from 4.4 on, ninja from 1.13 on and cargo; older
-versions of make take open pipes, which make's shim opens (launcher.c). Each build tool has one job without a token, so
-there are N - 1 tokens.
+Knows tokens and how tools find them; not what the tools run, and nothing of the daemon. Tokens are bytes in a fifo, for
+make from 4.4 on, ninja from 1.13 on and cargo; older versions of make take open pipes, which make's shim opens
+(launcher.c). Each build tool has one job without a token, so there are N - 1 tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
+import select
 import shutil
 import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
+from buildd import caller
 from buildd.errors import BuilddError
 from buildd.shims.shim_folders import BUILDERS
 from codegen.foreign.called_tool import without_shims
 
 MOST_JOBS = 4096
 _LOOK_S = 2.0
+_WAIT_S = 0.1
 _ASK_S = 5.0
 _MAKE = ("make", "gmake")
+_ELF_MAGIC = b"\x7fELF"
 _VERSION = re.compile(r"GNU Make (\d+)\.(\d+)")
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 
@@ -39,11 +45,12 @@ class Jobserver:
     Args:
         folder: where the fifo is made.
         jobs: number of jobs at once.
+        share: asked every two seconds how many there may be from now on.
 
     Raises: OSError; BuilddError if MAKEFLAGS cannot carry the path.
     """
 
-    def __init__(self, folder: Path, jobs: int) -> None:
+    def __init__(self, folder: Path, jobs: int, share: Callable[[], int] | None = None) -> None:
         self.path = folder / f"jobs-{os.urandom(6).hex()}"
         if not _PLAIN.fullmatch(str(self.path)) or not 1 <= jobs <= MOST_JOBS:
             raise BuilddError(f"cannot make a jobserver at {self.path}")
@@ -51,6 +58,7 @@ class Jobserver:
         # Stays open at both ends: otherwise the tokens would vanish with the first client.
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._tokens = jobs - 1
+        self._share = share
         self._lost = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -66,7 +74,8 @@ class Jobserver:
     def restore(self) -> int:
         """Put back tokens whose holders are gone; returns how many.
 
-        A token is lost if two looks in a row find it taken, beyond those that the processes below this one can hold.
+        A token is lost if two looks in a row find it taken, beyond those that the processes below the one that the user
+        called can hold.
         """
         with self._lock:
             out = 0
@@ -77,6 +86,26 @@ class Jobserver:
                 os.write(self._descriptor, b"+" * lost)
                 self._lost = 0
             return lost
+
+    def resize(self, jobs: int, within_s: float) -> int:
+        """Have so many jobs at once from now on; returns how many there are.
+
+        There are more for a while if no tool gives a token back within this time.
+        """
+        wanted = min(max(1, jobs), MOST_JOBS) - 1
+        with self._lock:
+            if (new := wanted - self._tokens) > 0:
+                os.write(self._descriptor, b"+" * new)
+                self._tokens = wanted
+        deadline = time.monotonic() + within_s
+        free = select.poll()
+        free.register(self._descriptor, select.POLLIN)
+        # Waits as the tools do: between one that gives a token back and one that waits for it no token is ever free.
+        while self._tokens > wanted and time.monotonic() < deadline and not self._ended.is_set():
+            if free.poll(_WAIT_S * 1000):
+                with self._lock, contextlib.suppress(BlockingIOError):
+                    self._tokens -= len(os.read(self._descriptor, 1))
+        return self._tokens + 1
 
     def close(self) -> None:
         self._ended.set()
@@ -94,6 +123,8 @@ class Jobserver:
 
     def _look(self) -> None:
         while not self._ended.wait(_LOOK_S):
+            if self._share is not None:
+                self.resize(self._share(), _LOOK_S)
             self.restore()
 
 
@@ -129,6 +160,21 @@ def find_builders(environ: Mapping[str, str]) -> dict[str, str]:
 def _version(make: str) -> tuple[int, int]:
     """Version of GNU make; (0, 0) for another make."""
     try:
+        with open(make, "rb") as file:
+            is_script = file.read(len(_ELF_MAGIC)) != _ELF_MAGIC
+            status = os.fstat(file.fileno())
+    except OSError:
+        is_script = True
+    if is_script:  # what it starts may change without it
+        return _asked.__wrapped__(make, ())
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _asked(make, stamp)
+
+
+@cache
+def _asked(make: str, stamp: tuple[int, ...]) -> tuple[int, int]:
+    """As this very file answers: its stamp is a part of the question, for processes that live long."""
+    try:
         said = subprocess.run(
             [make, "--version"],
             stdin=subprocess.DEVNULL,
@@ -144,8 +190,8 @@ def _version(make: str) -> tuple[int, int]:
 
 
 def _most_held(fifo: Path) -> int:
-    """The most tokens that living processes below this one can hold: one for each thread of the processes that have the
-    fifo open and of their descendants."""
+    """The most tokens that living processes below the one that the user called can hold: one for each thread of the
+    processes that have the fifo open and of their descendants."""
     parents: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
         try:
@@ -154,7 +200,7 @@ def _most_held(fifo: Path) -> int:
                 parents[int(name)] = int(fields[1]), int(fields[17])
         except (OSError, IndexError):
             continue
-    ours = _with_all_below({os.getpid()}, parents) - {os.getpid()}
+    ours = _with_all_below({caller.process()}, parents) - {caller.process()}
     holders = _with_all_below({pid for pid in ours if _has_open(pid, fifo)}, parents)
     return sum(parents[pid][1] for pid in holders)
 

@@ -28,6 +28,7 @@
 
 #define WELCOME_MS 5000
 #define SMALL_FILE_BYTES (1u << 30)
+#define WOULD_COMPILE "would-compile" /* the daemon's code for a call that a proof must not run */
 #define WRAPPER "wrapper:" /* the daemon's reason to pass through a call of a compiler that calls another */
 
 extern char **environ;
@@ -165,8 +166,10 @@ static int heard(const unsigned char *data, size_t length)
 		struct value status = look_up(body, "exit_status", &field), number = look_up(body, "signal", &field);
 		struct value outcome = look_up(body, "outcome", &field);
 
-		struct value message = look_up(body, "message", &field);
+		struct value message = look_up(body, "message", &field), code = look_up(body, "code", &field);
 
+		if (is_word(outcome, "refused") && is_word(code, WOULD_COMPILE))
+			refuse(message.kind == TEXT ? (const char *)message.text : "", message.kind == TEXT ? message.length : 0);
 		if (is_word(outcome, "refused") && message.kind == TEXT && message.length >= sizeof WRAPPER - 1 &&
 		    memcmp(message.text, WRAPPER, sizeof WRAPPER - 1) == 0)
 			run_wrapper();
@@ -176,6 +179,7 @@ static int heard(const unsigned char *data, size_t length)
 			inner = look_up(body, "keeps_going", &ignored);
 			run_parts(field, look_up(body, "folder", &ignored), inner.number != 0);
 		}
+		is_passed_through = is_word(outcome, "refused");
 		if (!is_word(outcome, "built") && !(is_word(outcome, "failed") && (status.number || number.number)))
 			run_tool();
 		write_all(1, said[0].data, said[0].length);

@@ -32,6 +32,8 @@ const char *find_tool(char **argv); /* Find the tool; returns the name under whi
 void become_tool(void) __attribute__((noreturn));
 const char *told_as(void); /* The name of a cmake or build tool that buildd-cc was called for; empty for others. */
 void run_tool(void) __attribute__((noreturn)); /* The same, and compilers that the tool calls run without the daemon. */
+extern int is_passed_through; /* the daemon has said that the tool may run even where nothing may be compiled */
+void refuse(const char *why, size_t length) __attribute__((noreturn));
 int is_sent(const char *variable);
 int is_on(const char *value, int by_default); /* whether a switch is on; it may be NULL or empty */
 const char *current_folder(char *place);

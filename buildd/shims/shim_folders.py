@@ -167,8 +167,9 @@ def toolkit(store: Path, environ: Mapping[str, str]) -> Place:
     tools = find_tools(environ)
     if cmake := shutil.which(CONFIGURER, path=without_shims(path)):
         tools[CONFIGURER] = os.path.abspath(cmake)
-    place = stand_for(store, tools, environ)
-    _put(program(store, path), place.programs / LAUNCHER)
+    binary = program(store, path)
+    place = stand_for(store, tools, environ, binary)
+    _put(binary, place.programs / LAUNCHER)
     interpose = interposition.library(store, path)
     if interpose is not None:
         _put(interpose, place.programs / interposition.LIBRARY)
@@ -177,15 +178,16 @@ def toolkit(store: Path, environ: Mapping[str, str]) -> Place:
     return place
 
 
-def stand_for(store: Path, tools: Mapping[str, str], environ: Mapping[str, str]) -> Place:
+def stand_for(store: Path, tools: Mapping[str, str], environ: Mapping[str, str], binary: Path | None = None) -> Place:
     """Make or complete the permanent place of shims for these tools.
 
     Args:
         tools: name -> absolute path.
+        binary: the C program, if it has just been found.
 
     Raises: BuilddError, OSError.
     """
-    binary = program(store, environ.get("PATH", os.defpath))
+    binary = binary or program(store, environ.get("PATH", os.defpath))
     name = blake3(repr(sorted(tools.items())).encode(errors="surrogateescape")).hexdigest()[:16]
     permanent = permanent_folder(environ, store)
     place = Place(permanent / PLACES / name, tools)

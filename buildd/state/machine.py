@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Protocol
 
 from buildd.state.events import (
     Attach,
@@ -28,7 +27,6 @@ from buildd.state.events import (
     LookUp,
     Missed,
     NodeFailed,
-    OwnLimit,
     Released,
     Relieve,
     Retry,
@@ -38,57 +36,34 @@ from buildd.state.events import (
     Tick,
     Undeliverable,
 )
-from buildd.state.nodes import ENDED, JobState, Node, NodeState, RequestGraph, ScheduledJob, last_first
-from buildd.state.ready_queue import BACKFILL, ReadyQueue
+from buildd.state.job_table import JobTable
+from buildd.state.nodes import ENDED, JobState, Node, NodeState, RequestGraph, ScheduledJob, graph_of
+from buildd.state.ready_queue import Admission, ReadyQueue
 from protocol.messages import JobId, Outcome, RequestId
 
 MOST_LOOKS = 3
 """A node whose inputs change under every run is delivered unstored after this many look-ups."""
 MOST_EVICTIONS = 3
 """A job that had to give way to memory pressure this often runs alone."""
-MOST_OVERTAKES = 16
-"""How often a job that does not fit may be overtaken before the others wait for it."""
-
-
-class Admission(Protocol):
-    """Whether a job of a request may start beside those that run: empty means yes, else the reason in words."""
-
-    def __call__(self, cpus: int, memory_bytes: int, alone: bool, running: int, request: RequestId) -> str: ...
 
 
 class State:
     """The machine. `handle` takes one event and returns what is to be done, in order.
 
     Args:
-        admission: see `Admission`.
+        admission: see `buildd.state.ready_queue`.
         cpus: CPU tokens; while all are taken, admission is not asked. 0 leaves it all to admission.
         story: how many past changes are kept for errors.
     """
 
     def __init__(self, admission: Admission, *, cpus: int = 0, story: int = 60) -> None:
-        self._admission = admission
-        self._cpus = cpus
         self.requests: dict[RequestId, RequestGraph] = {}
-        self.jobs: dict[JobId, ScheduledJob] = {}
-        self.in_flight: dict[str, JobId] = {}
-        """By in-flight key, the job that further equal nodes join."""
-        self.waiting_for = ""
-        """Why nothing more starts right now; empty when nothing waits."""
-        self._next_job = 1
+        self.table = JobTable()
+        self.jobs = self.table.jobs
         self._landed: dict[str, int] = {}
         self._clock = 0
         self._looked_at: dict[tuple[RequestId, int], int] = {}
-        self._running: dict[JobId, ScheduledJob] = {}
-        """Exactly the jobs that are RUNNING or ENDING and not spread."""
-        self._spread: dict[JobId, ScheduledJob] = {}
-        """Exactly the spread jobs that are RUNNING or ENDING."""
-        self._keeping = 0
-        """How many jobs are KEEPING."""
-        self._stepped = 0
-        """How many jobs may be spread, spread or not."""
-        self._alone: dict[JobId, ScheduledJob] = {}
-        """Exactly the READY jobs that have to run alone."""
-        self._ready_queue = ReadyQueue(self.requests, self.jobs, self._running, self._spread, self._alone, cpus=cpus)
+        self._ready_queue = ReadyQueue(self.requests, self.table, admission, cpus=cpus)
         self._story: deque[tuple[int, object]] = deque(maxlen=story)
 
     # -- the outside
@@ -127,35 +102,23 @@ class State:
     @property
     def running(self) -> list[ScheduledJob]:
         """Jobs that hold resources, in the order in which they started."""
-        return list(self._running.values())
+        return list(self.table.running.values())
 
     @property
     def queued(self) -> int:
         """Jobs that wait to run."""
-        return len(self.jobs) - len(self._running) - len(self._spread) - self._keeping
+        return self.table.queued
+
+    @property
+    def waiting_for(self) -> str:
+        """Why nothing more starts right now; empty when nothing waits."""
+        return self._ready_queue.waiting_for
 
     # -- events
 
     def _submitted(self, event: Submitted, out: list[Instruction]) -> None:
-        done = event.done
-        nodes = [
-            Node(
-                event.request,
-                index,
-                spec,
-                NodeState.DONE if index in done else NodeState.WAITING,
-                pending=sum(d not in done for d in spec.depends) if done else len(spec.depends),
-            )
-            for index, spec in enumerate(event.nodes)
-        ]
-        for node in nodes:
-            for dependency in node.spec.depends:
-                nodes[dependency].dependents.append(node.index)
-        for node in last_first(nodes):
-            node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
-        graph = RequestGraph(
-            event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes) - len(done)
-        )
+        graph = graph_of(event)
+        nodes = graph.nodes
         self.requests[event.request] = graph
         self._replace(graph, event.replaces, out)
         if event.owner is not None:
@@ -198,16 +161,9 @@ class State:
             self._look(node, out, fresh=False, again=True)
             return
         graph = self.requests[event.request]
-        job_id = self.in_flight.get(event.in_flight_key)
-        job = self.jobs.get(job_id) if job_id is not None else None
-        if job is None or job.state is JobState.ENDING:
-            job = ScheduledJob(
-                JobId(self._next_job), event.in_flight_key, event.cpus, event.memory_bytes, steps=event.steps
-            )
-            self._stepped += job.steps
-            self._next_job += 1
-            self.jobs[job.id] = job
-            self.in_flight[event.in_flight_key] = job.id
+        job = self.table.to_join(event.in_flight_key) or self.table.add(
+            event.in_flight_key, event.cpus, event.memory_bytes, steps=event.steps
+        )
         job.followers.append((event.request, event.node))
         node.job = job.id
         self._move(node, NodeState.ATTACHED)
@@ -231,7 +187,7 @@ class State:
         job.memory_bytes = max(job.memory_bytes, event.needs_bytes)
         job.kill_cause = None
         if not job.followers:
-            self._forget(job)
+            self.table.forget(job)
             return
         if killed_for is KillCause.PRESSURE and event.ending is not Ending.SUCCESS:
             job.evictions += 1
@@ -243,18 +199,18 @@ class State:
         elif event.ending is Ending.SUCCESS:
             self._landed[job.in_flight_key] = self._clock
             followers = list(job.followers)
-            self._forget(job)
+            self.table.forget(job)
             for request, index in followers:
                 self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
                 out.append(Deliver(request, index, job.id))
         elif event.ending is Ending.STALE:
             followers = list(job.followers)
-            self._forget(job)
+            self.table.forget(job)
             for request, index in followers:
                 self._look(self.requests[request].nodes[index], out, fresh=True)
         else:
             followers = list(job.followers)
-            self._forget(job)
+            self.table.forget(job)
             for request, index in followers:
                 self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
             for request, index in followers:
@@ -368,7 +324,7 @@ class State:
                     graph = self.requests[request]
                     heapq.heappush(graph.ready, (-graph.nodes[index].remaining_s, job.id))
         elif job.state is JobState.READY:
-            self._forget(job)
+            self.table.forget(job)
         else:
             self._kill(job, KillCause.CANCELLED, out)
 
@@ -378,8 +334,7 @@ class State:
         job.kill_cause = cause
         if cause is KillCause.CANCELLED:
             self._set(job, JobState.ENDING)
-            if self.in_flight.get(job.in_flight_key) == job.id:
-                del self.in_flight[job.in_flight_key]
+            self.table.close(job)
         out.append(Kill(job.id, cause))
 
     def _requeue(self, job: ScheduledJob, ending: Ending, out: list[Instruction]) -> None:
@@ -394,47 +349,9 @@ class State:
             self.requests[job.charged].running -= 1
         job.charged = job.lead = None
 
-    def _forget(self, job: ScheduledJob) -> None:
-        self.jobs.pop(job.id, None)
-        self._running.pop(job.id, None)
-        self._spread.pop(job.id, None)
-        self._keeping -= job.state is JobState.KEEPING
-        self._stepped -= job.steps
-        self._alone.pop(job.id, None)
-        if self.in_flight.get(job.in_flight_key) == job.id:
-            del self.in_flight[job.in_flight_key]
-
     def _start_what_fits(self, out: list[Instruction]) -> None:
-        self.waiting_for = ""
-        while True:
-            taken = sum(job.cpus for job in self._running.values())
-            if self._cpus and taken >= self._cpus:
-                self.waiting_for = f"cpu: all {self._cpus} are taken" if self.queued else ""
-                return
-            started, tried, why = False, 0, ""
-            crowded = self._ready_queue.crowded(self._stepped)
-            for job, lead in self._ready_queue.best_first():
-                job.spread = job.steps and not job.alone and not crowded
-                if not job.spread:
-                    why = self._admission(job.cpus, job.memory_bytes, job.alone, len(self._running), lead[0])
-                    started = not why
-                    tried += not isinstance(why, OwnLimit)
-                    # One step at a time holds less memory than all of them for the whole time.
-                    job.spread = job.steps and not job.alone and not started
-                if job.spread:
-                    started = self._ready_queue.may_spread(lead[0], taken)
-                if started:
-                    self._start(job, lead, out)
-                    break
-                self.waiting_for = self.waiting_for or str(why)  # a subclass does not travel
-                if job.spread or isinstance(why, OwnLimit):
-                    continue
-                if job.alone or job.overtaken >= MOST_OVERTAKES or tried > BACKFILL:
-                    break
-                job.overtaken += 1
-            if not started:
-                return
-            self.waiting_for = ""
+        while (best := self._ready_queue.next_to_start()) is not None:
+            self._start(*best, out)
 
     def _start(self, job: ScheduledJob, lead: tuple[RequestId, int], out: list[Instruction]) -> None:
         graph = self.requests[lead[0]]
@@ -446,8 +363,8 @@ class State:
             payer.running += 1
         self._set(job, JobState.RUNNING)
         job.final = graph.nodes[lead[1]].looks >= MOST_LOOKS
-        if job.final and self.in_flight.get(job.in_flight_key) == job.id:
-            del self.in_flight[job.in_flight_key]
+        if job.final:
+            self.table.close(job)
         out.append(Start(job.id, lead[0], lead[1], job.final, job.alone, job.spread))
 
     # -- the two doors that every change goes through
@@ -459,16 +376,7 @@ class State:
 
     def _set(self, job: ScheduledJob, state: JobState) -> None:
         self._note((job.id, job.state, state))
-        self._keeping += (state is JobState.KEEPING) - (job.state is JobState.KEEPING)
-        job.state = state
-        if state in (JobState.READY, JobState.KEEPING):
-            self._running.pop(job.id, None)
-            self._spread.pop(job.id, None)
-            if job.alone and state is JobState.READY:
-                self._alone[job.id] = job
-        else:
-            self._alone.pop(job.id, None)
-            (self._spread if job.spread else self._running)[job.id] = job
+        self.table.move(job, state)
 
     def _note(self, change: object) -> None:
         self._story.append((self._clock, change))

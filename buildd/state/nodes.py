@@ -1,6 +1,6 @@
 """The state machine's data: nodes, jobs and requests, each with its invariants beside it.
 
-Data only; every change of it is made by `machine`.
+Data only: `graph_of` makes the graph of a new request, and `machine` makes every change of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from buildd.state.events import KillCause, NodeSpec
+from buildd.state.events import KillCause, NodeSpec, Submitted
 from protocol.messages import JobId, Priority, RequestId
 
 
@@ -97,7 +97,30 @@ class RequestGraph:
     """Heap of (-remaining_s, job); entries of jobs that are no longer READY are dropped when met."""
 
 
-def last_first(nodes: list[Node]) -> list[Node]:
+def graph_of(event: Submitted) -> RequestGraph:
+    """The graph of a new request, each node with its expected path to the end. Raises ValueError on a cycle."""
+    done = event.done
+    nodes = [
+        Node(
+            event.request,
+            index,
+            spec,
+            NodeState.DONE if index in done else NodeState.WAITING,
+            pending=sum(d not in done for d in spec.depends) if done else len(spec.depends),
+        )
+        for index, spec in enumerate(event.nodes)
+    ]
+    for node in nodes:
+        for dependency in node.spec.depends:
+            nodes[dependency].dependents.append(node.index)
+    for node in _last_first(nodes):
+        node.remaining_s = node.spec.wall_s + max((nodes[d].remaining_s for d in node.dependents), default=0.0)
+    return RequestGraph(
+        event.request, nodes, event.priority, event.most_jobs, event.keep_going, open=len(nodes) - len(done)
+    )
+
+
+def _last_first(nodes: list[Node]) -> list[Node]:
     """Nodes so that each comes after all that depend on it. Raises ValueError on a cycle."""
     left = [len(n.dependents) for n in nodes]
     order = [n for n in nodes if not n.dependents]

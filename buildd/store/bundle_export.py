@@ -29,10 +29,11 @@ from buildd.store.bundle_format import (
     Contents,
     contents_of,
 )
-from buildd.store.bundle_manifest import BundledInputs, BundledResult, Manifest
+from buildd.store.bundle_manifest import BundledResult, Manifest
+from buildd.store.bundled import bundled_files, bundled_inputs, bundled_result
 from buildd.store.packing import Encoding, write_error
 from buildd.store.profiles import Profile
-from buildd.store.result_rows import PRESENT, InputSet, raw_text
+from buildd.store.result_rows import InputSet
 from buildd.store.signing import Signer
 from buildd.store.store import Store
 from buildd.store.values import raw_digest
@@ -103,30 +104,14 @@ def _gather(store: Store, keys: list[bytes], *, everything: bool) -> Manifest:
             )
         sets = []
         for first, known in _sets_of(store, key):
-            files = tuple((_bytes(name), raw_text(digest)) for name, digest in known.files)
-            number = lists.setdefault(files, len(lists))
-            folders = [(_bytes(path), stamp == PRESENT) for path, stamp in known.folders]
-            sets.append(
-                BundledInputs(first, number, folders, [(_bytes(name), _bytes(path)) for name, path in known.roots])
-            )
+            number = lists.setdefault(bundled_files(known), len(lists))
+            sets.append(bundled_inputs(first, number, known))
         if not sets:
             continue  # no input set leads to it, so no look-up could find it
         for digest in result.digests():
             size = store.blobs.size_bytes(digest)
             sizes[_raw(digest)] = 0 if size is None else size
-        timing = result.timing
-        entries.append(
-            BundledResult(
-                key,
-                _bytes(result.action),
-                [(_bytes(out.name), _raw(out.digest), out.size_bytes, out.executable) for out in result.outputs],
-                None if result.stdout is None else _raw(result.stdout),
-                None if result.stderr is None else _raw(result.stderr),
-                (timing.wall_s, timing.user_s, timing.system_s, timing.peak_rss_bytes),
-                sorted(sets, key=lambda one: (one.first, one.files)),
-                list(result.kernels),
-            )
-        )
+        entries.append(bundled_result(result, sorted(sets, key=lambda one: (one.first, one.files))))
     kernels = []
     for name, content in shared_kernels.sound(store.folder) if everything else ():
         kernels.append((name.encode(), blake3(content).digest(), len(content)))
@@ -183,10 +168,6 @@ def _write_kernel(store: Store, name: str, digest: bytes, writer: _HashingWriter
 
 def _pack(plain: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(plain)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogateescape")
 
 
 def _raw(digest: str) -> bytes:

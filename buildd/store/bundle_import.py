@@ -34,14 +34,14 @@ from buildd.store.bundle_format import (
     UntrustedBundle,
     contents_of,
 )
-from buildd.store.bundle_manifest import BundledInputs, BundledResult, Manifest, problem_of
+from buildd.store.bundle_manifest import Manifest, problem_of
+from buildd.store.bundled import input_set_of, result_of
 from buildd.store.packing import Encoding, unpacked, write_error
 from buildd.store.profiles import Profile
-from buildd.store.result_rows import LINK, PRESENT, UNKNOWN, InputSet, Result, StoredOutput
 from buildd.store.signing import KEY_BYTES, SIGNATURE_BYTES, is_signed
 from buildd.store.store import Store
 from protocol.described import described
-from protocol.messages import Digest, Timing
+from protocol.messages import Digest
 
 
 def import_(
@@ -75,9 +75,9 @@ def import_(
         _put_blobs(store, source, manifest, file)
         now_ns = time.time_ns()
         for entry in manifest.results:
-            result = _result(entry, now_ns)
+            result = result_of(entry, now_ns)
             for one in entry.sets:
-                store.publish(Digest(one.first.hex()), _input_set(entry, one, manifest), result)
+                store.publish(Digest(one.first.hex()), input_set_of(entry.key, one, manifest.lists[one.files]), result)
     if manifest.profiles and keep is not None:
         keep(manifest.profiles)
     return contents_of(manifest)
@@ -226,46 +226,6 @@ def _put_large(store: Store, source: BinaryIO, digest: bytes, size: int, file: P
         raise write_error(error, place) from error
     finally:
         place.unlink(missing_ok=True)
-
-
-def _result(entry: BundledResult, created_ns: int) -> Result:
-    wall_s, user_s, system_s, peak = entry.timing
-    return Result(
-        key=Digest(entry.key.hex()),
-        action=_str(entry.action),
-        outputs=tuple(
-            StoredOutput(_str(name), Digest(digest.hex()), size, executable)
-            for name, digest, size, executable in entry.outputs
-        ),
-        stdout=None if entry.stdout is None else Digest(entry.stdout.hex()),
-        stderr=None if entry.stderr is None else Digest(entry.stderr.hex()),
-        timing=Timing(wall_s=wall_s, user_s=user_s, system_s=system_s, peak_rss_bytes=peak),
-        created_ns=created_ns,
-        kernels=tuple(entry.kernels),
-    )
-
-
-def _stamp(path: bytes, present: bool) -> int:
-    """The stamp that an import gives a folder, because real stamps are valid on one machine only.
-
-    A link is a folder and, behind a NUL, its target, which look-ups compare on this machine too.
-    """
-    if b"\0" in path:
-        return LINK
-    return PRESENT if present else UNKNOWN
-
-
-def _input_set(entry: BundledResult, one: BundledInputs, manifest: Manifest) -> InputSet:
-    return InputSet(
-        files=tuple((_str(name), Digest(digest.hex())) for name, digest in manifest.lists[one.files]),
-        folders=tuple((_str(path), _stamp(path, present)) for path, present in one.folders),
-        roots=tuple((_str(name), _str(path)) for name, path in one.roots),
-        key=Digest(entry.key.hex()),
-    )
-
-
-def _str(stored: bytes) -> str:
-    return stored.decode(errors="surrogateescape")
 
 
 def _bad(file: Path, why: str) -> BundleError:

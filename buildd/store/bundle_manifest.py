@@ -22,7 +22,7 @@ MOST_LISTS = 1 << 20
 RawDigest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Name = Annotated[bytes, msgspec.Meta(min_length=1)]
 FileDigests = Annotated[bytes, msgspec.Meta(min_length=32, max_length=64)]
-"""Of a file's content, and behind it where there is one of what a compiler sees of it."""
+"""The digest of a file's content; if a compiler sees less than the file, the digest of that follows it."""
 Files = list[tuple[Name, FileDigests]]
 
 

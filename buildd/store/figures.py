@@ -46,6 +46,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of reason -> look-ups that missed for it."""
     hit: dict[str, int]
     """How a result was found -> hits."""
+    tier: dict[str, int]
+    """How the shared tier answered -> look-ups; and how many results were written to it."""
     whole: dict[str, int]
     """Reason -> compiles that ran whole for it, though others of their kind run in steps."""
 
@@ -76,6 +78,7 @@ def stats(store: Parts) -> Stats:
         passed_through=store.tally.reasons(Reasoned.PASSED_THROUGH),
         missed=store.tally.reasons(Reasoned.MISSED),
         hit=store.tally.reasons(Reasoned.HIT),
+        tier=store.tally.reasons(Reasoned.TIER),
         whole=store.tally.reasons(Reasoned.WHOLE),
     )
 

@@ -51,6 +51,8 @@ class Reasoned(Enum):
     """Look-ups of whole actions that missed."""
     HIT = "hit:"
     """Hits of whole actions."""
+    TIER = "tier:"
+    """Answers of the shared tier, and what was written to it."""
     WHOLE = "whole:"
     """Compiles that ran whole though others of their kind run in steps."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from buildd.artifacts.device_code import kernels_of_file
 from buildd.builds.includes import mentioned
+from buildd.shims import interposition
 from buildd.trees.ninja_graph import FILE, NinjaGraph, Stamps
 from buildd.trees.tree import Edge, TreeError, include_folders, tool_output
 from protocol import messages as m
@@ -69,7 +70,7 @@ class NinjaTree:
 
     def notice(self) -> str:
         past = self.graph.uncached
-        if not past:
+        if not past or interposition.folder_of(self._environ):  # the library takes calls by path
             return ""
         return (
             f"{past} of {len(self.graph.by_command)} commands call a compiler by its own path and bypass the cache: "

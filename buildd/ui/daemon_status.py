@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from buildd.ui.text import clean, count, duration, shortened, size
-from protocol.messages import BuildFigures, BuildId, GpuProcess, GpuStatus, Mode, RequestStatus, Status
+from protocol.messages import BuildFigures, BuildId, GpuProcess, GpuStatus, Mode, RequestStatus, Status, TierStatus
 
 if TYPE_CHECKING:
     from buildd.shims.run_log import OngoingRun
@@ -62,6 +62,7 @@ def status_lines(
     for gpu in answer.gpus:
         lines += _gpu_lines(gpu)
     lines += [f"store {clean(store)}" for store in answer.stores]
+    lines += tier_lines(answer.tier)
     counters = [f"{name} {value}" for name, value in sorted(answer.counters.items()) if value]
     if verbose and counters:
         lines.append(f"{count(answer.clients, 'client')} connected; since the start: {', '.join(counters)}")
@@ -78,6 +79,28 @@ def _build_lines(head: str, works: Sequence[RequestStatus], builds: Mapping[Buil
         yield f"  {_timed(each.what, each.elapsed_s, each.expected_s)}"
     if len(running) > _MOST_SHOWN:
         yield f"  and {len(running) - _MOST_SHOWN} more"
+
+
+def tier_lines(tier: TierStatus | None) -> Iterator[str]:
+    """The shared tier; none where the user has named none."""
+    if tier is None:
+        return
+    if not tier.url:
+        yield f"tier  not used: {clean(tier.problem)}"
+        return
+    usual = f", answers in {duration(tier.usual_s)}" if tier.usual_s else ""
+    believed = ", ".join(map(clean, tier.believed)) or "nobody"
+    yield f"tier  {clean(tier.url)}{usual}, trusts {believed}, {'written to' if tier.writes else 'only read'}"
+    if said := [f"{number} {name}" for name, number in tier.counts.items()]:
+        yield f"  {', '.join(said)}" + (f", {tier.waiting} waiting" if tier.waiting else "")
+    elif tier.waiting:
+        yield f"  {count(tier.waiting, 'result')} waiting to be written"
+    if tier.unread_for_s:
+        yield f"  it failed: not asked for the next {duration(tier.unread_for_s)}"
+    if tier.unwritten_for_s:
+        yield f"  writing failed: tried again in {duration(tier.unwritten_for_s)}"
+    if tier.problem:
+        yield f"  last problem: {clean(tier.problem)}"
 
 
 def _gpu_lines(gpu: GpuStatus) -> Iterator[str]:

@@ -3,26 +3,25 @@
 The program's standard output and error become a pseudo-terminal, and nothing else changes for it: it keeps its session,
 its controlling terminal and its keyboard, so that Ctrl-C, Ctrl-Z and what the user types ahead are as without us. The
 pseudo-terminal translates nothing: the terminal receives the program's own bytes. Where a program sets modes on its
-output (curses), the terminal gets them. Where a program opens its output by name to read keys from it (less), it gets
-those of the terminal. Knows no build.
+output (curses), the terminal gets them. Where a program reads keys from its output (less, more), it gets those of the
+terminal. Knows no build.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from buildd.ui import key_reader
 from buildd.ui.status_line import StatusLine
 
 _CHUNK_BYTES = 1 << 16
@@ -59,8 +58,8 @@ class Relay:
         self._own: list[Any] | None = None
         """The terminal's own modes, while it has those of a program."""
         self._name = os.ttyname(self.output)
-        self._reader = ""
-        """The descriptor, in /proc, of a program that reads its keys from the pseudo-terminal."""
+        self._reader = 0
+        """A process that reads its keys from the pseudo-terminal; 0 if none is known."""
         self._size = b""
         self._line = StatusLine(80, style)
         self._gone = self._resized = self._stopped = False
@@ -69,11 +68,11 @@ class Relay:
 
     # ---------------------------------------------------------------- life
 
-    def follow(self, process: subprocess.Popen[bytes]) -> None:
+    def follow(self, pid: int) -> None:
         """Pass the output of a program on until it ends; it was started with `output` as its standard output."""
         os.close(self.output)
         self.output = -1
-        ended = os.pidfd_open(process.pid)
+        ended = os.pidfd_open(pid)
         waiting = select.poll()
         waiting.register(ended, select.POLLIN)
         waiting.register(self._ours, select.POLLIN)
@@ -97,7 +96,7 @@ class Relay:
                     if time.monotonic() - told_s >= _TICK_S:
                         told_s = time.monotonic()
                         self._tell()
-                        self._reader = self._reader if _is_link_to(self._reader, self._name) else ""
+                        self._seek_reader()
                     if bool(self._reader) != reads:
                         reads = not reads
                         if reads:
@@ -118,6 +117,8 @@ class Relay:
         if self._gone or waiting.poll(0):  # no process has it any more
             return
         os.set_blocking(self._ours, True)
+        import subprocess
+
         with contextlib.suppress(OSError):
             subprocess.Popen(["cat"], stdin=self._ours, stdout=self._terminal, stderr=subprocess.DEVNULL, cwd="/")
 
@@ -190,12 +191,21 @@ class Relay:
             except OSError:  # EIO: the terminal is gone, and what the program writes from now on with it
                 self._gone = True
 
+    def _seek_reader(self) -> None:
+        """If a program has asked for single keys on its output, and keys wait, look who reads them there."""
+        if self._modes[_LOCAL] & termios.ICANON:
+            self._reader = 0
+        elif not self._reader and self._is_in_front() and select.select([self._terminal], [], [], 0)[0]:
+            self._reader = key_reader.find(self._name)
+
     def _pass_keys(self) -> None:
         try:
-            keys = os.read(self._terminal, _CHUNK_BYTES) if self._is_in_front() else b""
-            os.write(self._ours, keys)
-        except OSError:  # it can only be written to, or has gone
-            self._reader = ""
+            if self._is_in_front() and key_reader.takes_keys(self._reader, self._name):
+                os.write(self._ours, os.read(self._terminal, _CHUNK_BYTES))
+            else:
+                self._reader = 0  # what comes next may be for another program
+        except OSError:  # the terminal can only be written to, or has gone
+            self._reader = 0
 
     # ---------------------------------------------------------------- the line
 
@@ -253,24 +263,5 @@ class Relay:
         except termios.error:
             return  # the terminal is gone
         self._modes = modes
-        self._reader = "" if modes[_LOCAL] & termios.ICANON else _reader_of(self._name)
         if modes == self._first:
             self._own = None  # the program has put them back
-
-
-def _reader_of(terminal: str) -> str:
-    """A descriptor, in /proc, by which a program has opened a terminal only to read from it; empty if there is none."""
-    for place in glob.iglob("/proc/[0-9]*/fd/*"):
-        if _is_link_to(place, terminal):
-            with contextlib.suppress(OSError), open(place.replace("/fd/", "/fdinfo/"), encoding="ascii") as info:
-                flags = next(line for line in info if line.startswith("flags:"))
-                if int(flags.split()[1], 8) & os.O_ACCMODE == os.O_RDONLY:
-                    return place
-    return ""
-
-
-def _is_link_to(place: str, target: str) -> bool:
-    try:
-        return os.readlink(place) == target
-    except OSError:
-        return False

@@ -64,7 +64,7 @@ class Region(Live):
     """A live region whose lines may be wrapped when the terminal becomes narrower."""
 
     lengths: tuple[int, ...] = ()
-    """Of the lines as they were drawn last."""
+    """Lengths of the lines as they were drawn last."""
     drawn_columns: int = 0
 
     def settle(self) -> None:

@@ -234,7 +234,7 @@ class Watch:
     # ---------------------------------------------------------------- is it still so?
 
     def changed(self, paths: Iterable[str]) -> tuple[dict[str, None], bool]:
-        """Of paths that were touched, those with another content; and whether folders came or went."""
+        """The touched paths whose content is another one, and whether folders came or went."""
         found: dict[str, None] = {}
         moved = False
         for path in paths:

@@ -32,6 +32,7 @@ BEAT_S = 10.0
 _PAGES = ("/", "/build/{name}", "/cache", "/kernels", "/profiles", "/programs", "/target", "/search")
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 _PER_PAGE = 2000
+_MOST_DIGITS = 18
 Answer = Callable[[Request], object]
 
 
@@ -143,7 +144,7 @@ class Pages:
     async def _stream(self, request: Request) -> Response:
         name = request.query_params.get("build", "")
         revision, _, picture = request.query_params.get("since", "").partition("-")
-        since = int(revision) if revision.isdecimal() else 0
+        since = int(revision) if revision.isdecimal() and len(revision) <= _MOST_DIGITS else 0
         return StreamingResponse(
             self._moments(name, since, picture),
             media_type="text/event-stream",

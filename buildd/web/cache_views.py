@@ -45,7 +45,7 @@ class Dear(msgspec.Struct, kw_only=True, omit_defaults=True):
     runs: int = 0
     peak_bytes: int = 0
     reason: str = ""
-    """Of its last miss."""
+    """Why it missed last."""
     build: str = ""
 
 

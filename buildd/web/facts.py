@@ -29,7 +29,7 @@ class ActionFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of one build."""
+    """The facts of one build."""
 
     actions: tuple[ActionFact, ...] = ()
     """The slowest first."""

@@ -9,13 +9,15 @@ of the server. Everything is read-only.
 from __future__ import annotations
 
 import hmac
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
+import os
+from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from buildd.host.proc import peer_uid
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -40,10 +42,18 @@ class Guard:
         app: answers them.
         token: of this start of the server.
         port: on which the server listens.
+        uid_of: the user of the process at the other end of a connection to this port, from its own port; None if it is
+            not known.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: str, port: int, uid_of: Callable[[int, int], int | None] = peer_uid
+    ) -> None:
         self._app = app
+        self._uid_of = uid_of
+        # A browser sends a cookie to every server of this machine, on whatever port, also to another user's. So it is
+        # not the token, and it opens nothing to another user.
+        self._pass = hmac.digest(token.encode(), b"cookie", "sha256").hex()
         self._token = token
         self._port = port
         self._cookie = f"buildd-{port}"  # cookies are not divided by port
@@ -83,7 +93,9 @@ class Guard:
         given = asked.pop("token", None)
         if given is not None and self._is_token(given):
             return self._welcome(scope["path"], asked)
-        if self._is_token(self._held(headers)):
+        if self._is_token(self._credentials(headers)):
+            return None
+        if hmac.compare_digest(self._in_cookie(headers).encode(), self._pass.encode()) and self._is_users(scope):
             return None
         return _refused("the token is missing, or of an earlier start: `buildd ui` prints a link that holds it", 401)
 
@@ -99,18 +111,22 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
-    def _held(self, headers: Headers) -> str:
-        """The token that a request holds: the cookie's, or `Authorization: Bearer` of a program."""
+    def _credentials(self, headers: Headers) -> str:
+        """What a program holds: `Authorization: Bearer`."""
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return credentials.strip()
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            return ""
-        found: Any = cookies.get(self._cookie)
-        return found.value if found is not None else ""
+        return credentials.strip() if scheme.lower() == "bearer" else ""
+
+    def _in_cookie(self, headers: Headers) -> str:
+        # Not http.cookies, which gives up at a cookie that it cannot read: a browser sends those of all servers that
+        # this machine has on any port, and other programs write other forms.
+        cookies = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+        return next((value for name, _, value in cookies if name == self._cookie), "")
+
+    def _is_users(self, scope: Scope) -> bool:
+        """Whether no other user of the machine is seen at the other end."""
+        client = scope.get("client")
+        uid = self._uid_of(client[1], self._port) if client is not None else None
+        return uid in (None, 0, os.geteuid())
 
     def _welcome(self, path: str, asked: dict[str, str]) -> Response:
         """Put the token into a cookie and out of the address, where a screenshot or the history would show it.
@@ -119,7 +135,7 @@ class Guard:
         """
         place = f"/{path.lstrip('/')}" + (f"?{urlencode(asked)}" if asked else "")
         answer = RedirectResponse(place, status_code=303)
-        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+        answer.set_cookie(self._cookie, self._pass, httponly=True, samesite="lax", path="/")
         return answer
 
 

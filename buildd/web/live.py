@@ -79,7 +79,7 @@ class Live:
     def __init__(self, environ: Mapping[str, str], store: Path) -> None:
         self.now = Now()
         self.pictures: OrderedDict[str, Timeline] = OrderedDict()
-        """Of builds that go on, and of the last ones that did."""
+        """The pictures of builds that go on, and of those that ended last."""
         self._environ = environ
         self._store = store
         self._readers = 0

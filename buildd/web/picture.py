@@ -52,7 +52,7 @@ class Bar(msgspec.Struct, kw_only=True, omit_defaults=True):
     system_s: float = 0.0
     peak_bytes: int = 0
     saved_s: float = 0.0
-    """Of a hit: how long the job took when it ran."""
+    """If it is a hit: how long the job took when it ran."""
     output_bytes: int = 0
     kernels: int = 0
     reasons: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Head(msgspec.Struct, kw_only=True, omit_defaults=True):
     outcome: str = ""
     message: str = ""
     command: str = ""
-    """Of a `buildd run`."""
+    """The command of a `buildd run`."""
     targets: tuple[str, ...] = ()
     total: int = 0
     done: int = 0

@@ -17,6 +17,7 @@ from codegen.compiled.recipe import (
     Options,
     Recipe,
     Step,
+    arch_place,
     asked_archs,
     needs_arch,
     needs_output,
@@ -106,7 +107,7 @@ def nvcc_recipe(
     compiler = context.toolchains.cuda(host)
     asked = asked_archs(context, target, amd=False)
     needs_arch(target, asked, "sm_80")
-    found = nvcc.architectures(asked, compiler.archs, target.where)
+    found = nvcc.architectures(asked, compiler.archs, arch_place(context, target))
     relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
     reports = not nvcc.asks_for_report((*flags, *_environment_flags(compiler)))
     base: tuple[Argument, ...] = (

@@ -17,6 +17,7 @@ from codegen.compiled.recipe import (
     Options,
     Recipe,
     Step,
+    arch_place,
     asked_archs,
     needs_arch,
     needs_output,
@@ -68,7 +69,7 @@ def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Reci
     compiler = context.toolchains.hip()
     asked = asked_archs(context, target, amd=True)
     needs_arch(target, asked, "gfx90a")
-    archs = architectures(asked, compiler.archs, target.where)
+    archs = architectures(asked, compiler.archs, arch_place(context, target))
     flags = options.flags
     variables = aitemplate_flags(context.variables, "hip", aitemplate_shaped=options.aitemplate, own=flags)
     if variables.optimization is not None:

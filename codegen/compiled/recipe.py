@@ -372,6 +372,11 @@ def asked_archs(context: Context, target: Target, *, amd: bool) -> tuple[str, ..
     return asked or (("sm_80",) if not amd and context.variables.is_on("AIT_BUILD_DOCS") else ())
 
 
+def arch_place(context: Context, target: Target) -> str:
+    """Return the place to look at if an architecture is wrong; empty if the request names it, not the target."""
+    return "" if context.request.arch else target.where
+
+
 def needs_arch(target: Target, archs: tuple[str, ...], example: str) -> None:
     """Raise RequestError if no architecture is named: keys do not depend on this machine's GPU."""
     if not archs:

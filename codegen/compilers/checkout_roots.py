@@ -48,7 +48,9 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
         flags: all flags of the tool, also those from its environment.
         temporary: temporary folders that the compile mentions, and mapped ones.
     """
-    if compile.family is Family.HIPCC or compile.makes is not Makes.OBJECT or compile.relocatable:
+    if compile.family is Family.HIPCC or compile.relocatable:
+        return ()
+    if compile.makes is not Makes.OBJECT and (compile.makes is not Makes.RULES or compile.family is not Family.GCC):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
     shows = inspect(flags).path_sensitive
@@ -106,6 +108,26 @@ def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:
 def others(roots: Iterable[tuple[str, str]]) -> Roots:
     """Return the roots whose name is the same in every build, because their folder is of one build alone or mapped."""
     return tuple(root for root in roots if not is_checkout(root[0]))
+
+
+def of_one_build(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return the roots whose folder is of one build alone. Objects of two other folders may be linked into one program,
+    also if the user had both folders mapped."""
+    return tuple(root for root in others(roots) if root[0] != temporary_roots.BUILD)
+
+
+def naming(source: str, roots: Roots) -> set[str]:
+    """Return the roots whose folder is in the name of a module: its source, an absolute path, leads into them, or
+    through them with `..`. A folder of one build alone has one name in all builds."""
+    passing = of_one_build(roots)
+    is_passing = temporary_roots.is_below(source, passing)
+    return {
+        root[0]
+        for root in roots
+        if root not in passing
+        and (is_checkout(root[0]) or not is_passing)
+        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source)))
+    }
 
 
 def names_in(content: bytes, roots: Roots) -> set[str]:

@@ -81,9 +81,10 @@ class Makes(Enum):
 
 
 class Depfile(Frozen, frozen=True):
-    """The make rules that a command writes in addition to its object."""
+    """The make rules that a command writes in addition to its object, or instead of one (gcc's -M)."""
 
     path: str
+    """Empty for standard output."""
     targets: tuple[str, ...]
     """The targets as written in the file: -MT's unchanged, -MQ's quoted."""
     phony: bool = False
@@ -137,6 +138,7 @@ _STDOUT = "-"
 """Names standard output to gcc's preprocessor and compiler proper, and a file to its assembler."""
 _LISTS = ("-M", "-MM", "--generate-dependencies", "--generate-nonsystem-dependencies")
 _PROCESSOR = re.compile(r"-m(arch|tune|cpu)=native")
+_DEBUG = re.compile(r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?")
 _NATIVE = re.compile(r"--(offload-arch|amdgpu-target)=.*\bnative\b.*")
 
 
@@ -157,6 +159,8 @@ class Parser(ABC):
         """The command stops at assembler text (-S)."""
         self.lists = False
         """The command only lists the files that the source includes (-M, -MM)."""
+        self.lists_system = False
+        """gcc's list has the headers of system folders too (-M, not -MM); nvcc's options are in `kept`."""
         self.ending = "o"
         """File extension of the output, if the command names none."""
         self.output = ""
@@ -231,7 +235,15 @@ class Parser(ABC):
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise PassThrough(Reason.MACHINE, "no --offload-arch")
-        if makes is Makes.RULES:
+        arguments, depfile = tuple(self.kept), None
+        if makes is Makes.RULES and family is Family.GCC:
+            if self.dep_kind or self.assembles:
+                raise PassThrough(Reason.DEPENDENCIES_ONLY, f"beside {self.dep_kind or '-S'}")
+            depfile = self._list_of_includes(stem)
+            output = ""
+            # Nothing else of a list depends on these, and they would bind it to its folder.
+            arguments, flags = (tuple(w for w in words if not _DEBUG.fullmatch(w)) for words in (arguments, flags))
+        elif makes is Makes.RULES:
             if self.dep_kind or self.dep_path or self.dep_phony:
                 raise PassThrough(Reason.DEPENDENCIES_ONLY, "with another option for dependencies")
             output = self.output
@@ -244,11 +256,11 @@ class Parser(ABC):
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} in a command that links")
         return Compile(
             family=family,
-            arguments=tuple(self.kept),
+            arguments=arguments,
             source=source,
             output=output,
             flags=flags,
-            depfile=None if makes is Makes.RULES else self._depfile(output),
+            depfile=depfile if makes is Makes.RULES else self._depfile(output),
             host=self.host,
             relocatable=self.relocatable,
             read=read,
@@ -277,6 +289,18 @@ class Parser(ABC):
         if not self.may_link:
             raise PassThrough(Reason.LINK)
         return Makes.LINKED
+
+    def _list_of_includes(self, stem: str) -> Depfile:
+        """Return what gcc's -M or -MM writes; an empty path is standard output."""
+        path = self.dep_path or self.output
+        if path == _STDOUT or (self.dep_path and self.output):
+            raise PassThrough(Reason.OUTPUT, f"-MF {path}")
+        return Depfile(
+            path=path,
+            targets=tuple(self.dep_targets) or (quoted(f"{stem}.o"),),
+            phony=self.dep_phony,
+            system=self.lists_system,
+        )
 
     def _depfile(self, output: str) -> Depfile | None:
         if not self.dep_kind:

@@ -26,6 +26,8 @@ MARK = ".buildd-launchers"
 _OTHER_CACHES = frozenset({"ccache", "sccache", "distcc", "icecc", "buildd-cc"})
 _FOLDERS = (temporary_roots.MAP_PATHS, checkout_roots.RUN_FOLDER)
 """Variables that concern paths in results, not the tool."""
+_NOTES = ("BUILDD_PROVE", "BUILDD_RECORD", "BUILDD_RECORD_ROOT")
+"""Variables by which somebody asks for notes about a call."""
 _VARIABLES = {Family.GCC: ToolFamily.HOST, Family.HIPCC: ToolFamily.HIP, Family.NVCC: ToolFamily.CUDA}
 
 
@@ -57,6 +59,7 @@ def sent_variables() -> tuple[str, ...]:
         "SUNPRO_DEPENDENCIES",
         "CC_PRINT_*",
         *_FOLDERS,
+        *_NOTES,
         "BUILDD_PRELOAD",
         native_gpus.VISIBLE,
     )
@@ -68,7 +71,7 @@ def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     offloads = "-fopenmp" in compile.flags
     makes = (compile.makes, offloads) if compile.makes is Makes.LINKED else None
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
-    left_out = _FOLDERS if gpus else {*_FOLDERS, native_gpus.VISIBLE}
+    left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
     variables = sorted(pair for pair in request.environment.items() if pair[0] not in left_out)
     return (request.command[0], compile.host, makes, compile.native, gpus, tuple(variables))
 

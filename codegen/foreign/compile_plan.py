@@ -175,6 +175,12 @@ def plan(
         name += f" {os.path.basename(compile.output)}"
         # The linker searches the working folder first for files named by a linker script.
         search += (".", *library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
+    lists: tuple[Argument, ...] = ()
+    if compile.makes is Makes.RULES and compile.family is Family.GCC:
+        if described.clang:
+            raise PassThrough(Reason.DEPENDENCIES_ONLY)
+        # gcc knows one list alone: the caller's is made of the daemon's, which names every header.
+        lists = ("-M", Ref(place=Place.DEPFILE, prefix="-MF"))
     made = (Output(name=name, path=compile.output, executable=linked),) if compile.output else ()
     whole = nvcc and not isinstance(steps, Steps)
     use = text_use(compile.source, flags, clang=described.clang, nvcc_whole=whole)
@@ -188,6 +194,7 @@ def plan(
             *temporary_roots.referring(compile.flags if apart and not compile.objects else compile.arguments, roots),
             *temporary_roots.mapping(compile.family, roots),
             *listing,
+            *lists,
             *((_linker_inputs(nvcc),) if linked else ()),
             *(("-o", Ref(place=Place.OUTPUT, name=name)) if made else ()),
             *(temporary_roots.referring((compile.source,), roots) if apart and not compile.objects else ()),

@@ -67,7 +67,10 @@ class GccParser(Parser):
             elif argument == "-E":
                 raise PassThrough(Reason.PREPROCESS)
             elif argument in ("-M", "-MM"):
-                raise PassThrough(Reason.DEPENDENCIES_ONLY)
+                if self._family is not Family.GCC or (self.lists and self.lists_system != (argument == "-M")):
+                    raise PassThrough(Reason.DEPENDENCIES_ONLY)
+                self.lists = True
+                self.lists_system = argument == "-M"
             elif argument == "-mllvm" and self._family is Family.HIPCC:
                 value = next(rest, "")
                 if not _LLVM_NAME.fullmatch(value):

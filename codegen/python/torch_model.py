@@ -41,6 +41,7 @@ from codegen.variables.environment import tool_environment
 from codegen.variables.variable import ToolFamily
 
 WORKER = FOLDER / "torch_worker.py"
+WORKER_FILES = FOLDER / "torch_files_worker.py"
 ENDING = ".pt2"
 
 _BASE_BYTES = 1200 << 20
@@ -287,6 +288,7 @@ def _tool(
         name="torch",
         files=(
             ToolFile(role="worker", path=str(WORKER)),
+            ToolFile(role="worker's files", path=str(WORKER_FILES)),
             *(ToolFile(role=role, path=path) for role, path in identity.files.items()),
             *compiler.files,
             *trees,

@@ -34,6 +34,7 @@ from codegen.variables.environment import tool_environment
 from codegen.variables.variable import ToolFamily
 
 WORKER = FOLDER / "triton_worker.py"
+WORKER_ERRORS = FOLDER / "triton_errors_worker.py"
 WORKER_FILES = FOLDER / "triton_files_worker.py"
 WORKER_SOURCES = FOLDER / "triton_sources_worker.py"
 
@@ -170,6 +171,7 @@ def triton_tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> To
         name="triton",
         files=(
             ToolFile(role="worker", path=str(WORKER)),
+            ToolFile(role="worker's errors", path=str(WORKER_ERRORS)),
             ToolFile(role="worker's files", path=str(WORKER_FILES)),
             ToolFile(role="worker's sources", path=str(WORKER_SOURCES)),
             *(ToolFile(role=role, path=path) for role, path in identity.files.items()),

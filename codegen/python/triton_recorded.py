@@ -22,6 +22,7 @@ from codegen.variables.variable import ToolFamily
 from protocol.curve import key_folder
 
 REPLAY = FOLDER / "replay_worker.py"
+MODULES = FOLDER / "kernel_modules.py"
 SLICE = FOLDER / "script_slice.py"
 
 
@@ -39,6 +40,7 @@ def plan_recorded(context: Context, target: RecordedTarget) -> Part:
     known = triton_tool(context, (), worker)
     files = (
         ToolFile(role="replay worker", path=str(REPLAY)),
+        ToolFile(role="kernel modules", path=str(MODULES)),
         ToolFile(role="script slice", path=str(SLICE)),
         *known.files,
     )

@@ -59,11 +59,11 @@ class OwnCall(Frozen, frozen=True):
 
     target: str
     arch: str
-    """Of the code in `path`; empty if the code has several, as a library."""
+    """Architecture of the code in `path`; empty if the code has several, as a library."""
     label: str
     """The problem in words: "n=4096 BLOCK=512"."""
     path: str
-    """Of the code below the target's build folder; empty for a target's library."""
+    """Path of the code below the target's build folder; empty for a target's library."""
     symbol: str
     source: str
     """Triton only: the kernel's file, where its arguments have their order; relative to the project."""

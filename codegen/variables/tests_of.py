@@ -34,6 +34,9 @@ _ACTS = {
         "test_a_kernel_without_its_stages_has_another_name": "TRITON_STORE_BINARY_ONLY",
         "test_a_recording_run_tells_its_programs_where": "BUILDD_RECORD BUILDD_RECORD_ROOT",
     },
+    "tests/commands/test_prove_command.py": {
+        "test_a_proof_compiles_nothing_and_names_what_is_missing": "BUILDD_PROVE",
+    },
     "tests/hooks/test_triton_cache.py": {
         "test_the_tag_names_the_processor_and_keeps_the_users_own": "TORCH_COMPILE_CACHE_KEY_TAG",
         "test_builds_of_extensions_are_as_wide_as_the_budget": "MAX_JOBS",

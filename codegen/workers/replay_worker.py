@@ -56,10 +56,8 @@ def _execute(module: types.ModuleType) -> None:
 
 _script_slice = _beside("script_slice", "script_slice.py")
 _execute(_script_slice)
-
-
-class Refused(Exception):
-    """One message for the user."""
+_kernel_modules = _beside("kernel_modules", "kernel_modules.py")
+_execute(_kernel_modules)
 
 
 class Missing(Exception):
@@ -96,7 +94,9 @@ class Shim:
 
 
 def _no_gpu(*arguments: Any, **named: Any) -> Any:
-    raise Refused("its module measures on a GPU when it is imported, but kernels are compiled here without a GPU")
+    raise _kernel_modules.Refused(
+        "its module measures on a GPU when it is imported, but kernels are compiled here without a GPU"
+    )
 
 
 class Session:
@@ -109,8 +109,7 @@ class Session:
     """
 
     def __init__(self, root: str, prove: bool, line: dict[str, Any]) -> None:
-        self._root = root
-        self._modules: dict[tuple[str, str, str], types.ModuleType] = {}
+        self._modules = _kernel_modules.KernelModules(root, _script_slice.slice_of)
         self.hit = self.kept = False
         os.environ.update(line["variables"])
         sys.path[:0] = [os.path.normpath(os.path.join(root, place)) for place in line["search"]]
@@ -120,7 +119,9 @@ class Session:
             import triton
             from triton.backends.compiler import GPUTarget
         except ImportError as error:
-            raise Refused(f"no Triton: {error}; install it: {sys.executable} -m pip install triton") from error
+            raise _kernel_modules.Refused(
+                f"no Triton: {error}; install it: {sys.executable} -m pip install triton"
+            ) from error
         self.version = str(triton.__version__)
         self.python = "{}.{}".format(*sys.version_info)
         self._check_variables(line["variables"])
@@ -128,7 +129,9 @@ class Session:
             _have_tools(line["tools"])
         manager = triton.knobs.cache.manager_class
         if _OURS not in sys.modules or manager is None:
-            raise Refused("Triton's kernels are not kept: TRITON_CACHE_MANAGER is set, or this Triton is too old")
+            raise _kernel_modules.Refused(
+                "Triton's kernels are not kept: TRITON_CACHE_MANAGER is set, or this Triton is too old"
+            )
         triton.knobs.cache.manager_class = self._watching(manager, prove)
         target = line["specialization"]["target"]
         triton.runtime.driver.set_active(Shim(GPUTarget(target["backend"], target["arch"], target["warp_size"])))
@@ -141,7 +144,7 @@ class Session:
         found = {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
         if found != wanted:
             names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
-            raise Refused(
+            raise _kernel_modules.Refused(
                 f"{', '.join(names)}: the value differs from that of the recording; set it to the recorded value"
             )
 
@@ -170,61 +173,14 @@ class Session:
         from triton.runtime.jit import JITFunction
 
         self.hit = self.kept = False
-        function = self._function(line, JITFunction)
+        function = self._modules.function(line, JITFunction)
         try:
             kernel = function.preload(json.dumps(line["specialization"]))
         except Missing:
             return {"hit": False}
         if not self.kept:
-            raise Refused("it was compiled, but the store did not keep it (is its disk full?)")
+            raise _kernel_modules.Refused("it was compiled, but the store did not keep it (is its disk full?)")
         return {"hit": self.hit, "hash": str(kernel.hash)}
-
-    def _function(self, line: dict[str, Any], kind: type) -> Any:
-        value: Any = self._module(line)
-        for part in line["name"].split("."):
-            value = getattr(_unwrapped(value, kind), part, None)
-        value = _unwrapped(value, kind)
-        if not isinstance(value, kind):
-            raise Refused(f"the kernel {line['name']} no longer exists")
-        return value
-
-    def _module(self, line: dict[str, Any]) -> types.ModuleType:
-        name, file = line["module"], line["file"]
-        if text := line.get("text"):
-            return self._generated(name, text)
-        script = name == "__main__"
-        key = (name, file, line["name"].partition(".")[0] if script else "")
-        if key not in self._modules:
-            path = os.path.join(self._root, file)
-            if file and not os.path.isfile(path):
-                raise Refused("the file no longer exists")
-            self._modules[key] = _script_slice.slice_of(path, key[2]) if script else importlib.import_module(name)
-        module = self._modules[key]
-        if script:
-            sys.modules["__main__"] = module
-        elif file and os.path.realpath(str(module.__file__)) != os.path.realpath(os.path.join(self._root, file)):
-            raise Refused(f"module {name} is {module.__file__} here")
-        return module
-
-    def _generated(self, name: str, text: str) -> types.ModuleType:
-        key = (name, text, "")
-        if key not in self._modules:
-            _spare_gpu()
-            # A file, because Triton reads the source from it.
-            folder = os.path.join(os.environ["TRITON_CACHE_DIR"], "generated")
-            os.makedirs(folder, exist_ok=True)
-            content = text.encode()
-            path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()}.py")
-            aside = f"{path}.{os.getpid()}"
-            with open(aside, "wb") as file:
-                file.write(content)
-            os.replace(aside, path)
-            found = importlib.util.spec_from_file_location(name, path)
-            assert found is not None and found.loader is not None
-            module = sys.modules[name] = importlib.util.module_from_spec(found)
-            found.loader.exec_module(module)
-            self._modules[key] = module
-        return self._modules[key]
 
 
 def _have_tools(wanted: dict[str, str]) -> None:
@@ -232,12 +188,12 @@ def _have_tools(wanted: dict[str, str]) -> None:
     there = {name: path for name, path in os.environ.items() if name.startswith("TRITON_") and name.endswith("_PATH")}
     for name in sorted({*wanted, *(name for name, path in there.items() if os.path.isfile(path))}):
         if name not in wanted:
-            raise Refused(f"{name}: not set when the kernel was recorded; unset it")
+            raise _kernel_modules.Refused(f"{name}: not set when the kernel was recorded; unset it")
         candidates = [there[name]] if name in there else _of_torch() if name == "TRITON_PTXAS_PATH" else []
         path = next((path for path in candidates if os.path.isfile(path) and _digest(path) == wanted[name]), "")
         if not path:
             has = f"{candidates[0]} is another one" if candidates else "there is none here"
-            raise Refused(
+            raise _kernel_modules.Refused(
                 f"{name} named a tool when the kernel was recorded, and {has}; set it to the same tool, "
                 "or use --python with a Python that has the program's torch, if that brings it"
             )
@@ -262,36 +218,6 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Bare:
-    """Replacement for Inductor's decorators: each returns the kernel unchanged."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments, **named: lambda kernel: kernel
-
-
-def _spare_gpu() -> None:
-    """Make modules that Inductor generated importable without a GPU."""
-    try:
-        import torch._inductor.runtime
-        from torch._inductor.runtime import compile_tasks, triton_helpers
-    except ImportError as error:
-        raise Refused(f"torch.compile wrote it, and there is no torch: {error}; use --python") from error
-    # They set Triton's driver, but the shim must stay.
-    triton_helpers.set_driver_to_gpu = lambda: None
-    torch._inductor.runtime.triton_heuristics = _Bare()
-    # If torch has its own ptxas, Inductor's compile workers use it.
-    getattr(compile_tasks, "_set_triton_ptxas_path", lambda: None)()
-
-
-def _unwrapped(value: Any, kind: type) -> Any:
-    """Return the JIT function inside autotuners and heuristics; anything else unchanged."""
-    for _ in range(8):
-        if isinstance(value, kind) or not type(value).__module__.startswith("triton."):
-            return value
-        value = getattr(value, "fn", None)
-    return value
-
-
 # ---------------------------------------------------------------- answers
 
 
@@ -299,7 +225,7 @@ def _said(error: BaseException) -> str:
     """Return an error's message without the source that Triton shows in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = "; ".join([*lines[:1], *lines[1:][-1:]]) or "no message"
-    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, _kernel_modules.Refused) else f"{type(error).__name__}: {text}"
 
 
 def _end_with_parent() -> None:

@@ -26,7 +26,6 @@ import json
 import os
 import pkgutil
 import re
-import shlex
 import shutil
 import types
 import typing
@@ -43,6 +42,21 @@ class Refused(Exception):
     def __init__(self, message: str, where: str = "") -> None:
         super().__init__(message)
         self.where = where
+
+
+def _module_of(name: str) -> types.ModuleType:
+    """Return a script beside this one as a module."""
+    # No user's module has such a name.
+    found = importlib.util.spec_from_file_location(
+        f"buildd {name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    )
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+_files = _module_of("torch_files_worker.py")
 
 
 def _import_torch() -> Any:
@@ -66,19 +80,6 @@ def _import_torch() -> Any:
 
 _NO_COMPILER = ("__pycache__", "include", "testing", "onnx", "tensorboard", "benchmark", "bin", "share")
 """Folders of torch that take no part in a compile; headers are keyed where they are read."""
-_PARTNERS = (
-    "filelock",
-    "fsspec",
-    "jinja2",
-    "markupsafe",
-    "mpmath",
-    "networkx",
-    "numpy",
-    "sympy",
-    "triton",
-    "typing_extensions",
-)
-"""Packages that torch uses while it compiles."""
 _DEVICES = re.compile(r"cuda|cudnn|nccl|nvshmem|cupti|hip|roc|xpu|shm|test")
 """Libraries of torch for other devices."""
 _PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list"}
@@ -138,7 +139,7 @@ def _partners() -> dict[str, str]:
     from importlib import metadata
 
     found = {}
-    for name in _PARTNERS:
+    for name in _files.PARTNERS:
         try:
             record = metadata.distribution(name).locate_file("")
             files = metadata.distribution(name).files or ()
@@ -188,19 +189,20 @@ def compile_model(spec: dict[str, Any], archive: str, package: str, depfile: str
         trace: path of torch's structured trace of the compile; empty if it is not wanted.
     """
     private = os.environ.get("TMPDIR") or "/tmp"
-    headers = _private_places(private)
+    compiler = _path_of(spec["compiler"])
+    headers = _files.private_places(private)
     _check(archive)
     torch, before = warm_up()
     if trace:
         _trace_into(os.path.join(private, "trace"))
     folder = os.path.dirname(os.path.abspath(torch.__file__))
-    _write_compiler(private, spec["compiler"], folder, headers)
+    _files.write_compiler(private, compiler, folder, headers)
     torch.set_num_threads(spec["threads"])
     program = _load(torch, archive)
     if spec["device"] != "cpu":
         program = _on_gpu(torch, program, archive)
     _check_devices(program, archive, spec["device"])
-    _clean_sources(private, folder)
+    _files.clean_sources(private, folder)
     configuration = {
         # Each source is compiled once: a precompiled header would cost more time than it saves.
         "aot_inductor.precompile_headers": False,
@@ -216,7 +218,7 @@ def compile_model(spec: dict[str, Any], archive: str, package: str, depfile: str
     except Exception as error:  # Inductor's passes and the host compiler raise errors of many types.
         raise Refused(f"cannot be compiled: {_said(error)}", archive) from error
     with open(depfile, "w", encoding="utf-8", errors="surrogateescape") as stream:
-        stream.writelines(path + "\n" for path in _inputs(private, folder, headers, before))
+        stream.writelines(path + "\n" for path in _files.inputs(private, folder, headers, before))
     if trace:
         _join_trace(os.path.join(private, "trace"), trace)
 
@@ -287,33 +289,12 @@ def _patterns() -> list[str]:
     return []
 
 
-def _private_places(private: str) -> str:
-    """Make torch write into the job's folder only. Returns the path where its compiles list the headers that they
-    read."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(private, "inductor")
-    os.environ["TRITON_HOME"] = private
-    os.environ["TRITON_CACHE_DIR"] = os.path.join(private, "triton")
-    os.environ["HOME"] = private
-    os.environ["USER"] = "user"  # part of a path below TMPDIR, and not every user id has a name
-    os.environ["PATH"] = os.path.join(private, "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
-    return os.path.join(private, "headers.d")
-
-
-def _write_compiler(private: str, name: str, folder: str, headers: str) -> None:
-    """Write a wrapper of the host compiler under its own name, which keeps paths out of the results and lists the
-    headers read."""
-    rest = os.environ["PATH"].partition(os.pathsep)[2]
-    real = shutil.which(name, path=rest)
-    if real is None:
-        raise Refused(f"there is no {name} on the PATH ({rest})")
-    place = os.path.join(private, "bin", name)
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    maps = (f"-ffile-prefix-map={private}=/model", f"-ffile-prefix-map={folder}=/torch")
-    with open(place, "w", encoding="utf-8", errors="surrogateescape") as stream:
-        # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.
-        stream.write(f"#!/bin/sh\nSUNPRO_DEPENDENCIES={shlex.quote(headers + ' inputs')}\n")
-        stream.write(f'export SUNPRO_DEPENDENCIES\nexec {shlex.join([real, *maps])} "$@"\n')
-    os.chmod(place, 0o700)
+def _path_of(compiler: str) -> str:
+    path = os.environ.get("PATH", os.defpath)
+    found = shutil.which(compiler, path=path)
+    if found is None:
+        raise Refused(f"there is no {compiler} on the PATH ({path})")
+    return found
 
 
 def _check(archive: str) -> None:
@@ -363,64 +344,6 @@ def _check_devices(program: Any, archive: str, device: str) -> None:
     others = sorted(devices - {"cpu", "meta"})
     if others and device == "cpu":
         raise Refused(f'is a model on {", ".join(others)}: write device = "cuda", or export it on the CPU', archive)
-
-
-def _clean_sources(private: str, folder: str) -> None:
-    """Remove the compile commands at the end of a package's generated sources, which contain paths of this job."""
-    from torch._inductor import package
-
-    pack = package.package_aoti
-
-    def cleaned(place: Any, files: Any) -> Any:
-        for file in files:
-            if isinstance(file, str) and file.endswith(".cpp"):
-                with open(file, encoding="utf-8", errors="surrogateescape") as stream:
-                    text = stream.read()
-                with open(file, "w", encoding="utf-8", errors="surrogateescape") as stream:
-                    stream.write(text.replace(private, "/model").replace(folder, "/torch"))
-        return pack(place, files)
-
-    package.package_aoti = cleaned
-
-
-def _inputs(private: str, folder: str, headers: str, before: frozenset[str]) -> list[str]:
-    """Return the files that were read other than the archive, torch's own modules and the standard library; sorted."""
-    loaded = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in before]
-    found = {path for path in (os.path.abspath(path) for path in loaded if path) if not _is_known(path, folder)}
-    found |= {os.path.abspath(path) for path in _headers(headers)}
-    private += os.sep
-    return sorted(path for path in found if not path.startswith(private) and "\n" not in path and os.path.isfile(path))
-
-
-def _is_known(path: str, folder: str) -> bool:
-    """Tell whether a module is covered by `identify` or part of the standard library."""
-    import sysconfig
-
-    if path.startswith(folder + os.sep) or path == os.path.abspath(__file__):
-        return True
-    for place in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        if path.startswith(place + os.sep):
-            package = path[len(place) + 1 :].partition(os.sep)[0].partition(".")[0]
-            return package in _PARTNERS
-    standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    # Packages that the user installed may be in a folder below the standard library.
-    return path.startswith(tuple(place + os.sep for place in standard)) and "-packages" + os.sep not in path
-
-
-def _headers(listed: str) -> set[str]:
-    """Return the prerequisites of the rules that gcc appended."""
-    try:
-        with open(listed, encoding="utf-8", errors="surrogateescape") as stream:
-            text = stream.read()
-    except FileNotFoundError:
-        return set()
-    found: set[str] = set()
-    for rule in text.replace("\\\n", " ").splitlines():
-        _, _, prerequisites = rule.partition(": ")
-        found.update(
-            re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in re.findall(r"(?:\\.|\S)+", prerequisites)
-        )
-    return found
 
 
 # ---------------------------------------------------------------- messages

@@ -16,14 +16,12 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which the kernel must not import.
     del sys.path[0]
 
-import ast
 import contextlib
 import functools
 import importlib.util
 import json
 import os
 import re
-import traceback
 import types
 import warnings
 from collections.abc import Iterator
@@ -52,6 +50,7 @@ def _module_of(name: str) -> types.ModuleType:
     return module
 
 
+_errors = _module_of("triton_errors_worker.py")
 _files = _module_of("triton_files_worker.py")
 _again = _module_of("triton_again_worker.py")
 _sources = _module_of("triton_sources_worker.py")
@@ -211,33 +210,22 @@ def _load(source: str, module_name: str, name: str) -> tuple[Any, Any]:
         file = _sources.FOLDERS.hide(error.filename or source)
         raise Refused(f"{error.msg}", f"{file}:{error.lineno or 1}") from error
     except (Exception, SystemExit) as error:  # The user's code may raise anything while it is imported.
-        raise Refused(_said(error), _where_raised(error, source)) from error
+        raise Refused(_errors.said(error), _errors.raised(error, source)) from error
     value = getattr(module, name, None)
     if value is None:
-        there = sorted(key for key, item in vars(module).items() if _unwrapped(item, JITFunction) is not None)
+        there = sorted(key for key, item in vars(module).items() if _errors.unwrapped(item, JITFunction) is not None)
         hint = f"; it has {', '.join(there)}" if there else "; it has no @triton.jit function"
         raise Refused(f"there is no kernel {name}{hint}", source)
-    function = _unwrapped(value, JITFunction)
+    function = _errors.unwrapped(value, JITFunction)
     if function is None:
         line = getattr(getattr(value, "__code__", None), "co_firstlineno", 0)
         raise Refused(f"{name} is not a @triton.jit function", f"{source}:{line}" if line else source)
     return value, function
 
 
-def _unwrapped(value: Any, kind: type) -> Any:
-    for _ in range(8):
-        if isinstance(value, kind):
-            return value
-        # Only Triton's own wrappers: reading an attribute of an arbitrary object may run code (ctypes loads a library).
-        if not type(value).__module__.startswith("triton."):
-            return None
-        value = getattr(value, "fn", None)
-    return None
-
-
 def _arguments(function: Any, spec: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
     """Return signature, constants and alignment hints in Triton's form, checked against the kernel's parameters."""
-    where = _def_line(function, spec["source"])
+    where = _errors.definition(function, spec["source"], _sources.FOLDERS.hide)
     names = list(function.arg_names)
     types_of: dict[str, str] = dict(spec["signature"])
     constants: dict[str, Any] = dict(spec["constants"])
@@ -298,7 +286,7 @@ def _compile(
     from triton.backends.compiler import GPUTarget
     from triton.compiler.errors import CompilationError
 
-    where = _def_line(function, spec["source"])
+    where = _errors.definition(function, spec["source"], _sources.FOLDERS.hide)
     source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs=constants, attrs=hints)
     target = GPUTarget(spec["backend"], spec["arch"], spec["warp_size"])
     options = {name: spec[name] for name in ("num_warps", "num_stages", "num_ctas")}
@@ -308,9 +296,9 @@ def _compile(
         with _reporting(triton, spec["backend"]):
             return triton.compile(source, target=target, options=options)
     except CompilationError as error:
-        raise _refused(error, function, spec["source"]) from error
+        raise Refused(*_errors.innermost(error, function, spec["source"], _sources.FOLDERS.hide)) from error
     except Exception as error:  # Triton's passes, LLVM and ptxas raise errors of many types.
-        raise Refused(f"cannot be compiled for {spec['arch']}: {_said(error)}", where) from error
+        raise Refused(f"cannot be compiled for {spec['arch']}: {_errors.said(error)}", where) from error
 
 
 @contextlib.contextmanager
@@ -341,43 +329,6 @@ def _reporting(triton: Any, backend: str) -> Iterator[None]:
         knobs.dump_ptxas_log = before
 
 
-def _refused(error: Any, function: Any, source: str) -> Refused:
-    """Return the innermost of Triton's errors: the outer ones repeat it for each caller."""
-    inner = error
-    seen = set()
-    while id(inner) not in seen:
-        seen.add(id(inner))
-        cause = inner.__cause__
-        if cause is not None and type(cause) is type(error) and getattr(cause, "node", None) is not None:
-            inner = cause
-    owner = _owner(inner.src, function)
-    file, line = _def_line(owner, source).rsplit(":", 1)
-    offset = getattr(inner.node, "lineno", 1) if isinstance(inner.node, ast.AST) else 1
-    reason = inner.error_message or ""
-    if not reason and inner.__cause__ is not None:
-        reason = _said(inner.__cause__)
-    return Refused(reason or _said(inner), f"{file}:{int(line) + offset - 1}")
-
-
-def _owner(text: str | None, function: Any) -> Any:
-    """Return the JIT function whose source an error shows: perhaps a callee from another module."""
-    for module in list(sys.modules.values()):
-        for value in list(vars(module).values()) if isinstance(module, types.ModuleType) else ():
-            inner = _unwrapped(value, type(function))
-            if inner is not None and inner.src == text:
-                return inner
-    return function
-
-
-def _def_line(function: Any, source: str) -> str:
-    """Return the line of `def`, as "kernels/add.py:12": Triton counts error lines from there."""
-    lines = list(getattr(function, "raw_src", ()))
-    above = next((index for index, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
-    code = getattr(getattr(function, "fn", None), "__code__", None)
-    file = _sources.FOLDERS.hide(code.co_filename) if code is not None else source
-    return f"{file}:{getattr(function, 'starting_line_number', 1) + above}"
-
-
 def _stage(compiled: Any, name: str, spec: dict[str, Any]) -> bytes:
     if name == "metadata":
         # Triton's own hash includes absolute paths (3.7 on AMD) and names an entry of its private cache.
@@ -393,24 +344,6 @@ def _stage(compiled: Any, name: str, spec: dict[str, Any]) -> bytes:
 
 def _plain(value: Any) -> Any:
     return vars(value) if hasattr(value, "__dict__") else str(value)
-
-
-# ---------------------------------------------------------------- messages
-
-
-def _said(error: BaseException) -> str:
-    """Return the first lines of an error's message, without the paths of temporary files."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = "; ".join(lines[:3]) or "no message"
-    return f"{type(error).__name__}: {text}"
-
-
-def _where_raised(error: BaseException, source: str) -> str:
-    """Return the last line of the user's own code in a traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not os.path.isabs(frame.filename) and not frame.filename.startswith("triton/")]
-    own = [frame for frame in own if not frame.filename.startswith("<")]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else source
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from common import Cost, Workers, cpu_of, program, run
 from corpora import Corpus
 
+from buildd.shims.interposition import LAUNCHER
 from tests.support.foreign_project import ForeignProject
 from tests.support.user import User
 from tests.support.watcher import Session
@@ -202,7 +203,7 @@ class Shims(Daemon):
         super().forget()
         self.foreign = ForeignProject(self.user, self.folder / f"build-{self.caches}", str(self.corpus.compiler.parent))
         self.environ = self.foreign.environ
-        self.launcher = self.environ["CMAKE_CUDA_COMPILER_LAUNCHER"]
+        self.launcher = str(self.foreign.shims / LAUNCHER)
         self.configure()
 
     def missed(self) -> int:

@@ -24,6 +24,16 @@ _BELOW = (
     "template <typename T> struct Shared {\n  T value;\n};\nstatic inline int shared_part(int x) { return x + 1; }\n"
 )
 """What stands in it: code, which a line of comment moves."""
+_LISTED = """
+constexpr int most_of(int one) { return one; }
+template <typename... Rest> constexpr int most_of(int one, Rest... rest) {
+  return one > most_of(rest...) ? one : most_of(rest...);
+}
+#ifdef __CUDA_ARCH_LIST__
+static constexpr int most_compiled = most_of(__CUDA_ARCH_LIST__);
+static inline bool is_compiled_for(int arch) { return arch <= most_compiled; }
+#endif
+"""
 _CUTLASS_FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG", "-O3", "-Xcompiler=-fPIC")
 _GEMMS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("half", "sm_80", {"dtype": "fp16"}),
@@ -78,6 +88,14 @@ class Corpus:
         self.flags: tuple[str, ...] = ("-Xcompiler=-fPIC", "-Iinclude", "-O3")
         sources = sorted(path.name for path in (self.folder / "src").iterdir())
         return tuple(Unit(f"src/{name}", ("sm_80",), ("sm_90",)) for name in sources)
+
+    def listed(self, units: int, cutlass: Path) -> tuple[Unit, ...]:
+        """The small ones, whose host and device code read the list of architectures, as ggml's do: one architecture
+        more changes all texts, and nothing can be saved."""
+        found = self.small(units, cutlass)
+        header = self.folder / "include" / "part0.cuh"
+        header.write_text(header.read_text() + _LISTED)
+        return found
 
     def cutlass(self, units: int, cutlass: Path) -> tuple[Unit, ...]:
         """GEMMs for sm_80 and sm_90a, one of them of 8-bit floats, and one for sm_100a."""
@@ -235,13 +253,14 @@ class Corpus:
 
 _MAKERS: dict[str, Callable[[Corpus, int, Path], tuple[Unit, ...]]] = {
     "small": Corpus.small,
+    "listed": Corpus.listed,
     "cutlass": Corpus.cutlass,
     "hip": Corpus.hip_units,
     "cpp": Corpus.cpp,
     "heavy": Corpus.heavy,
 }
-NAMES = ("small", "cutlass", "heavy", "hip", "cpp")
-UNITS = {"small": 64, "cutlass": 0, "heavy": 24, "hip": 16, "cpp": 64}
+NAMES = ("small", "listed", "cutlass", "heavy", "hip", "cpp")
+UNITS = {"small": 64, "listed": 16, "cutlass": 0, "heavy": 24, "hip": 16, "cpp": 64}
 """How many sources there are unless told otherwise; 0 for all."""
 
 

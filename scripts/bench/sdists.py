@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,11 +73,13 @@ def said_by(command: list[str], environ: Mapping[str, str]) -> str:
     return said
 
 
-def download(name: str, folder: Path, environ: Mapping[str, str], *, needs_torch: bool = False) -> Path:
+def download(
+    name: str, folder: Path, environ: Mapping[str, str], *, needs_torch: bool = False, pip: Sequence[str] = PIP
+) -> Path:
     """The sdist of a project. Args: name: as pip's NAME or NAME==VERSION."""
     project = name.partition("==")[0]
     alone = ["--no-build-isolation"] if needs_torch else []
-    said_by([*PIP, "download", "--no-binary", project, "--no-deps", *alone, "-d", str(folder), name], environ)
+    said_by([*pip, "download", "--no-binary", project, "--no-deps", *alone, "-d", str(folder), name], environ)
     (archive,) = folder.iterdir()
     return archive
 
@@ -100,8 +102,8 @@ def add_wheels(names: tuple[str, ...], version: str, folder: Path, cuda: Path, e
                     (place / name).symlink_to(found)
 
 
-def make_stub(place: Path) -> None:
-    """A library of the driver to link with, as the toolkit's stubs: this machine may have no driver."""
+def make_stub(place: Path, name: str = "cuda") -> None:
+    """A library to link with that this machine may lack, as the driver's: the toolkit has a stub of that, too."""
     source = "int cuInit(unsigned flags) { return (int)flags; }\n"
-    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(place / "libcuda.so")]
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(place / f"lib{name}.so")]
     subprocess.run(command, input=source.encode(), check=True)

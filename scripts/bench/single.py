@@ -17,6 +17,7 @@ from statistics import median
 from common import Cost, Report, Workers, cpus, interleaved, program, run, temporary_folder, walls
 from corpora import Corpus
 
+from buildd.shims.interposition import LAUNCHER
 from tests.support.foreign_project import ForeignProject
 from tests.support.user import User
 
@@ -34,7 +35,7 @@ class Bench:
         self.user.buildd("up")
         self.foreign = ForeignProject(self.user, folder / "build", str(nvcc.parent))
         self.ccache = program("ccache", "pip install buildd[bench]")
-        self.launcher = self.foreign.environ["CMAKE_CUDA_COMPILER_LAUNCHER"]
+        self.launcher = str(self.foreign.shims / LAUNCHER)
         self.plain = {**self.foreign.plain, "CCACHE_DIR": str(folder / "ccache")}
 
     def workers(self) -> Workers:

@@ -12,7 +12,7 @@ ROUNDING = {"fp16": 6e-4, "bf16": 5e-3, "fp32": 5e-6, "int32": 0.0}
 ROWS = [[3, 7], [1, 1], [5, 1000], [33, 2056], [2, 4100], [2, 13000], [1, 12288], [2, 12256], [2, 100003], [4096, 768]]
 THREE = [[3, 5, 7], [2, 40, 64], [4, 1, 3], [130, 33, 257]]
 ODD = [[128, 128, 64], [136, 264, 72], [1, 8, 16], [1000, 520, 1032]]
-"""Of GEMMs whose sizes are known at run time: multiples of 8, and not of a tile."""
+"""Sizes of GEMMs whose sizes are known at run time: multiples of 8, and not of a tile."""
 MISALIGNED = [[1, 8, 16]]
 """With A in columns: refused."""
 BYTES = [[m, -(-n // 16) * 16, -(-k // 16) * 16] for m, n, k in ODD]
@@ -26,9 +26,9 @@ GROUPS = [
 ]
 """m, n, k of one problem behind those of another; some are empty."""
 DEEP = [[16, 128, 8192], [72, 136, 4112], [128, 256, 64], [8, 16, 1024]]
-"""Of few tiles; one has less k than parts."""
+"""GEMMs of few tiles; one has less k than parts."""
 IMAGES = [[1, 8, 8], [3, 17, 23], [0, 9, 9], [2, 7, 130]]
-"""Of convolutions: n, height, width."""
+"""Images of convolutions: n, height, width."""
 HUGE = 2**31 + 4096
 
 

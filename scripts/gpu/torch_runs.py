@@ -81,7 +81,7 @@ class Compiled:
     kernels: list[dict[str, Any]]
     """A line of `buildd explain --kernels` each, with Triton's key."""
     sources: int
-    """Of C and C++: kernels for the CPU, and Triton's launchers, which lie in another temporary folder each time."""
+    """Sources of C and C++: kernels for the CPU, and Triton's launchers, each time in another temporary folder."""
 
     def since(self, before: Compiled) -> Compiled:
         return Compiled(self.kernels[len(before.kernels) :], self.sources - before.sources)

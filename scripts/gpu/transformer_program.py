@@ -23,7 +23,7 @@ FAMILIES = ("llama", "gpt2", "qwen2")
 TASKS = ("train", "infer")
 _VOCABULARY = 4096
 _TOKENS = 12
-"""Of an inference loop, each one call of the model."""
+"""Tokens of an inference loop, each one call of the model."""
 _PHASES_S = 0.02
 
 

@@ -263,7 +263,7 @@ extern "C" __global__ void k(float *x, unsigned long a, unsigned long b) {
     for (int i = 0; i < 4; ++i) x[i] = d[i];
 }
 """
-"""Of its matrix products ptxas says that they run one after another."""
+"""ptxas says that its matrix products run one after another."""
 
 
 @pytest.mark.cuda

@@ -50,7 +50,7 @@ class Watched:
         return [request for request in list(self.served.handler.requests.values()) if request.mode is mode]
 
     def log(self, mode: m.Mode, number: int) -> RequestLog:
-        """Of the request of a mode that came so many before it."""
+        """The log of a mode's request, by its number."""
         until(lambda: len(self.requests(mode)) > number, f"request {number} of mode {mode}")
         return self.served.handler.logs[self.requests(mode)[number].request_id]
 

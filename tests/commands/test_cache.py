@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -185,3 +187,47 @@ def test_a_query_of_no_store_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     environ = {"BUILDD_DIR": str(tmp_path / "none"), "HOME": str(tmp_path)}
     assert cache.run(["query"], environ=environ) == 3
     assert "there is no index" in capsys.readouterr().err
+
+
+def layout(environ: dict[str, str], place: Path) -> dict[str, bytes]:
+    """The files of an export as an OCI image layout."""
+    assert cache.run(["export", str(place), "--all", "--oci"], environ=environ) == 0
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_an_oci_layout_is_the_same_each_time_and_is_imported(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "images/kernels"
+    made = layout(environ, place)
+    assert layout(environ, place) == made == layout(environ, tmp_path / "other")
+    assert sorted(path.name for path in place.parent.iterdir()) == ["kernels"]
+    blobs = {name: content for name, content in made.items() if name.startswith("blobs/sha256/")}
+    assert set(made) - set(blobs) == {"oci-layout", "index.json"} and len(blobs) == 3
+    assert all(hashlib.sha256(content).hexdigest() == Path(name).name for name, content in blobs.items())
+
+    other = {**environ, "BUILDD_DIR": str(tmp_path / "second")}
+    assert cache.run(["import", str(place)], environ=other) == 0
+    assert "12 results, 24 blobs imported" in capsys.readouterr().out
+    with Store.open(tmp_path / "second") as store:
+        assert all(is_served(store, seed) for seed in range(12))
+
+    largest = max(blobs, key=lambda name: len(blobs[name]))
+    (place / largest).write_bytes(blobs[largest][:-1] + b"x")
+    assert cache.run(["import", str(place)], environ={**environ, "BUILDD_DIR": str(tmp_path / "third")}) == 3
+    assert "has other content" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine").touch()
+    assert cache.run(["export", str(tmp_path / "full"), "--all", "--oci"], environ=environ) == 3
+    assert "something else is there already" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not shutil.which("skopeo"), reason="no skopeo (Debian: apt install skopeo)")
+def test_skopeo_carries_an_oci_layout(environ: dict[str, str], tmp_path: Path) -> None:
+    layout(environ, tmp_path / "made")
+    copy = ("skopeo", "--insecure-policy", "copy", "--quiet")
+    # Through Docker's format, in which skopeo packs and converts.
+    for source, target in (("oci:made:latest", "dir:docker"), ("dir:docker", "oci:back:latest")):
+        subprocess.run([*copy, source, target], cwd=tmp_path, check=True, timeout=60)
+    other = {**environ, "BUILDD_DIR": str(tmp_path / "second")}
+    assert cache.run(["import", str(tmp_path / "back")], environ=other) == 0

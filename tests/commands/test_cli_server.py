@@ -243,7 +243,7 @@ def test_a_daemon_that_began_with_young_code_takes_commands_once_it_is_older(too
 
 
 def test_a_command_imports_nothing_and_makes_no_decoder(developer: Developer) -> None:
-    """Of what all commands use: each would do it again, in its own process."""
+    """It finds what all commands use: each would import it again, in its own process."""
     script = (
         "import sys\n"
         "from buildd import cli, cli_server\n"

@@ -19,6 +19,10 @@ from tests.support.toolkit import make_toolkit
 from tests.support.user import User
 
 PLACES = pytest.mark.parametrize("place", ["shell", "buildd.toml", "config.toml"])
+# That config.toml reaches the command as buildd.toml does has a test of its own.
+ACTING_FROM = pytest.mark.parametrize(
+    "place", ["shell", "buildd.toml", pytest.param("config.toml", marks=pytest.mark.slow)]
+)
 MAKES = """
 import sys
 from aitemplate.backend.builder import Builder
@@ -114,7 +118,7 @@ def test_wrong_files_and_values_are_said_once_and_the_command_runs(project: Proj
     assert said == "ran" and told.count("buildd.toml: it cannot be read") == 1
 
 
-@PLACES
+@ACTING_FROM
 def test_a_watched_tree_has_them_too(project: Project, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     project.set_in(place, NUM_BUILDERS="3", LOGLEVEL="LOUD")
     monkeypatch.chdir(project.folder)
@@ -124,7 +128,7 @@ def test_a_watched_tree_has_them_too(project: Project, place: str, monkeypatch: 
     assert len(notes) == 1 and "LOGLEVEL" in notes[0]
 
 
-@PLACES
+@ACTING_FROM
 def test_aitemplates_profiles_are_merged_and_flushed(project: Project, place: str) -> None:
     project.set_in(place, CACHE_DIR=str(project.folder / "cache"))
     shared = project.folder / "cache/cuda.db"
@@ -135,7 +139,7 @@ def test_aitemplates_profiles_are_merged_and_flushed(project: Project, place: st
     assert rows(shared) == [("c", "3")]
 
 
-@PLACES
+@ACTING_FROM
 def test_aitemplates_compiles_are_timed_with_their_steps(project: Project, place: str) -> None:
     (project.folder / "model.cu").write_text("m\n")
     project.set_in(place, AIT_TIME_COMPILATION="1")
@@ -148,7 +152,7 @@ def test_aitemplates_compiles_are_timed_with_their_steps(project: Project, place
     assert "exit_status" not in project.run("sh", "-c", "rm model.obj; nvcc -c -o model.obj model.cu")[1], "a hit"
 
 
-@PLACES
+@ACTING_FROM
 def test_the_log_of_a_run_names_the_traces_of_torch(project: Project, place: str) -> None:
     folder = project.folder / "traces"
     folder.mkdir()
@@ -160,7 +164,7 @@ def test_the_log_of_a_run_names_the_traces_of_torch(project: Project, place: str
     assert log.count("TORCH_TRACE: ") == 1 and f"{folder}/dedicated_log_torch_trace_rank_0_x.log" in log
 
 
-@PLACES
+@ACTING_FROM
 def test_recompile_runs_the_models_compiles_again_and_no_profilers(project: Project, place: str) -> None:
     for name in ("model", "profiler"):
         (project.folder / f"{name}.cu").write_text(f"{name} of {place}\n")

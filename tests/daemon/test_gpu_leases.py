@@ -209,7 +209,7 @@ def test_a_driver_that_hangs_or_fails_delays_a_lease_and_no_more(machine: Machin
 
 
 def test_another_users_lock_is_waited_for_and_shown(machine: Machine) -> None:
-    """Of their daemon, or of a process that has none: both lock the file of the GPU."""
+    """Their daemon, or a process without a daemon, locks the file of the GPU."""
     machine.lock.parent.mkdir(exist_ok=True)
     script = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(
@@ -293,3 +293,26 @@ def test_an_impossible_lease_is_refused(machine: Machine, wrong: dict[str, Any])
 async def _enter(lease: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
     async with lease as held:
         return held
+
+
+def test_a_lease_that_is_given_back_while_the_driver_is_asked_is_answered(machine: Machine) -> None:
+    machine.has("hang")
+    with Raw(machine.served) as client:
+        client.shake()
+        client.say(Lease(lease_id=LeaseId("a"), gpu=GPU))
+        until(lambda: any(each.holder is not None for each in machine.gpus))
+        client.say(GiveBack(lease_id=LeaseId("a")))
+        answer = client.hear()
+        assert isinstance(answer, LeaseEnded) and answer.reason is LeaseEnd.GIVEN_BACK, answer
+
+
+def test_a_fifo_with_the_name_of_a_gpu_stops_no_daemon(machine: Machine) -> None:
+    """Any user of the machine can put one into the folder of locks."""
+    machine.lock.parent.mkdir(exist_ok=True)
+    os.mkfifo(machine.lock)
+
+    async def do() -> None:
+        async with machine.client() as client:
+            assert (await _enter(client.lease(GPU))).granted is not None
+
+    work(do)

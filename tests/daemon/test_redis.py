@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from buildd.hooks import inductor_cache
 from buildd.hooks.entries import Shelf
 from buildd.store import shared_kernels
 from codegen.errors import RequestError
+from protocol.errors import EndpointError
 from tests.support.inductor_program import PROGRAM
 from tests.support.serving import short_folder
 from tests.support.user import User
@@ -130,6 +132,42 @@ def test_who_has_no_token_learns_nothing(cache: Cache) -> None:
     )
     assert b"Protocol error" in cache.says(b"*2\r\n$4\r\nAUTH\r\n$100000\r\n" + b"x" * 100)
     assert b"Protocol error" in cache.says(b"*100\r\n")
+    assert b"Protocol error" in cache.says(b"*0\r\n" * 1000), "a flood of nothing would keep the daemon busy"
+
+
+def test_strangers_cannot_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of the machine can connect: those without the token give way, in the order in which they came."""
+    monkeypatch.setattr(server, "MOST_CLIENTS", 3)
+
+    async def talk() -> None:
+        serves = server.RedisServer(server.Keyspace(tmp_path, 1 << 20), "f" * 64)
+        await serves.start("127.0.0.1", 0)
+        port = int(serves.address.rpartition(":")[2])
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        users = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(command(b"AUTH", b"f" * 64))
+            assert await reader.readexactly(5) == b"+OK\r\n"
+            users.append((reader, writer))
+        assert serves.users() == 3
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert (await reader.read()).startswith(b"-ERR max number of clients")
+        for _, each in (*strangers, *users, (reader, writer)):
+            each.close()
+        serves.close()
+
+    asyncio.run(asyncio.wait_for(talk(), 30))
+
+
+@pytest.mark.parametrize("content", ["", "\n", "f" * 63, "F" * 64])
+def test_a_damaged_token_opens_nothing(tmp_path: Path, content: str) -> None:
+    """A disk that was full when it was made leaves an empty one: everybody would know that."""
+    environ = {"BUILDD_KEY_DIR": str(tmp_path)}
+    server.token_file(environ).write_text(content)
+    server.token_file(environ).chmod(0o600)
+    with pytest.raises(EndpointError, match="holds no token"):
+        server.token(environ)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +225,7 @@ def test_values_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_value_that_cannot_be_kept_is_lost_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = server.Keyspace(tmp_path / "gone", 1 << 20)
     values.put("k", b"v")
-    assert values.get("k") is None and not values.remove("k") and "k cannot be stored" in caplog.text
+    assert values.get("k") is None and not values.remove("k") and "'k' cannot be stored" in caplog.text
     (tmp_path / inductor_cache.FOLDER).write_text("no folder")
     values = server.Keyspace(tmp_path, 1 << 20)
     values.put("k", b"v")

@@ -20,7 +20,7 @@ from buildd.daemon.clients import Limits
 from buildd.daemon.control import TcpOptions
 from buildd.daemon.followers import Peer
 from protocol import wire
-from protocol.client import Client, open_socket
+from protocol.client import Client
 from protocol.curve import AllowList, KeyPair, new_key_pair
 from protocol.endpoint import start_ticks
 from protocol.errors import RemoteError, TimedOut
@@ -45,6 +45,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.session import Route
+from protocol.sockets import open_socket
 from tests.support.raw_client import TIMEOUT_MS, Raw
 from tests.support.serving import DEADLINE_S, FakeHandler, Serving, a_request, serving, short_folder
 from tests.support.waiting import until

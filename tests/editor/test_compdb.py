@@ -54,7 +54,7 @@ def test_nvccs_options_in_clangs_words() -> None:
         "/cuda",
     )
     assert words[:3] == ("clang++", "-x", "cuda")
-    assert "--cuda-gpu-arch=sm_90" in words and "--cuda-path=/cuda" in words
+    assert "--cuda-gpu-arch=sm_80" in words and "--cuda-path=/cuda" in words
     kept = words[words.index("/cuda/include") + 1 :]
     assert kept == (
         *("-fPIC", "-Wall", "-ffast-math", "-DX=1", "-D", "Y", "-Iinclude", "-Imore", "-isystem", "sys", "-std=c++17"),

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from buildd.hooks import aitemplate_rows
 from buildd.shims.framework_environment import variables
 from buildd.store.aitemplate_profiles import publish
 from tests.support.aitemplate_program import measured, program, rows, write_package
+from tests.support.developer import why_no_namespaces
 
 
 @pytest.fixture
@@ -119,7 +124,10 @@ def test_force_profile_replaces_a_row(environ: dict[str, str], shared: Path) -> 
     assert rows(shared) == [("b", "1"), ("a", "2")]
 
 
-def test_a_database_that_another_program_holds_is_merged_later(environ: dict[str, str], shared: Path) -> None:
+def test_a_database_that_another_program_holds_is_merged_later(
+    environ: dict[str, str], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aitemplate_rows, "_WAIT_S", 0.05)
     assert measured(stock(environ), "a=1") == ("1", "")
     # As AITemplate's own between an insert and the end of its build.
     held = sqlite3.connect(shared)
@@ -168,3 +176,85 @@ def test_dummy_profiles_and_a_run_without_buildd_use_no_snapshot(environ: dict[s
     done = subprocess.run(program(then="assert target._profile_cache is None"), env={**environ, "CI_FLAG": "CIRCLECI"})
     assert done.returncode == 0
     assert measured({**environ, "BUILDD_DISABLE": "1"}, "a=1") == ("1", "") and rows(shared) == [("a", "1")]
+
+
+KILLED = """
+import os, sqlite3, sys
+held = sqlite3.connect(sys.argv[1])
+held.execute("PRAGMA cache_size = 1")
+held.execute("UPDATE cuda_gemm_3 SET algo = 'half'")
+held.executemany("INSERT INTO cuda_gemm_3 (exec_entry, exec_entry_sha1, device, algo) VALUES ('', ?, '80', 'half')",
+    [(str(number) * 99,) for number in range(500)])
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("flush", ["0", "1"])
+def test_what_a_killed_aitemplate_has_half_written_is_taken_back(
+    environ: dict[str, str], shared: Path, flush: str
+) -> None:
+    assert measured(stock(environ), "a=1") == ("1", "")
+    subprocess.run([program()[0], "-c", KILLED, shared], check=False)
+    assert shared.with_name("cuda.db-journal").stat().st_size > 0, "it was killed too early"
+    assert measured({**environ, "FLUSH_PROFILE_CACHE": flush}, "a", "b=2") == ("- 2" if flush == "1" else "1 2", "")
+    assert published(environ) == []
+    assert rows(shared) == [*([] if flush == "1" else [("a", "1")]), ("b", "2")]
+
+
+def test_a_lock_that_stops_readers_is_waited_for(environ: dict[str, str], shared: Path) -> None:
+    """As a commit of another AITemplate's on a slow disk."""
+    assert measured(stock(environ), "a=1") == ("1", "")
+    held = sqlite3.connect(shared, isolation_level=None, check_same_thread=False)
+    held.execute("BEGIN EXCLUSIVE")
+    release = threading.Timer(1.0, held.rollback)
+    release.start()
+    assert measured(environ, "a", "b=2") == ("1 2", "")
+    release.join()
+    held.close()
+
+
+def test_a_lock_that_stops_readers_for_long_costs_no_build(
+    environ: dict[str, str], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aitemplate_rows, "_WAIT_S", 0.05)
+    assert measured(stock(environ), "a=1") == ("1", "")
+    held = sqlite3.connect(shared, isolation_level=None)
+    held.execute("BEGIN EXCLUSIVE")
+    waiting = aitemplate_rows.WaitingRows(environ["BUILDD_DIR"], str(shared))
+    snapshot = sqlite3.connect(":memory:")
+    epoch, problem = waiting.load(snapshot)
+    assert problem == "database is locked"
+    definition = held.execute("SELECT sql FROM sqlite_master WHERE name = 'cuda_gemm_3'").fetchone()[0]
+    row = {"exec_entry": "M == 1", "exec_entry_sha1": "b", "device": "80", "algo": "2", "split_k": 1}
+    assert waiting.add("cuda_gemm_3", row, definition, epoch=epoch)
+    (line,) = published(environ)
+    assert "cannot be written now (database is locked)" in line
+    held.close()
+    assert published(environ) == [] and rows(shared) == [("a", "1"), ("b", "2")]
+
+
+def test_a_read_only_folder_keeps_rows_in_the_store_and_its_own_are_used(
+    environ: dict[str, str], shared: Path, tmp_path: Path
+) -> None:
+    if problem := why_no_namespaces():
+        pytest.skip(problem)
+    assert measured(stock(environ), "a=1") == ("1", "")
+    code = "import sys; from pathlib import Path; from buildd.store.aitemplate_profiles import publish"
+    code += "; print(*publish(Path(sys.argv[1])))"
+    script = f"mount --bind {shared.parent} {shared.parent}; mount -o remount,ro,bind {shared.parent}; "
+    script += (
+        shlex.join(program("a", "b=2")) + "; " + shlex.join([program()[0], "-P", "-c", code, environ["BUILDD_DIR"]])
+    )
+    path = os.pathsep.join([environ["PYTHONPATH"], str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-euc", script],
+        env={**environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said, line = done.stdout.splitlines()
+    assert said == "1 2" and "cannot be written now (attempt to write a readonly database)" in line
+    assert rows(shared) == [("a", "1")]
+    assert published(environ) == [] and rows(shared) == [("a", "1"), ("b", "2")]

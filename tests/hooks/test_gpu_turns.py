@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -109,3 +111,75 @@ def test_a_tuner_that_times_without_a_pause_leaves_others_their_turn(tmp_path: P
             asyncio.run(asyncio.wait_for(work(), 30.0))
         finally:
             tuner.kill()
+
+
+def test_a_fifo_in_the_shared_folder_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+    os.mkfifo(tmp_path / GPU)
+    assert gpu_turns.in_turn(lambda: 7, str(tmp_path))() == 7
+
+
+def test_a_child_that_is_forked_in_a_turn_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loader of data forks its workers while a kernel is tuned."""
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+
+    def fork() -> int:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        return child
+
+    child = gpu_turns.in_turn(fork, str(tmp_path))()
+    try:
+        assert is_free(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of locks, for functions that are wrapped without naming one."""
+    monkeypatch.setitem(sys.modules, "torch", torch_with())
+    monkeypatch.setattr(gpu_turns.in_turn, "__defaults__", (str(tmp_path), gpu_turns.torch_gpus))
+    return tmp_path
+
+
+def test_every_timing_of_inductors_has_the_gpu_to_itself(here: Path) -> None:
+    """As torch._inductor.runtime.benchmarking: one kind times by another's means, and both are called."""
+    seen: list[bool] = []
+
+    class Benchmarker:
+        def benchmark(self) -> float:
+            return self.benchmark_gpu()
+
+        def benchmark_gpu(self) -> float:
+            seen.append(is_free(here))
+            return 1.0
+
+    class Inherits(Benchmarker):
+        pass
+
+    class Overrides(Benchmarker):
+        def benchmark_gpu(self) -> float:
+            return super().benchmark_gpu()
+
+    module = types.SimpleNamespace(A=Benchmarker, B=Inherits, C=Overrides, benchmarker=Overrides(), other=7)
+    gpu_turns.begin_inductor(module)
+    assert [module.A().benchmark(), module.B().benchmark(), module.benchmarker.benchmark_gpu()] == [1.0] * 3
+    assert seen == [False] * 3 and is_free(here)
+
+
+@pytest.mark.triton
+def test_every_timing_of_tritons_tuner_has_the_gpu_to_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    autotuner = pytest.importorskip("triton.runtime.autotuner")
+    seen: list[bool] = []
+    monkeypatch.setattr(autotuner.Autotuner, "_bench", lambda *words, config, **meta: seen.append(is_free(here)))
+    gpu_turns.begin_triton(autotuner)
+    function = types.SimpleNamespace(arg_names=["x"], fn=lambda x: x, __name__="k")
+    configs = [autotuner.Config({"BLOCK": size}) for size in (64, 128)]
+    tuner = autotuner.Autotuner(function, ["x"], configs, ["x"], None, None)
+    for config in configs:
+        tuner._bench(1, config=config)
+    assert seen == [False] * 2 and is_free(here)

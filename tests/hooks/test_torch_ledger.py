@@ -110,6 +110,30 @@ def test_other_threads_and_programs_without_a_ledger_are_left_alone() -> None:
     assert isinstance(scope["a"], Kernel)
 
 
+def test_a_look_up_may_return_the_graph_alone(here: Ledger) -> None:
+    class AOTAutogradCache:
+        @staticmethod
+        def try_load(found: Any) -> Any:
+            return found
+
+    module = SimpleNamespace(AOTAutogradCache=AOTAutogradCache)
+    torch_ledger.watch_autograd(module)
+    graph = lambda: "called"  # noqa: E731 - a graph is a function without an index
+    assert module.AOTAutogradCache.try_load(None) is None
+    assert here.totals["tracing"] > 0 and here.totals["graphs found"] == 0
+    assert module.AOTAutogradCache.try_load(graph) is graph
+    assert here.totals["graphs found"] > 0
+
+
+def test_a_compiler_command_that_is_no_line_of_shell_reaches_torch(here: Ledger) -> None:
+    ran: list[Any] = []
+    module = SimpleNamespace(run_compile_cmd=lambda command, *more: ran.append(command))
+    torch_ledger.watch_compilers(module)
+    for command in (["g++", "-c", "a.cpp"], "g++ -c 'a.cpp"):
+        module.run_compile_cmd(command, "folder")
+    assert ran == [["g++", "-c", "a.cpp"], "g++ -c 'a.cpp"]
+
+
 def test_what_a_look_up_returns_is_unchanged(here: Ledger) -> None:
     class FxGraphCache:
         @staticmethod

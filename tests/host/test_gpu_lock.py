@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,31 @@ def test_who_holds_and_who_waits_is_seen(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
     assert processes(str(tmp_path / "none")) == ()
+
+
+def test_a_fifo_in_the_shared_folder_holds_nobody_up(tmp_path: Path) -> None:
+    """Any user of the machine can put one there, under the name of a GPU."""
+    os.mkfifo(tmp_path / GPU)
+
+    async def work() -> None:
+        async with GpuLock(GPU, str(tmp_path)).held():
+            pass
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+def test_a_child_that_is_forked_in_a_turn_does_not_keep_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with lock(GPU, str(tmp_path)):
+            child = os.fork()
+            if child == 0:
+                time.sleep(DEADLINE_S)
+                os._exit(0)
+        try:
+            async with lock(GPU, str(tmp_path)):
+                assert [each.holds for each in processes(str(tmp_path))] == [True]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S / 2))

@@ -305,7 +305,7 @@ def test_file_names_that_are_no_utf8(desk: Desk) -> None:
 
 
 class Blind(Snapshot):
-    """Of folders that may be searched and not listed."""
+    """A snapshot of folders that may be searched and not listed."""
 
     def listing(self, folder: str) -> frozenset[str] | None:
         return None

@@ -52,9 +52,9 @@ class Bench:
     def __init__(self, folder: Path, store: Store, *words: str) -> None:
         self.folder, self.store = folder, store
         self.words = words
-        """Of the candidates, in their order."""
+        """Words of the candidates, in their order."""
         self.words_with: dict[str, tuple[str, ...]] = {}
-        """Of those that are compiled with a flag."""
+        """Words of the candidates that are compiled with a flag."""
         self.asked: list[str] = []
         self.told: list[Told] = []
         self.said: list[str] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -160,3 +162,33 @@ def test_where_the_daemon_is_killed_the_lock_goes_on(user: User, tmp_path: Path)
         work(do)
     finally:
         Path(gpu_lock.FOLDER, there.uuid).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("through_daemon", [True, False])
+def test_a_long_wait_is_explained(machine: Machine, monkeypatch: pytest.MonkeyPatch, through_daemon: bool) -> None:
+    """Also one for a process without a daemon: nobody knows for how long it has had the GPU."""
+    monkeypatch.setattr("buildd.profiling.turns._PATIENCE_S", 0.05)
+    machine.lock.parent.mkdir(exist_ok=True)
+    script = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    said: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", script, machine.lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
+
+        async def do() -> None:
+            turns = Turns("x", said.append, machine.route if through_daemon else None, folder=machine.locks)
+
+            async def take() -> None:
+                async with turns.on(HERE, 5.0):
+                    said.append("has it")
+
+            taking = asyncio.create_task(take())
+            await until_async(lambda: said)
+            other.communicate("\n")
+            await taking
+            await turns.close()
+
+        work(do)
+    assert len(said) == 2 and said[0].startswith(f"waiting for GPU 0: process {other.pid} ("), said

@@ -18,8 +18,9 @@ import pytest
 
 from buildd.commands import warm_kernels
 from buildd.commands.warm_kernels import shared
-from buildd.programs import kernel_manifest, recording
-from buildd.programs.kernel_manifest import ManifestError, ManifestLine, line_of
+from buildd.programs import recording, recording_file
+from buildd.programs.kernel_manifest import ManifestLine, line_of
+from buildd.programs.recording_file import RecordingError
 from buildd.shims.framework_environment import HOOKS
 from codegen.errors import RequestError
 from codegen.plan import Answer as ProbeAnswer
@@ -53,9 +54,10 @@ def text_of(**changed: object) -> bytes:
 def test_a_manifest_is_the_same_in_whatever_order_kernels_came(tmp_path: Path) -> None:
     texts = [text_of(name=name, hash=hash_) for name in ("b", "a") for hash_ in ("2", "1")]
     one, other = tmp_path / "one", tmp_path / "other"
-    assert kernel_manifest.write(one, set(texts)) == kernel_manifest.write(other, set(reversed(texts))) == 4
+    recording_file.write(one, set(texts))
+    recording_file.write(other, set(reversed(texts)))
     assert one.read_bytes() == other.read_bytes()
-    assert [(line.kernel.name, line.kernel.hash) for line in kernel_manifest.read(one)] == [
+    assert [(line.kernel.name, line.kernel.hash) for line in recording_file.read(one).kernels] == [
         ("a", "1"),
         ("a", "2"),
         ("b", "1"),
@@ -64,7 +66,7 @@ def test_a_manifest_is_the_same_in_whatever_order_kernels_came(tmp_path: Path) -
     assert sorted(tmp_path.iterdir()) == [one, other]
     # The order of arguments is in there: it has to stay.
     assert (
-        bytes(kernel_manifest.read(one)[0].kernel.specialization)
+        bytes(recording_file.read(one).kernels[0].kernel.specialization)
         == json.dumps({"z": 1, "a": [2], "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}).encode()
     )
 
@@ -72,16 +74,16 @@ def test_a_manifest_is_the_same_in_whatever_order_kernels_came(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "not a manifest"),
+        (b"", "not a recording"),
         (b'{"buildd": "other", "version": 1}\n', "'other', version 1"),
         (b'{"buildd": "triton-kernels", "version": 2}\n', "version 2"),
-        (b"\x7fELF\n", "not a manifest"),
+        (b"\x7fELF\n", "not a recording"),
     ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "m").write_bytes(content)
-    with pytest.raises(ManifestError, match=says):
-        kernel_manifest.read(tmp_path / "m")
+    with pytest.raises(RecordingError, match=says):
+        recording_file.read(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
@@ -96,18 +98,19 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes, says: st
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: bytes) -> None:
-    kernel_manifest.write(tmp_path / "m", {text_of()})
+    recording_file.write(tmp_path / "m", {text_of()})
     with open(tmp_path / "m", "ab") as file:
         file.write(text + b"\n")
-    with pytest.raises(ManifestError) as caught:
-        kernel_manifest.read(tmp_path / "m")
+    with pytest.raises(RecordingError) as caught:
+        recording_file.read(tmp_path / "m")
     assert caught.value.file == f"{tmp_path / 'm'}:3" and caught.value.next_step
 
 
 def test_lines_of_all_processes_are_gathered_and_torn_ones_are_not(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes(text_of() + b"\n" + text_of(name="b")[:40])
     (tmp_path / "2.jsonl").write_bytes(text_of() + b'\n{"problem": "c: too odd"}\n' + text_of(name="b") + b"\n")
-    assert recording.gather(tmp_path) == ({text_of(), text_of(name="b")}, ["c: too odd"])
+    found = recording.gather(tmp_path)
+    assert (found.kernels, found.problems) == ({text_of(), text_of(name="b")}, ["c: too odd"])
 
 
 # ---------------------------------------------------------------- part of a script
@@ -351,6 +354,9 @@ def test_what_was_recorded_is_compiled_without_a_gpu_and_the_program_compiles_no
     status, said = triton_user.buildd("run", "--record", "kernels.jsonl", *program, str(ran))
     assert status == 0 and "2 kernels, 2 compiled" in said and "2 kernels recorded in kernels.jsonl" in said, said
     del triton_user.environ["BUILDD_DISABLE"]
+    status, said = triton_user.buildd("warm", "--prove", *program, str(ran))
+    assert status == 1 and "not warm: 1 compile would run:\n  Triton kernel: add" in said, said
+    assert "NotCompiledError" in said
     manifest = (first / "kernels.jsonl").read_bytes()
     assert str(triton_user.folder.parent).encode() not in manifest and b"libdevice" not in manifest
 
@@ -370,6 +376,8 @@ def test_what_was_recorded_is_compiled_without_a_gpu_and_the_program_compiles_no
     status, said = triton_user.buildd("warm", "--manifest", "kernels.jsonl")
     assert status == 0 and "2 kernels: 0 hits, 2 compiled" in said and "another key" not in said, said
     del triton_user.environ["BUILDD_RECACHE"]
+    status, said = triton_user.buildd("warm", "--prove", *program, str(second / "ran"))
+    assert status == 0 and said.endswith("buildd: warm: the command compiled nothing\n"), said
     status, said = triton_user.buildd("run", "--record", "again.jsonl", *program, str(second / "ran"))
     assert status == 0 and "2 kernels, 0 compiled" in said, said
     assert (second / "again.jsonl").read_bytes() == manifest
@@ -414,7 +422,7 @@ def test_a_program_is_as_without_us_whatever_cannot_be_recorded(triton_user: Use
     odd = odd.replace("Tensor(), 1000)", "Tensor(), 1000, odd=b'x')")
     folder = lay_out(triton_user, "odd", odd)
     status, said = triton_user.buildd("run", "--record", "m", "--", sys.executable, "prog.py", str(folder / "ran"))
-    assert status == 0 and "2 kernels, 2 compiled" in said and "0 kernels recorded" in said, said
+    assert status == 0 and "2 kernels, 2 compiled" in said and "nothing recorded in m" in said, said
     assert "not recorded: __main__.add_kernel: one of its constants cannot be recorded" in said
     (folder / "prog.py").write_text(PROGRAM)
     triton_user.environ["USE_IR_LOC"] = "ttir"
@@ -425,13 +433,13 @@ def test_a_program_is_as_without_us_whatever_cannot_be_recorded(triton_user: Use
 def test_wrong_usage_is_told(triton_user: User) -> None:
     (triton_user.folder / "m").write_text("no manifest")
     for arguments, says in (
-        (("warm", "--manifest", "m"), "not a manifest of kernels"),
+        (("warm", "--manifest", "m"), "this file is not a recording"),
         (("warm", "--manifest", "nowhere"), "cannot be read"),
-        (("warm", "--manifest", "m", "target"), "the file names the kernels"),
+        (("warm", "--manifest", "m", "target"), "the file names what is compiled"),
         (("warm", "--python", "x"), "--python works only with --manifest"),
         (("run", "--record"), "expected one argument"),
     ):
         status, said = triton_user.buildd(*arguments)
         assert status == 2 and says in said, said
     status, said = triton_user.buildd("run", "--record", "nowhere/m", "--", "true")
-    assert status == 3 and "the manifest cannot be written there" in said, said
+    assert status == 3 and "the recording cannot be written there" in said, said

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol import client as client_module
+from protocol import sockets
 from protocol.aio import AsyncClient
 from protocol.autostart import find_or_start, spawn
 from protocol.client import Client, find
@@ -132,7 +132,7 @@ def test_a_daemon_is_started_and_found_again(place: Place) -> None:
 def test_what_closing_waits_for_may_come_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.start()
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(client_module, "put_off", ends)
+    monkeypatch.setattr(sockets, "put_off", ends)
     with place.connect() as client:
         client.ping()
         context = client._sockets.context

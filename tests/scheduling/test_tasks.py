@@ -106,7 +106,7 @@ def test_a_fault_of_the_state_machine_ends_every_request(workspace: Workspace, m
             workspace.write("src/a.cu", "//! sleep 30\na\n")
             first = harness.submit(workspace.request())
             await harness.until(first, lambda body: isinstance(body, m.Started))
-            monkeypatch.setattr(harness.scheduler.state, "_admission", refuse)
+            monkeypatch.setattr(harness.scheduler.state._ready_queue, "_admission", refuse)
             second = await harness.build(workspace.request(environment={"PATH": "/usr/bin:/bin", "A": "1"}))
             assert_fault(second.done, "no admission")
             assert_fault((await harness.finish(first)).done, "no admission")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from buildd.client.budget_share import share
 from buildd.errors import BuilddError
 from buildd.shims.jobserver import Jobserver, find_builders
+from protocol.messages import BuildId, Mode, RequestId, RequestStatus
+from tests.support.foreign_project import ForeignProject
+from tests.support.paths import ROOT
 from tests.support.serving import short_folder
-from tests.support.toolkit import host_compiler
-from tests.support.user import ROOT, User
+from tests.support.toolkit import host_compiler, make_toolkit
+from tests.support.user import User
 from tests.support.waiting import until
 
 JOBS = 3
@@ -250,3 +257,105 @@ def test_a_build_that_is_ended_leaves_no_fifo(user: User) -> None:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert not list(user.run_folder.rglob("jobs-*"))
+
+
+# ---------------------------------------------------------------- the daemon's processors
+
+
+def test_a_jobserver_grows_and_shrinks(server: Jobserver) -> None:
+    assert server.resize(5, 0) == 5 and server.available == 4
+    assert server.resize(2, 1) == 2 and server.available == 1
+    with hold(server, 1) as client:
+        assert server.resize(1, 0.2) == 2, "a token that a tool holds stays with it"
+        assert [server.restore() for _ in range(3)] == [0, 0, 0]
+        client.kill()
+    until(lambda: server.restore() or server.available, "it is back")
+    assert server.resize(0, 5) == 1 and server.available == 0
+    assert server.restore() == 0 and server.available == 0, "what was taken away is not lost"
+
+
+def test_a_token_is_taken_away_from_tools_that_never_leave_one_free() -> None:
+    """Two tools that take a token again as soon as they have given it back."""
+    busy = "import os, sys; f = os.open(sys.argv[1], os.O_RDWR)\nwhile True: os.write(f, os.read(f, 1))"
+    with short_folder() as folder, Jobserver(folder, 2) as server:
+        tools = [subprocess.Popen([sys.executable, "-I", "-S", "-c", busy, str(server.path)]) for _ in range(2)]
+        try:
+            assert server.resize(1, 60) == 1 and server.available == 0
+            assert server.resize(2, 0) == 2
+        finally:
+            for tool in tools:
+                tool.kill()
+                tool.wait()
+
+
+def test_the_share_is_asked_for_while_a_build_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildd.shims.jobserver._LOOK_S", 0.05)
+    shares = iter([1, 3])
+    with short_folder() as folder, Jobserver(folder, 2, lambda: next(shares, 4)) as server:
+        until(lambda: server.available == 3, "the last share is there")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "others", "expected"),
+    [
+        (8, {}, 8),
+        (8, {"a": [1]}, 7),
+        (8, {"a": [1, 1, 1], "b": [2]}, 3),
+        (8, {"a": [8]}, 4),
+        (8, {"a": [4], "b": [4]}, 2),
+        (2, {"a": [2]}, 1),
+        (1, {"a": [1], "b": [1]}, 1),
+        (8, {"a": [0, 0]}, 8),
+        (2, {"a": [9]}, 1),
+    ],
+)
+def test_a_build_has_what_others_leave_and_never_less_than_its_part(
+    cpus: int, others: dict[str, list[int]], expected: int
+) -> None:
+    requests = [
+        RequestStatus(
+            request_id=RequestId("r"), build_id=BuildId(build), mode=Mode.COMPILE, project="/", jobs_running=jobs
+        )
+        for build, each in others.items()
+        for jobs in each
+    ]
+    assert share(cpus, requests) == expected
+
+
+def tokens(user: User) -> int:
+    """Free tokens of the one build of this user that has a jobserver."""
+    (fifo,) = user.run_folder.rglob("jobs-*")
+    descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0])
+    finally:
+        os.close(descriptor)
+
+
+@needs_gcc
+def test_a_build_makes_room_for_another_builds_jobs(tmp_path: Path) -> None:
+    """The number is the daemon's, whatever this process's variables say, and follows what runs for others."""
+    with short_folder() as folder:
+        user = User(folder, {"BUILDD_JOBS": "4"})
+        toolkit = make_toolkit(tmp_path)
+        try:
+            assert user.buildd("up")[0] == 0
+            other = ForeignProject(user, user.folder / "other", str(toolkit.parent))
+            environ = {**user.environ, "BUILDD_JOBS": "9", "PATH": f"{newer_make(user)}:{user.environ['PATH']}"}
+            command = [sys.executable, "-P", "-m", "buildd", "run", "--", "sh", "-c", "echo && exec cat"]
+            with subprocess.Popen(
+                command, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as process:
+                assert process.stdout is not None and process.stdout.readline() == "\n"
+                assert tokens(user) == 3
+                for name in "ab":
+                    other.write(f"{name}.cu", f"//! wait go\nint {name};\n")
+                running = [other.start("nvcc", "-c", f"{name}.cu", "-o", f"{name}.o") for name in "ab"]
+                until(lambda: tokens(user) == 1, "two processors are another build's")
+                other.write("go", "")
+                for each in running:
+                    each.communicate(timeout=60)
+                until(lambda: tokens(user) == 3, "they are back")
+                process.communicate("", timeout=60)
+        finally:
+            assert user.end() == []

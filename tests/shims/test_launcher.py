@@ -398,7 +398,7 @@ def test_a_daemon_of_another_protocol_is_not_asked(foreign: ForeignProject, tmp_
     ("arguments", "reason"),
     [
         (("-E", "a.c", "-o", "a.i"), "preprocess"),
-        (("-M", "a.c"), "dependencies-only"),
+        (("-M", "-MD", "a.c"), "dependencies-only"),
         (("a.o", "-o", "a", "-nostdlib", "-shared"), "link"),
         (("-S", "a.c", "b.c"), "several-sources"),
         (("-c", "-xc", "-", "-o", "in.o"), "standard-input"),

@@ -127,3 +127,76 @@ def test_a_tree_of_cmake_that_was_made_below_us_is_not_built_again_without_us(pr
     for call in (project.plainly, project.good):
         call(*configure)
         assert b"no work to do" in call("cmake", "--build", "build").stdout
+
+
+MAKEFILE = """
+NVCC ?= $(CUDA_HOME)/bin/nvcc
+CXX ?= g++
+VERSION := $(shell which $(NVCC) >/dev/null && $(NVCC) --version | grep release | sed 's/.*release //')
+B ?= build
+all: $(B)/op.so
+$(B)/%.d: %.cpp
+\t@mkdir -p $(B)
+\t@mk=$$($(NVCC) -DVERSION="$(VERSION)" -MM $<); echo "$(B)/$*.o: $${mk#*:}" > $@
+$(B)/%.o: %.cpp $(B)/%.d
+\t$(NVCC) -fPIC -c $< -o $@
+$(B)/op.so: $(B)/k.o $(B)/b.o
+\t$(CXX) -shared $^ -o $@
+-include $(wildcard $(B)/*.d)
+"""
+"""As nccl's: it names the compiler by its path, asks for its version, and has a rule for dependencies."""
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make")
+def test_a_makefile_that_names_the_toolkit_builds_nothing_again(project: ForeignProject) -> None:
+    project.write("Makefile", MAKEFILE)
+
+    def works(*, below: bool, place: str = "build") -> bool:
+        done = project.call("make", f"B={place}", environ=project.environ if below else project.plain)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return b"Nothing to be done" not in done.stdout
+
+    assert works(below=False)
+    assert [works(below=each) for each in (True, False)] == [False, False], "what was built without us is built again"
+    assert project.counts() == (0, 0)
+    shutil.rmtree(project.folder / "build")
+    assert works(below=True)
+    misses = project.counts()[1]
+    assert misses >= 2, "its compiles went past us"
+    assert [works(below=each) for each in (False, True)] == [False, False], "what was built with us is built again"
+    shutil.rmtree(project.folder / "build")
+    assert works(below=True) and project.counts() == (misses, misses)
+
+
+KERNELS = """
+import hashlib, os, subprocess, sys
+nvcc, cache = f"{os.environ['CUDA_HOME']}/bin/nvcc", sys.argv[1]
+version = subprocess.check_output([nvcc, "--version"], text=True)
+for name in "kb":
+    digest = hashlib.sha256(f"{version}{nvcc}{open(name + '.cpp').read()}".encode()).hexdigest()
+    place = f"{cache}/{digest}"
+    if os.path.exists(place):
+        continue
+    os.makedirs(f"{place}.tmp")
+    assert os.system(f"cd {place}.tmp && {nvcc} -I{os.getcwd()} -S {os.getcwd()}/{name}.cpp -o kernel.s") == 0
+    os.rename(f"{place}.tmp", place)
+    print("built", name)
+"""
+"""As DeepGEMM's: a folder for each kernel, named after the compiler's path and version and the text."""
+
+
+def test_a_jit_that_calls_the_compiler_for_each_kernel(project: ForeignProject) -> None:
+    project.write("kernels.py", KERNELS)
+
+    def built(*, below: bool, cache: str = "cache") -> int:
+        environ = project.environ if below else project.plain
+        done = project.call(sys.executable, "kernels.py", cache, environ=environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.count(b"built")
+
+    assert [built(below=each) for each in (False, True, False)] == [2, 0, 0]
+    shutil.rmtree(project.folder / "cache")
+    assert [built(below=each) for each in (True, False, True)] == [2, 0, 0]
+    assert project.counts() == (0, 2)
+    shutil.rmtree(project.folder / "cache")
+    assert built(below=True) == 2 and project.counts() == (2, 2)

@@ -7,22 +7,16 @@ import random
 import pytest
 
 from buildd.state import forecast
-from buildd.state.events import NodeSpec
+from buildd.state.events import NodeSpec, Submitted
 from buildd.state.forecast import Pace, open_runs, remaining_s
-from buildd.state.nodes import Node, NodeState, last_first
+from buildd.state.nodes import Node, NodeState, graph_of
 from protocol.messages import JobId, RequestId
 
 
 def graph(*specs: tuple[float, tuple[int, ...]]) -> list[Node]:
     """Nodes from (expected seconds, what they depend on)."""
-    nodes = [Node(RequestId("r"), i, NodeSpec(depends, wall_s)) for i, (wall_s, depends) in enumerate(specs)]
-    for node in nodes:
-        for dependency in node.spec.depends:
-            nodes[dependency].dependents.append(node.index)
-    for node in last_first(nodes):
-        behind = max((nodes[i].remaining_s for i in node.dependents), default=0.0)
-        node.remaining_s = node.spec.wall_s + behind
-    return nodes
+    submitted = Submitted(RequestId("r"), tuple(NodeSpec(depends, wall_s) for wall_s, depends in specs))
+    return graph_of(submitted).nodes
 
 
 def attach(*nodes: Node) -> None:

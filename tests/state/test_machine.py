@@ -435,7 +435,7 @@ def test_the_last_follower_of_a_spread_job_ends_its_steps() -> None:
     assert not machine.state.jobs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) -> None:
     machine = Machine(count=data.draw(st.integers(1, 3)), cpus=data.draw(st.integers(0, 2)))

@@ -85,7 +85,7 @@ class Desk:
         )
 
     def stamps(self, *listed: str, names: frozenset[str] = frozenset(), digested: bool = True) -> Stamps:
-        """Of everything in the project that is no output, as it is now.
+        """Stamps of everything in the project that is no output, as it is now.
 
         Args:
             listed: folders that outputs come and go in.

@@ -175,7 +175,12 @@ def test_a_killed_compiler(another_developer: Developer) -> None:
 
 @pytest.mark.parametrize("way", ["daemon", "in process"])
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status"),
+    [
+        *((signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)),
+        # Handled as SIGTERM is.
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_client_that_ends_in_the_middle(
     another_developer: Developer, way: str, number: signal.Signals, status: int

@@ -107,6 +107,25 @@ def _binaries(rng: random.Random, project: Project) -> None:
 FEATURES: dict[str, Feature] = {
     "file": body("char const *w() { return __FILE__; }", "int w() { return sizeof(__FILE__); }"),
     "base-file": body("char const *b() { return __BASE_FILE__; }", "static_assert(sizeof(__BASE_FILE__) > 1);"),
+    "file-macro": both(
+        body(
+            "#define WHERE(x) use(x, __FILE__)",
+            "#define WHERE __FILE__\n#define SIZE sizeof(WHERE)",
+            "#define CAT(a, b) a##b\n#define IN_FILE __FILE__",
+        ),
+        body(
+            "",
+            "int wm() { return 0; }",
+            "#ifdef SIZE\nint wm() { return SIZE; }\n#endif",
+            "#ifdef CAT\nint wm() { return sizeof(CAT(IN_, FILE)); }\n#endif",
+            "#ifdef CAT\nint wm() { return sizeof(CAT(__FI, LE__)); }\n#endif",
+        ),
+    ),
+    "file-raw": body(
+        'int wr() { return sizeof(R"(\n#define NONE )" __FILE__); }',
+        'char const *wr() { return R"(\n#define NONE __FILE__\n)"; }',
+    ),
+    "file-include": body("#define ONCE\n#define SELF __FILE__", "#define SELF __FILE__\nint ws = sizeof SELF;"),
     "level": body("int l() { return __INCLUDE_LEVEL__; }"),
     "builtin": body("char const *q() { return __builtin_FILE(); }"),
     "builtin-length": body("unsigned long q() { return __builtin_strlen(__builtin_FILE()); }"),

@@ -191,7 +191,7 @@ class EditedProject:
         return 'link_flags = ["-Llib1", "-Llib2"]\nlibraries = ["helper"]\n'
 
     def flags(self) -> list[str]:
-        """Of every compile."""
+        """Flags of every compile."""
         return ["-O1", '-DCHOSEN="chosen.h"', "-isystem", "sys", "-Iinc3", "-include", "forced.h"]
 
     def toggle(self, path: str, text: Callable[[], str]) -> None:

@@ -409,8 +409,11 @@ class EditedForeignProject(EditedProject):
 
     def _said(self, text: bytes, made: str) -> str:
         said = text.decode(errors="replace").replace(f"{made}/", "made/")
-        said = re.sub(r"_GLOBAL__N__[0-9a-f]{8}_\d+_[a-z]_cu_(?:[0-9a-f]{8}|kernel_[a-z])", "_GLOBAL__N__ID", said)
-        said = re.sub(r"(?:/[^\s:\"']*/)?tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", said)
+        said = re.sub(
+            r"(_GLOBAL__N__|__nv_static_\d+__)[0-9a-f]{8}_\d+_[a-z]_cu_(?:[0-9a-f]{8}|kernel_[a-z])", r"\1ID", said
+        )
+        said = re.sub(r"(?:/[^\s:\"']*/)?(tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_|job-\w+/)", "", said)
+        said = re.sub(r"(?<=\bptxas [a-z])\.compute_\w+(?=\.ptx,)", "", said)
         return re.sub(r"Compile time = [\d.]+ ms", "Compile time", said)
 
     def faults(self, source: str, ours: Compiled, theirs: Compiled, ours_at: Path, theirs_at: Path) -> list[str]:

@@ -24,11 +24,11 @@ def check(state: State) -> None:
             if node.state is NodeState.ATTACHED:
                 assert (asked.id, node.index) in state._job_of(node).followers, told
     held = (JobState.RUNNING, JobState.ENDING)
-    for spread, kept in ((False, state._running), (True, state._spread)):
+    for spread, kept in ((False, state.table.running), (True, state.table.spread)):
         assert set(kept) == {j.id for j in state.jobs.values() if j.state in held and j.spread is spread}, told
-    assert state._keeping == sum(j.state is JobState.KEEPING for j in state.jobs.values()), told
-    assert state._stepped == sum(j.steps for j in state.jobs.values()), told
-    assert set(state._alone) == {j.id for j in state.jobs.values() if j.alone and j.state is JobState.READY}, told
+    assert state.table.keeping == sum(j.state is JobState.KEEPING for j in state.jobs.values()), told
+    assert state.table.stepped == sum(j.steps for j in state.jobs.values()), told
+    assert set(state.table.alone) == {j.id for j in state.jobs.values() if j.alone and j.state is JobState.READY}, told
     for job in state.jobs.values():
         assert bool(job.followers) or job.state in (JobState.ENDING, JobState.KEEPING), told
         assert (job.lead is None) == (job.state in (JobState.READY, JobState.KEEPING)), told
@@ -36,4 +36,4 @@ def check(state: State) -> None:
             node = state.requests[request].nodes[index]
             assert node.state is NodeState.ATTACHED and node.job == job.id, told
         if job.state is not JobState.ENDING and not job.final:
-            assert state.in_flight[job.in_flight_key] == job.id, told
+            assert state.table.in_flight[job.in_flight_key] == job.id, told

@@ -12,5 +12,5 @@ from buildd.ui.relay import Relay
 
 relay = Relay(1, lambda columns: sys.argv[1][:columns])
 process = subprocess.Popen(sys.argv[2:], stdout=relay.output, stderr=relay.output)
-relay.follow(process)
+relay.follow(process.pid)
 sys.exit(process.wait())

@@ -137,8 +137,8 @@ def user() -> Iterator[User]:
 
 
 def misses(user: User) -> int:
-    """Of all compiles that went through the user's store. A daemon that nobody is connected to may start anew: what it
-    knows of builds is no figure for that."""
+    """Misses of all compiles that went through the user's store. A daemon without clients may start anew, so its own
+    counters are no figure for that."""
     status, said = user.buildd("cache", "stats", "--json")
     assert status == 0, said
     found = json.loads(said)["counters"]["misses"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from buildd.shims.interposition import LIBRARY
 from buildd.trees.ninja_tree import STATUS, NinjaLog, NinjaTree
 from buildd.trees.tree import TreeError, include_folders, is_by_product, source_root, tool_output
 from protocol import messages as m
@@ -228,6 +229,9 @@ def test_a_command_passes_a_cache_by(folder: Path) -> None:
     tree = NinjaTree(str(folder / "build"), [], ENVIRON)
     tree.describe()
     assert tree.notice().startswith("3 of 6 commands")
+    tree = NinjaTree(str(folder / "build"), [], {**ENVIRON, "LD_PRELOAD": f"/store/programs/{LIBRARY}"})
+    tree.describe()
+    assert tree.notice() == "", "the library of buildd run takes them"
 
 
 def test_a_toolkits_headers_are_not_watched(folder: Path) -> None:

@@ -54,8 +54,10 @@ def test_the_line_is_below_the_output_and_gone_at_the_end() -> None:
 
 def test_the_command_has_the_terminal_as_without_us() -> None:
     script = (
-        "print(*map(os.isatty, (0, 1, 2)), os.get_terminal_size(1), os.tcgetpgrp(os.open('/dev/tty', 2)) > 0,"
-        " os.tcgetpgrp(0) == os.getpgrp(), os.getsid(0) == os.getppid())"
+        "facts = *map(os.isatty, (0, 1, 2)), os.get_terminal_size(1), os.tcgetpgrp(os.open('/dev/tty', 2)) > 0, \\\n"
+        "  os.tcgetpgrp(0) == os.getpgrp(), os.getsid(0) == os.getppid()\n"
+        # Written whole: the status line may come between two writes.
+        "os.write(1, (' '.join(map(str, facts)) + '\\n').encode())"
     )
     with relayed(*python(script), columns=61) as terminal:
         assert terminal.ended() == 0
@@ -201,15 +203,71 @@ def test_a_process_that_is_left_behind_goes_on_writing(tmp_path: Path) -> None:
         assert screen.text[:3] == ["begun", "ended", "later"]
 
 
-@pytest.mark.skipif(not shutil.which("less"), reason="no less")
-def test_a_pager_that_reads_keys_from_its_output_gets_them(tmp_path: Path) -> None:
+PAGERS = {
+    "less": ("less {file}", b"line 199"),
+    "less of a pipe": ("cat {file} | less", b"line 199"),
+    "more": ("more {file}", b"line 30"),
+    "more of a pipe": ("cat {file} | more", b"line 30"),
+}
+
+
+@pytest.mark.parametrize("pager", PAGERS)
+def test_a_pager_that_reads_keys_from_its_output_gets_them(pager: str, tmp_path: Path) -> None:
+    command, further = PAGERS[pager]
+    if not shutil.which(pager.split()[0]):
+        pytest.skip(f"no {pager.split()[0]}")
     (tmp_path / "long").write_text("".join(f"line {number}\n" for number in range(1, 200)))
-    with relayed("/bin/sh", "-c", f"LESS= less {tmp_path}/long; echo status $?; read word; echo $word") as terminal:
+    command = command.format(file=tmp_path / "long")
+    with relayed("/bin/sh", "-c", f"LESS= MORE= {command}; echo status $?; read word; echo $word") as terminal:
         terminal.has_shown(b"line 20")
-        terminal.type(b"G")
-        terminal.has_shown(b"line 199")
+        assert further not in terminal.output
+        terminal.type(b"G" if pager.startswith("less") else b" ")
+        terminal.has_shown(further)
         terminal.type(b"q")
         terminal.has_shown(b"status 0")
         terminal.type(b"typed\n")
         assert terminal.ended() == 0
         assert terminal.output.count(b"typed") == 2, "once as its echo, once as the command's"
+
+
+WAITS = {
+    "read": "pass",
+    "poll": "waiting = select.poll(); waiting.register(2, select.POLLIN); waiting.poll()",
+    "select": "select.select([2], [], [])",
+    "epoll": "waiting = select.epoll(); waiting.register(2, select.EPOLLIN); waiting.poll()",
+}
+
+
+@pytest.mark.parametrize("is_main", [True, False], ids=["main", "thread"])
+@pytest.mark.parametrize("way", WAITS)
+def test_a_program_may_wait_for_its_keys_in_any_way(way: str, is_main: bool) -> None:
+    script = f"""
+import select, threading
+def get():
+    {WAITS[way]}
+    os.write(1, b"got %r\\n" % os.read(2, 1))
+before = termios.tcgetattr(2)
+tty.setcbreak(2)
+os.write(1, b"press\\n")
+thread = threading.Thread(target=get)
+get() if {is_main} else (thread.start(), thread.join())
+termios.tcsetattr(2, termios.TCSADRAIN, before)
+"""
+    with relayed(*python(script)) as terminal:
+        terminal.has_shown(b"press")
+        terminal.type(b"k")
+        terminal.has_shown(b"got b'k'")
+        assert terminal.ended() == 0
+
+
+def test_keys_that_no_program_waits_for_on_its_output_stay_in_the_terminal() -> None:
+    """A curses program is busy: what is typed is for its next read, from its input."""
+    script = (
+        "before = termios.tcgetattr(1); tty.setcbreak(1); os.write(1, b'press\\n'); time.sleep(0.5)\n"
+        "os.write(1, b'got %r\\n' % os.read(0, 9)); termios.tcsetattr(1, termios.TCSADRAIN, before)"
+    )
+    with relayed(*python(script)) as terminal:
+        terminal.has_shown(b"press")
+        terminal.type(b"abc")
+        terminal.has_shown(b"got b'abc'")
+        assert terminal.ended() == 0

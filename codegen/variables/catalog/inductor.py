@@ -25,6 +25,7 @@ from codegen.variables.variable import (
 
 V = Variable
 _FORWARD = "passed to jobs of kind torch and keyed"
+_TIMED = f"{_FORWARD}; below `buildd run` each timing has its GPU to itself"
 _DUMP = "none: not passed to jobs of kind torch; Inductor reads it below `buildd run`"
 _CACHE_OFF = "none: Inductor reads it below `buildd run`, and while its caches are off, buildd keeps no graphs"
 _REDIS = "none: `buildd redis` prints a value for stock torch; Inductor reads it below `buildd run`"
@@ -37,10 +38,15 @@ def _on(suffix: str, default: str, meaning: str) -> Variable:
 
 
 def _tune(
-    suffix: str, default: str, meaning: str, kind: Kind = Kind.ON_IF_1, choices: tuple[str, ...] = ()
+    suffix: str,
+    default: str,
+    meaning: str,
+    kind: Kind = Kind.ON_IF_1,
+    choices: tuple[str, ...] = (),
+    effect: str = _FORWARD,
 ) -> Variable:
     """Return the row of a setting for the search for the fastest kernel."""
-    return V("TORCHINDUCTOR_" + suffix, kind, default, (KEY, PROFILE), meaning, _FORWARD, choices=choices)
+    return V("TORCHINDUCTOR_" + suffix, kind, default, (KEY, PROFILE), meaning, effect, choices=choices)
 
 
 def _other(
@@ -101,9 +107,9 @@ _ROWS = rows(
     _other("FORCE_DISABLE_CACHES", Kind.ON_IF_1, "0", (CACHE,), "no cache at all", _CACHE_OFF),
     _tune("SEARCH_AUTOTUNE_CACHE", "0", "looks for tuned choices without max_autotune"),
     # Tuning.
-    _tune("MAX_AUTOTUNE", "0", "slow tuning of algorithms"),
-    _tune("MAX_AUTOTUNE_POINTWISE", "0", "tuning of pointwise kernels and reductions"),
-    _tune("MAX_AUTOTUNE_GEMM", "0", "tuning of matrix products"),
+    _tune("MAX_AUTOTUNE", "0", "slow tuning of algorithms", effect=_TIMED),
+    _tune("MAX_AUTOTUNE_POINTWISE", "0", "tuning of pointwise kernels and reductions", effect=_TIMED),
+    _tune("MAX_AUTOTUNE_GEMM", "0", "tuning of matrix products", effect=_TIMED),
     _tune("MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN,TRITON,CPP", "candidates' backends for matrix products", Kind.LIST),
     _tune("MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON", "candidates' backends for convolutions", Kind.LIST),
     _tune("MAX_AUTOTUNE_GEMM_SEARCH_SPACE", "DEFAULT", "size of the search", Kind.CHOICE, ("DEFAULT", "EXHAUSTIVE")),
@@ -116,7 +122,7 @@ _ROWS = rows(
     _tune("AUTOTUNE_IN_SUBPROC", "0", "times candidates in another process"),
     _tune("AUTOTUNE_MULTI_DEVICE", "0", "times candidates on several GPUs"),
     _tune("AUTOTUNE_FALLBACK_TO_ATEN", "1", "ATen where no candidate works"),
-    _tune("COORDINATE_DESCENT_TUNING", "0", "coordinate descent over block sizes"),
+    _tune("COORDINATE_DESCENT_TUNING", "0", "coordinate descent over block sizes", effect=_TIMED),
     _tune("COORDINATE_DESCENT_CHECK_ALL_DIRECTIONS", "0", "all neighbours, not only along an axis"),
     _tune("COORDINATE_DESCENT_RADIUS", "1", "how far a neighbour is", Kind.INT),
     _other("COORDINATE_DESCENT_*", Kind.STRING, "", (KEY, PROFILE), "coordinate descent", _FORWARD),
@@ -126,8 +132,8 @@ _ROWS = rows(
     _tune("AUTOHEURISTIC_LOG_PATH", "DEFAULT", "where that data is written", Kind.PATH),
     _tune("USE_EXPERIMENTAL_BENCHMARKER", "", "Inductor's own benchmarker", Kind.TRISTATE),
     _tune("MULTI_KERNEL", "0", "several kernels for one reduction, chosen while running", Kind.INT),
-    _tune("BENCHMARK_FUSION", "0", "times a fusion before taking it"),
-    _tune("BENCHMARK_EPILOGUE_FUSION", "1", "times a template with and without its epilogue"),
+    _tune("BENCHMARK_FUSION", "0", "times a fusion before taking it", effect=_TIMED),
+    _tune("BENCHMARK_EPILOGUE_FUSION", "1", "times a template with and without its epilogue", effect=_TIMED),
     _tune("BENCHMARK_KERNEL", "0", "benchmark code in each kernel"),
     _tune("DETERMINISTIC", "0", "no timing where it could change numerics"),
     # Generated code.

@@ -78,7 +78,7 @@ VARIABLES = rows(
     V("EJKERNEL_PERSISTENT_CACHE_DIR", Kind.PATH, "~/ejkernel-presistent-cache", (PROFILE,),
       "tuned configurations, one JSON file per operator", _NONE),
     V("EJKERNEL_AUTOTUNE_POLICY", Kind.CHOICE, "autotune", (PROFILE, KEY), "what to do when no configuration is known",
-      _NONE, choices=("autotune", "heuristics")),
+      f"{_NONE}, and time each candidate with its GPU to themselves", choices=("autotune", "heuristics")),
     V("EJKERNEL_TRITON_SMEM_LIMIT", Kind.INT, "101376", (PROFILE, KEY), "shared memory that a candidate may use, bytes",
       _NONE),
     V("EJKERNEL_RDA_MAX_CANDIDATES", Kind.INT, "32", (PROFILE, KEY), "most candidates of ragged decode attention",

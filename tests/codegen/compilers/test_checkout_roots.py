@@ -297,9 +297,17 @@ KERNEL = '#include "h.h"\n__global__ void k(int *p) { *p = H; }\nvoid run(int *p
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("where", ["..", pytest.param("@", marks=pytest.mark.slow)])
-def test_nvcc_in_another_checkout(user: User, where: str) -> None:
-    foreign = ForeignProject(user, user.folder / f"nvcc{len(where)}", toolkit())
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("..", ("a", "size", "own")),
+        # g++ has a test of each other way in which a path reaches an object.
+        pytest.param("..", ("macro", "later"), marks=pytest.mark.slow),
+        pytest.param("@", ("a", "macro", "size", "later", "own"), marks=pytest.mark.slow),
+    ],
+)
+def test_nvcc_in_another_checkout(user: User, where: str, names: tuple[str, ...]) -> None:
+    foreign = ForeignProject(user, user.folder / f"nvcc{len(where)}{len(names)}", toolkit())
     texts = {
         "src/a.cu": KERNEL,
         "src/macro.cu": f"#define CHECK(x) puts(__FILE__)\n{KERNEL}",
@@ -309,17 +317,42 @@ def test_nvcc_in_another_checkout(user: User, where: str) -> None:
     }
     checkouts = Checkouts(foreign, texts)
     is_absolute = where == "@"
-    for name, figures in (
-        ("a", (1, 1)),
-        ("macro", (1, 1)),
-        ("size", (0, 2) if is_absolute else (1, 1)),
-        ("later", (0, 2)),
-        ("own", (0, 2)),
-    ):
+    figures = {
+        "a": (1, 1),
+        "macro": (1, 1),
+        "size": (0, 2) if is_absolute else (1, 1),
+        "later": (0, 2),
+        "own": (0, 2),
+    }
+    for name in names:
         command = ("nvcc", "-arch=sm_80", f"-I{where}/include", "-c", f"{where}/src/{name}.cu")
-        assert checkouts.twice(*command) == figures, name
+        assert checkouts.twice(*command) == figures[name], name
         if name == "a":
             assert checkouts.twice(*command, "-lineinfo") == (0, 2)
+
+
+@pytest.mark.cuda
+def test_a_source_of_an_installed_package_is_one_for_all_checkouts(user: User) -> None:
+    """A JIT compiles its package's sources in a folder below the user's home. nvcc names a kernel of an anonymous
+    namespace after the source's path, which is the same in every home."""
+    foreign = ForeignProject(user, user.folder / "package", toolkit())
+    source = foreign.write("src/jit.cu", f"namespace {{\n{KERNEL}}}\nvoid other(int *p) {{ run(p); }}\n")
+    foreign.write("include/h.h", "#define H 3\n")
+    home, objects = foreign.folder.with_name("homes"), []
+    command = ("nvcc", "-arch=sm_80", f"-I{foreign.folder}/include", "-c", str(source), "-o")
+    for name in ("one", "two"):
+        (cache := home / name / "cache").mkdir(parents=True)
+        assert foreign.call(*command, f"{cache}/jit.o", cwd=cache).returncode == 0
+        objects.append(cache / "jit.o")
+    assert foreign.counts() == (1, 1) and objects[0].read_bytes() == objects[1].read_bytes()
+    # Another object of the same source is another module, and so is another checkout's source.
+    assert foreign.call(*command, f"{cache}/other.o", cwd=cache).returncode == 0
+    moved = foreign.write("../moved/src/jit.cu", source.read_text())
+    again = tuple(str(moved) if word == str(source) else word for word in command)
+    assert foreign.call(*again, f"{cache}/moved.o", cwd=cache).returncode == 0
+    objects += [cache / "other.o", cache / "moved.o"]
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_6_jit_cu_[0-9a-f]{8}", path.read_bytes())) for path in objects[1:]]
+    assert all(len(each) == 1 for each in modules) and len(set.union(*modules)) == 3
 
 
 @pytest.mark.cuda
@@ -341,3 +374,23 @@ def test_two_projects_with_one_relative_path_link_into_one_program(user: User) -
     linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects), "-o", "main")
     assert linked.returncode == 0, linked.stderr
     assert foreign.plainly(str(foreign.folder / "main")).returncode == 0
+
+
+@pytest.mark.cuda
+def test_one_source_of_two_mapped_projects_links_into_one_program(user: User) -> None:
+    """As two projects have it that hold a copy of one library each, all of it in an anonymous namespace."""
+    foreign = ForeignProject(user, user.folder / "mapped-twice", toolkit())
+    unit = "namespace { __global__ void k(int *p) { *p = 1; } struct Use { Use() { k<<<1, 1>>>(nullptr); } } use; }\n"
+    command = ("nvcc", "-arch=sm_80", "-c", "src/utils.cu", "-o", "utils.o")
+    objects = []
+    for number in (1, 2, 1):
+        folder = foreign.folder / f"{number}"
+        foreign.write(f"{number}/src/utils.cu", unit)
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(folder)}
+        assert foreign.call(*command, environ=environ, cwd=folder).returncode == 0
+        objects.append(folder / "utils.o")
+    assert foreign.counts() == (1, 2)
+    main = foreign.write("main.cu", "int main() { return 0; }\n")
+    library = Path(toolkit()).parent / "lib"
+    linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects[:2]), "-o", "main")
+    assert linked.returncode == 0, linked.stderr

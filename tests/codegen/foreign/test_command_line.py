@@ -176,7 +176,7 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c b.c", Reason.SEVERAL_SOURCES),
         ("gcc -c -", Reason.STANDARD_INPUT),
         ("gcc -E a.c", Reason.PREPROCESS),
-        ("gcc -MM a.c", Reason.DEPENDENCIES_ONLY),
+        ("gcc -MM -MD a.c", Reason.DEPENDENCIES_ONLY),
         ("gcc -c a.s", Reason.ASSEMBLER),
         ("gcc -c a.f90", Reason.LANGUAGE),
         ("gcc -x c-header -S a.h", Reason.LANGUAGE),

@@ -108,6 +108,8 @@ def test_a_library_from_objects_is_nvccs(cuda: ForeignProject) -> None:
 
 
 def test_an_nvcc_past_the_shims_is_told_by_its_own_calls(cuda: ForeignProject) -> None:
+    cuda.user.environ["BUILDD_INTERPOSE"] = "0"
+    cuda.search(f"{toolkit(cuda)}/bin")
     cuda.good(f"{toolkit(cuda)}/bin/nvcc", "-arch=sm_80", "-Iinclude", "-c", "k.cu", "-o", "k.o")
     figures = cuda.figures()
     assert (figures.hits, figures.misses) == (0, 0)

@@ -103,7 +103,7 @@ def host_library(folder: Path, one: GemmKernel) -> ctypes.CDLL:
 
 
 def bits(value: float) -> int:
-    """Of bf16, to the nearest."""
+    """The bits of the nearest bf16."""
     (whole,) = struct.unpack("<I", struct.pack("<f", value))
     return (int(whole) + 0x7FFF + (int(whole) >> 16 & 1)) >> 16
 

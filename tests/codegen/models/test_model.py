@@ -247,7 +247,7 @@ def test_independent_operations_are_grouped() -> None:
 
 
 def texts(table: Mapping[str, Any], streams: Streams | None = None, *, hip: bool = False) -> Texts:
-    """Of a model without GEMMs."""
+    """Texts of a model without GEMMs."""
     model = read_model(target(table), () if hip else ("sm_80",))
     return texts_of("mlp", "mlp", model, {}, streams or Streams(), hip=hip)
 

@@ -195,11 +195,10 @@ def test_of_a_step_that_a_signal_ends_only_nvcc_can_tell(cuda: ForeignProject) -
         elif path.name != "bin":
             place.symlink_to(path)
     (mine / "bin/ptxas").write_text("#!/bin/sh\nkill -SEGV $$\n")
-    launcher = cuda.environ["CMAKE_CUDA_COMPILER_LAUNCHER"]
     command = (str(mine / "bin/nvcc"), "-arch=sm_80", "-Iinclude", "-c", "src/k.cu", "-o", "k.o")
     plain = cuda.plainly(*command)
     before = steps(cuda)
-    done = cuda.call(launcher, *command)
+    done = cuda.call(*command)
     assert steps(cuda)[1] > before[1]
     assert plain.stderr
     assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)

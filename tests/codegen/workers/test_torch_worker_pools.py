@@ -134,6 +134,8 @@ def exported_in(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         "strict": False,
         "check": True,
         "check_tolerance": 1e-5,
+        "check_inputs": [],
+        "device": "cpu",
     }
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(WORKER), str(HOST)],
@@ -159,7 +161,7 @@ worker = host.load(os.path.join(os.path.dirname(sys.argv[1]), "torch_worker.py")
 assert host.may_fork(), os.listdir("/proc/self/task")
 before = set(sys.modules)
 try:
-    spec = {"name": "m", "mode": "", "options": {}, "threads": 1, "compiler": "g++"}
+    spec = {"name": "m", "mode": "", "options": {}, "threads": 1, "compiler": "g++", "device": "cpu"}
     worker.compile_model(spec, "model.pt2", "p.pt2", "d")
 except worker.Refused as error:
     assert "this compiler compiles nothing" in str(error), error

@@ -1,0 +1,140 @@
+"""Carries out the command of `buildd run` in the process that the user called: with its terminal, its limits, its open
+files and its signals.
+
+`buildd run` itself may be at work in another process, which has everything imported (`cli_server`); `there` leads from
+there to the process that the user called. Knows no build. Imports next to nothing: its time is a part of every run's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+TYPE_CHECKING = False  # `typing` costs milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
+    from typing import Protocol
+
+    class Relay(Protocol):
+        """Passes on what a program writes (`ui.relay`)."""
+
+        output: int
+
+        def follow(self, pid: int) -> None: ...
+
+
+there: Callable[[Sequence[str], Mapping[str, str], str | None, str | None], int] | None = None
+"""Has the process that the user called carry out a command; None in that process. Takes the words, the environment, the
+program if the words do not name it, and the style of a status line. Raises NotStarted."""
+pid = 0
+"""The process that the user called; 0 in that process."""
+_PATH = os.fsencode(os.defpath)
+_PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP")
+_RESTORED = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+"""Python ignores these signals; a program that it starts must not."""
+
+
+class NotStarted(Exception):
+    """A program cannot be started.
+
+    Args:
+        number: an errno.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(os.strerror(number))
+        self.number = number
+
+
+def process() -> int:
+    """The process that the user called."""
+    return pid or os.getpid()
+
+
+def carry_out(
+    words: Sequence[str | bytes],
+    environ: Mapping[str, str] | Mapping[bytes, bytes],
+    program: str | bytes | None = None,
+    relay: Relay | None = None,
+    early: Sequence[int] = (),
+) -> int:
+    """Run a command with this process's terminal and signals; its exit status as a shell reports it.
+
+    Signals sent to this process alone reach the command; Ctrl-C reaches it by itself. Signals that the command is to
+    ignore (nohup) stay ignored; it does not inherit this process's handlers.
+
+    Args:
+        program: the file to run, if it is not the one that the first word names.
+        relay: passes on what the command writes to this process's standard output, and to the same terminal.
+        early: signals that came already.
+
+    Raises: NotStarted.
+    """
+    import _signal  # type: ignore[import-not-found]  # the C part of `signal`, without its enums
+
+    came = list(early)
+    running: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if number == _signal.SIGINT:
+            return
+        came.append(number)
+        if running:
+            os.kill(running[0], came.pop())
+
+    # Before the command starts, so that a signal in between is passed on too.
+    numbers = [getattr(_signal, name) for name in _PASSED_ON]
+    taken = [number for number in numbers if _signal.getsignal(number) != _signal.SIG_IGN]
+    before = [(number, _signal.signal(number, pass_on)) for number in taken]
+    try:
+        actions = []
+        if relay is not None:
+            actions = [(os.POSIX_SPAWN_DUP2, relay.output, 1)]
+            actions += [(os.POSIX_SPAWN_DUP2, relay.output, 2)] if _is_same(1, 2) else []
+        restored = [getattr(_signal, name) for name in _RESTORED if hasattr(_signal, name)]
+        child = _started(words, environ, words[0] if program is None else program, actions, restored)
+        running.append(child)
+        while came:
+            os.kill(child, came.pop())
+        if relay is not None:
+            relay.follow(child)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        running.clear()  # its number stays taken until the next line
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        for number, handler in before:
+            _signal.signal(number, handler)
+    return 128 - status if status < 0 else status
+
+
+def _started(
+    words: Sequence[str | bytes],
+    environ: Mapping[str, str] | Mapping[bytes, bytes],
+    program: str | bytes,
+    actions: Sequence[tuple[int, int, int]],
+    restored: Sequence[int],
+) -> int:
+    """The process of a program, found as execvp finds it with this environment's PATH."""
+    name = os.fsencode(program)
+    places = [name]
+    if b"/" not in name:
+        (path,) = [os.fsencode(value) for key, value in environ.items() if key in ("PATH", b"PATH")] or [_PATH]
+        places = [os.path.join(folder, name) for folder in path.split(b":")]
+    wrong = 0
+    for place in places:
+        try:
+            return os.posix_spawn(place, list(words), environ, file_actions=actions, setsigdef=restored)
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", None) or errno.EINVAL
+            if number not in (errno.ENOENT, errno.ENOTDIR):
+                wrong = wrong or number
+    raise NotStarted(wrong or errno.ENOENT)
+
+
+def _is_same(one: int, other: int) -> bool:
+    """Whether both are the same terminal."""
+    try:
+        return os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
+    except OSError:
+        return False

@@ -1,0 +1,85 @@
+"""`buildd warm --prove -- COMMAND`: runs a command with everything only looked up, and names what is missing.
+
+A compile that is not in the store fails at once: shims, Triton's cache and the daemon obey BUILDD_PROVE. So a proof
+compiles nothing, costs no compile's time, and fills no cache. Knows the notes; `run` knows how a command is run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from buildd.client.request import store_of
+from buildd.commands import run
+from buildd.exits import FAILED, USAGE
+from buildd.hooks.proof import FOLDER as PROVE
+from buildd.hooks.proof import NEEDED
+from buildd.scheduling.call_notes import Needed
+from buildd.shims import interposition
+from buildd.ui.problems import is_on, print_note, print_problem
+from buildd.ui.text import clean, count
+
+SWITCHES = {"FLASHINFER_DISABLE_JIT": "1", "SGLANG_CRASH_ON_JIT_COMPILE": "1"}
+"""Switches with which engines fail where their own caches have no kernel, though the store may have it."""
+_MOST_SHOWN = 100
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
+    """The output of `--json`."""
+
+    needed: list[Needed]
+    exit_status: int
+    """The command's."""
+
+
+def prove(options: Namespace, command: Sequence[str]) -> int:
+    """Carry out the proof; 0: the command ended with 0 and needed nothing, 1: something would be compiled, 3: nothing
+    could be looked up, else the command's own status. Raises StoreError."""
+    environ = dict(os.environ)
+    if options.targets or options.manifest or options.arch or options.file or not command:
+        print_problem(
+            "after -- stands a command; targets, --manifest, --arch and -f do not go with it",
+            command="buildd warm --prove -- python serve.py",
+        )
+        return USAGE
+    if is_on(environ, "BUILDD_DISABLE"):
+        print_problem("BUILDD_DISABLE is set, so nothing can be looked up", next_step="unset BUILDD_DISABLE")
+        return USAGE
+    environ["BUILDD_DIR"] = store_of(environ)
+    if options.no_jit:
+        environ.update({name: value for name, value in SWITCHES.items() if name not in environ})
+    if options.directory:
+        os.chdir(options.directory)
+    with tempfile.TemporaryDirectory(prefix="buildd-prove-") as notes:
+        environ[PROVE] = notes
+        settings = Namespace(jobs=options.jobs, map_paths=None, record=None, quiet=True)
+        status = run.run_command(settings, list(command), environ)
+        needed = list(dict.fromkeys(_needed(Path(notes, NEEDED))))
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(Proof(needed=needed, exit_status=status)).decode() + "\n")
+    elif needed:
+        print_note(f"buildd: not warm: {count(len(needed), 'compile')} would run:")
+        for one in needed[:_MOST_SHOWN]:
+            print_note(f"  {clean(one.what)}: {clean(one.name)}" + (f": {clean(one.why)}" if one.why else ""))
+        if len(needed) > _MOST_SHOWN:
+            print_note(f"  and {len(needed) - _MOST_SHOWN} more: --json names all")
+    elif status == 0:
+        print_note("buildd: warm: the command compiled nothing")
+    if not interposition.folder_of(environ):
+        print_note("buildd: compilers that were called by their path were not watched: see `buildd doctor`")
+    return FAILED if needed else status
+
+
+def _needed(notes: Path) -> Iterator[Needed]:
+    if not notes.exists():
+        return
+    for line in notes.read_bytes().splitlines():
+        with suppress(msgspec.MsgspecError, ValueError):  # torn
+            yield msgspec.json.decode(line, type=Needed)

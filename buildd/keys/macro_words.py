@@ -1,0 +1,144 @@
+"""The macros of C sources as words: which of them could lead to a word such as `__LINE__` or `__FILE__`.
+
+A word is *seeing* if it is one of the words that are looked for, or a macro whose definition anywhere holds a seeing
+word, or could make one with `##`. Conditions and #undef are left out of account, and all files that were looked at
+count together, so too many words may be seeing, and never too few. Knows no result and no key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from buildd.files.snapshot import Snapshot
+from buildd.native.bare_text import BareText
+from codegen.plan import Action, Ref
+from codegen.reach import read_regular
+
+_SPLICE = re.compile(rb"\\[ \t\v\f\r]*\x03")
+_WORD = re.compile(rb"[A-Za-z_$\x80-\xff][\w$\x80-\xff]*")
+_BLANK = rb"(?:[ \t\v\f\r\x01]|/\*[^\n]*?\*/)*"
+"""White space and comments: of those that a bare form keeps none holds a newline."""
+_DIRECTIVE = re.compile(rb"^" + _BLANK + rb"(?:#|%:)([^\n]*)$", re.MULTILINE)
+_DEFINITION = re.compile(
+    _BLANK + rb"define\b" + _BLANK + rb"([A-Za-z_$\x80-\xff][\w$\x80-\xff]*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
+)
+_DEFINES = re.compile(_BLANK + rb"define\b")
+_PASTED = re.compile(rb"([\w$\x80-\xff]+)[ \t\v\f\r\x01]*(?:##|%:%:)(?=[ \t\v\f\r\x01]*([\w$\x80-\xff]+))")
+_GIVEN = re.compile(rb"([A-Za-z_]\w*)(?:\([^)]*\))?=(.*)", re.DOTALL)
+"""A macro among the flags: -DNAME=BODY."""
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A definition of a macro."""
+
+    name: bytes
+    words: frozenset[bytes]
+    pasted: tuple[tuple[bytes, bytes], ...] = ()
+    """Beginnings and ends of words that its definition makes; both are empty where it could make any."""
+
+
+class Macros:
+    """The macros of the files that were looked at.
+
+    Args:
+        seeing: words with which the preprocessor or the compiler shows what is looked for.
+    """
+
+    def __init__(self, seeing: Iterable[bytes]) -> None:
+        self.seeing = set(seeing)
+        self._users: dict[bytes, list[bytes]] = {}
+        """Word -> the macros that hold it."""
+        self._pasted: list[tuple[bytes, bytes, bytes]] = []
+
+    def add(self, macros: Iterable[Macro]) -> None:
+        for macro in macros:
+            for word in macro.words:
+                self._users.setdefault(word, []).append(macro.name)
+            self._pasted += [(*ends, macro.name) for ends in macro.pasted]
+            if not macro.words.isdisjoint(self.seeing) or any(self._makes_seeing(*ends) for ends in macro.pasted):
+                self._spread(macro.name)
+
+    def _makes_seeing(self, begin: bytes, end: bytes) -> bool:
+        return any(word.startswith(begin) and word.endswith(end) for word in self.seeing)
+
+    def _spread(self, name: bytes) -> None:
+        waiting = [name]
+        while waiting:
+            word = waiting.pop()
+            if word in self.seeing:
+                continue
+            self.seeing.add(word)
+            waiting += self._users.get(word, ())
+            waiting += [user for begin, end, user in self._pasted if word.startswith(begin) and word.endswith(end)]
+
+    def is_seeing(self, words: Iterable[bytes]) -> bool:
+        """Whether one of the words shows what is looked for."""
+        return not self.seeing.isdisjoint(words)
+
+
+class Definitions:
+    """The directives of a text and its other words.
+
+    Args:
+        text: see `joined_text`.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.macros: list[Macro] = []
+        self.is_unclear = False
+        """A definition is written in an unknown way."""
+        self._text = text
+        self._conditions: list[bytes] = []
+        for directive in _DIRECTIVE.findall(text):
+            match = _DEFINITION.fullmatch(directive)
+            if match is None:
+                self.is_unclear = self.is_unclear or _DEFINES.match(directive) is not None
+                self._conditions.append(directive)
+                continue
+            parameters, body = match[2] or b"", match[3]
+            pasted = tuple(_ends(parameters, body)) if b"##" in body or b"%:%:" in body else ()
+            self.macros.append(Macro(match[1], frozenset(_WORD.findall(body)), pasted))
+
+    def words_of_code(self) -> frozenset[bytes]:
+        """The words outside of directives."""
+        return frozenset(_WORD.findall(_DIRECTIVE.sub(b"", self._text)))
+
+    def words(self) -> frozenset[bytes]:
+        """The words outside of definitions, whose own words count where the macro is used."""
+        return self.words_of_code().union(*map(_WORD.findall, self._conditions))
+
+
+def joined_text(snapshot: Snapshot, bare: BareText, path: str) -> bytes | None:
+    """The bare form of a file, without lines and with its spliced lines joined; None where it cannot be had."""
+    fact = None if snapshot.is_produced(path) else snapshot.fact(path)
+    if fact is None:
+        return None
+    try:
+        content = read_regular(snapshot.absolute(path))
+    except OSError:
+        return None
+    form = bare.form(content)
+    if form is None or blake3(content).hexdigest() != fact.digest:
+        return None
+    return _SPLICE.sub(b"", bare.without_lines(form))
+
+
+def _ends(parameters: bytes, body: bytes) -> Iterable[tuple[bytes, bytes]]:
+    """The beginnings and ends of the words that `##` makes."""
+    names = {*_WORD.findall(parameters), b"__VA_ARGS__"}
+    for left, right in _PASTED.findall(body):
+        yield (b"" if left in names else left, b"" if right in names else right)
+
+
+def given_macros(action: Action) -> Iterable[Macro]:
+    """The macros among the flags, and more: any word before an equals sign."""
+    for argument in action.argv:
+        text = argument.prefix + argument.suffix if isinstance(argument, Ref) else argument
+        for match in _GIVEN.finditer(text.encode(errors="surrogateescape")):
+            yield Macro(match[1].removeprefix(b"D"), frozenset(_WORD.findall(match[2])))
+            yield Macro(match[1], frozenset(_WORD.findall(match[2])))

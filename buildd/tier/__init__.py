@@ -1,0 +1,1 @@
+"""The shared tier: results that other machines have made, in a place that all of them reach."""

@@ -1,0 +1,87 @@
+"""What carries the tier's objects: something that gets and puts bytes by name, within a time.
+
+Knows no record. `folder_carrier`, `http_carrier` and `object_carrier` are the three kinds; `carriers` opens one by URL.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_OBJECT_BYTES = 256 << 20
+"""Larger objects are neither put nor taken: they pass through this process's memory."""
+
+
+class ObjectKind(Enum):
+    """The two kinds of objects; the value is the folder that Bazel's caches have for them."""
+
+    CONTENT = "cas"
+    """Named by the SHA-256 of its bytes."""
+    RECORDS = "ac"
+    """Named by the SHA-256 of what it is about."""
+
+
+class Trouble(Enum):
+    """Why a carrier did not do what it was asked for."""
+
+    UNREACHABLE = "cannot be reached"
+    SLOW = "took too long"
+    RIGHTS = "refuses access"
+    FULL = "has no room"
+    ODD = "answered something odd"
+
+
+class CarrierError(Exception):
+    """A carrier failed; nothing is wrong with what it was asked for."""
+
+    def __init__(self, trouble: Trouble, detail: str = "") -> None:
+        super().__init__(f"{trouble.value}: {detail}" if detail else trouble.value)
+        self.trouble = trouble
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an operation may take.
+
+    Args:
+        silence_s: the longest time without a byte from the other side.
+        until_s: the end, by the monotonic clock.
+    """
+
+    silence_s: float
+    until_s: float
+
+    def left_s(self) -> float:
+        """How long it may stay silent now. Raises `CarrierError` when the time is up."""
+        left = min(self.silence_s, self.until_s - time.monotonic())
+        if left <= 0:
+            raise CarrierError(Trouble.SLOW)
+        return left
+
+
+def for_up_to(seconds: float, silence_s: float) -> Patience:
+    """Patience from now on."""
+    return Patience(silence_s, time.monotonic() + seconds)
+
+
+class Carrier(ABC):
+    """A place of objects. Every method may be called from any thread; each raises `CarrierError` alone."""
+
+    @abstractmethod
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
+        """The object's bytes, as the place gives them; None where there is none.
+
+        Args:
+            name: 64 hexadecimal digits.
+        """
+
+    @abstractmethod
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
+        """Put an object in place of the one of this name. A reader sees the old bytes or the new ones."""
+
+    def close(self) -> None:
+        """End what is under way."""
+        return None

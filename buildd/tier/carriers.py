@@ -1,0 +1,64 @@
+"""Opens a carrier by URL.
+
+`file:` and absolute paths are folders, `http:` and `https:` Bazel's cache, everything else is obstore's. Imports only
+the one that is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from buildd.errors import BuilddError
+from buildd.tier.carrier import Carrier
+
+
+class TierError(BuilddError):
+    """The tier that the user named cannot be used."""
+
+    code = "tier"
+
+
+def carrier_of(url: str) -> Carrier:
+    """The carrier. Raises `TierError`."""
+    try:
+        if os.path.isabs(url):
+            parts = urlsplit(f"file://{url}")
+        else:
+            parts = urlsplit(url)
+            parts.port  # noqa: B018 (raises ValueError for a port that is no number)
+        match parts.scheme:
+            case "file":
+                from buildd.tier.folder_carrier import FolderCarrier
+
+                return FolderCarrier(Path(url if os.path.isabs(url) else unquote(parts.path)))
+            case "http" | "https" if parts.hostname:
+                from buildd.tier.http_carrier import HttpCarrier
+
+                return HttpCarrier(parts)
+            case "s3" | "s3a" | "gs" | "az" | "azure" | "abfs" | "abfss" | "adl":
+                from buildd.tier.object_carrier import ObjectCarrier
+
+                return ObjectCarrier(parts)
+    except ImportError as error:
+        raise TierError(
+            f"the tier {shown(url)} needs obstore", next_step="install it: pip install 'buildd[tier]'"
+        ) from error
+    except ValueError as error:
+        raise TierError(f"the tier's URL cannot be read: {error}", next_step=_NEXT_STEP) from error
+    raise TierError(f"the tier's URL cannot be read: {shown(url)!r}", next_step=_NEXT_STEP)
+
+
+_NEXT_STEP = "give a folder, or a URL that begins with http://, https://, s3://, gs:// or az://"
+
+
+def shown(url: str) -> str:
+    """The URL without what may be secret in it."""
+    if os.path.isabs(url):
+        return url
+    try:
+        parts = urlsplit(url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    except ValueError:
+        return url.partition(":")[0]

@@ -1,0 +1,53 @@
+"""`buildd cache push`: everything in a store to the tier, now. For CI machines that end when the build has ended.
+
+Knows no command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from buildd.errors import StoreError
+from buildd.store.store import Store
+from buildd.tier.carriers import TierError
+from buildd.tier.figures import TierAnswer
+from buildd.tier.opening import open_users_tier
+from buildd.tier.uploader import Uploader
+from codegen.variables.settings import user_file
+from protocol.messages import Digest
+
+
+def push(store: Store, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Write all results of the store; how many were written, and how many are left because the tier failed.
+
+    Raises `TierError` where the user has named no tier that may be written, `StoreError`.
+    """
+    opened = open_users_tier(environ)
+    tier = opened.tier
+    if tier is None or tier.settings.signer is None:
+        if tier is None:
+            why = opened.problem or "there is no shared tier"
+        else:
+            why = tier.settings.unwritable or "the shared tier is only read"
+        raise TierError(
+            why,
+            file=user_file(environ),
+            next_step='write url = "..." and write = true below [tier], or set BUILDD_TIER and BUILDD_TIER_WRITE=1',
+        )
+    if store.read_only:
+        raise StoreError("the store is read-only, so nothing can be noted in it", file=str(store.folder))
+    uploader = Uploader(tier, store, tier.settings.signer)
+    try:
+        for key, first in _everything(store):
+            uploader.queue.add(key, first)
+        left = uploader.write_all()
+    finally:
+        tier.close()
+        uploader.close()
+    return tier.figures.counts()[TierAnswer.KEPT], left
+
+
+def _everything(store: Store) -> list[tuple[Digest, Digest]]:
+    """Each result with a first-level key that leads to it."""
+    rows = store.database.rows("SELECT key, min(first) FROM input_sets GROUP BY key")
+    return [(Digest(key.hex()), Digest(first.hex())) for key, first in rows]

@@ -1,0 +1,84 @@
+"""The tier of one process: its carrier behind two breakers, one for reading and one for writing.
+
+Knows the settings and how to ask; knows no record and no store (`fetcher`, `uploader`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from buildd.tier.breaker import Breaker
+from buildd.tier.carrier import Carrier, CarrierError, ObjectKind, Patience, Trouble
+from buildd.tier.carriers import carrier_of, shown
+from buildd.tier.figures import TierAnswer, TierFigures
+from buildd.tier.tier_settings import TierSettings
+
+T = TypeVar("T")
+
+
+class Tier:
+    """A tier. Every method may be called from any thread; `get` and `put` raise `CarrierError`.
+
+    Raises `TierError` where the URL leads to no carrier.
+    """
+
+    def __init__(self, settings: TierSettings, carrier: Carrier | None = None) -> None:
+        self.settings = settings
+        self.shown = shown(settings.url)
+        """Its URL, for people."""
+        self.figures = TierFigures()
+        self._carrier = carrier_of(settings.url) if carrier is None else carrier
+        self._lock = threading.Lock()
+        self._reading, self._writing = Breaker(), Breaker()
+
+    def close(self) -> None:
+        self._carrier.close()
+
+    def may_be_asked(self) -> bool:
+        """Whether a look-up may begin now; after a pause, one look-up finds out whether the tier is well again."""
+        with self._lock:
+            return self._reading.allows(time.monotonic())
+
+    def may_be_written(self) -> bool:
+        """As `may_be_asked`, for an upload."""
+        with self._lock:
+            return self._writing.allows(time.monotonic())
+
+    def paused_s(self) -> tuple[float, float]:
+        """How long nothing is read, and nothing is written, from now on."""
+        now_s = time.monotonic()
+        with self._lock:
+            return self._reading.open_for_s(now_s), self._writing.open_for_s(now_s)
+
+    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
+        """An object, unchecked; None where there is none."""
+        began_s = time.monotonic()
+        found = self._attempt(self._reading, lambda: self._carrier.get(kind, name, patience))
+        if kind is ObjectKind.RECORDS:  # blobs take as long as they are large
+            self.figures.took(time.monotonic() - began_s)
+        return found
+
+    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
+        """Put an object."""
+        self._attempt(self._writing, lambda: self._carrier.put(kind, name, data, patience))
+
+    def lied(self, why: str) -> None:
+        """Note that a blob's bytes were not those of its name: such a tier is not worth its time."""
+        self.figures.count(TierAnswer.REFUSED, why)
+        with self._lock:
+            self._reading.failed(time.monotonic())
+
+    def _attempt(self, breaker: Breaker, work: Callable[[], T]) -> T:
+        try:
+            found = work()
+        except CarrierError as error:
+            self.figures.count(TierAnswer.FAILED, str(error))
+            with self._lock:
+                breaker.failed(time.monotonic(), at_once=error.trouble in (Trouble.RIGHTS, Trouble.FULL))
+            raise
+        with self._lock:
+            breaker.succeeded()
+        return found

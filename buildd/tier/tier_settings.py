@@ -1,0 +1,116 @@
+"""What the user has said about the tier: [tier] of config.toml, and BUILDD_TIER of the shell that starts the daemon.
+
+A project file can say nothing here: it must not decide where results come from or go to.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from buildd.store import signing
+from buildd.store.signing import Signer
+from codegen.errors import RequestError
+from codegen.reach import read_regular
+from codegen.variables.settings import Settings, user_file, user_values
+
+_MOST_BYTES = 1 << 20
+MOST_WRITERS = 8
+"""Each writer that is believed costs a question for each look-up."""
+_KEYS = ("url", "write", "trust")
+_OWN = "this user"
+_OFF = ("0", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """A tier as the user wants it."""
+
+    url: str
+    believed: tuple[tuple[bytes, str], ...]
+    """The keys whose entries are taken, each with its owner's name."""
+    signer: Signer | None = None
+    """Signs what is written; None where nothing is written."""
+    unwritable: str = ""
+    """Why nothing is written although the user asked for it."""
+
+
+def of_user(environ: Mapping[str, str]) -> TierSettings | None:
+    """The user's settings; None where there is no tier. Raises `RequestError`, `SigningError`."""
+    return read(Settings(request_env=dict(environ), user_values=user_values(environ)), environ)
+
+
+def read(settings: Settings, environ: Mapping[str, str]) -> TierSettings | None:
+    """As `of_user`, from the daemon's own variables."""
+    table = _table(environ)
+    url = settings.text("BUILDD_TIER") or _text(table, "url", environ)
+    if not url or url in _OFF:
+        return None
+    wants = table.get("write", False)
+    if not isinstance(wants, bool):
+        raise _wrong(environ, "[tier]: write must be true or false")
+    wants = settings.is_on("BUILDD_TIER_WRITE") or wants
+    signer, unwritable = None, ""
+    if wants and signing.key_file(environ).exists():
+        signer = signing.own(environ)
+    elif wants:
+        unwritable = "there is no signing key: `buildd cache key` makes one"
+    return TierSettings(url, _believed(table, environ, wants), signer, unwritable)
+
+
+def _believed(table: Mapping[str, object], environ: Mapping[str, str], writes: bool) -> tuple[tuple[bytes, str], ...]:
+    """The writers that are believed: all trusted keys, or those of them that [tier] names.
+
+    The user's own key is among them where the user writes or names it: otherwise nothing in the tier is signed with it,
+    and each look-up would ask once more.
+    """
+    wanted = table.get("trust", [])
+    if not isinstance(wanted, list) or not all(isinstance(word, str) for word in wanted):
+        raise _wrong(environ, "[tier]: trust must be a list of names or keys")
+    keys = dict(signing.listed(environ))
+    if (writes or wanted) and signing.key_file(environ).exists():
+        keys = {signing.own(environ).public: _OWN, **keys}
+    if wanted:
+        unknown = [word for word in wanted if word not in keys.values() and word not in {k.hex() for k in keys}]
+        if unknown:
+            raise _wrong(
+                environ,
+                f"[tier]: trust names {unknown[0]!r}, which is no trusted key and no name of one",
+                "add it with buildd cache trust KEY NAME, or correct the name",
+            )
+        keys = {key: name for key, name in keys.items() if name in wanted or key.hex() in wanted}
+    if len(keys) > MOST_WRITERS:
+        raise _wrong(
+            environ,
+            f"[tier]: {len(keys)} keys are trusted, and a tier asks at most {MOST_WRITERS} writers",
+            "name those that write to the tier: trust = [...]",
+        )
+    return tuple(keys.items())
+
+
+def _table(environ: Mapping[str, str]) -> Mapping[str, object]:
+    path = user_file(environ)
+    if not os.path.isfile(path):
+        return {}
+    try:
+        table = tomllib.loads(read_regular(path, _MOST_BYTES).decode()).get("tier", {})
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _wrong(environ, f"the user's settings cannot be read: {error}") from error
+    if not isinstance(table, dict):
+        raise _wrong(environ, "[tier] must be a table")
+    if unknown := [name for name in table if name not in _KEYS]:
+        raise _wrong(environ, f"[tier]: {unknown[0]} is no setting; there are {', '.join(_KEYS)}")
+    return table
+
+
+def _text(table: Mapping[str, object], name: str, environ: Mapping[str, str]) -> str:
+    value = table.get(name, "")
+    if not isinstance(value, str):
+        raise _wrong(environ, f"[tier]: {name} must be text")
+    return value
+
+
+def _wrong(environ: Mapping[str, str], message: str, next_step: str = "correct this line") -> RequestError:
+    return RequestError("bad-tier", message, file=user_file(environ), next_step=next_step)

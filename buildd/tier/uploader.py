@@ -1,0 +1,202 @@
+"""Writes a store's new results to the tier, in a thread of its own that no build waits for.
+
+Blobs first, the result next, what leads to it last: a reader who finds the last finds all. What runs of an action read
+is one object for each writer. Machines that share a key can overwrite each other's part of it, since most carriers have
+no conditional put. So each result is looked at again after every put that was under way must have ended, and is added
+again where it is gone. Knows no build.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from buildd.errors import BuilddError
+from buildd.store.bundled import bundled_files, bundled_inputs, bundled_result
+from buildd.store.result_rows import InputSet, Result, raw_of
+from buildd.store.signing import Signer
+from buildd.store.store import Store
+from buildd.store.tally import Reasoned
+from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind, Patience, for_up_to
+from buildd.tier.figures import TierAnswer
+from buildd.tier.packed_blobs import packed
+from buildd.tier.records import (
+    FORMAT,
+    MOST_SETS,
+    InputsRecord,
+    Kind,
+    RefusedRecord,
+    ResultRecord,
+    SharedBlob,
+    SharedInputs,
+    name_of,
+    opened,
+    sealed,
+)
+from buildd.tier.tier import Tier
+from buildd.tier.upload_queue import UploadQueue, Waiting, is_due
+from protocol.messages import Digest
+
+THREADS = 4
+PUT_S, SILENCE_S = 20.0, 5.0
+SURE_AFTER_S = 2 * PUT_S
+"""After so long every read and put that was under way has ended."""
+_POLL_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Uploader:
+    """The uploads of one store. `offer` may be called from any thread."""
+
+    def __init__(self, tier: Tier, store: Store, signer: Signer, *, sure_after_s: float = SURE_AFTER_S) -> None:
+        self.queue = UploadQueue(store.folder, tier.settings.url)
+        self._tier, self._store, self._signer, self._sure_after_s = tier, store, signer, sure_after_s
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-put")
+        self._news = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def start(self) -> None:
+        """Go on with what an earlier process has left."""
+        if len(self.queue):
+            self._begin()
+
+    def offer(self, first: Digest, key: Digest) -> None:
+        """Have a result written that was just stored."""
+        if not self.queue.add(key, first):
+            self._count(TierAnswer.UNKEPT, "too many results wait")
+        self._begin()
+
+    def close(self) -> None:
+        """End at once; what is left is written after the next start. The carrier is closed first."""
+        self._ended = True
+        self._news.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def write_all(self) -> int:
+        """Write everything that waits, now; how many results are left because the tier failed."""
+        while self._ready():
+            if not self._tier.may_be_written() or not self._round():
+                break
+        return sum(not one.is_written for one in self.queue.waiting())
+
+    # ----------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._news.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="tier-uploads", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while not self._ended:
+            self._news.clear()
+            try:
+                if len(self.queue) and self._tier.may_be_written():
+                    self._round()
+            except Exception:  # the edge: no fault of an upload may reach a build
+                _log.exception("an upload failed inside")
+            if self._ended:
+                return
+            # Without anything to write it sleeps until there is.
+            self._news.wait(timeout=max(_POLL_S, self._tier.paused_s()[1]) if len(self.queue) else None)
+
+    def _ready(self) -> list[Waiting]:
+        return [one for one in self.queue.waiting() if is_due(one, self._sure_after_s)]
+
+    def _round(self) -> bool:
+        """Write what is ready; False once the tier failed."""
+        with self._one_at_a_time:
+            ready = self._ready()
+            by_action: dict[Digest, list[Waiting]] = {}
+            for one in ready:
+                by_action.setdefault(one.first, []).append(one)
+            # Results of one action one after another: they share a record.
+            return all(list(self._pool.map(self._write_several, by_action.values())))
+
+    def _write_several(self, several: list[Waiting]) -> bool:
+        for one in several:
+            if self._ended or self._tier.paused_s()[1] > 0:
+                return False
+            try:
+                self._write(one)
+            except CarrierError:
+                return False
+            except BuilddError as error:
+                self._count(TierAnswer.UNKEPT, error.message)
+                self.queue.drop(one)
+        return True
+
+    def _write(self, one: Waiting) -> None:
+        with self._store.lease([one.key]):
+            result = self._store.result(one.key)
+            known = next((each for each in self._store.input_sets(one.first) if each.key == one.key), None)
+            if result is None or known is None:  # evicted, or forgotten by the user
+                self.queue.drop(one)
+                return
+            if one.is_written:
+                if not self._add_inputs(one, known):
+                    self.queue.drop(one)
+                return
+            blobs = self._write_blobs(result)
+            if blobs is None:
+                self._count(TierAnswer.UNKEPT, "a blob is gone, or too large")
+                self.queue.drop(one)
+                return
+            self._write_result(result, blobs)
+            self._add_inputs(one, known)
+        self.queue.written(one)
+        self._count(TierAnswer.KEPT)
+
+    def _write_blobs(self, result: Result) -> list[SharedBlob] | None:
+        blobs = []
+        for digest in result.digests():
+            size = self._store.blobs.size_bytes(digest)
+            content = self._store.get(digest) if size is not None and size <= MAX_OBJECT_BYTES else None
+            if content is None:
+                return None
+            blob, stored = packed(content)
+            self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, _patience(len(stored)))
+            blobs.append(blob)
+        return blobs
+
+    def _write_result(self, result: Result, blobs: list[SharedBlob]) -> None:
+        key, writer = raw_of(result.key), self._signer.public
+        name = name_of(Kind.RESULT, key, writer)
+        entry = bundled_result(result, [])
+        record = ResultRecord(FORMAT, Kind.RESULT, name, writer, int(time.time()), entry, blobs)
+        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+
+    def _add_inputs(self, one: Waiting, known: InputSet) -> bool:
+        """Add what led to a result to what is known of its action; False where it was there."""
+        first, writer = raw_of(one.first), self._signer.public
+        name = name_of(Kind.INPUTS, first, writer)
+        sets: list[SharedInputs] = []
+        entry = self._tier.get(ObjectKind.RECORDS, name.hex(), _patience(0))
+        if entry is not None:
+            try:
+                sets = opened(entry, InputsRecord, Kind.INPUTS, first, writer).sets
+            except RefusedRecord as why:  # damaged, or somebody else's: it is replaced
+                self._tier.figures.count(TierAnswer.REFUSED, f"replaced an entry: {why}")
+        key = raw_of(one.key)
+        mine = SharedInputs(key, list(bundled_files(known)), bundled_inputs(first, 0, known))
+        if mine in sets:
+            return False
+        sets = [mine, *(each for each in sets if each.key != key)][:MOST_SETS]
+        record = InputsRecord(FORMAT, Kind.INPUTS, name, first, writer, int(time.time()), sets)
+        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+        return True
+
+    def _count(self, answer: TierAnswer, problem: str = "") -> None:
+        self._tier.figures.count(answer, problem)
+        self._store.tally.count_reasoned(Reasoned.TIER, answer.value)
+
+
+def _patience(size_bytes: int) -> Patience:
+    """Longer for large objects: a megabyte may take a second."""
+    return for_up_to(PUT_S + size_bytes / 1e6, SILENCE_S)

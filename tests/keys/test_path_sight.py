@@ -1,0 +1,73 @@
+"""An object whose sources only mention `__FILE__` is found from another checkout; one that uses it is not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.user import User
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+HEADER = """#pragma once
+extern "C" int failed(unsigned long);
+#define CHECK(x) ((x) ? 0 : failed(sizeof(__FILE__)))
+#define CHECK_EQ(a, b) CHECK((a) == (b))
+#define GLUED(a, b) a##b
+"""
+
+
+@pytest.fixture(scope="module")
+def user(kept_user: User) -> User:
+    return kept_user
+
+
+def found(user: User, name: str, code: str) -> bool:
+    """Whether another checkout finds the object. It must be the plain compiler's in any case."""
+    folder = re.sub(r"\W+", "_", name)
+    for at, place in enumerate((user.folder / folder, user.folder / f"{folder}_with_a_longer_name")):
+        made = ForeignProject(user, place)
+        made.write("check.h", HEADER)
+        made.write("a.cpp", f'#include "check.h"\n{code}')
+        command = ("g++", "-O1", "-c", f"{place}/a.cpp", "-o")
+        made.good(*command, "a.o")
+        assert made.plainly(*command, "plain.o").returncode == 0
+        assert (place / "a.o").read_bytes() == (place / "plain.o").read_bytes()
+        if not at:
+            assert made.counts() == (0, 1)
+    return made.counts() == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "int f(int x) { return x; }",
+        "#define CHECK_GT(a, b) CHECK((a) > (b))\nint g(int x) { return x; }",
+        "// __FILE__ and CHECK\nint h(int x) { return x; }",
+    ],
+)
+def test_a_macro_that_nobody_uses_ties_no_object_to_its_folder(user: User, code: str) -> None:
+    assert found(user, f"unused {code}", code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "int f(int x) { return CHECK(x); }",
+        "int f(int x) { return CHECK_EQ(x, 1); }",
+        "#define MINE CHECK_EQ\nint f(int x) { return MINE(x, 2); }",
+        "int f(int x) { return GLUED(CHE, CK)(x); }",
+        "int f(int x) { return x + sizeof(GLUED(__FI, LE__)); }",
+        "int f(int x) { return GLUED(CHECK, _EQ)(x, 3); }",
+        "#if 0\n#else\nint f(int x) { return x + sizeof(__FILE__); }\n#endif",
+        'int f(int x) { return x + sizeof(R"(\n#define NONE )" __FILE__); }',
+        "#define CHE\\\nCK_IT CHECK\nint f(int x) { return CHECK\\\n_IT(x); }",
+        "%:define DIGRAPH(x) CHECK(x)\nint f(int x) { return DIGRAPH(x); }",
+        "/* a */ # /* b */ define COMMENTED(x) /* c */ CHECK(x)\nint f(int x) { return COMMENTED(x); }",
+    ],
+)
+def test_a_use_of_the_path_ties_the_object_to_its_folder(user: User, code: str) -> None:
+    """The object holds the length of the path alone, so no search of the object would find it."""
+    assert not found(user, f"used {code}", code)

@@ -1,0 +1,226 @@
+"""Attacks on shared caches that were published, each in the middle of a build. None gets in.
+
+- A build of a pull request writes an object that the release is then made of.
+- The folder of a cache, or one above it, can be written by others, who put an entry of theirs there.
+- A project's own folder names the cache that its programs are loaded from.
+- An entry is used before its manifest is checked, or through a link that leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from blake3 import blake3
+
+from buildd.store.store import Store
+from buildd.store.values import compress, decompress
+from buildd.tier import action_result
+from buildd.tier.carrier import ObjectKind, for_up_to
+from buildd.tier.figures import TierAnswer
+from buildd.tier.folder_carrier import FolderCarrier
+from buildd.tier.packed_blobs import packed
+from buildd.tier.records import Kind, RefusedRecord, ResultRecord, name_of, opened, sealed
+from buildd.tier.upload_queue import UploadQueue
+from protocol import messages as m
+from tests.support.scheduler_harness import Story, Workspace
+from tests.support.tier_builds import built, machine
+from tests.support.tiers import ALICE, MALLORY, HttpCache, http_cache, tier_at, write_all
+
+EVIL = b"an object of the attacker's"
+
+
+@pytest.fixture
+def cache() -> Iterator[HttpCache]:
+    with http_cache() as made:
+        yield made
+
+
+@pytest.fixture
+def filled(tmp_path: Path, cache: HttpCache) -> Workspace:
+    first = machine(tmp_path, "first")
+    built(first, tier_at(cache.url, writer=ALICE))
+    write_all(first.store, cache.url)
+    return first
+
+
+def of_mallory(tmp_path: Path) -> dict[str, bytes]:
+    """What Mallory would write for the same actions, with objects of hers."""
+    with http_cache() as own:
+        hers = machine(tmp_path, "mallory")
+        built(hers, None)
+        with Store.open(hers.store) as store:
+            rows = store.database.rows("SELECT key, min(first) FROM input_sets GROUP BY key")
+            results = [(store.result(m.Digest(key.hex())), first) for key, first in rows]
+            evil = store.put_bytes(EVIL)
+            for result, first in results:
+                assert result is not None
+                known = store.input_sets(m.Digest(first.hex()))[0]
+                outputs = tuple(replace(output, digest=evil, size_bytes=len(EVIL)) for output in result.outputs)
+                store.publish(m.Digest(first.hex()), known, replace(result, outputs=outputs))
+                UploadQueue(store.folder, own.url).add(result.key, m.Digest(first.hex()))
+        assert write_all(hers.store, own.url, MALLORY) == 0
+        return dict(own.objects)
+
+
+def right(story: Story, workspace: Workspace, filled: Workspace) -> None:
+    """Nothing of the attacker's is in what was built, or in the store."""
+    assert story.done.outcome is m.Outcome.BUILT
+    assert workspace.library == filled.library
+    with Store.open(workspace.store) as store:
+        assert store.get(m.Digest(_digest(EVIL))) is None
+
+
+def _digest(data: bytes) -> str:
+    return blake3(data).hexdigest()
+
+
+def test_a_pull_requests_build_writes_nothing_that_a_release_takes(
+    tmp_path: Path, filled: Workspace, cache: HttpCache
+) -> None:
+    """It has the bucket's credentials but not the key: its entries, which are there, are of nobody."""
+    cache.objects.update(of_mallory(tmp_path))
+    hers = len(cache.records())
+    assert hers == 12, "the attack was made"
+    release = machine(tmp_path, "release")
+    right(built(release, tier_at(cache.url)), release, filled)
+    believer = machine(tmp_path, "believer")
+    built(believer, tier_at(cache.url, believes=(MALLORY,)))
+    made = (believer.project / "build/a.cu.o").read_bytes()
+    assert made == EVIL, "for somebody who trusts her, the attack works: the test attacks in earnest"
+
+
+def test_a_build_without_the_key_cannot_write(tmp_path: Path, cache: HttpCache) -> None:
+    build = machine(tmp_path, "pull-request")
+    built(build, tier_at(cache.url, believes=(ALICE,)))
+    assert cache.objects == {}
+
+
+Plant = Callable[[dict[str, bytes], dict[str, bytes]], dict[str, bytes]]
+
+
+def under_alices_names(hers: dict[str, bytes], there: dict[str, bytes]) -> dict[str, bytes]:
+    """Mallory's entries in place of Alice's."""
+    names = [path for path in there if "/ac/" in path]
+    return {**there, **hers, **dict(zip(names, (hers[path] for path in hers if "/ac/" in path), strict=False))}
+
+
+def alices_exchanged(hers: dict[str, bytes], there: dict[str, bytes]) -> dict[str, bytes]:
+    """Alice's own entries, each under the name of another one: yesterday's under today's."""
+    names = [path for path in there if "/ac/" in path]
+    return {**there, **{name: there[other] for name, other in zip(names, names[1:] + names[:1], strict=True)}}
+
+
+def evil_blobs(hers: dict[str, bytes], there: dict[str, bytes]) -> dict[str, bytes]:
+    """Alice's records, and other bytes under the names of her blobs."""
+    stored = packed(EVIL)[1]
+    return {path: (stored if "/cas/" in path else data) for path, data in there.items()}
+
+
+def alices_words_with_evil_digests(hers: dict[str, bytes], there: dict[str, bytes]) -> dict[str, bytes]:
+    """Alice's signatures on records that name other blobs."""
+    blob, stored = packed(EVIL)
+    planted = {**there, f"/x/cas/{blob.sha256.hex()}": stored}
+    for path, entry in there.items():
+        auxiliary = action_result.auxiliary_of(entry) if "/ac/" in path else None
+        if auxiliary is None:
+            continue
+        writer, signature, body = msgspec.msgpack.decode(auxiliary)
+        plain = decompress(body, 1 << 20) or b""
+        try:
+            record = msgspec.msgpack.decode(plain, type=ResultRecord)
+        except msgspec.MsgspecError:
+            continue
+        changed = msgspec.structs.replace(record, blobs=[blob for _ in record.blobs])
+        body = compress(msgspec.msgpack.encode(changed))
+        planted[path] = action_result.encode([], "x", msgspec.msgpack.encode([writer, signature, body]))
+    return planted
+
+
+@pytest.mark.parametrize("plant", [under_alices_names, alices_exchanged, evil_blobs, alices_words_with_evil_digests])
+def test_who_may_write_to_the_place_gets_nothing_in(
+    tmp_path: Path, filled: Workspace, cache: HttpCache, plant: Plant
+) -> None:
+    cache.objects = plant(of_mallory(tmp_path), dict(cache.objects))
+    victim = machine(tmp_path, "victim")
+    tier = tier_at(cache.url)
+    story = built(victim, tier)
+    right(story, victim, filled)
+    assert len(story.ran()) == 3, "what was planted is no hit"
+    assert tier.figures.counts()[TierAnswer.REFUSED] > 0
+
+
+def test_a_project_that_names_a_tier_is_refused(tmp_path: Path, cache: HttpCache) -> None:
+    victim = machine(tmp_path, "victim")
+    environment, _ = victim.set_in("buildd.toml", BUILDD_TIER=cache.url)
+    with open(victim.project / "buildd.toml", "a") as file:
+        file.write('[target.a]\nkind = "cuda"\nsources = ["src/a.cu"]\n')
+    victim.options["make"] = None  # a real plan
+    story = victim.build(environment=environment, file="buildd.toml")
+    assert story.done.outcome is m.Outcome.REFUSED and "BUILDD_TIER" in story.done.message
+    assert cache.asked == []
+
+
+def test_an_entry_is_checked_before_anything_of_it_is_in_the_store(
+    tmp_path: Path, filled: Workspace, cache: HttpCache
+) -> None:
+    """The last blob of each result is bad. The good ones before it are not there either, and no row leads anywhere."""
+    for path in [path for path in cache.objects if "/cas/" in path]:
+        cache.objects[path] = cache.objects[path][:-1]
+    victim = machine(tmp_path, "victim")
+    tier = tier_at(cache.url)
+    story = built(victim, tier)
+    assert len(story.ran()) == 3 and victim.library == filled.library
+    assert tier.figures.counts()[TierAnswer.REFUSED] > 0
+
+
+@pytest.mark.parametrize("linked", ["cas", "ac"])
+def test_a_link_in_a_shared_folder_leads_no_write_elsewhere(tmp_path: Path, linked: str) -> None:
+    """Others may write in the folder: a link in place of an object is replaced, and what it leads to is left alone."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    folder = tmp_path / "tier"
+    name = "ab" * 32
+    (folder / linked / "ab").mkdir(parents=True)
+    (folder / linked / "ab" / name).symlink_to(precious)
+    kind = ObjectKind(linked)
+    carrier = FolderCarrier(folder)
+    carrier.put(kind, name, b"new", for_up_to(5, 5))
+    assert precious.read_bytes() == b"mine"
+    assert carrier.get(kind, name, for_up_to(5, 5)) == b"new"
+    assert not (folder / linked / "ab" / name).is_symlink()
+    assert os.listdir(folder / linked / "ab") == [name]
+
+
+def test_signed_words_that_lead_elsewhere_are_not_followed(tmp_path: Path, filled: Workspace, cache: HttpCache) -> None:
+    """Even of a trusted writer: an output's name leads out of its folder."""
+    for path, entry in cache.records().items():
+        record = None
+        for key in _result_keys(filled):
+            try:
+                record = opened(entry, ResultRecord, Kind.RESULT, key, ALICE.public)
+            except RefusedRecord:
+                continue
+            break
+        if record is None:
+            continue
+        outputs = [(b"../../evil", digest, size, executable) for _, digest, size, executable in record.result.outputs]
+        changed = msgspec.structs.replace(record, result=msgspec.structs.replace(record.result, outputs=outputs))
+        assert path.endswith(name_of(Kind.RESULT, record.result.key, ALICE.public).hex())
+        cache.objects[path] = sealed(changed, ALICE)
+    victim = machine(tmp_path, "victim")
+    tier = tier_at(cache.url)
+    assert len(built(victim, tier).ran()) == 3
+    assert tier.figures.counts()[TierAnswer.REFUSED] > 0 and not list(tmp_path.rglob("evil"))
+
+
+def _result_keys(workspace: Workspace) -> list[bytes]:
+    with sqlite3.connect(workspace.store / "index.db") as connection:
+        keys = [row[0] for row in connection.execute("SELECT key FROM results")]
+    connection.close()
+    return keys
