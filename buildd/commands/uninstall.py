@@ -27,6 +27,7 @@ STORE_NAMES = (
     "triton",
     "triton-why",
     "inductor",
+    "jax",
     "bytecode",
     "lock",
     "said-where-the-store-is",

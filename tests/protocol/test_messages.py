@@ -15,7 +15,7 @@ import protocol
 from buildd.builds import event_log
 from buildd.daemon import clients, dispatch, followers, gpu_leases, handshake, request_check, requests, server
 from buildd.errors import RunnerError, StoreError, StoreFull, StoreTooNew
-from buildd.scheduling import foreign_compile
+from buildd.scheduling import call_notes, foreign_compile
 from buildd.store import ownership
 from codegen.foreign.called_tool import sent_variables
 from codegen.gemm.capability import NOT_MEASURED
@@ -118,7 +118,7 @@ def test_codes_that_are_sent_are_in_the_spec() -> None:
 
 def test_codes_of_done_are_in_the_spec() -> None:
     """All codes that planning and building give, found in their source."""
-    codes = {NOT_MEASURED, foreign_compile.PASSED_THROUGH}
+    codes = {NOT_MEASURED, foreign_compile.PASSED_THROUGH, call_notes.WOULD_COMPILE}
     for room in ("codegen", "buildd/builds", "buildd/scheduling", "buildd/watch"):
         for path in (ROOT / room).rglob("*.py"):
             if path.parent.name in ("tuning", "workers"):

@@ -38,6 +38,15 @@ def test_the_shell_comes_before_the_file(environ: dict[str, str]) -> None:
     assert settings(environ, file, BUILDD_TIER="no") is None
 
 
+def test_the_variables_count_in_config_toml_too(environ: dict[str, str]) -> None:
+    own = signing.own(environ)
+    named = settings(environ, '[environment]\nBUILDD_TIER = "/mnt/tier"\nBUILDD_TIER_WRITE = "1"\n')
+    assert named is not None and (named.url, named.signer) == ("/mnt/tier", own)
+    file = Path(environ["XDG_CONFIG_HOME"], "buildd/config.toml").read_text()
+    named = settings(environ, file, BUILDD_TIER_WRITE="0")
+    assert named is not None and named.signer is None, "the shell wins"
+
+
 @pytest.mark.parametrize("variables", [{}, {"BUILDD_TIER_WRITE": "1"}])
 def test_nothing_is_written_without_the_users_word_and_key(environ: dict[str, str], variables: dict[str, str]) -> None:
     named = settings(environ, '[tier]\nurl = "/t"\n', **variables)
