@@ -38,6 +38,7 @@ _IMPORTED = (
         "buildd.commands.run",
         "buildd.commands.status",
         "buildd.profiling.first_measurement",
+        "buildd.client.budget_share",
         "buildd.client.perform",
         "buildd.client.run_logs",
         "buildd.client.run_settings",

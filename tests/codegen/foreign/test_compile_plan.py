@@ -42,19 +42,17 @@ def test_a_shim_sends_what_reaches_a_compiler_and_no_secret() -> None:
 def test_a_depfile_has_the_source_first_and_each_header_once() -> None:
     paths = ["a.h", "/usr/include/b c.h", "src/a.c", "d$.h"]
     depfile = Depfile(path="x.d", targets=("one", "two"), phony=True)
-    wanted = "one two: src/a.c \\\n a.h \\\n /usr/include/b\\ c.h \\\n d$$.h\na.h:\n/usr/include/b\\ c.h:\nd$$.h:\n"
+    wanted = "one two: src/a.c a.h /usr/include/b\\ c.h d$$.h\na.h:\n/usr/include/b\\ c.h:\nd$$.h:\n"
     assert make_rules(depfile, "src/a.c", paths, ()) == wanted.encode()
     paths += ["/usr/bin/../include/c++/12/cmath", "/p/../q/e.h"]
     user = Depfile(path="x.d", targets=("t",), system=False)
-    assert make_rules(user, "src/a.c", paths, ("/usr/include/",)) == (
-        b"t: src/a.c \\\n a.h \\\n d$$.h \\\n /p/../q/e.h\n"
-    )
+    assert make_rules(user, "src/a.c", paths, ("/usr/include/",)) == b"t: src/a.c a.h d$$.h /p/../q/e.h\n"
 
 
 def test_clang_names_no_file_with_a_leading_dot() -> None:
     paths = ["./a.h", ".//b/./c.h", "../d.h", "/e/../f.h", "./../g.h", ".hidden.h", "src/a.c"]
     depfile = Depfile(path="x.d", targets=("t",))
-    wanted = b"t: src/a.c \\\n a.h \\\n b/./c.h \\\n ../d.h \\\n /e/../f.h \\\n ../g.h \\\n .hidden.h\n"
+    wanted = b"t: src/a.c a.h b/./c.h ../d.h /e/../f.h ../g.h .hidden.h\n"
     assert make_rules(depfile, "./src/a.c", paths, (), clang=True) == wanted
 
 
