@@ -249,6 +249,14 @@ class _Process:
             except ProcessLookupError:
                 pass
         self._listening.cancel()
+        reaping = asyncio.ensure_future(self._reap())
+        try:
+            await asyncio.shield(reaping)
+        except asyncio.CancelledError:
+            await reaping  # a measurement is often cancelled twice; a killed process ends at once
+            raise
+
+    async def _reap(self) -> None:
         await asyncio.gather(self._listening, return_exceptions=True)
         await self._process.wait()
 
