@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -134,20 +133,3 @@ def test_a_process_that_gets_no_context_is_no_candidates_fault(tmp_path: Path, s
             await table.ask("time 5", timeout_s=timeout_s)
 
     at(tmp_path, work)
-
-
-def test_a_process_that_ends_while_its_task_is_cancelled_is_waited_for(tmp_path: Path) -> None:
-    """Otherwise its pipes outlive the loop."""
-
-    async def do() -> None:
-        table = Table(tmp_path)
-        await table.bench.start(table.turn, timeout_s=DEADLINE_S)
-        process = table.bench._process
-        assert process is not None
-        ending = asyncio.create_task(table.bench.close())
-        await asyncio.sleep(0)
-        ending.cancel()
-        await asyncio.gather(ending, return_exceptions=True)
-        assert ending.cancelled() and process._process.returncode == -signal.SIGKILL
-
-    asyncio.run(do())
