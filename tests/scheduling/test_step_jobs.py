@@ -208,11 +208,13 @@ def test_a_kill_for_memory_pressure_ends_the_step_that_runs(workspace: Workspace
     async def story() -> Story:
         async with Harness(workspace) as harness:
             log = harness.submit(workspace.request())
-            await until_async((workspace.project / "runs").exists, "runs is there")
+            runs = workspace.project / "runs"
+            # Whole lines: the step makes the file before it writes to it.
+            await until_async(lambda: runs.exists() and runs.read_text().count("\n") == 1, "the step runs")
             (running,) = harness.scheduler.state.running
             harness.scheduler._feed(Relieve(running.id))
             # The step that runs is ended, and only its second run may see this file.
-            await until_async(lambda: (workspace.project / "runs").read_text().count("\n") == 2, "the step runs again")
+            await until_async(lambda: runs.read_text().count("\n") == 2, "the step runs again")
             workspace.write("go", "")
             return await harness.finish(log)
 

@@ -87,12 +87,13 @@ def test_a_header_that_would_be_found_first_makes_it_a_miss(
     assert len(built(second, tier_at(cache.url)).ran()) == 3
 
 
+@pytest.mark.usefixtures("usual_patience")
 def test_uploads_wait_for_the_next_process(tmp_path: Path, cache: HttpCache) -> None:
     first = machine(tmp_path, "first")
     cache.fault = Fault.FROZEN
     began_s = time.monotonic()
     built(first, tier_at(cache.url, writer=ALICE))
-    assert time.monotonic() - began_s < 15, "the build waited for its uploads"
+    assert time.monotonic() - began_s < 30, "the build waited for its uploads"
     cache.fault = Fault.NONE
     cache.thawed.set()
     tier = tier_at(cache.url, writer=ALICE)
@@ -188,6 +189,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.usefixtures("usual_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_build_beside_a_tier_that_fails_is_right_and_hardly_later(
     tmp_path: Path, filled: Workspace, cache: HttpCache, fault: Fault
@@ -206,7 +208,7 @@ def test_a_build_beside_a_tier_that_fails_is_right_and_hardly_later(
     assert len(story.ran()) == 4
     for name in ("a.cu.o", "b.cu.o", "c.cu.o", "all.so"):
         assert (second.project / "build" / name).read_bytes() == (plain.project / "build" / name).read_bytes()
-    assert took_s < 8
+    assert took_s < 20, "it waited for the tier"
     counts = tier.figures.counts()
     assert counts[TierAnswer.HIT] == 0
     assert counts[TierAnswer.FAILED] + counts[TierAnswer.LATE] + counts[TierAnswer.REFUSED] > 0

@@ -1,0 +1,21 @@
+"""Machines of tests may be slow: builds here wait for their tier, where a test is not about how long they wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildd.tier import fetcher
+
+
+@pytest.fixture
+def usual_patience() -> None:
+    """For tests of how long a build waits: as long as it does for users."""
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "usual_patience" not in request.fixturenames:
+        monkeypatch.setattr(fetcher, "_LEAST_SILENCE_S", 20.0)
+        monkeypatch.setattr(fetcher, "_MOST_SILENCE_S", 20.0)
+        monkeypatch.setattr(fetcher, "_LEAST_S", 60.0)
+        monkeypatch.setattr(fetcher, "_ROUND_TRIPS", 0)
