@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from buildd.artifacts.kernel_reports import completed, kernels_in
+from protocol.described import described
 from protocol.messages import Kernel
 
 
@@ -31,8 +32,8 @@ def triton_kernels(payload: bytes, metadata: bytes, read: Iterable[Kernel], repo
         report: the assembler's, of `ptxas -v`.
     """
     try:
-        label = msgspec.json.decode(payload, type=_Payload).label
-        shared = msgspec.json.decode(metadata, type=_Metadata).shared
+        label = msgspec.json.decode(payload, type=described(_Payload)).label
+        shared = msgspec.json.decode(metadata, type=described(_Metadata)).shared
     except msgspec.MsgspecError:
         label, shared = "", -1
     found = []

@@ -13,6 +13,7 @@ import msgspec
 
 from buildd.processes.launch import Exit
 from protocol import messages as m
+from protocol.described import described
 
 INTERNAL_FAULT = (
     "the daemon failed; its log has the story",
@@ -39,7 +40,7 @@ def recorded(products: Iterable[Product]) -> bytes:
 
 def recalled(record: bytes) -> list[Product]:
     """The files that a record replaces."""
-    return msgspec.json.decode(record, type=list[Product])
+    return msgspec.json.decode(record, type=described(list[Product]))
 
 
 @dataclass(frozen=True, slots=True)

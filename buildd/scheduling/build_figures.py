@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol import messages as m
+from protocol.described import described
 
 _NOTE_EVERY_NS = 400_000_000
 """A little less than between two events of progress."""
@@ -68,7 +69,7 @@ def encoded(builds: Mapping[m.BuildId, Figures]) -> bytes:
 def decoded(record: bytes | None) -> dict[m.BuildId, Figures]:
     """The figures that `encoded` wrote; none where the record is damaged."""
     try:
-        found = msgspec.msgpack.decode(record or b"", type=dict[str, m.BuildFigures])
+        found = msgspec.msgpack.decode(record or b"", type=described(dict[str, m.BuildFigures]))
     except (msgspec.MsgspecError, ValueError):
         return {}
     return {m.BuildId(name): Figures(**msgspec.structs.asdict(figures)) for name, figures in found.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from buildd.files.atomic_write import replace_file
+from protocol.described import described
 
 FILE = "profiles/library.json"
 
@@ -29,7 +30,7 @@ class LibraryTime(msgspec.Struct, frozen=True, kw_only=True):
 def library_times(store: Path) -> list[LibraryTime]:
     """The times that were added; none where the file is missing or damaged."""
     try:
-        return msgspec.json.decode((store / FILE).read_bytes(), type=list[LibraryTime])
+        return msgspec.json.decode((store / FILE).read_bytes(), type=described(list[LibraryTime]))
     except (OSError, msgspec.MsgspecError, ValueError):
         return []
 

@@ -21,6 +21,7 @@ from buildd.store.signing import Signer, is_signed
 from buildd.store.values import compress, decompress
 from buildd.tier import action_result
 from buildd.tier.carrier import MAX_OBJECT_BYTES
+from protocol.described import described
 
 FORMAT = 1
 MOST_SETS = 32
@@ -126,7 +127,7 @@ def opened(entry: bytes, record: type[Record], kind: Kind, key: bytes, writer: b
     if auxiliary is None:
         raise RefusedRecord("it is no entry of buildd's")
     try:
-        envelope = msgspec.msgpack.decode(auxiliary, type=_Envelope)
+        envelope = msgspec.msgpack.decode(auxiliary, type=described(_Envelope))
     except (msgspec.MsgspecError, RecursionError):
         raise RefusedRecord("it is no entry of buildd's") from None
     if envelope.writer != writer:
@@ -138,7 +139,7 @@ def opened(entry: bytes, record: type[Record], kind: Kind, key: bytes, writer: b
     if plain is None:
         raise RefusedRecord("it cannot be unpacked")
     try:
-        found = msgspec.msgpack.decode(plain, type=record)
+        found = msgspec.msgpack.decode(plain, type=described(record))
     except (msgspec.MsgspecError, RecursionError):
         raise RefusedRecord("it is another kind of record, or of another version") from None
     if found.format != FORMAT or found.kind is not kind:
