@@ -77,12 +77,12 @@ class StepReport(Report):
     def failed_actions(self) -> Iterator[Action]:
         return (self.build.plan.actions[index] for index in self.failures)
 
-    def read(self) -> tuple[str, ...] | None:
-        """The files that the steps with a depfile read together; None where one did not say."""
+    def read(self, kind: StepKind | None = None) -> tuple[str, ...] | None:
+        """The files that the steps with a depfile read together, or those of one kind; None where one did not say."""
         found: dict[str, None] = {}
         for index, action in enumerate(self.build.plan.actions):
             read = self.reads.get(index)
-            if action.discovery.value != "none":
+            if action.discovery.value != "none" and (kind is None or action.kind == kind.value):
                 if read is None:
                     return None
                 found.update(dict.fromkeys(read))
