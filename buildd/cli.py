@@ -15,7 +15,7 @@ from buildd.exits import DAEMON, INTERRUPTED, OK, USAGE, Interrupted
 
 TYPE_CHECKING = False  # `typing` costs milliseconds
 if TYPE_CHECKING:
-    from buildd.cli_server import CliServer
+    from buildd.cli_server.server import CliServer
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("init", "write a buildd.toml for the sources of a folder"),
@@ -188,9 +188,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _begin_commands(place: str) -> CliServer:
     """Start the process that runs later commands for the daemon in the runtime folder `place`; raises OSError."""
-    from buildd import cli_server
+    from buildd.cli_server import server
 
-    return cli_server.begin(place, main)
+    return server.begin(place, main)
 
 
 def _import_msgspec() -> None:
