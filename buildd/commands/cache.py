@@ -111,7 +111,7 @@ def _parser() -> Any:
         "gc", "remove the least recently used results until the store is within its size limit (BUILDD_CACHE_SIZE)"
     ).add_argument("--limit", type=size_of, metavar="SIZE", help="use this size limit, this time")
     add("verify", "check everything in the store and remove what is damaged")
-    add("flush", "remove all results, or those that match PATTERN; does not ask").add_argument(
+    add("flush", "remove all results, or those that match PATTERN, without asking").add_argument(
         "pattern", metavar="PATTERN", nargs="?", help="names of actions whose results are removed, such as 'saxpy/*'"
     )
     export = add("export", "write the results that targets need into one file")

@@ -41,7 +41,7 @@ STORE_MARK = "index.db"
 def run(arguments: list[str]) -> int:
     command = parser(
         "uninstall",
-        "Stop the daemon; remove the store, the runtime folder, settings and signing keys. Projects are left alone.",
+        "Stop the daemon; remove the store, the runtime folder, settings and signing keys. Projects stay as they are.",
         details="Build trees that CMake configured below `buildd run` call a launcher. It stays while there are such "
         "trees, and runs their compilers; they are listed.",
     )
