@@ -92,7 +92,8 @@ class ActiveBuild:
         self.products: dict[str, Product] = {}
         self.misses: dict[int, Missing] = {}
         self.runs_whole: set[int] = set()
-        """Actions with steps that run as one process: their steps would say other things than the compiler."""
+        """Actions that run as one process though they have steps: their steps would print other messages than the
+        compiler."""
         self.host: ToolHost | None = None
         """The client, if its tools have to run below it."""
         self.said_something = False
@@ -100,9 +101,9 @@ class ActiveBuild:
         self.noisy: set[int] = set()
         """The actions whose tools did."""
         self.carried: frozenset[int] = frozenset()
-        """Actions that stand as the client has seen them last: they are hits without events."""
+        """Actions that have not changed since the client last saw them: they are hits without events."""
         self.mark: Mark | None = None
-        """A moment before anything was looked at; only where a watch has the targets."""
+        """A moment before any file was looked at; only for targets under a watch."""
         self.costs_s: dict[int, float] = {}
         """How long each action's job took when it ran, as far as it is known here."""
         self.started: set[int] = set()
@@ -186,7 +187,8 @@ class ActiveBuild:
         return self.results.look(index)
 
     def look_all(self, batch: Iterable[LookUp]) -> list[tuple[int, Found | None, tuple[str, str] | None]]:
-        """Look several up: which, what was found, and the problem (what, next step) where one could not be."""
+        """Look several actions up. Returns for each its index, the result if there is one, and the problem (message,
+        next step) if the look-up failed."""
         answers: list[tuple[int, Found | None, tuple[str, str] | None]] = []
         indices = (instruction.node for instruction in batch)
         self.inputs.preload({p for i in indices for p in self.plan.actions[i].inputs if p not in self.products})
@@ -261,7 +263,7 @@ class StoredResults:
     """Set by the build that these are given to."""
 
     def look(self, index: int) -> Found | Missing:
-        """As `ActiveBuild.look`, with what was seen of the files so far."""
+        """As `ActiveBuild.look`, with the facts about files that this request has seen so far."""
         build = self.build
         lookup, action = build.inputs.lookup, build.plan.actions[index]
         answer = lookup.look(action, build.tool(action), explain=not build.is_steps)
@@ -297,7 +299,8 @@ class StoredResults:
         return True
 
     def asked_as(self, index: int) -> tuple[Action, Missing]:
-        """The action as most runs of it are filed, and the look-up that missed it: so it is asked for elsewhere."""
+        """The action as most of its runs are filed, and the look-up that missed it. The shared tier is asked for this
+        one."""
         return self.build.plan.actions[index], self.build.misses[index]
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:

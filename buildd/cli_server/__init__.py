@@ -1,1 +1,1 @@
-"""The process beside the daemon that runs the commands which `cli_client` passes."""
+"""The process beside the daemon that runs the commands that `cli_client` passes."""

@@ -1,8 +1,8 @@
 """Whether the tokens of a file may stand in other lines: whether anything in it can see the number of a line.
 
-Knows macros as words (`macro_words`). A call of a function cannot be told from others: where a file of the compile has
+Knows macros as words (`macro_words`). One call of a function looks like another: where a file of the compile has
 `__builtin_LINE` or `source_location` outside of a macro, perhaps as a default argument, every call may see its line.
-What flags show of lines: `codegen.steps.text_use`.
+`codegen.steps.text_use` knows which flags show lines.
 """
 
 from __future__ import annotations
