@@ -241,11 +241,13 @@ def _gc(store: Store, options: Namespace) -> int:
     from buildd.store import garbage_collection
 
     found = garbage_collection.gc(store, limit_bytes=options.limit)
-    line = f"removed {found.results} results and {found.blobs} blobs, freed {size(found.freed_bytes)}"
+    line = f"removed {count(found.results, 'result')} and {count(found.blobs, 'blob')}, freed {size(found.freed_bytes)}"
     lines = [f"{line}; the store holds {size(found.held_bytes)}"]
     limit = store.limit_bytes if options.limit is None else options.limit
     if found.held_bytes > limit:
-        lines.append(f"over the size limit of {size(limit)}, because running builds use {found.in_use} results")
+        lines.append(
+            f"over the size limit of {size(limit)}, because running builds use {count(found.in_use, 'result')}"
+        )
     return _say(options, found, lines)
 
 
@@ -267,7 +269,7 @@ def _verify(store: Store, options: Namespace) -> int:
         lines.append(f"damaged, removed: {_counts(found.removed)}; buildd makes them again when they are needed")
     lines += [f"index: {problem}" for problem in found.index_problems]
     if found.orphans:
-        lines.append(f"removed {found.orphans} files that the index did not list")
+        lines.append(f"removed {count(found.orphans, 'file')} that the index did not list")
     lines += [f"not buildd's own, left alone: {path}" for path in found.foreign]
     return _say(options, found, lines)
 
@@ -280,9 +282,11 @@ def _flush(store: Store, options: Namespace) -> int:
     from buildd.store import garbage_collection
 
     found = garbage_collection.flush(store, options.pattern)
-    lines = [f"removed {found.results} results and {found.blobs} blobs, freed {size(found.freed_bytes)}"]
+    lines = [
+        f"removed {count(found.results, 'result')} and {count(found.blobs, 'blob')}, freed {size(found.freed_bytes)}"
+    ]
     if found.in_use:
-        lines.append(f"kept {found.in_use} results that running builds use")
+        lines.append(f"kept {count(found.in_use, 'result')} that running builds use")
     return _say(options, found, lines)
 
 
@@ -296,7 +300,7 @@ def _push(store: Store, options: Namespace) -> int:
     from buildd.tier.pushing import push
 
     written, left = push(store, options.environ)
-    lines = [f"{written} results written to the tier"]
+    lines = [f"{count(written, 'result')} written to the tier"]
     if left:
         lines.append(f"{left} results wait: the tier failed; they are written later, or by another `buildd cache push`")
     _say(options, {"written": written, "waiting": left}, lines)

@@ -65,7 +65,9 @@ def run(arguments: list[str]) -> int:
             return OK
         except OSError as error:
             if port == wanted[-1]:
-                print_problem(f"cannot listen on port {port}: {error.strerror}", next_step="name another with --port")
+                print_problem(
+                    f"cannot listen on port {port}: {error.strerror}", next_step="name another port with --port"
+                )
     return USAGE
 
 

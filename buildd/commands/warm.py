@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
     if rest is not None or options.no_jit:
         raise RequestError(
             "bad-value",
-            "a command, and --no-jit, go with --prove",
+            "a command after --, and --no-jit, need --prove",
             next_step="buildd warm --prove -- COMMAND, or name targets without --",
         )
     if options.manifest is not None:
