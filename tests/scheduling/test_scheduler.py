@@ -389,6 +389,8 @@ def test_nothing_to_do_is_known_from_stamps_alone(workspace: Workspace) -> None:
         third = workspace.build()
     assert_built(third, 3, 0)
     assert not third.of(m.CacheHit) and third.of(m.Artifact)
+    with Store.open(workspace.store) as store:
+        assert [build.targets for build in store.builds(2)] == [("all",)] * 2, "`buildd log` names the targets"
     changes = {
         "input include/x.h": lambda: workspace.write("include/x.h", "y\n"),
         "a new source": lambda: workspace.write("src/c.cu", "c\n"),
