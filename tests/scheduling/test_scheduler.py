@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from buildd.keys.file_names import names_below
+from buildd.store.store import Store
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.waiting import until_async
@@ -372,8 +373,6 @@ def test_two_checkouts_with_the_same_content(workspace: Workspace) -> None:
 
 
 def test_the_build_is_kept_in_the_log(workspace: Workspace) -> None:
-    from buildd.store.store import Store
-
     workspace.build()
     with Store.open(workspace.store) as store:
         (build,) = store.builds()
