@@ -299,12 +299,13 @@ def _export(store: Store, options: Namespace) -> int:
 def _push(store: Store, options: Namespace) -> int:
     from buildd.tier.pushing import push
 
-    written, left = push(store, options.environ)
-    lines = [f"{count(written, 'result')} written to the tier"]
-    if left:
-        lines.append(f"{left} results wait: the tier failed; they are written later, or by another `buildd cache push`")
-    _say(options, {"written": written, "waiting": left}, lines)
-    return _FAILED if left else _OK
+    done = push(store, options.environ)
+    lines = [f"{count(done.written, 'result')} written to the tier"]
+    if done.left:
+        waits = "1 result waits" if done.left == 1 else f"{done.left} results wait"
+        lines.append(f"{waits}: the tier {done.problem}. Run `buildd cache push` again")
+    _say(options, {"written": done.written, "waiting": done.left, "problem": done.problem}, lines)
+    return _FAILED if done.left else _OK
 
 
 def _import(store: Store, options: Namespace) -> int:

@@ -6,6 +6,7 @@ Knows no command line.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from buildd.errors import StoreError
 from buildd.store.store import Store
@@ -17,8 +18,19 @@ from codegen.variables.settings import user_file
 from protocol.messages import Digest
 
 
-def push(store: Store, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Write all results of the store; how many were written, and how many are left because the tier failed.
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """How a push ended."""
+
+    written: int
+    left: int
+    """Results that still wait because the tier failed."""
+    problem: str
+    """The tier's last failure, in words; empty where there was none."""
+
+
+def push(store: Store, environ: Mapping[str, str]) -> Pushed:
+    """Write all results of the store to the tier.
 
     Raises `TierError` where the user has named no tier that may be written, `StoreError`.
     """
@@ -44,7 +56,7 @@ def push(store: Store, environ: Mapping[str, str]) -> tuple[int, int]:
     finally:
         tier.close()
         uploader.close()
-    return tier.figures.counts()[TierAnswer.KEPT], left
+    return Pushed(tier.figures.counts()[TierAnswer.KEPT], left, tier.figures.problem)
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:

@@ -43,6 +43,8 @@ THREADS = 4
 PUT_S, SILENCE_S = 20.0, 5.0
 SURE_AFTER_S = 2 * PUT_S
 """After so long every read and put that was under way has ended."""
+PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+"""Between the rounds of `write_all` that met a failure."""
 _POLL_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -79,10 +81,19 @@ class Uploader:
             self._thread.join(timeout=2.0)
 
     def write_all(self) -> int:
-        """Write everything that waits, now; how many results are left because the tier failed."""
-        while self._ready():
-            if not self._tier.may_be_written() or not self._round():
+        """Write everything that waits, now; how many results are left because the tier failed.
+
+        A busy server can refuse one put of many, so what failed is written again after a short pause, until the tier
+        has failed several times in a row.
+        """
+        pauses_s = iter(PAUSES_S)
+        while self._ready() and self._tier.may_be_written():
+            if self._round():
+                continue
+            pause_s = next(pauses_s, None)
+            if pause_s is None or self._tier.paused_s()[1] > 0:
                 break
+            time.sleep(pause_s)
         return sum(not one.is_written for one in self.queue.waiting())
 
     # ----------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_a_push_writes_everything_and_another_machine_hits(
 ) -> None:
     own = signing.own(environ)
     assert push({**environ, "BUILDD_TIER_WRITE": "1"}, workspace, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"written": 3, "waiting": 0}
+    assert json.loads(capsys.readouterr().out) == {"written": 3, "waiting": 0, "problem": ""}
     second = machine(tmp_path, "second")
     assert built(second, tier_at(server.url, believes=(own,))).ran() == []
     assert cache.run(["--store", str(second.store), "stats"], environ=environ) == 0
@@ -88,7 +88,8 @@ def test_what_a_push_could_not_write_is_said_and_kept(
     signing.own(environ)
     server.fault = Fault.FULL
     assert push({**environ, "BUILDD_TIER_WRITE": "1"}, workspace) == 3
-    assert "3 results wait" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 results wait" in said and "has no room" in said and "cache push" in said
     server.fault = Fault.NONE
     assert push({**environ, "BUILDD_TIER_WRITE": "1"}, workspace) == 0
 
