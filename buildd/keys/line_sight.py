@@ -3,9 +3,9 @@
 A file that shows no line in the preprocessed texts of a run (`line_notes`) uses no such macro there: only its
 conditions and functions could see a line. Any other file is searched for words.
 
-Knows macros as words (`macro_words`). A call of a function cannot be told from others: where a file of the compile has
+Knows macros as words (`macro_words`). One call of a function looks like another: where a file of the compile has
 `__builtin_LINE` or `source_location` outside of a macro, perhaps as a default argument, every call may see its line.
-What flags show of lines: `codegen.steps.text_use`.
+`codegen.steps.text_use` knows which flags show lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Look-ups: an action -> its stored result, or the reasons why there is none.
 
 Knows keys, stamps and the store; starts nothing and delivers nothing. One `Lookup` belongs to one request: it holds
-that request's snapshot, so an answer is true for a moment at or after the request came in. How a run that follows a
-miss is filed: `filing`.
+that request's snapshot, so an answer is true for a moment at or after the request came in. `filing`
+knows how a run that follows a miss is filed.
 """
 
 from __future__ import annotations

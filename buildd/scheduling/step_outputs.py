@@ -15,8 +15,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from buildd.artifacts import equivalence, fatbin, offload_bundle
-from buildd.builds.active_build import ActiveBuild, Outputs
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
+from buildd.builds.outputs import Outputs
 from buildd.builds.products import Product, Ran
 from buildd.errors import StoreError
 from buildd.native.bare_text import bare_text_of
@@ -30,7 +31,7 @@ from codegen.steps.step_kinds import CHECKED, StepKind
 from protocol import messages as m
 
 
-class StepOutputs(Outputs):
+class StepOutputs(Outputs[ActiveBuild]):
     """Files of steps, in one folder: some steps find each other's files by a bare name.
 
     Args:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 
 from buildd.artifacts.line_free_text import names_lines
-from buildd.builds.active_build import Report
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
 from buildd.builds.products import Failure, Ran
+from buildd.builds.report import Report
 from buildd.processes.launch import Exit
 from buildd.store.store import Result
 from codegen.plan import Action
@@ -26,7 +27,7 @@ class SilentLog(RequestLog):
         return None
 
 
-class StepReport(Report):
+class StepReport(Report[ActiveBuild]):
     """Gathers what the steps say.
 
     Args:

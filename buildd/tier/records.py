@@ -42,10 +42,10 @@ class SharedInputs(msgspec.Struct, frozen=True, array_like=True):
     """What one run read."""
 
     key: RawDigest
-    """Of the result."""
+    """The key of the result."""
     files: Files
     inputs: BundledInputs
-    """`files` is 0 in it: the list is beside it."""
+    """Its own `files` is 0: the field above holds the list."""
 
 
 class SharedBlob(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +54,7 @@ class SharedBlob(msgspec.Struct, frozen=True, array_like=True):
     digest: RawDigest
     size: int
     sha256: RawDigest
-    """Of the object in `cas/`."""
+    """The digest of the object in `cas/`."""
     stored: int
     """Size of that object."""
     encoding: Encoding
