@@ -139,7 +139,7 @@ def load(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = Fa
     try:
         import jax
         from jax._src import compiler
-        from jax._src.lib import _jax
+        from jax._src.lib import xla_client
     except ImportError as error:
         raise PackageError(f"{path} needs jax {described['jax']} in this Python: {error}") from error
     here = str(path)
@@ -168,7 +168,7 @@ def load(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = Fa
 
     settings = compiler.get_compile_options(1, 1, device_assignment=numpy.array([[place.id]]), backend=place.client)
     try:
-        loaded = place.client.deserialize_executable(executable, _jax.DeviceList((place,)), settings)
+        loaded = place.client.deserialize_executable(executable, xla_client.DeviceList((place,)), settings)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise PackageError(f"{here} cannot be loaded: {error}; build it again") from error
     return JaxProgram(jax, loaded, place, described)

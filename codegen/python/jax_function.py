@@ -47,6 +47,8 @@ PROFILE_ENDING = ".autotune"
 DEVICES = ("cpu", "cuda")
 _TRACE = Resources(memory_bytes=600 << 20, wall_s=3.0)
 _COMPILE = Resources(memory_bytes=1 << 30, wall_s=6.0)
+_BESIDE = ("jaxlib", "jax_cuda*", "jax_rocm*")
+"""Distributions: one that is installed later makes the worker describe JAX again."""
 _IDENTIFY_S = 120.0
 _FIXED = {
     # numpy, which JAX imports, would start threads at once, and a process with threads must not be forked.
@@ -111,7 +113,7 @@ def plan_jax(context: Context, target: JaxTarget) -> Part:
     environment["JAX_PLATFORMS"] = f"{target.device},cpu" if is_native else "cpu"
     if is_native:
         environment |= {name: context.environment[name] for name in PASSED if context.environment.get(name)}
-    worker = worker_of(context, WORKER.name, "jax", "JAX", environment.items())
+    worker = worker_of(context, WORKER.name, "jax", "JAX", environment.items(), beside=_BESIDE)
     identity = worker.identity(context, JaxIdentity)
     if target.device != "cpu" and not identity.plugins:
         _refuse(

@@ -243,6 +243,11 @@ def _check_effects(made: Any, spec: dict[str, Any]) -> None:
         )
     if arguments["ordered_effects"] or arguments["unordered_effects"]:
         raise Refused(f"{spec['function']} has side effects (prints?): take them out", spec["source"])
+    if made._lowering.const_args:
+        raise Refused(
+            f"{spec['function']} has constants outside of its program: leave jax_use_simplified_jaxpr_constants off",
+            spec["source"],
+        )
     if arguments["num_devices"] != 1:
         raise Refused(f"{spec['function']} is spread over several devices: kind jax takes one", spec["source"])
 

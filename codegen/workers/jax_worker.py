@@ -170,7 +170,7 @@ def compile_only_device(content: bytes, where: str) -> Any:
     """
     jax = warm_up()
     from jax._src import xla_bridge
-    from jax._src.lib import _jax
+    from jax._src.lib import xla_client
 
     try:
         jax.local_devices(backend="cpu")  # this looks for plugins, too
@@ -186,9 +186,9 @@ def compile_only_device(content: bytes, where: str) -> Any:
                     " the jaxlib of the target",
                     where,
                 )
-            if not hasattr(_jax.DeviceTopology, "deserialize"):
+            if not hasattr(xla_client.DeviceTopology, "deserialize"):
                 raise Refused(f"cannot be read by jaxlib {jax.lib.__version__}: take 0.11 or newer", where)
-            made = _jax.DeviceTopology.deserialize(base64.b64decode(described["topology"]))
+            made = xla_client.DeviceTopology.deserialize(base64.b64decode(described["topology"]))
         return made._make_compile_only_devices()[0]
     except (KeyError, ValueError, TypeError) as error:
         raise Refused(f"is not a file of `buildd topology`: {_said(error)}", where) from error
@@ -270,7 +270,7 @@ def _compiled(module: bytes, device: Any, options: dict[str, Any], where: str, *
     import numpy
     from jax._src import compiler
     from jax._src.interpreters import mlir
-    from jax._src.lib import _jax
+    from jax._src.lib import xla_client
     from jax._src.lib.mlir import ir
 
     client = device.client
@@ -281,7 +281,7 @@ def _compiled(module: bytes, device: Any, options: dict[str, Any], where: str, *
             parsed = ir.Module.parse(module)
             # The client of a topology's device can load nothing.
             make = client.compile if is_ahead else client.compile_and_load
-            made = make(parsed, _jax.DeviceList((device,)), settings)
+            made = make(parsed, executable_devices=xla_client.DeviceList((device,)), compile_options=settings)
         return bytes(made.serialize() if hasattr(made, "serialize") else client.serialize_executable(made))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise Refused(f"cannot be compiled: {_said(error)}", where) from error

@@ -141,6 +141,22 @@ def test_without_a_plugin_no_gpu_is_compiled_for(tmp_path: Path) -> None:
     assert caught.value.code == "compiler-not-found" and "0.99.1" in caught.value.next_step
 
 
+def test_a_plugin_that_is_installed_later_is_seen(tmp_path: Path) -> None:
+    asked: list[Probe] = []
+
+    def noted(probe: Probe) -> Answer:
+        asked.append(probe)
+        return pretended(probe)
+
+    for name in ("jaxlib-1", "jax_cuda13_plugin-1"):
+        record = tmp_path / "site" / f"{name}.dist-info/RECORD"
+        record.parent.mkdir(parents=True)
+        record.write_text("")
+        plan_with(request(tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")}), noted)
+        assert str(record) in asked[-1].files
+    assert asked[0] != asked[-1]
+
+
 def test_without_jax_or_without_a_gpu_the_next_step_is_told(tmp_path: Path) -> None:
     def without(probe: Probe) -> Answer:
         return Answer(status=1, stdout="", stderr="error: JAX cannot be imported by python: No module\n")
