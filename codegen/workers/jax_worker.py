@@ -39,6 +39,7 @@ _PLUGINS = re.compile(r"(jax_cuda|jax_rocm)\w*$|jax_plugins$")
 _PARTNERS = ("ml_dtypes", "numpy", "opt_einsum", "scipy", "flatbuffers")
 """Packages that JAX uses while it lowers a function."""
 _REQUIRE = "xla_gpu_require_complete_aot_autotune_results"
+_LEVEL = "xla_gpu_autotune_level"
 _PROFILE_FOLDER = "xla_gpu_per_fusion_autotune_cache_dir"
 _UNTUNED = re.compile(r"Failed to get configs for: (\d+) out of (\d+)|No cached config found|autotun", re.IGNORECASE)
 
@@ -250,6 +251,8 @@ def _tuned(
 
     XLA by itself falls back to a default where a timing is missing, and says nothing.
     """
+    if device.platform != "cpu" and _measures_nothing(options):
+        return _compiled(module, device, options, where, is_ahead=is_ahead), {"tuned": False, "missing": ""}
     if not is_ahead:
         executable = _compiled(module, device, options, where, is_ahead=False)
         return executable, {"tuned": None if device.platform == "cpu" else True, "missing": ""}
@@ -263,6 +266,13 @@ def _tuned(
             raise
         missing = f"{said[1]} of {said[2]}" if said[1] else ""
     return _compiled(module, device, options, where, is_ahead=True), {"tuned": False, "missing": missing}
+
+
+def _measures_nothing(options: dict[str, Any]) -> bool:
+    """Tell whether the user has turned XLA's measurements off."""
+    said = re.findall(rf"--{_LEVEL}=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    level = options.get(_LEVEL, said[-1] if said else None)
+    return level is not None and str(level) == "0"
 
 
 def _compiled(module: bytes, device: Any, options: dict[str, Any], where: str, *, is_ahead: bool) -> bytes:

@@ -284,6 +284,16 @@ def test_without_timings_a_package_for_a_gpu_is_untuned_and_says_so(project: Pro
     project.target(device="cuda", topology="h100.txtpb", function="copied", inputs=[{"shape": [4]}], static={})
     status, said = project.build()
     assert status == 0 and "warning" not in said and project.described()["tuned"] is True, said
+    project.target(
+        device="cuda",
+        topology="h100.txtpb",
+        function="copied",
+        inputs=[{"shape": [4]}],
+        static={},
+        options={"xla_gpu_autotune_level": 0},
+    )
+    status, said = project.build()
+    assert status == 0 and "untuned:" in said and project.described()["tuned"] is False, said
 
 
 @needs_plugin
