@@ -44,6 +44,8 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_known: "set[str]" = set()
+"""Classes whose guesses are told. Only if both are, whatever else is kept comes from a tuner."""
 
 
 def begin_selection(selection: "Any") -> None:
@@ -71,6 +73,7 @@ def begin_selection(selection: "Any") -> None:
         return emit(self, event, **data)
 
     chain.choose, chain._emit = chosen, emitted
+    _known.add("selection")
 
 
 def begin_executor(executor: "Any") -> None:
@@ -87,10 +90,18 @@ def begin_executor(executor: "Any") -> None:
 
     if not is_on("BUILDD_DISABLE"):
         executor.Executor._choose_heuristics_only = guessed
+        _known.add("executor")
 
 
 _SOURCES = {"override": GIVEN, "heuristics": GUESSED}
 """Events of ejkernel's selection, which come before such a configuration is kept."""
+
+
+def _source() -> str:
+    """Where the configuration that is kept now comes from; empty if that is not known."""
+    if _thread.source:
+        return _thread.source
+    return TUNED if len(_known) == 2 else ""
 
 
 def begin_files(persistent: "Any") -> None:
@@ -130,7 +141,7 @@ def begin_files(persistent: "Any") -> None:
             return
         key, value = self._key(device, op_id, call_key), _written(self, configuration)
         try:
-            self._data = ProfileFile(self.path).merge(key, value, _thread.source or TUNED)
+            self._data = ProfileFile(self.path).merge(key, value, _source())
         except OSError:
             put(self, device, op_id, call_key, configuration)  # it gives up in its own way
 

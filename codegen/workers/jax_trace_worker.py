@@ -79,6 +79,8 @@ def lower(spec: dict[str, Any], lowered: str, depfile: str, topology: str = "") 
     # EasyDeL and others add flags when they are imported, each time: a child of such a process has them twice.
     flags = dict.fromkeys(reversed(os.environ.get("XLA_FLAGS", "").split()))
     described |= {"donated": donated, "topology_file": topology, "xla_flags": " ".join(reversed(flags))}
+    # Those that the user's own jax.jit gives the function.
+    described["options"] = dict(made._lowering._compiler_options_kvs)
     _check_effects(made, spec)
     from jax._src.interpreters import mlir
 

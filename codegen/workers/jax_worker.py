@@ -226,7 +226,7 @@ def compile_lowered(spec: dict[str, Any], lowered: str, package: str, profile: s
     else:
         device = jax.local_devices(backend="cpu")[0] if spec["device"] == "cpu" else _gpu()
     with _profile_folder(profile) as folder:
-        options = dict(spec["options"])
+        options = {**described["options"], **spec["options"]}
         if spec["device"] != "cpu":
             options[_PROFILE_FOLDER] = folder
         executable, tuning = _tuned(module, device, options, bool(topology), lowered)

@@ -63,7 +63,7 @@ def fails(x):
 def own(x):
     return State(x, x)
 
-jitted = jax.jit(step, static_argnames="layers")
+jitted = jax.jit(step, static_argnames="layers", compiler_options={"xla_cpu_enable_fast_math": True})
 """
 
 USE = """
@@ -236,7 +236,9 @@ def test_a_function_of_keywords_and_one_that_is_jitted_already(project: Project)
     project.target(function="jitted")
     assert "jax.jit already" in project.build()[1]
     project.target(function="jitted", inputs=[{"function": "parameters"}, {"function": "state"}, {"shape": [4, 16]}])
-    assert project.build()[0] == 0
+    assert project.build()[0] == 0 and project.described()["options"] == {"xla_cpu_enable_fast_math": True}
+    project.target(function="copied", inputs=[{"shape": [4]}], options={"xla_no_such_option": 1}, static={})
+    assert "xla_no_such_option" in project.build()[1]
 
 
 def test_a_package_that_cannot_be_used_here_says_why(project: Project) -> None:
