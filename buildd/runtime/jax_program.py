@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import zipfile
 from dataclasses import dataclass
 from typing import Any
@@ -142,11 +143,9 @@ def load(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = Fa
         from jax._src.lib import xla_client
     except ImportError as error:
         raise PackageError(f"{path} needs jax {described['jax']} in this Python: {error}") from error
-    here = str(path)
-    if described["jaxlib"] != jax.lib.__version__:
-        raise PackageError(
-            f"{here} was compiled by jaxlib {described['jaxlib']}, and this is {jax.lib.__version__}: build it again"
-        )
+    here, jaxlib = str(path), sys.modules["jaxlib"].__version__
+    if described["jaxlib"] != jaxlib:
+        raise PackageError(f"{here} was compiled by jaxlib {described['jaxlib']}, and this is {jaxlib}: build it again")
     if described["tuned"] is False and not untuned:
         missing = f"{described['missing']} kernels have" if described["missing"] else "XLA had"
         raise PackageError(

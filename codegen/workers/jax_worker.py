@@ -68,6 +68,10 @@ def warm_up() -> Any:
     return jax
 
 
+def _jaxlib() -> str:
+    return str(sys.modules["jaxlib"].__version__)  # JAX has imported it
+
+
 # ---------------------------------------------------------------- identity
 
 
@@ -154,7 +158,7 @@ def write_topology(path: str) -> None:
         "platform": "cuda",
         "device_kind": device.device_kind,
         "platform_version": device.client.platform_version,
-        "jaxlib": jax.lib.__version__,
+        "jaxlib": _jaxlib(),
         "topology": base64.b64encode(topology.serialize()).decode(),
     }
     with open(path, "w", encoding="utf-8") as stream:
@@ -181,14 +185,14 @@ def compile_only_device(content: bytes, where: str) -> Any:
             )
         else:
             described = json.loads(content)
-            if described["jaxlib"] != jax.lib.__version__:
+            if described["jaxlib"] != _jaxlib():
                 raise Refused(
-                    f"was made by jaxlib {described['jaxlib']}; this one is {jax.lib.__version__}: make it again with"
+                    f"was made by jaxlib {described['jaxlib']}; this one is {_jaxlib()}: make it again with"
                     " the jaxlib of the target",
                     where,
                 )
             if not hasattr(xla_client.DeviceTopology, "deserialize"):
-                raise Refused(f"cannot be read by jaxlib {jax.lib.__version__}: take 0.11 or newer", where)
+                raise Refused(f"cannot be read by jaxlib {_jaxlib()}: take 0.11 or newer", where)
             made = xla_client.DeviceTopology.deserialize(base64.b64decode(described["topology"]))
         return made._make_compile_only_devices()[0]
     except (KeyError, ValueError, TypeError) as error:
@@ -230,8 +234,8 @@ def compile_lowered(spec: dict[str, Any], lowered: str, package: str, profile: s
         if spec["device"] != "cpu":
             options[_PROFILE_FOLDER] = folder
         executable, tuning = _tuned(module, device, options, bool(topology), lowered)
-        versions = {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
-        described |= {**versions, "device_kind": device.device_kind, "processor": spec["processor"], **tuning}
+        versions = {"jax": jax.__version__, "jaxlib": _jaxlib()}
+        described |= {**versions, "device_kind": _kind_of(device, topology), "processor": spec["processor"], **tuning}
         if collected:
             _pack(collected, {name: _content(os.path.join(folder, name)) for name in _below(folder)})
         _pack(package, {"description.json": json.dumps(described, sort_keys=True).encode(), "executable": executable})
@@ -242,6 +246,12 @@ def compile_lowered(spec: dict[str, Any], lowered: str, package: str, profile: s
             " loader refuses it unless it is told untuned=True; name a profile of such a GPU with `autotune`",
             file=sys.stderr,
         )
+
+
+def _kind_of(device: Any, topology: bytes) -> str:
+    """Return what JAX calls such a device where it is."""
+    described = json.loads(topology) if topology.lstrip().startswith(b"{") else {}
+    return str(described.get("device_kind", device.device_kind))
 
 
 def _tuned(
