@@ -1,11 +1,13 @@
 """Calls generated kernels (kinds `rowwise`, `elementwise`, `conv2d`) and models (kind `model`) from Python, on arrays
-of torch, CuPy and any library with CUDA's array interface or DLPack.
+of torch, CuPy and any library with CUDA's array interface or DLPack; and functions of kind `jax`, on JAX's.
 
     from buildd.loader import load, load_model
     softmax = load("build/softmax/libsoftmax.so")
     y = softmax(x)                  # on the current stream
     mlp = load_model("build/mlp/libmlp.so", {"w1": w1, "w2": w2})
     y = mlp(x)
+    step = load_jax("build/step/step.jax")
+    parameters, loss = step(parameters, batch)
 
 The library describes its own arguments; types and shapes are checked before anything runs. Standard library only:
 programs that use nothing else of buildd import it. Does not know whether arrays share memory with the result.
@@ -19,12 +21,15 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buildd.runtime.arrays import GpuArray, gpu_array, new_array, stream_of
 from buildd.runtime.loaded_model import KernelError, Model
 
-__all__ = ["Kernel", "KernelError", "Model", "load", "load_model"]
+if TYPE_CHECKING:
+    from buildd.runtime.jax_program import JaxProgram
+
+__all__ = ["Kernel", "KernelError", "Model", "load", "load_jax", "load_model"]
 
 INTERFACE = 1
 
@@ -143,6 +148,23 @@ def load_model(path: str | os.PathLike[str], constants: Mapping[str, Any] | None
     if described.get("kind") != "model":
         raise ValueError(f"{os.fspath(path)} is not a model: use load(path)")
     return Model(library, symbol, described, constants or {})
+
+
+def load_jax(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = False) -> JaxProgram:
+    """Load a function that kind `jax` compiled: native code, so load only packages that you trust.
+
+    Args:
+        device: one of jax.devices(); by default the first one of the package's platform.
+        untuned: load it although XLA had no timings of such a GPU: it may run several times slower.
+
+    Raises:
+        OSError: the file cannot be read.
+        buildd.runtime.jax_program.PackageError: the package is damaged, untuned, or for another jaxlib, GPU or
+            processor.
+    """
+    from buildd.runtime import jax_program
+
+    return jax_program.load(path, device=device, untuned=untuned)
 
 
 def _opened(path: str | os.PathLike[str], name: str) -> tuple[ctypes.CDLL, str, dict[str, Any]]:

@@ -27,6 +27,7 @@ from codegen.project.target import (
     ExtensionTarget,
     GemmTarget,
     HipTarget,
+    JaxTarget,
     ModelTarget,
     RecordedTarget,
     RowwiseTarget,
@@ -196,6 +197,10 @@ def _generate(context: Context, target: Target) -> Part:
             from codegen.python.torch_model import plan_torch
 
             return plan_torch(context, target)
+        case JaxTarget():
+            from codegen.python.jax_function import plan_jax
+
+            return plan_jax(context, target)
         case ExtensionTarget():
             from codegen.python.extension import plan_extension
 

@@ -28,6 +28,8 @@ LEAST_COMPILE_S = 0.0
 """JAX by itself keeps no program that took less than a second to compile: most of a start."""
 _THEIR_LEAST_S = 1.0
 _LEAST = "jax_persistent_cache_min_compile_time_secs"
+_FORCE, _FORCED = "EASYDEL_RECOMPILE_FORCE", ("true", "yes", "ok", "1", "easy")
+"""EasyDeL's variable, and its words for on."""
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 """Only programs of these are kept: buildd does not know what the programs of other plugins depend on."""
 _PLACES = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
@@ -125,7 +127,7 @@ class Programs:
             return None
         shelf = Shelf(self._store, FOLDER)
         is_writable = shelf.open()
-        if is_on("BUILDD_RECACHE"):
+        if is_on("BUILDD_RECACHE") or os.environ.get(_FORCE, "").lower() in _FORCED:
             return None
         found = self._taken(shelf, key)
         if found is None and is_writable and _may_wait():

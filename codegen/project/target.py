@@ -307,6 +307,43 @@ class TorchTarget(Target, frozen=True, kw_only=True):
     output_name: str = ""
 
 
+class ArraySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An argument of a JAX function: an array, or a tree of arrays that a function of the source makes."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    """JAX's name of the type: float32, bfloat16, int32, bool ..."""
+    function: str = ""
+    """Instead of `shape` and `dtype`: a function whose result has the shapes; JAX computes nothing of it."""
+    donate: bool = False
+    """The function may write its result into this argument's memory, as jax.jit's donate_argnums."""
+
+
+class JaxTarget(Target, frozen=True, kw_only=True):
+    """kind = "jax": a function compiled ahead of time by XLA, for this machine's CPU or GPU or for a GPU elsewhere. See
+    `jax_function`."""
+
+    source: str = ""
+    """Python file, relative to the project, that is run to get the function."""
+    function: str = ""
+    """Its name in `source`; it may be compiled by jax.jit there."""
+    inputs: tuple[ArraySpec, ...] = ()
+    """The arguments by position."""
+    keyword_inputs: dict[str, ArraySpec] = {}
+    static: dict[str, OptionValue] = {}
+    """Arguments by name whose values are part of the program, as jax.jit's static_argnames."""
+    device: str = "cpu"
+    """"cpu" or "cuda"."""
+    topology: str = ""
+    """File of `buildd topology`, or XLA's GpuTargetConfigProto as text (.txtpb): the GPU to compile for. Without it,
+    device "cuda" is the GPU of this machine."""
+    autotune: str = ""
+    """File of timings that a build on such a GPU made (NAME.autotune)."""
+    options: dict[str, bool | int | float | str] = {}
+    """XLA's options, as compiler_options of jax.jit."""
+    output_name: str = ""
+
+
 class ExtensionTarget(Target, frozen=True, kw_only=True):
     """kind = "extension": a module for torch, with the flags of torch.utils.cpp_extension. See `extension`."""
 
@@ -340,40 +377,3 @@ class RecordedTarget(Target, frozen=True, kw_only=True):
     """Folder that comes first on the process's PYTHONPATH: its modules keep Triton's kernels in the store."""
     asked_by: str = ""
     """Id of the request. Equal requests get a process each, because each must be told about every kernel."""
-
-
-KINDS: dict[str, type[Target]] = {
-    "cuda": CudaTarget,
-    "hip": HipTarget,
-    "gemm": GemmTarget,
-    "conv2d": Conv2dTarget,
-    "rowwise": RowwiseTarget,
-    "elementwise": ElementwiseTarget,
-    "model": ModelTarget,
-    "triton": TritonTarget,
-    "torch": TorchTarget,
-    "extension": ExtensionTarget,
-}
-INLINE_KINDS: dict[str, type[Target]] = {**KINDS, "recorded": RecordedTarget}
-"""Kinds of a request's inline tables. "recorded" is only generated, never written by hand."""
-ALIASES: dict[type[Target], dict[str, str]] = {
-    TorchTarget: {
-        "func": "function",
-        "model": "function",
-        "example_inputs": "inputs",
-        "example_kwarg_inputs": "keyword_inputs",
-        "check_trace": "check",
-    }
-}
-"""Other names of keys: the ones that torch itself uses."""
-REFUSED: dict[type[Target], dict[str, str]] = {
-    TorchTarget: {
-        "optimize": "torch ignores it",
-        "name": "it names the compiled function in torch's logs, and changes no result",
-        "shapes_spec": "its value is code; named sizes and `dims` say which sizes may change",
-        "recompile_limit": "it limits recompiles in the process that uses the model",
-        "isolate_recompiles": "it concerns the process that uses the model",
-        "package_path": "buildd chooses where results are written",
-    }
-}
-"""Names that are no keys, though a library has such a parameter -> why."""

@@ -15,12 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from codegen.errors import RequestError, nearest
+from codegen.project.kinds import ALIASES, INLINE_KINDS, KINDS, REFUSED
 from codegen.project.target import (
-    ALIASES,
-    INLINE_KINDS,
-    KINDS,
-    REFUSED,
     CompiledTarget,
+    JaxTarget,
     ModelTarget,
     OutputKind,
     Target,
@@ -157,9 +155,9 @@ def _check_paths(target: Target, lines: TomlLines, outside: bool) -> None:
             file=lines.where(section, "sources"),
             next_step='name files or patterns, as in sources = ["src/*.cu"]',
         )
-    for key in ("sources", "include", "source", "archive"):
+    for key in ("sources", "include", "source", "archive", "topology", "autotune"):
         value = getattr(target, key, ())
-        if not value and isinstance(target, TorchTarget):
+        if not value and isinstance(target, TorchTarget | JaxTarget):
             continue  # an optional list: some kinds have two
         for path in (value,) if isinstance(value, str) else value:
             if not path:

@@ -38,6 +38,7 @@ class Worker:
         next_step: what to do if the package is not installed.
         interpreter: absolute path of the client's interpreter.
         environment: the worker's environment.
+        beside: patterns of the names of other distributions that the package works with, as pip records them.
     """
 
     script: Path
@@ -46,6 +47,7 @@ class Worker:
     next_step: str
     interpreter: str
     environment: tuple[tuple[str, str], ...]
+    beside: tuple[str, ...] = ()
 
     @property
     def program(self) -> Ref:
@@ -98,18 +100,24 @@ class Worker:
         folders = (*context.environment.get("PYTHONPATH", "").split(":"), *context.toolchains.site_packages())
         for folder in filter(None, folders):
             files.append(os.path.join(folder, self.package, "__init__.py"))
-            files += sorted(str(path) for path in Path(folder).glob(f"{self.package}-*.dist-info/RECORD"))
+            for name in (self.package, *self.beside):
+                files += sorted(str(path) for path in Path(folder).glob(f"{name}-*.dist-info/RECORD"))
         return tuple(dict.fromkeys(path for path in files if os.path.isfile(path)))
 
 
 def worker_of(
-    context: Context, script: str, package: str, title: str, environment: Iterable[tuple[str, str]]
+    context: Context,
+    script: str,
+    package: str,
+    title: str,
+    environment: Iterable[tuple[str, str]],
+    beside: tuple[str, ...] = (),
 ) -> Worker:
     """Return a worker that runs under the client's interpreter.
 
     Args:
         script: its name in `FOLDER`.
-        package, title, environment: as in `Worker`.
+        package, title, environment, beside: as in `Worker`.
 
     Raises:
         RequestError: "compiler-not-found", there is no such interpreter.
@@ -125,4 +133,5 @@ def worker_of(
         next_step=next_step,
         interpreter=interpreter,
         environment=tuple(sorted(environment)),
+        beside=beside,
     )

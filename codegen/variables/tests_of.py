@@ -67,6 +67,11 @@ _ACTS = {
         "test_the_users_file_sets_them_too": "JAX_COMPILATION_CACHE_DIR JAX_ENABLE_COMPILATION_CACHE"
         " JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     },
+    "tests/jax/test_easydel_variables.py": {
+        "test_easydels_word_for_compiling_again_counts": "EASYDEL_RECOMPILE_FORCE",
+        "test_importing_ejkernel_leaves_the_users_folder_and_keeps_no_pickles": "COMPILE_FUNC_DIR",
+        "test_ejkernels_tuners_at_once_lose_nothing": "EJKERNEL_PERSISTENT_CACHE_DIR",
+    },
     "tests/commands/test_run.py": {
         "test_who_wants_no_line_has_the_terminal_itself": "BUILDD_PROGRESS",
     },

@@ -136,6 +136,7 @@ class ToolFamily(Enum):
     HIP = "hip"
     TRITON = "triton"
     TORCH = "torch"
+    JAX = "jax"
 
 
 class Use(Enum):

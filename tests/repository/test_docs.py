@@ -18,9 +18,10 @@ from buildd.artifacts.diagnostics import diagnose
 from buildd.cli import COMMANDS, HIDDEN, main
 from codegen.compilers.command_parser import Reason
 from codegen.gemm.spec import kernel_for
+from codegen.project.kinds import KINDS
 from codegen.project.measured_call import CallArgument, MeasuredCall
 from codegen.project.project_file import _TABLES, load_project
-from codegen.project.target import KINDS, GemmTarget, TritonTarget
+from codegen.project.target import GemmTarget, TritonTarget
 from codegen.project.target_table import INTERNAL_FIELDS
 from codegen.python.triton_kernel import goal_of
 from codegen.variables.environment import all_variables

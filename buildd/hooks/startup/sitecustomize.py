@@ -102,9 +102,40 @@ def _tune_in_turn(autotuner: "Any") -> None:
 
 
 def _select_in_turn(selection: "Any") -> None:
-    """Let ejkernel's tuners do so."""
+    """Let ejkernel's tuners do so, and note where its configurations come from."""
     if os.environ.get("BUILDD_DIR"):
         _beside("ejkernel_turns").begin_selection(selection, _beside("gpu_turns"))
+        _beside("ejkernel_profiles").begin_selection(selection)
+
+
+def _keep_profiles(persistent: "Any") -> None:
+    """Let several of ejkernel's tuners keep what they found."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_profiles").begin_files(persistent)
+
+
+def _name_guesses(executor: "Any") -> None:
+    """Note which of its configurations are guesses."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_profiles").begin_executor(executor)
+
+
+def _keep_folder(ejit: "Any") -> None:
+    """Let JAX keep the user's cache folder, and ejkernel no pickles."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_folder").begin(ejit)
+
+
+def _no_pickles(compiling: "Any") -> None:
+    """The same of EasyDeL's own copy."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("ejkernel_folder").no_pickles(compiling)
+
+
+def _try_flags(bridge: "Any") -> None:
+    """Try XLA's flags in another process before XLA aborts this one."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("jax_flags").begin(bridge)
 
 
 def _ejkernel_in_turn(tuning: "Any") -> None:
@@ -274,11 +305,16 @@ _THEN = {
     "aitemplate.backend.builder": _recompile_models,
     "aitemplate.backend.cuda.builder_cmake": _recompile_models,
     "aitemplate.backend.target": _share_profiles,
+    "easydel.utils.compiling_utils": _no_pickles,
+    "ejkernel.callib._ejit": _keep_folder,
     "ejkernel.callib._tilelang_ffi": _tilelang_in_turn,
+    "ejkernel.ops.config.persistent": _keep_profiles,
     "ejkernel.ops.config.selection": _select_in_turn,
+    "ejkernel.ops.execution.executor": _name_guesses,
     "ejkernel.ops.execution.tuning": _ejkernel_in_turn,
     "jax._src.compilation_cache": _share_programs,
     "jax._src.compiler": _compile_once,
+    "jax._src.xla_bridge": _try_flags,
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _watch_triton,
     "triton.runtime.autotuner": _tune_in_turn,

@@ -23,7 +23,7 @@ from codegen.variables.variable import (
 
 V = Variable
 _ALL = (ToolFamily.HOST, ToolFamily.CUDA, ToolFamily.HIP, ToolFamily.TORCH)
-_EVERY = (*_ALL, ToolFamily.TRITON)
+_EVERY = (*_ALL, ToolFamily.TRITON, ToolFamily.JAX)
 _CUDA = (ToolFamily.CUDA,)
 _HIP = (ToolFamily.HIP,)
 _KEYED = "passed to buildd's tools and keyed"

@@ -128,8 +128,8 @@ _TRITON_ROWS = rows(
     V("USE_IR_LOC", Kind.STRING, "", (KEY,), "line information of an intermediate stage",
       _TRITONS, families=_TRITON),
     V("PYTHONPATH", Kind.PATHS, "", (KEY,), "folders of Python modules",
-      "passed to jobs of kinds triton and torch; the modules that they read are keyed by content",
-      families=(ToolFamily.TRITON, ToolFamily.TORCH)),
+      "passed to jobs of kinds triton, torch and jax; the modules that they read are keyed by content",
+      families=(ToolFamily.TRITON, ToolFamily.TORCH, ToolFamily.JAX)),
 )
 # fmt: on
 

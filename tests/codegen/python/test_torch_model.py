@@ -17,7 +17,8 @@ import pytest
 
 from codegen.errors import RequestError
 from codegen.plan import Answer, Discovery, Plan, Probe
-from codegen.project.target import REFUSED, TorchTarget
+from codegen.project.kinds import REFUSED
+from codegen.project.target import TorchTarget
 from codegen.python.torch_export import WORKER as EXPORTER
 from codegen.python.torch_model import WORKER
 from tests.support.carry_out import plan_with

@@ -176,8 +176,9 @@ def test_tool_environment_does_not_depend_on_the_order_of_the_clients() -> None:
 
 def test_only_the_section_of_tools_reaches_tools_and_frameworks_their_own() -> None:
     own = {
-        Section.TRITON: {ToolFamily.TRITON, ToolFamily.TORCH},
+        Section.TRITON: {ToolFamily.TRITON, ToolFamily.TORCH, ToolFamily.JAX},
         Section.TORCH: {ToolFamily.TORCH},
+        Section.JAX: {ToolFamily.JAX},
         Section.TOOLS: set(ToolFamily),
     }
     for variable in all_variables():

@@ -289,6 +289,9 @@ def key_with(environment: Mapping[str, str], family: ToolFamily) -> Digest:
 WRITTEN = {
     "TORCH_WARM_POOL": "a job of kind torch sets it for itself",
     "TORCHINDUCTOR_COMPILE_THREADS": "a job of kind torch sets it for itself",
+    "JAX_PLATFORMS": "a job of kind jax sets it for itself",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "a job of kind jax sets it for itself",
+    "ENABLE_DISTRIBUTED_INIT": "a job of kind jax sets it for itself",
     "TORCHINDUCTOR_CACHE_DIR": "jobs set it; a job that compiles through the daemon keeps the caller's",
     "TRITON_CACHE_DIR": "jobs set it; a job that compiles through the daemon keeps the caller's",
     "TRITON_HOME": "jobs set it; a job that compiles through the daemon keeps the caller's",
