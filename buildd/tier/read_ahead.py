@@ -162,8 +162,8 @@ class ReadAhead:
             with self._lock:
                 known = self._known.get(name)
                 if known is not None and known.reading is not None and self._bytes + len(found) <= MOST_BYTES:
+                    self._bytes += len(found) - known.size_bytes
                     known.size_bytes = len(found)
-                    self._bytes += len(found)
                     return found
             self._drop(name)
         return found
