@@ -15,7 +15,7 @@ from buildd.exits import DAEMON, INTERRUPTED, OK, USAGE, Interrupted
 
 TYPE_CHECKING = False  # `typing` costs milliseconds
 if TYPE_CHECKING:
-    from buildd.cli_server import CliServer
+    from buildd.cli_server.server import CliServer
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("init", "write a buildd.toml for the sources of a folder"),
@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("trace", "write a build as a Chrome / Perfetto trace"),
     "cache": ("cache", "manage the store: stats, query, gc, verify, flush, export, import"),
     "redis": ("redis", "let stock torch use the store as its remote cache (Redis' protocol)"),
-    "env": ("env", "list the environment variables that buildd honours"),
+    "env": ("env", "list the environment variables that buildd uses"),
     "up": ("daemon_control:up", "start the daemon (other commands start it when they need it)"),
     "down": ("daemon_control:down", "stop the daemon once its work is done; --now: at once"),
     "status": ("status:status", "show what the daemon is doing"),
@@ -69,7 +69,7 @@ def usage() -> str:
     lines += [
         "",
         "  -C DIR            go to this folder first",
-        "  --color WHEN      auto, always or never, here or behind COMMAND",
+        "  --color WHEN      auto, always or never; before or after COMMAND",
         "",
         "  buildd COMMAND --help says more; buildd --version the version.",
         "  A project file is code, as a Makefile is: build only projects that you trust.",
@@ -188,9 +188,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _begin_commands(place: str) -> CliServer:
     """Start the process that runs later commands for the daemon in the runtime folder `place`; raises OSError."""
-    from buildd import cli_server
+    from buildd.cli_server import server
 
-    return cli_server.begin(place, main)
+    return server.begin(place, main)
 
 
 def _import_msgspec() -> None:

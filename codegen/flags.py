@@ -145,15 +145,15 @@ def refuse_own(flags: Iterable[str], name: str, where: str) -> None:
             if _ARCH.fullmatch(flag):
                 raise RequestError(
                     "bad-flag",
-                    f'target "{name}": "{flag}" does not belong into flags',
+                    f'target "{name}": "{flag}" does not belong in `flags`',
                     file=where,
                     next_step='name the architectures in arch = ["..."]',
                 )
             if _OWN.fullmatch(flag):
                 raise RequestError(
                     "bad-flag",
-                    f'target "{name}": "{flag}" does not belong into flags',
+                    f'target "{name}": "{flag}" does not belong in `flags`',
                     file=where,
-                    next_step="what is made, and where, is decided by `output` and `output_name`",
+                    next_step="use `output` and `output_name`: they decide which file is made, and where",
                 )
         previous = flag

@@ -9,7 +9,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from buildd.artifacts import fatbin
-from buildd.artifacts.line_free_text import fingerprint
+from buildd.artifacts.line_free_text import BARE_TEXT, fingerprint
 from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
 from protocol.messages import Digest
 
@@ -45,6 +45,11 @@ def of_text(kind: StepKind, text: bytes, made_of: Digest | None, *, clang: bool 
             return _exactly(text)
         case _:
             return fingerprint(text)
+
+
+def is_without_lines(equivalence: bytes) -> bool:
+    """Whether nothing in a text with this equivalence digest sees its own line."""
+    return equivalence.startswith(BARE_TEXT)
 
 
 def _exactly(text: bytes) -> bytes:

@@ -13,6 +13,8 @@ from blake3 import blake3
 
 from buildd.files.patient_lock import PatientLock
 
+BARE_TEXT = b"bare "
+"""Begins the digest of a text in which nothing sees its line."""
 _SEES = (b"_LINE", b"__builtin_COLUMN", b"source_location", b'R"')
 """Texts with these words are left as they are. In the last one, a raw string, a newline is content."""
 _SEES_SURELY = re.compile(rb"__builtin_LINE|__builtin_COLUMN|source_location|__LINE__|\b(?:u8|[uUL])?R\"")
@@ -38,7 +40,7 @@ def fingerprint(text: bytes) -> bytes:
     Two parts of one line, with a system header's marker between them, are not the same as two lines.
     """
     bare = _without_lines(text)
-    return blake3(text).hexdigest().encode() if bare is None else b"bare " + blake3(bare).hexdigest().encode()
+    return blake3(text).hexdigest().encode() if bare is None else BARE_TEXT + blake3(bare).hexdigest().encode()
 
 
 def names_lines(said: bytes) -> bool:

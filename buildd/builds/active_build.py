@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 
 import msgspec
 
@@ -20,7 +18,9 @@ from buildd.builds.command import shown
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
 from buildd.builds.noisy_compiles import is_noisy
-from buildd.builds.products import INTERNAL_FAULT, Counts, Failure, Moment, Product, Ran
+from buildd.builds.outputs import Outputs
+from buildd.builds.products import INTERNAL_FAULT, Counts, Product, Ran
+from buildd.builds.report import Report
 from buildd.errors import BuilddError
 from buildd.files.stamp_set import Mark
 from buildd.keys.lookup import Found, Missing
@@ -59,8 +59,8 @@ class ActiveBuild:
         inputs: Inputs,
         *,
         results: StoredResults,
-        outputs: Outputs,
-        report: Report,
+        outputs: Outputs[ActiveBuild],
+        report: Report[ActiveBuild],
         has_caller: bool = False,
         tier: StoreTier | None = None,
     ) -> None:
@@ -92,7 +92,8 @@ class ActiveBuild:
         self.products: dict[str, Product] = {}
         self.misses: dict[int, Missing] = {}
         self.runs_whole: set[int] = set()
-        """Actions with steps that run as one process: their steps would say other things than the compiler."""
+        """Actions that run as one process though they have steps: their steps would print other messages than the
+        compiler."""
         self.host: ToolHost | None = None
         """The client, if its tools have to run below it."""
         self.said_something = False
@@ -100,9 +101,9 @@ class ActiveBuild:
         self.noisy: set[int] = set()
         """The actions whose tools did."""
         self.carried: frozenset[int] = frozenset()
-        """Actions that stand as the client has seen them last: they are hits without events."""
+        """Actions that have not changed since the client last saw them: they are hits without events."""
         self.mark: Mark | None = None
-        """A moment before anything was looked at; only where a watch has the targets."""
+        """A moment before any file was looked at; only for targets under a watch."""
         self.costs_s: dict[int, float] = {}
         """How long each action's job took when it ran, as far as it is known here."""
         self.started: set[int] = set()
@@ -186,7 +187,8 @@ class ActiveBuild:
         return self.results.look(index)
 
     def look_all(self, batch: Iterable[LookUp]) -> list[tuple[int, Found | None, tuple[str, str] | None]]:
-        """Look several up: which, what was found, and the problem (what, next step) where one could not be."""
+        """Look several actions up. Returns for each its index, the result if there is one, and the problem (message,
+        next step) if the look-up failed."""
         answers: list[tuple[int, Found | None, tuple[str, str] | None]] = []
         indices = (instruction.node for instruction in batch)
         self.inputs.preload({p for i in indices for p in self.plan.actions[i].inputs if p not in self.products})
@@ -258,10 +260,10 @@ class StoredResults:
     """How a build finds stored results of its actions, and takes them."""
 
     build: ActiveBuild
-    """Set by the build that these are given to; likewise below."""
+    """Set by the build that these are given to."""
 
     def look(self, index: int) -> Found | Missing:
-        """As `ActiveBuild.look`, with what was seen of the files so far."""
+        """As `ActiveBuild.look`, with the facts about files that this request has seen so far."""
         build = self.build
         lookup, action = build.inputs.lookup, build.plan.actions[index]
         answer = lookup.look(action, build.tool(action), explain=not build.is_steps)
@@ -297,106 +299,10 @@ class StoredResults:
         return True
 
     def asked_as(self, index: int) -> tuple[Action, Missing]:
-        """The action as most runs of it are filed, and the look-up that missed it: so it is asked for elsewhere."""
+        """The action as most of its runs are filed, and the look-up that missed it. The shared tier is asked for this
+        one."""
         return self.build.plan.actions[index], self.build.misses[index]
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         """The action that a run is filed as, and the look-up that missed it."""
         return self.build.plan.actions[index], self.build.misses[index]
-
-
-class Outputs(ABC):
-    """Where the files of a build go, and where tools find them. Called in worker threads."""
-
-    build: ActiveBuild
-
-    in_project = False
-    """Whether outputs are files of the project."""
-    roots: Roots = ()
-    """Folders that have another name each time."""
-    only_names = False
-    """The outputs hold names of files, and nothing that the files say."""
-
-    @abstractmethod
-    def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
-        """Put a stored output in its place; False where it is not in the store any more."""
-
-    @abstractmethod
-    def place_made(self, path: str, made: Path, product: Product) -> None:
-        """Put a file that was just made in its place."""
-
-    @abstractmethod
-    def where(self, path: str) -> str:
-        """The place where a tool can read a made file."""
-
-    def prepare(self) -> None:
-        """Write the plan's generated files, and make folders, before anything runs. Raises OSError."""
-        return None
-
-    def placed(self, action: Action, ran: Ran) -> None:
-        """Called when all that a job has made is in its place."""
-        return None
-
-    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
-        """Make outputs that no tool makes, once a job has ended well.
-
-        Args:
-            private: the job's folder.
-            read: the files that its tool said it read.
-
-        Returns:
-            By name, the content of those that no other job reads as files; the others are written to the folder.
-        """
-        return {}
-
-    def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
-        """Roots whose folder's path stands in the files of a job's folder, or in its tool's output in such a way that
-        it cannot be replaced."""
-        return ()
-
-    def published(self, result: Result, held: Roots) -> None:
-        """See `ActiveBuild.published`."""
-        return None
-
-    def remember(self) -> None:
-        """Write down what spares the next such request its look-ups, once all is built."""
-        return None
-
-    def close(self) -> None:
-        """Remove what was only needed while it was built."""
-        return None
-
-
-class Report:
-    """What is said of a build; this one says nothing."""
-
-    build: ActiveBuild
-
-    tells_kernels = False
-    """Whether a client may want to know what the kernels need."""
-    is_of_steps = False
-    """See `ActiveBuild.is_steps`."""
-
-    def tell_hit(self, index: int, result: Result) -> None:
-        """An action's result was found."""
-
-    def handed_over(self, index: int, ran: Ran) -> None:
-        """An action's job has ended well, and its files are in their places."""
-
-    def tell_would_run(self, index: int) -> None:
-        """In a proof: an action's result was not found, so it would run."""
-
-    def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
-        """An action failed, or its result could not be put in place."""
-
-    def tell_progress(self, now: Moment) -> None:
-        """How far the build is."""
-
-    def tell_end(self, outcome: m.Outcome) -> None:
-        """All actions have ended: say what a follower waits for before anything is written down."""
-
-    def tell_done(self, outcome: m.Outcome, *, message: str = "") -> None:
-        """Say the last event."""
-
-    def keep_log(self) -> None:
-        """Keep the events of the finished request for `buildd log`."""

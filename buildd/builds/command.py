@@ -12,7 +12,7 @@ from buildd.processes.launch import Launch
 from codegen.plan import Action, Argument, Discovery, Place, Ref, Tool
 
 DEPFILE = ".inputs.d"
-"""Name of the depfile, beside the outputs: their names never begin so."""
+"""Name of the depfile, beside the outputs, whose names never begin in this way."""
 
 
 def output_path(private: str, action: Action, name: str) -> str:

@@ -34,7 +34,7 @@ def serve(build: ActiveBuild, plan: Plan) -> None:
             if before is None or not build.store.restore(before.digest, Path(build.project, path)):
                 raise RequestError(
                     "not-published",
-                    f"{path} was never built here, or is no longer kept, and AIT_RECOMPILE=0 forbids to build it",
+                    f"{path} was never built here, or is no longer kept, and AIT_RECOMPILE=0 forbids building it",
                     file=path,
                     next_step="unset AIT_RECOMPILE, or set it to 1, and build once",
                 )

@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 from buildd.builds import output_restore
-from buildd.builds.active_build import ActiveBuild, Outputs
+from buildd.builds.active_build import ActiveBuild
+from buildd.builds.outputs import Outputs
 from buildd.builds.products import Product
 from buildd.files.atomic_write import copy_file, replace_file, usable
 from buildd.files.listings import IGNORE
@@ -24,7 +25,7 @@ IGNORED = "*\n"
 """Content of the .gitignore that buildd writes when it makes the folder of all outputs, so that git shows none."""
 
 
-class ProjectOutputs(Outputs):
+class ProjectOutputs(Outputs[ActiveBuild]):
     """For a build whose outputs are files of the project."""
 
     in_project = True
@@ -64,7 +65,7 @@ class ProjectOutputs(Outputs):
         output_restore.keep(self.build)
 
 
-class ScratchOutputs(Outputs):
+class ScratchOutputs(Outputs[ActiveBuild]):
     """For a build that puts no outputs into the project: tools read made files in a scratch folder."""
 
     def __init__(self) -> None:

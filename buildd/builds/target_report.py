@@ -12,8 +12,9 @@ import msgspec
 
 from buildd.artifacts.diagnostics import diagnose
 from buildd.artifacts.kernel_reports import without_report
-from buildd.builds.active_build import ActiveBuild, Report
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import HIT, Failure, Moment
+from buildd.builds.report import Report
 from buildd.errors import StoreError
 from buildd.store.build_log import Build, BuildSummary
 from buildd.store.store import Counter, Result
@@ -22,7 +23,7 @@ from protocol import messages as m
 _log = logging.getLogger(__name__)
 
 
-class TargetReport(Report):
+class TargetReport(Report[ActiveBuild]):
     """For targets: all is said, and kept."""
 
     tells_kernels = True

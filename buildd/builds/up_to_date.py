@@ -23,7 +23,7 @@ from buildd.files.stamp import Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
 from buildd.native import sweep
 from buildd.store.store import Store
-from codegen.plan import Recompile, Unmeasured
+from codegen.plan import Plan, Recompile, Unmeasured
 from codegen.variables.environment import TOOL_PATH
 from codegen.variables.settings import settings_of, user_file
 from protocol import messages as m
@@ -346,6 +346,7 @@ def _names(folder: str) -> list[str]:
 def tell(record: Record, build: ActiveBuild) -> None:
     """Answer a request whose record still holds."""
     log, counts = build.log, build.counts
+    build.plan = Plan(targets=record.targets, actions=())
     for notice in record.notices:
         log.append(m.Notice(text=notice))
     log.append(m.Planned(targets=record.targets, actions=record.actions))

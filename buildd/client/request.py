@@ -72,7 +72,7 @@ def add_output_arguments(parser: ArgumentParser) -> None:
     """Add the options of the commands that show a build."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("-v", "--verbose", action="store_true", help="print the command line of every action that runs")
-    which.add_argument("-q", "--quiet", action="store_true", help="print warnings, errors and the summary alone")
+    which.add_argument("-q", "--quiet", action="store_true", help="print only warnings, errors and the summary")
 
 
 def with_loudness(environ: Mapping[str, str], options: Namespace) -> dict[str, str]:

@@ -11,20 +11,17 @@ import re
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildd.client.request import PROJECT_FILE, with_files
+from buildd.client.request import with_files
 from buildd.ui.problems import parser, print_note, print_problem
+from buildd.ui.text import count, size
 
 if TYPE_CHECKING:
     from buildd.store.areas import Held
-    from buildd.store.bundle_format import Contents
     from buildd.store.figures import Stats
-    from buildd.store.profiles import Profile
     from buildd.store.store import Store
-    from protocol.messages import Digest
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _OK, _USAGE, _FAILED = 0, 2, 3
@@ -114,7 +111,7 @@ def _parser() -> Any:
         "gc", "remove the least recently used results until the store is within its size limit (BUILDD_CACHE_SIZE)"
     ).add_argument("--limit", type=size_of, metavar="SIZE", help="use this size limit, this time")
     add("verify", "check everything in the store and remove what is damaged")
-    add("flush", "remove all results, or those that match PATTERN; does not ask").add_argument(
+    add("flush", "remove all results, or those that match PATTERN, without asking").add_argument(
         "pattern", metavar="PATTERN", nargs="?", help="names of actions whose results are removed, such as 'saxpy/*'"
     )
     export = add("export", "write the results that targets need into one file")
@@ -174,7 +171,6 @@ _KEYS: dict[str, Callable[[Namespace], int]] = {"key": _key, "trust": _trust}
 
 def _stats(store: Store, options: Namespace) -> int:
     from buildd.store import figures
-    from buildd.ui.text import count
 
     found = figures.stats(store)
     if options.words_of:
@@ -185,11 +181,11 @@ def _stats(store: Store, options: Namespace) -> int:
     lookups = counts["hits"] + counts["misses"]
     lines = [
         f"store       {found.folder}",
-        f"size        {_bytes(found.held_bytes)} of {_bytes(found.limit_bytes)}",
+        f"size        {size(found.held_bytes)} of {size(found.limit_bytes)}",
         f"results     {found.results}",
-        f"blobs       {found.blobs}, {_bytes(found.blob_bytes)} kept as {_bytes(found.stored_bytes)}",
+        f"blobs       {found.blobs}, {size(found.blob_bytes)} kept as {size(found.stored_bytes)}",
         *(_area(name, held) for name, held in found.areas.items() if held.entries),
-        f"index       {_bytes(found.index_bytes)}",
+        f"index       {size(found.index_bytes)}",
         f"hits        {counts['hits']} of {lookups}"
         + (f" ({100 * counts['hits'] / lookups:.0f} %)" if lookups else ""),
         *_listed(_where(found)),
@@ -199,7 +195,7 @@ def _stats(store: Store, options: Namespace) -> int:
         *_by_reason("passed", "through to the tool", found.passed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
         f"time saved  {counts['saved_ms'] / 1000:.1f} s",
-        f"evicted     {count(counts['evicted_results'], 'result')}, {_bytes(counts['evicted_bytes'])}",
+        f"evicted     {count(counts['evicted_results'], 'result')}, {size(counts['evicted_bytes'])}",
         f"bad blobs   {counts['bad_blobs']}",
         f"in use by   {count(found.sessions, 'process', 'processes')}, {count(found.leased, 'result')} leased",
     ]
@@ -213,8 +209,8 @@ def _where(found: Stats) -> dict[str, int]:
 
 
 def _area(name: str, held: Held) -> str:
-    size = f", {_bytes(held.bytes)}" if held.bytes else ""
-    return f"{name:<11} {held.entries} {held.note}{size}"
+    bytes_held = f", {size(held.bytes)}" if held.bytes else ""
+    return f"{name:<11} {held.entries} {held.note}{bytes_held}"
 
 
 def _settle(environ: Mapping[str, str]) -> None:
@@ -245,11 +241,13 @@ def _gc(store: Store, options: Namespace) -> int:
     from buildd.store import garbage_collection
 
     found = garbage_collection.gc(store, limit_bytes=options.limit)
-    line = f"removed {found.results} results and {found.blobs} blobs, freed {_bytes(found.freed_bytes)}"
-    lines = [f"{line}; the store holds {_bytes(found.held_bytes)}"]
+    line = f"removed {count(found.results, 'result')} and {count(found.blobs, 'blob')}, freed {size(found.freed_bytes)}"
+    lines = [f"{line}; the store holds {size(found.held_bytes)}"]
     limit = store.limit_bytes if options.limit is None else options.limit
     if found.held_bytes > limit:
-        lines.append(f"over the size limit of {_bytes(limit)}, because running builds use {found.in_use} results")
+        lines.append(
+            f"over the size limit of {size(limit)}, because running builds use {count(found.in_use, 'result')}"
+        )
     return _say(options, found, lines)
 
 
@@ -271,7 +269,7 @@ def _verify(store: Store, options: Namespace) -> int:
         lines.append(f"damaged, removed: {_counts(found.removed)}; buildd makes them again when they are needed")
     lines += [f"index: {problem}" for problem in found.index_problems]
     if found.orphans:
-        lines.append(f"removed {found.orphans} files that the index did not list")
+        lines.append(f"removed {count(found.orphans, 'file')} that the index did not list")
     lines += [f"not buildd's own, left alone: {path}" for path in found.foreign]
     return _say(options, found, lines)
 
@@ -284,55 +282,22 @@ def _flush(store: Store, options: Namespace) -> int:
     from buildd.store import garbage_collection
 
     found = garbage_collection.flush(store, options.pattern)
-    lines = [f"removed {found.results} results and {found.blobs} blobs, freed {_bytes(found.freed_bytes)}"]
+    lines = [
+        f"removed {count(found.results, 'result')} and {count(found.blobs, 'blob')}, freed {size(found.freed_bytes)}"
+    ]
     if found.in_use:
-        lines.append(f"kept {found.in_use} results that running builds use")
+        lines.append(f"kept {count(found.in_use, 'result')} that running builds use")
     return _say(options, found, lines)
 
 
 def _export(store: Store, options: Namespace) -> int:
-    from buildd.store import oci_layout, signing
-    from buildd.store.bundle_export import export
-    from buildd.store.profile_cache import open_profiles
+    from buildd.commands import cache_transfer
 
-    keys = None if options.all else _keys_of(options, store)
-    # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
-    folder = options.directory or os.getcwd()
-    with (
-        open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
-        oci_layout.written(options.file) if options.oci else nullcontext(options.file) as file,
-    ):
-        found = export(store, keys, file, signing.own(options.environ), cache.everything())
-        size = _bytes(file.stat().st_size)
-    return _say(options, found, [f"{options.file}: {_held(found)}, {size}"])
-
-
-def _held(found: Contents) -> str:
-    """What a bundle holds, in words."""
-    from buildd.ui.text import count
-
-    said = [count(found.results, "result"), count(found.blobs, "blob")]
-    if found.profiles:
-        said.append(count(found.profiles, "profile"))
-    if found.kernels:
-        said.append(count(found.kernels, "Triton kernel"))
-    return ", ".join(said)
-
-
-def _keys_of(options: Namespace, store: Store) -> list[Digest]:
-    """The keys of all results that the targets need; the results must be in the store already (`buildd warm`)."""
-    from buildd.client.in_process import keys_here
-    from buildd.client.request import request_from
-    from protocol.messages import Mode
-
-    wanted = Namespace(directory=options.directory, file=options.project_file, arch=options.arch, jobs=None)
-    environ = {**os.environ, "BUILDD_DIR": str(store.folder)}
-    return list(keys_here(request_from(wanted, tuple(options.targets), Mode.EXPLAIN, environ)))
+    return _say(options, *cache_transfer.exported(store, options))
 
 
 def _push(store: Store, options: Namespace) -> int:
     from buildd.tier.pushing import push
-    from buildd.ui.text import count
 
     done = push(store, options.environ)
     lines = [f"{count(done.written, 'result')} written to the tier"]
@@ -344,42 +309,9 @@ def _push(store: Store, options: Namespace) -> int:
 
 
 def _import(store: Store, options: Namespace) -> int:
-    if options.aitemplate:
-        return _import_profiles(store, options)
-    from buildd.store import oci_layout, signing
-    from buildd.store.bundle_import import import_
+    from buildd.commands import cache_transfer
 
-    trusted = signing.trusted(options.environ)
-    is_layout = oci_layout.is_layout(options.file)
-    with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
-        found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))
-    return _say(options, found, [f"{_held(found)} imported"])
-
-
-def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:
-    from buildd.errors import StoreError
-    from buildd.store.profile_cache import open_profiles
-
-    with open_profiles(with_files(os.environ, os.getcwd(), PROJECT_FILE), store, os.getcwd()) as cache:
-        for notice in cache.notices:
-            print_note(notice)
-        if not cache.save(profiles, older=older):
-            raise StoreError(
-                "the store is read-only, so no profiles were imported",
-                file=str(store.folder),
-                next_step="check the folder's permissions, or set BUILDD_DIR to a folder that you may write",
-            )
-
-
-def _import_profiles(store: Store, options: Namespace) -> int:
-    from buildd.profiling import aitemplate_cache
-
-    profiles = aitemplate_cache.read(options.file)
-    _keep_profiles(store, profiles, older=True)
-    found = aitemplate_cache.figures(profiles)
-    return _say(
-        options, found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"]
-    )
+    return _say(options, *cache_transfer.imported(store, options))
 
 
 _ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {
@@ -401,12 +333,3 @@ def _say(options: Namespace, figures: object, lines: list[str]) -> int:
     else:
         sys.stdout.write("\n".join(lines) + "\n")
     return _OK
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -46,7 +46,9 @@ def run(arguments: list[str]) -> int:
         try:
             write_bundle(options.bundle, findings, os.environ)
         except OSError as error:
-            print_problem(f"cannot write the report: {error.strerror}", file=options.bundle, next_step="name another")
+            print_problem(
+                f"cannot write the report: {error.strerror}", file=options.bundle, next_step="name another file"
+            )
             return USAGE
         print(f"report: {options.bundle} (look through it before you send it)")
     return DAEMON if any(finding.level is Level.FAIL for finding in findings) else OK

@@ -1,4 +1,4 @@
-"""`buildd env`: lists the environment variables that buildd honours: value, source and effect.
+"""`buildd env`: lists the environment variables that buildd uses: value, source and effect.
 
 Asks no daemon: it shows what a request from this shell and folder would carry.
 """
@@ -55,7 +55,7 @@ class ListedVariable(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(arguments: list[str]) -> int:
     """`buildd env [--all] [--json]`; returns the exit status."""
-    command = parser("env", "List the environment variables that buildd honours: value, source, effect.")
+    command = parser("env", "List the environment variables that buildd uses: value, source, effect.")
     command.add_argument("--all", action="store_true", help="list every known variable, set or not")
     command.add_argument("--json", action="store_true", help="print JSON with every field")
     options = command.parse_args(arguments)
@@ -166,7 +166,7 @@ def _entry(
 
 def _print(entries: Sequence[ListedVariable], *, everything: bool) -> None:
     if not entries:
-        print("no variable that buildd honours is set; buildd env --all lists all of them")
+        print("none of the variables that buildd uses is set; buildd env --all lists them")
         return
     header = ("VARIABLE", "VALUE", "SOURCE", "EFFECT")
     table = [header, *((entry.name, _cell(entry), entry.source, entry.effect) for entry in entries)]

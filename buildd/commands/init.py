@@ -16,6 +16,7 @@ from buildd.client.request import PROJECT_FILE
 from buildd.exits import OK
 from buildd.files.atomic_write import replace_file
 from buildd.ui.problems import parser
+from buildd.ui.text import count
 from codegen.errors import RequestError
 
 CUDA, HIP, HOST = (".cu",), (".hip",), (".cpp", ".cc", ".cxx")
@@ -96,7 +97,7 @@ def run(arguments: list[str]) -> int:
     archs = [arch for given in options.arch for arch in re.split(r"[,;\s]+", given) if arch]
     text, targets = project_text(folder.name, found, archs or _here())
     replace_file(place, text.encode())
-    print(f"{place}: {', '.join(targets)}")
+    print(f"wrote {place}, with {count(len(targets), 'target')}: {', '.join(targets)}")
     for path, why in found.left_out.items():
         print(f"  left out {path}: {why}")
     print("next: buildd build")

@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         "--top",
         type=int,
         metavar="N",
-        help="try the N most promising candidates of each problem (default 2, more if processors would idle)",
+        help="try the N most promising candidates of each problem (default: 2; more if processors are idle)",
     )
     command.add_argument("--exhaustive", action="store_true", help="try every candidate, and measure each in full")
     command.add_argument(

@@ -45,8 +45,9 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
     environ = dict(os.environ)
     if options.targets or options.manifest or options.arch or options.file or not command:
         print_problem(
-            "after -- stands a command; targets, --manifest, --arch and -f do not go with it",
+            "--prove with -- needs a command, and takes no targets, --manifest, --arch or -f",
             command="buildd warm --prove -- python serve.py",
+            next_step="put the command after --, and leave out the rest",
         )
         return USAGE
     if is_on(environ, "BUILDD_DISABLE"):

@@ -30,7 +30,7 @@ def status(arguments: list[str]) -> int:
     as_json = arguments == ["--json"]
     verbose = False
     if arguments and not as_json:  # argparse costs as much as everything else here; it only words the errors.
-        command = parser("status", "Show what the daemon is doing. Exit status 3 if none is running.")
+        command = parser("status", "Show what the daemon is doing. Exit status 3 if no daemon is running.")
         command.add_argument("--watch", action="store_true", help="keep showing it until Ctrl-C")
         command.add_argument("-v", "--verbose", action="store_true", help="also show the daemon's counters")
         command.add_argument("--json", action="store_true", help="print one JSON object: protocol.messages.Status")

@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     command.add_argument("--no-open", action="store_true", help="print the link and start no browser")
     command.add_argument("--export", metavar="FILE", default="", help="write BUILD's page as one HTML file, and end")
     command.add_argument("--stop", action="store_true", help="end the server that runs")
-    command.add_argument("--background", action="store_true", help="end after an hour in which nobody looks")
+    command.add_argument("--background", action="store_true", help="end after an hour without a visitor")
     options = command.parse_args(arguments)
     if options.export:
         return _export(options.build or "last", options.export)
@@ -65,7 +65,9 @@ def run(arguments: list[str]) -> int:
             return OK
         except OSError as error:
             if port == wanted[-1]:
-                print_problem(f"cannot listen on port {port}: {error.strerror}", next_step="name another with --port")
+                print_problem(
+                    f"cannot listen on port {port}: {error.strerror}", next_step="name another port with --port"
+                )
     return USAGE
 
 

@@ -41,7 +41,7 @@ STORE_MARK = "index.db"
 def run(arguments: list[str]) -> int:
     command = parser(
         "uninstall",
-        "Stop the daemon; remove the store, the runtime folder, settings and signing keys. Projects are left alone.",
+        "Stop the daemon; remove the store, the runtime folder, settings and signing keys. Projects stay as they are.",
         details="Build trees that CMake configured below `buildd run` call a launcher. It stays while there are such "
         "trees, and runs their compilers; they are listed.",
     )
@@ -55,6 +55,7 @@ def run(arguments: list[str]) -> int:
         for path in found:
             holds = " (with your signing key)" if path.is_dir() and (path / "signing.key").exists() else ""
             print(f"would remove {clean(str(path))}{holds}")
+        _tell_of_trees(os.environ, "would keep", "would then compile without buildd")
         if not sys.stdin.isatty():
             print_problem(
                 "cannot ask for confirmation: standard input is not a terminal",
@@ -71,7 +72,7 @@ def run(arguments: list[str]) -> int:
     for path in found:
         failed += not _remove(path)
     _remove_empty(os.environ)
-    _tell_of_trees(os.environ)
+    _tell_of_trees(os.environ, "kept", "compile without buildd now")
     print("to remove the program itself: pip uninstall buildd")
     return DAEMON if failed else OK
 
@@ -114,8 +115,13 @@ def _launcher_parts(store: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     yield from (path for name in names if (path := permanent / name).exists())
 
 
-def _tell_of_trees(environ: Mapping[str, str]) -> None:
-    """Name the trees that call the launchers, and how to change that."""
+def _tell_of_trees(environ: Mapping[str, str], kept: str, effect: str) -> None:
+    """Name the trees that call the launchers, and how to change that.
+
+    Args:
+        kept: what happens to the launchers, in words.
+        effect: what happens to the trees.
+    """
     from buildd.client.request import store_of
     from buildd.shims.environment import LAUNCHERS
     from buildd.shims.shim_folders import PLACES, permanent_folder
@@ -124,7 +130,7 @@ def _tell_of_trees(environ: Mapping[str, str]) -> None:
     permanent = permanent_folder(environ, Path(store_of(environ)))
     if not (trees := left_trees(permanent)):
         return
-    print(f"kept {clean(str(permanent / PLACES))}: these trees call it, and compile without buildd now")
+    print(f"{kept} {clean(str(permanent / PLACES))}: these trees call it, and {effect}")
     for tree in trees:
         print(f"  {clean(tree)}")
     print(f"to configure one without it: cmake TREE {' '.join(f'-D{name}=' for name in LAUNCHERS)}")

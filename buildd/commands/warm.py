@@ -15,8 +15,9 @@ def run(arguments: list[str]) -> int:
     command = parser(
         "warm",
         "Compile ahead of time: fill the cache without writing outputs.",
-        details="With --prove nothing is compiled: models in code are traced, all else is only looked up. "
-        "The actions that would\nstill run are named, and the exit status is then 1.",
+        details="With --prove, buildd compiles nothing: it traces models in code and looks everything else up. If an\n"
+        "action would run, buildd names it and ends with status 1. With --prove -- COMMAND, buildd runs COMMAND, and\n"
+        "each compile of COMMAND that the store does not have fails.",
     )
     command.add_argument(
         "targets",
@@ -37,7 +38,10 @@ def run(arguments: list[str]) -> int:
     command.add_argument("--manifest", metavar="FILE", type=Path, default=None, help=manifest)
     python = "with --manifest: the program's Python (default: the first one like the recorded one)"
     command.add_argument("--python", metavar="PATH", default="", help=python)
-    no_jit = "with --prove -- COMMAND: engines must need no compile either with their own caches alone (see docs/ci.md)"
+    no_jit = (
+        "with --prove -- COMMAND: also set the engines' own switches against compiling, so that their own caches "
+        "must be complete (see docs/ci.md)"
+    )
     command.add_argument("--no-jit", action="store_true", help=no_jit)
     own, rest = arguments, None
     if "--" in arguments:
@@ -50,7 +54,7 @@ def run(arguments: list[str]) -> int:
     if rest is not None or options.no_jit:
         raise RequestError(
             "bad-value",
-            "a command, and --no-jit, go with --prove",
+            "a command after --, and --no-jit, need --prove",
             next_step="buildd warm --prove -- COMMAND, or name targets without --",
         )
     if options.manifest is not None:

@@ -203,13 +203,13 @@ class Daemon:
         text = settings.text("BUILDD_REDIS")
         if not text:
             return
-        from buildd.daemon import redis  # imported here: most users do not need it
+        from buildd.daemon import redis, redis_keyspace  # imported here: most users do not need them
         from buildd.store import shared_kernels
 
         host, port = redis.address_of(text)
         try:
             opened = await self.scheduler.stores.open("")
-            keyspace = redis.Keyspace(opened.store.folder, opened.store.limit_bytes // shared_kernels.SHARE)
+            keyspace = redis_keyspace.Keyspace(opened.store.folder, opened.store.limit_bytes // shared_kernels.SHARE)
             self._redis = redis.RedisServer(keyspace, redis.token(os.environ), self._touch)
             await self._redis.start(host, port)
         except (BuilddError, ProtocolError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Inductor's and Triton's tuners take turns with everybody else who measures on a GPU.
+"""Lets Inductor's and Triton's tuners take turns with all other programs that measure on a GPU.
 
 Runs in the user's own process; standard library only. Each timing holds the lock of its GPU, the same file as the
-leases of buildd's daemons (`buildd.host.gpu_lock`); the kernel keeps the queue. What the program computes besides is
-not held up. If the lock cannot be had, the timing goes on as without buildd. `ejkernel_turns` knows other tuners.
+leases of buildd's daemons (`buildd.host.gpu_lock`); the kernel keeps the queue. The program's other work does not wait.
+If the lock cannot be had, the timing goes on as without buildd. `ejkernel_turns` knows other tuners.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ def _locked(folder: str, name: str) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
-    # O_NONBLOCK: in a folder that all users share, a FIFO with this name would hold up whoever opens it.
+    # O_NONBLOCK: in a folder that all users share, opening a FIFO with this name would never end.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(os.path.join(folder, name), flags)

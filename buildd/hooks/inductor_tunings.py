@@ -66,7 +66,8 @@ def begin(autotune_cache: Any, remote_cache: Any, store: str) -> None:
                 tell(_log, "not kept", error)
 
     def _should_use_remote_autotune_cache(meta: Any) -> bool:
-        """Whether a kernel's result is kept: by us, unless its code says something about remote or local caches."""
+        """Whether buildd keeps a kernel's result: it does, unless the kernel's code says something about remote or
+        local caches."""
         if meta.get("autotune_remote_cache") is not None or not meta.get("autotune_local_cache", True):
             return bool(theirs(meta))
         return not meta.get("is_fbcode") and bool(gpus())

@@ -1,8 +1,8 @@
 """Notes why Inductor compiled a graph: compares the parts of its key with those of earlier compiles, kept in the store.
 
 Runs in the user's own process; standard library and torch only. Knows Inductor's own lines about a key; `triton_why`
-keeps and reports them. Of most parts only digests are kept. Nothing here affects a compile: if it fails, the graph just
-has no reason.
+keeps and reports them. The notes hold most parts as digests only. Nothing here affects a compile: if it fails, the
+graph just has no reason.
 """
 
 from __future__ import annotations

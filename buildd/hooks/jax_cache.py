@@ -29,7 +29,7 @@ LEAST_COMPILE_S = 0.0
 _THEIR_LEAST_S = 1.0
 _LEAST = "jax_persistent_cache_min_compile_time_secs"
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
-"""Of other plugins it is not known what their programs depend on."""
+"""Only programs of these are kept: buildd does not know what the programs of other plugins depend on."""
 _PLACES = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
 """Options that name files of the cache's folder. Until 0.10 JAX's key has their paths, so another folder never hits."""
 _log = logging.getLogger("buildd.jax")

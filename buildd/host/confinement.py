@@ -63,7 +63,7 @@ def confinement_of(
     """The limits of a process of this user; None if it is gone. Takes 0.05 ms, and 1 ms if it is in other cgroups.
 
     Args:
-        beside: of a process whose cgroups were read before.
+        beside: the limits of another process, whose cgroups were read before.
         proc, cgroup: where the files of cgroups are.
     """
     try:

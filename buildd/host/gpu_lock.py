@@ -175,7 +175,7 @@ def _open(gpu: str, folder: str) -> int:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
             os.chmod(folder, 0o1777)
-        # O_NONBLOCK: in a folder that all users share, a FIFO with this name would hold up whoever opens it.
+        # O_NONBLOCK: in a folder that all users share, opening a FIFO with this name would never end.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         path = os.path.join(folder, _file_name(gpu))
         try:

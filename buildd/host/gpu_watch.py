@@ -111,8 +111,8 @@ def _close(nvml: Nvml | None) -> None:
 
 
 def foreign(pids: Collection[int], ours: Collection[int]) -> tuple[int, ...]:
-    """Those of `pids` that are neither in `ours` nor descend from them. Processes of other pid namespaces, which /proc
-    does not list, are left out: they may be ours under another number."""
+    """The members of `pids` that are neither in `ours` nor descend from them. Processes of other pid namespaces, which
+    /proc does not list, are left out: they may be ours under another number."""
     return tuple(pid for pid in pids if stat_of(pid) is not None and not _descends(pid, ours))
 
 

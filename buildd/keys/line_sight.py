@@ -1,13 +1,16 @@
 """Whether the tokens of a file may stand in other lines: whether anything in it can see the number of a line.
 
-Knows macros as words (`macro_words`). A call of a function cannot be told from others: where a file of the compile has
+A file that shows no line in the preprocessed texts of a run (`line_notes`) uses no such macro there: only its
+conditions and functions could see a line. Any other file is searched for words.
+
+Knows macros as words (`macro_words`). One call of a function looks like another: where a file of the compile has
 `__builtin_LINE` or `source_location` outside of a macro, perhaps as a default argument, every call may see its line.
-What flags show of lines: `codegen.steps.text_use`.
+`codegen.steps.text_use` knows which flags show lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
@@ -35,12 +38,20 @@ _index = _Index()
 _lock = PatientLock()
 
 
-def is_blind(snapshot: Snapshot, bare: BareText, action: Action, used: Sequence[str], moved: Iterable[str]) -> bool:
+def is_blind(
+    snapshot: Snapshot,
+    bare: BareText,
+    action: Action,
+    used: Sequence[str],
+    moved: Iterable[str],
+    silent: Collection[str],
+) -> bool:
     """Whether no token of the files that moved can see its line. When in doubt: no.
 
     Args:
         used: every file that the action reads, declared or discovered.
         moved: those of them whose tokens are in other lines.
+        silent: files that show no line in the preprocessed texts of the action's earlier run.
     """
     global _index
     with _lock.held():
@@ -49,8 +60,17 @@ def is_blind(snapshot: Snapshot, bare: BareText, action: Action, used: Sequence[
         _index.macros.add(given_macros(action))
         if any(_is_open(snapshot, bare, path) for path in used):
             return False
-        texts = [joined_text(snapshot, bare, path) for path in moved]
-        return not any(text is None or _index.macros.is_seeing(Definitions(text).words()) for text in texts)
+        return all(_may_move(snapshot, bare, path, is_silent=path in silent) for path in moved)
+
+
+def _may_move(snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool) -> bool:
+    text = joined_text(snapshot, bare, path)
+    if text is None:
+        return False
+    read = Definitions(text)
+    if is_silent and not read.sets_lines:
+        return not _index.macros.is_seeing(read.words_of_conditions())
+    return not _index.macros.is_seeing(read.words())
 
 
 def _is_open(snapshot: Snapshot, bare: BareText, path: str) -> bool:

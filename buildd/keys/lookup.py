@@ -1,8 +1,8 @@
 """Look-ups: an action -> its stored result, or the reasons why there is none.
 
 Knows keys, stamps and the store; starts nothing and delivers nothing. One `Lookup` belongs to one request: it holds
-that request's snapshot, so an answer is true for a moment at or after the request came in. How a run that follows a
-miss is filed: `filing`.
+that request's snapshot, so an answer is true for a moment at or after the request came in. `filing`
+knows how a run that follows a miss is filed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, precompiled, survey_memory
+from buildd.keys import action_key, line_notes, precompiled, survey_memory
 from buildd.keys.file_names import Names
 from buildd.keys.line_sight import is_blind
 from buildd.keys.request_files import RequestFiles, input_folders
@@ -281,7 +281,7 @@ class Lookup:
                     moved.append(path)
             bare = any(map(is_bare, known.files))
             fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare)
-        if fits.moved and not self._is_blind(action, fits):
+        if fits.moved and not self._is_blind(action, fits, known, names):
             return f"input {fits.moved[0]}: lines moved"
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
@@ -314,10 +314,11 @@ class Lookup:
             stamped(replace(known, folders=input_folders(survey, names, links)))
         return ""
 
-    def _is_blind(self, action: Action, fits: _Fits) -> bool:
+    def _is_blind(self, action: Action, fits: _Fits, known: InputSet, names: Names) -> bool:
         """Whether nothing in the files that moved can see its line."""
         used = (*action.inputs, *fits.paths)
-        return is_blind(self.snapshot, bare_text_of(self.store.folder), action, used, fits.moved)
+        silent = {names.path(name) for name in line_notes.silent_in(self.store, known)}
+        return is_blind(self.snapshot, bare_text_of(self.store.folder), action, used, fits.moved, silent)
 
     def _why_unknown(self, action: Action, components: list[action_key.Component]) -> tuple[str, ...]:
         before = self.store.recall_action(self.name_key(action))

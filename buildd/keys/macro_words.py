@@ -26,6 +26,7 @@ _DIRECTIVE = re.compile(rb"^" + _BLANK + rb"(?:#|%:)([^\n]*)$", re.MULTILINE)
 _DEFINITION = re.compile(
     _BLANK + rb"define\b" + _BLANK + rb"([A-Za-z_$\x80-\xff][\w$\x80-\xff]*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
 )
+_LINE = re.compile(_BLANK + rb"(?:line\b|\d)")
 _DEFINES = re.compile(_BLANK + rb"define\b")
 _PASTED = re.compile(rb"([\w$\x80-\xff]+)[ \t\v\f\r\x01]*(?:##|%:%:)(?=[ \t\v\f\r\x01]*([\w$\x80-\xff]+))")
 _GIVEN = re.compile(rb"([A-Za-z_]\w*)(?:\([^)]*\))?=(.*)", re.DOTALL)
@@ -92,12 +93,15 @@ class Definitions:
         self.macros: list[Macro] = []
         self.is_unclear = False
         """A definition is written in an unknown way."""
+        self.sets_lines = False
+        """A directive gives the lines behind it other numbers, perhaps in the name of another file."""
         self._text = text
         self._conditions: list[bytes] = []
         for directive in _DIRECTIVE.findall(text):
             match = _DEFINITION.fullmatch(directive)
             if match is None:
                 self.is_unclear = self.is_unclear or _DEFINES.match(directive) is not None
+                self.sets_lines = self.sets_lines or _LINE.match(directive) is not None
                 self._conditions.append(directive)
                 continue
             parameters, body = match[2] or b"", match[3]
@@ -110,7 +114,11 @@ class Definitions:
 
     def words(self) -> frozenset[bytes]:
         """The words outside of definitions, whose own words count where the macro is used."""
-        return self.words_of_code().union(*map(_WORD.findall, self._conditions))
+        return self.words_of_code() | self.words_of_conditions()
+
+    def words_of_conditions(self) -> frozenset[bytes]:
+        """The words of directives other than definitions."""
+        return frozenset[bytes]().union(*map(_WORD.findall, self._conditions))
 
 
 def joined_text(snapshot: Snapshot, bare: BareText, path: str) -> bytes | None:

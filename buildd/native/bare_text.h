@@ -7,3 +7,6 @@ long bare_text(const unsigned char *text, size_t length, unsigned char *out);
 
 /* Write a bare form without the lines that hold no token, at most one byte longer; returns its length. */
 long drop_lines(const unsigned char *bare, size_t length, unsigned char *out);
+
+/* Say of each file of a preprocessed text whether it may show a line; see shown_lines.c. */
+long shown_lines(const unsigned char *text, size_t length, unsigned char *out);

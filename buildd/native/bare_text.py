@@ -1,4 +1,5 @@
-"""Bare forms of source texts: what is left of them without comments, in C (bare_text.c).
+"""Bare forms of source texts, which are what is left of them without comments (bare_text.c), and the lines that a
+preprocessed text may show (shown_lines.c).
 
 Knows how the library is made and called, and what a digest of a bare form is. Does not know which compiles may use one.
 Without a host compiler no text has a bare form, and everything goes by content.
@@ -20,7 +21,7 @@ from blake3 import blake3
 from buildd.native.libraries import make_library
 from buildd.native.programs import NoProgram
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("bare_text.c", "bare_text.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("bare_text.c", "shown_lines.c", "bare_text.h"))
 _MOST_BYTES = 8 << 20
 """Larger texts have no bare form: shims read no larger ones either."""
 _BINARY = 1 << 10
@@ -60,6 +61,19 @@ class BareText:
         form = self.form(content)
         return b"" if form is None else blake3(form).digest() + blake3(self.without_lines(form)).digest()
 
+    def shown_lines(self, preprocessed: bytes) -> dict[bytes, bool] | None:
+        """The files of a text that gcc has preprocessed, and whether a number in a file's part of the text could be the
+        number of its line; None if that is not known. Names are spelled as in the text's markers.
+
+        Args:
+            preprocessed: a text without raw strings.
+        """
+        library = self._native()
+        listed = None if library is None else _called(library.shown_lines, preprocessed)
+        if listed is None:
+            return None
+        return {line[1:]: line[:1] == b"+" for line in listed.split(b"\n") if line}
+
     def _native(self) -> ctypes.CDLL | None:
         if not self._looked:
             with self._lock:
@@ -72,7 +86,7 @@ class BareText:
         try:
             place = make_library(self._store, SOURCES, (), ".bare.so", os.environ.get("PATH", os.defpath))
             library = ctypes.CDLL(os.fspath(place))
-            for function in (library.bare_text, library.drop_lines):
+            for function in (library.bare_text, library.drop_lines, library.shown_lines):
                 function.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p)
                 function.restype = ctypes.c_long
         except (OSError, NoProgram, AttributeError, subprocess.SubprocessError) as error:

@@ -39,7 +39,7 @@ class MeasuredWatch:
     Args:
         request: the build.
         environ: says where the daemon lives.
-        listener: is told, as by `Saves`, and of measurements.
+        listener: gets what `Saves` tells, and the measurements.
         every: gets every event, as from `Saves`, and those of measurements.
         targets: the ones to measure.
         problems: sizes for targets that leave some open, as in `--problem`.

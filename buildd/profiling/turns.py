@@ -1,6 +1,6 @@
 """Turns on GPUs for the tasks of this process: leases of the daemon, or the machine's locks where no daemon grants any.
 
-Knows who else computes on a GPU, and says so once. Measures nothing.
+Knows which other processes compute on a GPU, and names them once. Measures nothing.
 """
 
 from __future__ import annotations

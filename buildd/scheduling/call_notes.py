@@ -1,4 +1,4 @@
-"""Notes about the compiler calls of a program, for whoever asked for them by a variable of the call.
+"""Notes about the compiler calls of a program, for the commands that ask for them by a variable of the call.
 
 BUILDD_RECORD: each call that was carried out, with the files that another machine would not have, for `buildd warm
 --manifest`. BUILDD_PROVE: each call that would compile, for `buildd warm --prove -- COMMAND`. Knows the files of notes;

@@ -294,6 +294,10 @@ class Execution:
         """Whether a message may show a line of a source."""
         return names_lines(exit.stdout) or names_lines(exit.stderr)
 
+    def _silent_files(self) -> Collection[str]:
+        """The files that show no line in the texts after preprocessing, as far as these texts are known."""
+        return ()
+
     def _expanded(self) -> bool:
         """Whether the roots were searched for in the text after preprocessing, or no macro can reach the outputs."""
         return self.build.outputs.only_names
@@ -309,6 +313,7 @@ class Execution:
                 self._began_ns,
                 expanded=self._expanded(),
                 shows_lines=self._shows_lines(exit),
+                silent=self._silent_files(),
             )
         )
         self.failure = self.result.failure

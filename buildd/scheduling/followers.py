@@ -1,4 +1,4 @@
-"""What the requests that wait for a job are told of it: that it is queued, runs again, or has ended.
+"""Tells the requests that wait for a job about it: that it is queued, runs again, or has ended.
 
 Decides nothing: it reads the state machine, and appends to the requests' logs.
 """

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from buildd.builds.active_build import Outputs, Report
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
+from buildd.builds.outputs import Outputs
 from buildd.builds.products import HIT, Failure, Moment, Product, Ran
+from buildd.builds.report import Report
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file
 from buildd.keys import precompiled
@@ -40,7 +42,7 @@ _LOOKED_UP = "by content"
 """The kind of the daemon's hits in statistics."""
 
 
-class CommandOutputs(Outputs):
+class CommandOutputs(Outputs[ActiveBuild]):
     """The files of one compile, in the places that its command names.
 
     Args:
@@ -132,7 +134,7 @@ class CommandOutputs(Outputs):
         self._keep(self)
 
 
-class CompileReport(Report):
+class CompileReport(Report[ActiveBuild]):
     """What the caller of one compile gets: the tool's own output and exit status, or word to run the tool itself.
 
     A build of ten thousand compiles would have ten thousand logs: only failures are noted, in `run_log`.

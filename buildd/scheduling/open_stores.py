@@ -48,7 +48,7 @@ _BUILDS = m.Digest(blake3(b"builds").hexdigest())
 
 
 class OpenStore:
-    """A store with what is kept beside it while the daemon lives."""
+    """A store, and all that the daemon keeps in memory for it."""
 
     def __init__(
         self,

@@ -20,13 +20,14 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.builds.products import Failure, Made, Product, recorded
 from buildd.errors import StoreError
+from buildd.keys import line_notes
 from buildd.keys.filing import Filing, file_run, read_apart
 from buildd.processes.launch import Exit
 from buildd.state.events import Ending
 from buildd.store import job_history
 from buildd.store.batch import Batch
 from buildd.store.store import InputSet, Result, StoredOutput
-from codegen.plan import Action, Kept, Output
+from codegen.plan import Action, Kept, Output, TextUse
 from codegen.reach import Reach
 from protocol import messages as m
 
@@ -46,6 +47,7 @@ class GoodRun:
         began_ns: when the tool was started, by the file system's clock.
         expanded: the roots were searched for in the text after preprocessing.
         shows_lines: what was printed may show lines of the sources.
+        silent: the files that show no line in the texts after preprocessing, as the texts spell them.
     """
 
     exit: Exit
@@ -55,6 +57,7 @@ class GoodRun:
     began_ns: int
     expanded: bool = False
     shows_lines: bool = True
+    silent: Collection[str] = ()
 
 
 class ResultKeeper:
@@ -125,6 +128,10 @@ class ResultKeeper:
             stored = self._record(files, batch) if action.kept is Kept.DIGESTS else self._store(files, batch)
             if stored is not None and filing.input_set is not None:
                 self._publish(missing.first, filing.input_set, stored, exit, batch)
+                if run.silent and action.text is TextUse.TOKENS:
+                    names = lookup.files.names_of(tool)
+                    silent = {names.name(lookup.normal(spelled)) for spelled in run.silent}
+                    line_notes.note(build.notebook, filing.input_set, silent)
         self._learn(exit)
         if self._index in build.runs_whole:
             spoke = bool(exit.stdout or exit.stderr)

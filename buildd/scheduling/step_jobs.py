@@ -125,6 +125,16 @@ class StepwiseJob(Execution, ABC):
         assert self._inner is not None
         return self._inner.report.shows_lines()
 
+    def _silent_files(self) -> Collection[str]:
+        # The host compiler preprocesses once more, with other macros.
+        assert self._inner is not None
+        read = self._inner.report.read(StepKind.HOST)
+        if read is None:
+            return ()
+        normal = self.build.inputs.lookup.normal
+        again = set(map(normal, read))
+        return [spelled for spelled in self._inner.outputs.silent_files() if normal(spelled) not in again]
+
     def _expanded(self) -> bool:
         # The text of every pass was searched for the roots.
         return any(action.kind == StepKind.CUDAFE.value for action in self.build.steps[self.action.steps].actions)

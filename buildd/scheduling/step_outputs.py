@@ -15,10 +15,12 @@ from pathlib import Path
 from blake3 import blake3
 
 from buildd.artifacts import equivalence, fatbin, offload_bundle
-from buildd.builds.active_build import ActiveBuild, Outputs
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
+from buildd.builds.outputs import Outputs
 from buildd.builds.products import Product, Ran
 from buildd.errors import StoreError
+from buildd.native.bare_text import bare_text_of
 from buildd.store.store import Result
 from codegen.compilers import checkout_roots
 from codegen.plan import BARE, Action
@@ -29,7 +31,7 @@ from codegen.steps.step_kinds import CHECKED, StepKind
 from protocol import messages as m
 
 
-class StepOutputs(Outputs):
+class StepOutputs(Outputs[ActiveBuild]):
     """Files of steps, in one folder: some steps find each other's files by a bare name.
 
     Args:
@@ -46,6 +48,8 @@ class StepOutputs(Outputs):
         self._outer = outer
         self._folder = folder
         self._silent = silent
+        self._shown: dict[str, dict[bytes, bool] | None] = {}
+        """Preprocessed text -> its files, and whether each may show a line there; None where that is not known."""
         self._wanted: set[str] = set()
         """Files that another step or the job reads."""
         self._lock = threading.Lock()
@@ -113,8 +117,20 @@ class StepOutputs(Outputs):
                     )
                     text = Path(files[output.path]).read_bytes()
                     content = equivalence.of_text(StepKind(action.kind), text, key, clang=self._silent)
+                    if action.kind == StepKind.PREPROCESS.value and equivalence.is_without_lines(content):
+                        self._shown[output.path] = bare_text_of(self.build.store.folder).shown_lines(text)
                 made[BARE] = content
         return made
+
+    def silent_files(self) -> frozenset[str]:
+        """The files that show no line in any preprocessed text, as the texts spell them."""
+        makers = [action for action in self.build.plan.actions if action.kind == StepKind.PREPROCESS.value]
+        texts = [files for files in self._shown.values() if files is not None]
+        if self._silent or len(texts) != len(makers):
+            return frozenset()
+        shown = {name for files in texts for name, shows in files.items() if shows}
+        named = {name for files in texts for name in files} - shown
+        return frozenset(os.fsdecode(name) for name in named if b"\\" not in name)
 
     def named_in(self, made: Path) -> set[str]:
         """Moving roots whose folder stands in a text or in device code. The module's id stands for the source's."""

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 
 from buildd.artifacts.line_free_text import names_lines
-from buildd.builds.active_build import Report
+from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
 from buildd.builds.products import Failure, Ran
+from buildd.builds.report import Report
 from buildd.processes.launch import Exit
 from buildd.store.store import Result
 from codegen.plan import Action
@@ -26,7 +27,7 @@ class SilentLog(RequestLog):
         return None
 
 
-class StepReport(Report):
+class StepReport(Report[ActiveBuild]):
     """Gathers what the steps say.
 
     Args:
@@ -77,12 +78,12 @@ class StepReport(Report):
     def failed_actions(self) -> Iterator[Action]:
         return (self.build.plan.actions[index] for index in self.failures)
 
-    def read(self) -> tuple[str, ...] | None:
-        """The files that the steps with a depfile read together; None where one did not say."""
+    def read(self, kind: StepKind | None = None) -> tuple[str, ...] | None:
+        """The files that the steps with a depfile read together, or those of one kind; None where one did not say."""
         found: dict[str, None] = {}
         for index, action in enumerate(self.build.plan.actions):
             read = self.reads.get(index)
-            if action.discovery.value != "none":
+            if action.discovery.value != "none" and (kind is None or action.kind == kind.value):
                 if read is None:
                     return None
                 found.update(dict.fromkeys(read))

@@ -64,7 +64,7 @@ class StepResults(StoredResults):
         answer = self._look_bare(index) or super().look(index)
         if isinstance(answer, Missing) and not self._outputs.recalled.isdisjoint(action.inputs):
             self.lacking = True
-            raise StoreError("only the digest of what it reads was kept", next_step="build again")
+            raise StoreError("the store has only the digest of a file that this step reads", next_step="build again")
         return answer
 
     def _refuse_embedding(self, index: int) -> None:

@@ -97,10 +97,10 @@ def _flush_profiles(request: m.Request, opened: OpenStore) -> tuple[str, ...]:
 
 
 def _check_measured(plan: Plan, request: m.Request) -> None:
-    """Raises RequestError where the client can measure what is to be measured before it is built."""
+    """Raises RequestError if kernels must be measured before the build and the client can measure them."""
     if request.mode is m.Mode.BUILD and (targets := to_measure(plan.unmeasured, request.measures)):
         raise RequestError(
             NOT_MEASURED,
-            f"{', '.join(targets)}: to be measured before it is built (key `profile`)",
+            f"{', '.join(targets)}: must be measured before the build (key `profile`)",
             next_step="run buildd profile, then ask again without `measures`",
         )

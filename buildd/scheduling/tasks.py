@@ -1,6 +1,6 @@
 """The scheduler's tasks. Each serves one request; a fault inside a task is reported for that request.
 
-Knows requests by name only. What a fault means for a request decides the scheduler.
+Knows requests by name only. The scheduler decides what a fault means for a request.
 """
 
 from __future__ import annotations

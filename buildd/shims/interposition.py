@@ -53,7 +53,7 @@ def _made(store: Path, path: str) -> Path | None:
 
 
 def with_library(environ: Mapping[str, str], programs: Path) -> str:
-    """LD_PRELOAD of a build: the user's libraries, which may have to be the first ones, then ours.
+    """LD_PRELOAD of a build: the user's libraries, which may have to be the first ones, then buildd's.
 
     Args:
         programs: the folder of shims; the library has its link there.

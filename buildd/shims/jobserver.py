@@ -74,8 +74,7 @@ class Jobserver:
     def restore(self) -> int:
         """Put back tokens whose holders are gone; returns how many.
 
-        A token is lost if two looks in a row find it taken, beyond those that the processes below the one that the user
-        called can hold.
+        A token counts as lost if two looks in a row find more tokens taken than the processes of the build can hold.
         """
         with self._lock:
             out = 0
@@ -190,8 +189,8 @@ def _asked(make: str, stamp: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _most_held(fifo: Path) -> int:
-    """The most tokens that living processes below the one that the user called can hold: one for each thread of the
-    processes that have the fifo open and of their descendants."""
+    """The most tokens that the living processes of the build can hold: one for each thread of the processes below the
+    user's command that have the fifo open, and of their descendants."""
     parents: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
         try:

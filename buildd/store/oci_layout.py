@@ -1,7 +1,7 @@
 """A bundle as an OCI image layout: a folder that skopeo, podman, oras and cosign take to a registry and back.
 
 The image has one layer, a tar with the bundle in it, so a runtime can mount it. It is deterministic: the same bundle
-gives the same digests. Knows nothing of a bundle's content; whoever imports one still checks its signature.
+gives the same digests. Knows nothing of a bundle's content; an import still checks its signature.
 
 Sources: OCI image layout 1.0, image manifest 1.1 and image configuration of the Open Container Initiative.
 """

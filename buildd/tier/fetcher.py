@@ -42,7 +42,7 @@ from protocol.messages import Digest
 THREADS = 32
 """Look-ups at once; each waits for the tier most of its time."""
 _SHARE = 1 / 20
-"""Of the time that the job would take: so long the tier may be silent."""
+"""The tier may be silent for this part of the time that the job would take."""
 _LEAST_SILENCE_S, _MOST_SILENCE_S = 0.3, 5.0
 _LEAST_S, _MOST_S = 0.5, 60.0
 _ROUND_TRIPS = 3

@@ -9,7 +9,7 @@ import threading
 from enum import Enum
 
 _WEIGHT = 0.2
-"""Of the newest time in the mean."""
+"""The part that the newest time has in the mean."""
 
 
 class TierAnswer(Enum):

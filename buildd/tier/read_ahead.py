@@ -26,7 +26,7 @@ AFTER, BEFORE = 48, 16
 """How far from an action its trail is read. Builds with several jobs leave no exact order."""
 MOST_RECORD_BYTES = 4 << 20
 MOST_BYTES = 32 << 20
-"""Of all records in memory."""
+"""The most bytes of all records in memory."""
 HELD_S = 60.0
 """So long an answer may be old, and so long nothing is read ahead after a failure."""
 READ_S = 10.0

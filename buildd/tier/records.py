@@ -27,7 +27,7 @@ FORMAT = 2
 MOST_SETS = 32
 """Input sets of one action that a writer keeps: the newest."""
 MOST_CARRIED_BYTES = 256 << 10
-"""Of objects in one record: a reader who wants one result of it waits for all of them."""
+"""The most bytes of objects in one record: a reader that wants one result of it waits for all of them."""
 MOST_STEPS = 1024
 """Actions on one trail."""
 MOST_RECORD_BYTES = 64 << 20
@@ -50,7 +50,7 @@ class SharedBlob(msgspec.Struct, frozen=True, array_like=True):
     digest: RawDigest
     size: int
     sha256: RawDigest
-    """Of the object in `cas/`."""
+    """The digest of the object in `cas/`."""
     stored: int
     """Size of that object."""
     encoding: Encoding
@@ -71,10 +71,10 @@ class SharedInputs(msgspec.Struct, frozen=True, array_like=True):
     """What one run read."""
 
     key: RawDigest
-    """Of the result."""
+    """The key of the result."""
     files: Files
     inputs: BundledInputs
-    """`files` is 0 in it: the list is beside it."""
+    """Its own `files` is 0: the field above holds the list."""
     carried: Carried | None = None
 
 

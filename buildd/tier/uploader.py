@@ -1,11 +1,11 @@
 """Writes a store's new results to the tier, in a thread of its own that no build waits for.
 
-Blobs first, the result next, what leads to it last: a reader who finds the last finds all. What leads to a small result
-carries a copy of it. The trail is written after all of them (`trail`).
+It writes the blobs first, then the result, then the record that leads to the result: so a reader that finds the record
+finds everything. The record carries a copy of a small result. After all of them it writes the trail (`trail`).
 
-What runs of an action read is one object for each writer. Machines that share a key can overwrite each other's part of
-it, since most carriers have no conditional put. So each result is looked at again after every put that was under way
-must have ended, and is added again where it is gone. Knows no build.
+The files that runs of an action read are one object for each writer. Machines that share a key can overwrite each
+other's part of it, since most carriers have no conditional put. So each result is looked at again after every put that
+was under way must have ended, and is added again where it is gone. Knows no build.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class CMakeTree:
 
     @property
     def launched(self) -> bool:
-        """Whether compiles of some language go through a launcher or a shim, whosoever it is."""
+        """Whether compiles of some language go through a launcher or a shim, buildd's or another tool's."""
         values = (value for name, value in self.compilers.items() if name in LAUNCHERS and value)
         return any(values) or any(not _direct([path]) for name, path in self.compilers.items() if name not in LAUNCHERS)
 

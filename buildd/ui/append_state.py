@@ -1,4 +1,4 @@
-"""Whether the cursor of a terminal stands behind everything that was written, so that a line of ours has room below it.
+"""Whether a terminal has room for a status line: whether its cursor stands behind everything that was written.
 
 Reads the bytes of a stream and keeps where they leave the cursor, as far as that question needs. In doubt the answer is
 no. Knows no terminal, and changes no byte. Sources: ECMA-48; XTerm Control Sequences.

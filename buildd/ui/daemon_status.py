@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from buildd.ui.progress_words import timed
 from buildd.ui.text import clean, count, duration, shortened, size
 from protocol.messages import BuildFigures, BuildId, GpuProcess, GpuStatus, Mode, RequestStatus, Status, TierStatus
 
@@ -124,5 +125,4 @@ def _waits(number: int) -> str:
 
 
 def _timed(name: str, elapsed_s: float, expected_s: float) -> str:
-    expected = f" / ~{duration(expected_s)}" if expected_s > 0 else ""
-    return f"{shortened(clean(name), _MOST_NAME)}  {duration(elapsed_s)}{expected}"
+    return f"{shortened(clean(name), _MOST_NAME)}  {timed(elapsed_s, expected_s)}"

@@ -70,7 +70,7 @@ def _lines(commands: Sequence[Command], version: str) -> Iterator[str]:
     yield ".SH FILES\n"
     for path, meaning in _FILES:
         yield f".TP\n.I {_text(path)}\n{meaning}\n"
-    yield ".SH ENVIRONMENT\n.B buildd env \\-\\-all\nlists every variable that buildd honours.\n"
+    yield ".SH ENVIRONMENT\n.B buildd env \\-\\-all\nlists every variable that buildd uses.\n"
     yield ".SH SEE ALSO\n.BR nvcc (1),\n.BR ninja (1),\n.BR ccache (1)\n"
 
 

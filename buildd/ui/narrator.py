@@ -325,7 +325,8 @@ class Narrator:
             what = f"compiled, {hits}, {text.count(traced, 'model')} traced" if traced else f"run, {hits}"
             return [Line(f"warm: nothing would {'be ' * bool(traced)}{what}", Style.GOOD)]
         if self.telling.only and not told:
-            return [Line(f"no action names {clean(self.telling.only)}", Style.WARNING)]
+            words = f"no action names {clean(self.telling.only)}, and none would run because of it"
+            return [Line(words, Style.WARNING)]
         return [Line(f"{text.count(told, 'action')}: {self._told_hits} would hit, {self._told_runs} would run")]
 
     def _tally(self, body: messages.Done) -> str:

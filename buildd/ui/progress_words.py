@@ -1,4 +1,4 @@
-"""The words of progress: the same for builds, watches, other tools' trees and `buildd run`.
+"""The words of progress: the same for builds, watches, other tools' trees, `buildd run` and `buildd status`.
 
 Work is what runs. What was found in the store is a hit, and counts as no work. Knows figures, no event and no terminal.
 """

@@ -1,8 +1,8 @@
 """Passes a program's output on to the terminal, with a status line below it.
 
 The program's standard output and error become a pseudo-terminal, and nothing else changes for it: it keeps its session,
-its controlling terminal and its keyboard, so that Ctrl-C, Ctrl-Z and what the user types ahead are as without us. The
-pseudo-terminal translates nothing: the terminal receives the program's own bytes. Where a program sets modes on its
+its controlling terminal and its keyboard, so that Ctrl-C, Ctrl-Z and what the user types ahead work as without buildd.
+The pseudo-terminal translates nothing: the terminal receives the program's own bytes. Where a program sets modes on its
 output (curses), the terminal gets them. Where a program reads keys from its output (less, more), it gets those of the
 terminal. Knows no build.
 """

@@ -27,6 +27,8 @@ from protocol.messages import BuildFigures, Done, Mode, RequestStatus, Status
 from protocol.session import Route
 
 EVERY_S = 1.0
+BUSY_EVERY_S = 2.0
+"""While jobs run: the browser that draws each moment takes its time from the same processors."""
 FOLLOW_AFTER_S = 0.4
 """A build that is over sooner is read from the store."""
 _MOST_PICTURES = 32
@@ -131,7 +133,8 @@ class Live:
             self._changed.set()
             self._changed = asyncio.Event()
             # A picture of ten thousand actions takes a while: never more than a tenth of one processor.
-            await asyncio.sleep(max(EVERY_S, 10 * (time.monotonic() - began_s)))
+            every_s = BUSY_EVERY_S if self.now.running > 0 else EVERY_S
+            await asyncio.sleep(max(every_s, 10 * (time.monotonic() - began_s)))
         await self._disconnect()
 
     async def _look(self) -> None:

@@ -14,7 +14,7 @@ from protocol import messages as m
 
 
 class BarOutcome(Enum):
-    """How a bar stands."""
+    """The state of a bar's job."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -101,7 +101,7 @@ def _settings(tables: dict[str, Any], text: str, file: str, folder: str) -> Proj
                 "bad-project",
                 f"unknown table [{name}]{nearest(name, ('target', *_TABLES))}",
                 file=lines.where(name),
-                next_step="known tables: project, toolchain, environment, target.NAME",
+                next_step="use one of the tables project, toolchain, environment, target.NAME",
             )
     merged: dict[str, Any] = {}
     for name, keys in _TABLES.items():
@@ -171,7 +171,7 @@ def _ordered(asked: Iterable[str], targets: Mapping[str, Target], file: str) -> 
                 "unknown-target",
                 f'there is no target "{name}"{by}{nearest(name, targets)}',
                 file=where,
-                next_step="targets: " + (", ".join(sorted(targets)) or "none"),
+                next_step="name one of the targets: " + (", ".join(sorted(targets)) or "there is none yet"),
             )
         chain[name] = target, iter(target.deps)
 

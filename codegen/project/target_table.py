@@ -70,7 +70,7 @@ def target_of(name: str, table: Any, lines: TomlLines, *, outside: bool) -> Targ
             "bad-project",
             f'target "{name}" {what}',
             file=lines.where(section, "kind"),
-            next_step="known kinds: " + ", ".join(KINDS),
+            next_step="choose one of the kinds: " + ", ".join(KINDS),
         )
     struct = kinds[kind]
     keys = [field for field in struct.__struct_fields__ if field not in INTERNAL_FIELDS]
@@ -86,7 +86,7 @@ def target_of(name: str, table: Any, lines: TomlLines, *, outside: bool) -> Targ
             "bad-project",
             f'target "{name}" has the unknown output "{output}"{nearest(output, known)}',
             file=lines.where(section, "output"),
-            next_step="known outputs: " + ", ".join(known),
+            next_step="choose one of the outputs: " + ", ".join(known),
         )
     where = lines.where(section)
     target = convert({**table, "name": name, "where": where}, struct, f'target "{name}"', where)
@@ -203,7 +203,7 @@ def check_keys(
                 "bad-project",
                 f'unknown key "{key}" in [{name}]{nearest(key, known)}',
                 file=lines.where(name, key),
-                next_step="known keys: " + ", ".join(sorted(known)),
+                next_step="use one of the keys: " + ", ".join(sorted(known)),
             )
 
 

@@ -218,7 +218,7 @@ def _check_options(target: TorchTarget, identity: TorchIdentity) -> None:
             "bad-project",
             f'target "{target.name}" has the unknown backend "{target.backend}"{like}',
             file=where,
-            next_step="backends of this torch: " + ", ".join(identity.backends),
+            next_step="choose one of the backends of this torch: " + ", ".join(identity.backends),
         )
     if target.mode and target.options:
         raise RequestError(
@@ -232,7 +232,7 @@ def _check_options(target: TorchTarget, identity: TorchIdentity) -> None:
             "bad-project",
             f'target "{target.name}" has the unknown mode "{target.mode}"{nearest(target.mode, identity.modes)}',
             file=where,
-            next_step="modes of this torch: " + ", ".join(identity.modes),
+            next_step="choose one of the modes of this torch: " + ", ".join(identity.modes),
         )
     for name, value in target.options.items():
         accepted = identity.options.get(name)

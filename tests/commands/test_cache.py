@@ -54,7 +54,7 @@ def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixt
     assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
     assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
     assert cache.run(["flush", "a11"], environ=environ) == 0
-    assert capsys.readouterr().out.startswith("removed 1 results and ")
+    assert capsys.readouterr().out.startswith("removed 1 result and ")
     assert cache.run(["flush"], environ=environ) == 0
     capsys.readouterr()
     assert cache.run(["stats", "--json"], environ=environ) == 0

@@ -89,7 +89,8 @@ def test_the_caller_imports_next_to_nothing(developer: Developer) -> None:
 def test_what_works_for_the_caller_imports_nothing(developer: Developer) -> None:
     """It would do it again in each run's own process."""
     script = (
-        "import sys\nfrom buildd import cli, cli_server\ncli_server._warm_up()\nbefore = set(sys.modules)\n"
+        "import sys\nfrom buildd import cli\nfrom buildd.cli_server import server, warm_up\n"
+        "warm_up.import_all()\nbefore = set(sys.modules)\n"
         "assert cli.main(['run', '--', 'true']) == 0\n"
         "print(*(name for name in set(sys.modules) - before if 'blake3' not in name))"
     )

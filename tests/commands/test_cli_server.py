@@ -246,9 +246,10 @@ def test_a_command_imports_nothing_and_makes_no_decoder(developer: Developer) ->
     """It finds what all commands use: each would import it again, in its own process."""
     script = (
         "import sys\n"
-        "from buildd import cli, cli_server\n"
+        "from buildd import cli\n"
+        "from buildd.cli_server import server, warm_up\n"
         "from protocol import described, wire\n"
-        "cli_server._warm_up()\n"
+        "warm_up.import_all()\n"
         "before = set(sys.modules), set(described._described)\n"
         "assert cli.main(sys.argv[1:]) == 0\n"
         "made = set(sys.modules) - before[0], described._described - before[1]\n"
@@ -302,13 +303,13 @@ def test_the_next_command_is_waited_for_by_a_process_that_may_die(developer: Dev
 
 SERVER = """
 import sys
-from buildd import cli_server
 from buildd.cli import main
-cli_server._AHEAD_S = float(sys.argv[2])
-server = cli_server.begin(sys.argv[1], main)
-print(server.pid, flush=True)
+from buildd.cli_server import server
+server._AHEAD_S = float(sys.argv[2])
+begun = server.begin(sys.argv[1], main)
+print(begun.pid, flush=True)
 sys.stdin.read()
-server.end()
+begun.end()
 """
 """With another pause; ends with its standard input."""
 

@@ -19,6 +19,8 @@ import pytest
 import redis
 
 from buildd.daemon import redis as server
+from buildd.daemon import redis_keyspace
+from buildd.daemon.redis_keyspace import Keyspace
 from buildd.hooks import inductor_cache
 from buildd.hooks.entries import Shelf
 from buildd.store import shared_kernels
@@ -140,7 +142,7 @@ def test_strangers_cannot_take_all_places(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(server, "MOST_CLIENTS", 3)
 
     async def talk() -> None:
-        serves = server.RedisServer(server.Keyspace(tmp_path, 1 << 20), "f" * 64)
+        serves = server.RedisServer(Keyspace(tmp_path, 1 << 20), "f" * 64)
         await serves.start("127.0.0.1", 0)
         port = int(serves.address.rpartition(":")[2])
         strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
@@ -215,19 +217,19 @@ def test_a_value_is_signed_bounded_and_checked_as_graphs_are(cache: Cache) -> No
 
 
 def test_values_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_TRIM_BYTES", 10_000)
-    values = server.Keyspace(tmp_path, 30_000)
+    monkeypatch.setattr(redis_keyspace, "_TRIM_BYTES", 10_000)
+    values = Keyspace(tmp_path, 30_000)
     for number in range(50):
         values.put(f"k{number}", os.urandom(3_000))
     assert shared_kernels.held(tmp_path)[1] < 45_000 and values.get("k49") is not None and values.get("k0") is None
 
 
 def test_a_value_that_cannot_be_kept_is_lost_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    values = server.Keyspace(tmp_path / "gone", 1 << 20)
+    values = Keyspace(tmp_path / "gone", 1 << 20)
     values.put("k", b"v")
     assert values.get("k") is None and not values.remove("k") and "'k' cannot be stored" in caplog.text
     (tmp_path / inductor_cache.FOLDER).write_text("no folder")
-    values = server.Keyspace(tmp_path, 1 << 20)
+    values = Keyspace(tmp_path, 1 << 20)
     values.put("k", b"v")
     assert values.get("k") is None and not values.remove("k")
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from buildd.keys.file_names import names_below
+from buildd.store.store import Store
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.waiting import until_async
@@ -372,8 +373,6 @@ def test_two_checkouts_with_the_same_content(workspace: Workspace) -> None:
 
 
 def test_the_build_is_kept_in_the_log(workspace: Workspace) -> None:
-    from buildd.store.store import Store
-
     workspace.build()
     with Store.open(workspace.store) as store:
         (build,) = store.builds()
@@ -389,6 +388,8 @@ def test_nothing_to_do_is_known_from_stamps_alone(workspace: Workspace) -> None:
         third = workspace.build()
     assert_built(third, 3, 0)
     assert not third.of(m.CacheHit) and third.of(m.Artifact)
+    with Store.open(workspace.store) as store:
+        assert [build.targets for build in store.builds(2)] == [("all",)] * 2, "`buildd log` names the targets"
     changes = {
         "input include/x.h": lambda: workspace.write("include/x.h", "y\n"),
         "a new source": lambda: workspace.write("src/c.cu", "c\n"),

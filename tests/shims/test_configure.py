@@ -88,6 +88,9 @@ def test_a_tree_outlives_the_store_and_buildd(project: ForeignProject) -> None:
     shutil.rmtree(user.store)
     assert project.call(*build, environ=project.plain).returncode == 0, "it starts the daemon, which makes a store"
     assert user.daemon() is not None
+    status, said = user.buildd("uninstall")
+    assert status == 2 and "cannot ask for confirmation" in said and user.daemon() is not None
+    assert f"would keep {user.folder}/home/.local/share/buildd/" in said and f"  {project.folder}/build\n" in said
     status, said = user.buildd("uninstall", "--yes")
     assert status == 0, said
     assert f"  {project.folder}/build\n" in said and "cmake TREE -DCMAKE_C_COMPILER_LAUNCHER= " in said

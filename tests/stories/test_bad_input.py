@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
 
 
 MISTAKES = [
-    ("unknown target", PROJECT, ["demmo"], 'no target "demmo"; did you mean "demo"?', "next: targets: demo"),
-    ("target outside", PROJECT, ["../demo"], 'no target "../demo"', "next: targets: demo"),
+    ("unknown target", PROJECT, ["demmo"], 'no target "demmo"; did you mean "demo"?', "name one of the targets: demo"),
+    ("target outside", PROJECT, ["../demo"], 'no target "../demo"', "next: name one of the targets: demo"),
     ("escape sequence", PROJECT.replace("demo", '"de\\u001b[31mmo"'), [], "de\\x1b[31mmo", "next: "),
     ("the whole disk", PROJECT.replace("src/*.cu", "/**/*.cu"), [], "every folder of this machine", "next: name the"),
-    ("no UTF-8 name", PROJECT, [os.fsdecode(b"d\xff")], "no target", "next: targets: demo"),
+    ("no UTF-8 name", PROJECT, [os.fsdecode(b"d\xff")], "no target", "next: name one of the targets: demo"),
     ("bad TOML", "[target.demo\n", [], "not valid TOML", "file: buildd.toml:1:13"),
     ("zero byte", '[target.demo]\nkind = "\0"\n', [], "not valid TOML", "file: buildd.toml:2"),
     ("missing source", PROJECT.replace("src/*.cu", "src/gone.cu"), [], "gone.cu", "file: buildd.toml:1"),

@@ -22,8 +22,10 @@ export function add(parent, ...children) {
   return parent;
 }
 
-/** Put children in place of all that is there. */
+/** Put children in place of all that is there. The same text again changes nothing, so nothing is drawn. */
 export function fill(parent, ...children) {
+  const [only] = children;
+  if (children.length === 1 && typeof only === "string" && !parent.firstElementChild && parent.textContent === only) return parent;
   parent.replaceChildren();
   return add(parent, children);
 }

@@ -22,6 +22,7 @@ from codegen.variables.variable import (
 
 V = Variable
 _NONE = "none: buildd has no targets for JAX; programs below `buildd run` read it"
+_READ = "none: programs below `buildd run` read it"
 _SECRET = "none: a secret; it is never sent, stored, keyed or printed"
 _IDENTITY = "none: it names another process, so it is not sent to the daemon"
 
@@ -55,8 +56,8 @@ VARIABLES = rows(
     V("NCCL_LL_BUFFSIZE", Kind.INT, "-2", (PASS,), "NCCL buffer size", _NONE),
     V("NCCL_LL128_BUFFSIZE", Kind.INT, "-2", (PASS,), "NCCL buffer size", _NONE),
     V("TPU_MEGACORE", Kind.STRING, "MEGACORE_DENSE", (PASS,), "megacore mode; written inside LIBTPU_INIT_ARGS", _NONE),
-    V("NUMEXPR_NUM_THREADS", Kind.INT, "8", (LOG,), "numexpr's threads", _NONE),
-    V("KMP_AFFINITY", Kind.STRING, "noverbose", (LOG,), "OpenMP affinity and its messages", _NONE),
+    V("NUMEXPR_NUM_THREADS", Kind.INT, "8", (LOG,), "numexpr's threads", _READ),
+    V("KMP_AFFINITY", Kind.STRING, "noverbose", (LOG,), "OpenMP affinity and its messages", _READ),
     V("GRPC_VERBOSITY", Kind.STRING, "3", (LOG,), "gRPC's messages", _NONE),
     V("GLOG_minloglevel", Kind.INT, "3", (LOG,), "glog's messages", _NONE),
     V("TPU_MIN_LOG_LEVEL", Kind.INT, "3", (LOG,), "libtpu's messages", _NONE),
@@ -65,7 +66,7 @@ VARIABLES = rows(
     V("TF_CPP_MIN_LOG_LEVEL", Kind.INT, "3", (LOG,), "messages of the C++ parts", _NONE),
     V("JAX_TRACEBACK_FILTERING", Kind.STRING, "off", (LOG,), "shortens JAX's tracebacks", _NONE),
     V("LOGGING_LEVEL_ED", Kind.STRING, "INFO", (LOG,), "log level of EasyDeL, eformer and ejkernel", _NONE),
-    V("PYTHONUNBUFFERED", Kind.STRING, "1", (LOG,), "Python writes its output at once", _NONE),
+    V("PYTHONUNBUFFERED", Kind.STRING, "1", (LOG,), "Python writes its output at once", _READ),
     V("TQDM_NCOLS", Kind.INT, "0", (LOG,), "width of progress bars", _NONE),
     V("ENABLE_DISTRIBUTED_INIT", Kind.ON_IF_WORD, "true", (SCHED,), "JAX's distributed start-up on import", _NONE),
     V("EASYDEL_CACHE_COMPILES", Kind.ON_IF_WORD, "false", (CACHE,),
@@ -74,7 +75,7 @@ VARIABLES = rows(
     V("EASYDEL_RECOMPILE_FORCE", Kind.ON_IF_WORD, "false", (CACHE,), "compiles although there is an entry", _NONE),
     V("ALLOW_FULL_CACHE", Kind.ON_IF_WORD, "false", (KEY,), "XLA's own caches too; changes JAX's key", _NONE),
     V("COMPILE_FUNC_DIR", Kind.PATH, "", (CACHE,), "JAX cache folder of this stack", _NONE),
-    V("LOCALAPPDATA", Kind.PATH, "", (CACHE,), "cache root on Windows", _NONE),
+    V("LOCALAPPDATA", Kind.PATH, "", (CACHE,), "cache root on Windows", _READ),
     V("EJKERNEL_PERSISTENT_CACHE_DIR", Kind.PATH, "~/ejkernel-presistent-cache", (PROFILE,),
       "tuned configurations, one JSON file per operator", _NONE),
     V("EJKERNEL_AUTOTUNE_POLICY", Kind.CHOICE, "autotune", (PROFILE, KEY), "what to do when no configuration is known",

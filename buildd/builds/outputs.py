@@ -1,0 +1,86 @@
+"""Where the files of a build go: the base of the strategies that `ActiveBuild` is given.
+
+Knows no build; each strategy knows its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from buildd.builds.products import Product, Ran
+from buildd.store.store import Result
+from codegen.compilers.temporary_roots import Roots
+from codegen.plan import Action
+from protocol import messages as m
+
+Build = TypeVar("Build")
+
+
+class Outputs(ABC, Generic[Build]):
+    """Where the files of a build go, and where tools find them. Called in worker threads."""
+
+    build: Build
+    """Set by the build that these are given to."""
+
+    in_project = False
+    """Whether outputs are files of the project."""
+    roots: Roots = ()
+    """Folders that have another name each time."""
+    only_names = False
+    """The outputs hold names of files, and nothing that the files say."""
+
+    @abstractmethod
+    def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
+        """Put a stored output in its place; False where it is not in the store any more."""
+
+    @abstractmethod
+    def place_made(self, path: str, made: Path, product: Product) -> None:
+        """Put a file that was just made in its place."""
+
+    @abstractmethod
+    def where(self, path: str) -> str:
+        """The place where a tool can read a made file."""
+
+    def prepare(self) -> None:
+        """Write the plan's generated files, and make folders, before anything runs. Raises OSError."""
+        return None
+
+    def placed(self, action: Action, ran: Ran) -> None:
+        """Called when all that a job has made is in its place."""
+        return None
+
+    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+        """Make outputs that no tool makes, once a job has ended well.
+
+        Args:
+            private: the job's folder.
+            read: the files that its tool said it read.
+
+        Returns:
+            By name, the content of those that no other job reads as files; the others are written to the folder.
+        """
+        return {}
+
+    def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
+        """Roots whose folder's path stands in the files of a job's folder, or in its tool's output in such a way that
+        it cannot be replaced."""
+        return ()
+
+    def published(self, result: Result, held: Roots) -> None:
+        """Called when a job of the build is stored.
+
+        Args:
+            held: roots whose folder's path can stand in the result.
+        """
+        return None
+
+    def remember(self) -> None:
+        """Write down what spares the next such request its look-ups, once all is built."""
+        return None
+
+    def close(self) -> None:
+        """Remove what was only needed while it was built."""
+        return None

@@ -1,0 +1,98 @@
+"""`buildd cache export` and `import`: results and profiles from one store to another, as a bundle.
+
+Knows neither a bundle's form (`store.bundle_format`) nor how figures are printed (`commands.cache`).
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from buildd.client.request import PROJECT_FILE, with_files
+from buildd.ui.problems import print_note
+from buildd.ui.text import count, size
+
+if TYPE_CHECKING:
+    from buildd.store.bundle_format import Contents
+    from buildd.store.profiles import Profile
+    from buildd.store.store import Store
+    from protocol.messages import Digest
+
+
+def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
+    """Write a bundle; its figures, and the lines that tell them."""
+    from buildd.store import oci_layout, signing
+    from buildd.store.bundle_export import export
+    from buildd.store.profile_cache import open_profiles
+
+    keys = None if options.all else _keys_of(options, store)
+    # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
+    folder = options.directory or os.getcwd()
+    with (
+        open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
+        oci_layout.written(options.file) if options.oci else nullcontext(options.file) as file,
+    ):
+        found = export(store, keys, file, signing.own(options.environ), cache.everything())
+        written = size(file.stat().st_size)
+    return found, [f"{options.file}: {_held(found)}, {written}"]
+
+
+def _held(found: Contents) -> str:
+    """What a bundle holds, in words."""
+    said = [count(found.results, "result"), count(found.blobs, "blob")]
+    if found.profiles:
+        said.append(count(found.profiles, "profile"))
+    if found.kernels:
+        said.append(count(found.kernels, "Triton kernel"))
+    return ", ".join(said)
+
+
+def _keys_of(options: Namespace, store: Store) -> list[Digest]:
+    """The keys of all results that the targets need; the results must be in the store already (`buildd warm`)."""
+    from buildd.client.in_process import keys_here
+    from buildd.client.request import request_from
+    from protocol.messages import Mode
+
+    wanted = Namespace(directory=options.directory, file=options.project_file, arch=options.arch, jobs=None)
+    environ = {**os.environ, "BUILDD_DIR": str(store.folder)}
+    return list(keys_here(request_from(wanted, tuple(options.targets), Mode.EXPLAIN, environ)))
+
+
+def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:
+    """Take a bundle, or AITemplate's profiles, into the store; the figures, and the lines that tell them."""
+    if options.aitemplate:
+        return _import_profiles(store, options)
+    from buildd.store import oci_layout, signing
+    from buildd.store.bundle_import import import_
+
+    trusted = signing.trusted(options.environ)
+    is_layout = oci_layout.is_layout(options.file)
+    with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
+        found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))
+    return found, [f"{_held(found)} imported"]
+
+
+def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:
+    from buildd.errors import StoreError
+    from buildd.store.profile_cache import open_profiles
+
+    with open_profiles(with_files(os.environ, os.getcwd(), PROJECT_FILE), store, os.getcwd()) as cache:
+        for notice in cache.notices:
+            print_note(notice)
+        if not cache.save(profiles, older=older):
+            raise StoreError(
+                "the store is read-only, so no profiles were imported",
+                file=str(store.folder),
+                next_step="check the folder's permissions, or set BUILDD_DIR to a folder that you may write",
+            )
+
+
+def _import_profiles(store: Store, options: Namespace) -> tuple[object, list[str]]:
+    from buildd.profiling import aitemplate_cache
+
+    profiles = aitemplate_cache.read(options.file)
+    _keep_profiles(store, profiles, older=True)
+    found = aitemplate_cache.figures(profiles)
+    return found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"]
