@@ -43,7 +43,7 @@ class Inputs:
         """Look at the file system afresh."""
         self.snapshot = Snapshot(self.files, os.path.realpath(self._folder))
         self.lookup = Lookup(self.store, self.snapshot, recache=self.recache, surveys=self._surveys)
-        self.aside = Lookup(self.store, self.snapshot, surveys=self._surveys)
+        self.aside = Lookup(self.store, self.snapshot, surveys=self._surveys, beside=self.lookup)
         """Sees the same files. For comparisons that may go on while the action runs: what they find is no part of the
         build."""
 

@@ -31,7 +31,7 @@ def begin(build: ActiveBuild, index: int) -> Future[Fetched | None] | None:
     if build.is_steps and expected_s < LEAST_STEP_S:
         return None
     return build.tier.fetcher.begin(
-        missing.first, partial(build.inputs.aside.fits, action, build.tool(action), missing.first), expected_s
+        missing.first, partial(build.inputs.aside.fitting, action, build.tool(action), missing.first), expected_s
     )
 
 

@@ -7,7 +7,7 @@ knows how a run that follows a miss is filed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -70,10 +70,17 @@ class Lookup:
         snapshot: the request's view of the file system.
         recache: the user asked that every action misses.
         surveys: surveys that other requests have made.
+        beside: look-ups with the same view of the file system; lists of files that were compared there are known here.
     """
 
     def __init__(
-        self, store: Store, snapshot: Snapshot, *, recache: bool = False, surveys: survey_memory.Memory | None = None
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        *,
+        recache: bool = False,
+        surveys: survey_memory.Memory | None = None,
+        beside: Lookup | None = None,
     ) -> None:
         self.store = store
         self.snapshot = snapshot
@@ -83,7 +90,7 @@ class Lookup:
         self._recache = recache
         self._tools: dict[int, tuple[Tool, Digest]] = {}
         # By identity: the store gives one list object to all input sets that share it, and _Fits keeps it alive.
-        self._fits: dict[tuple[int, int, TextUse], _Fits] = {}
+        self._fits: dict[tuple[int, int, TextUse], _Fits] = {} if beside is None else beside._fits
         self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._places = precompiled.Places(snapshot, self.folders)
         self._precompiled: dict[str, precompiled.Candidates] = {}
@@ -193,12 +200,15 @@ class Lookup:
             return why
         return self._missing(first, components if explain else [], action, why)
 
-    def fits(self, action: Action, tool: Tool, first: Digest, known: InputSet) -> bool:
-        """Whether an input set from elsewhere matches the files as they are now.
+    def fitting(self, action: Action, tool: Tool, first: Digest, known: InputSet) -> InputSet | None:
+        """An input set from elsewhere, with the stamps of this machine's folders, if it matches the files as they are
+        now.
 
         For look-ups that nothing else uses: what was looked at counts as found here, whether it fits or not.
         """
-        return not self._differs(first, known, action, tool, self.files.names_of(tool), changing=False)
+        stamped = [known]
+        differs = self._differs(first, known, action, tool, self.files.names_of(tool), stamped.append)
+        return None if differs else stamped[-1]
 
     def missing(self, action: Action, tool: Tool, reason: str) -> Missing:
         """A miss for a reason that the caller gives."""
@@ -225,7 +235,7 @@ class Lookup:
         why: list[str] = []
         names = self.files.names_of(tool)
         for known in self.store.input_sets(first):
-            reason = self._differs(first, known, action, tool, names)
+            reason = self._differs(first, known, action, tool, names, partial(self.store.update_folders, first))
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:
@@ -233,18 +243,24 @@ class Lookup:
                 reason = "its result was evicted"
             elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
                 loose = replace(known, roots=())
-                if not self._differs(first, loose, action, tool, names, changing=False):
+                if not self._differs(first, loose, action, tool, names):
                     self._elsewhere[action.name] = min((folder for _, folder in bound), key=len)
             why.append(reason)
         return tuple(why[:1]) or (self._why_unknown(action, components) if explain else ())
 
     def _differs(
-        self, first: Digest, known: InputSet, action: Action, tool: Tool, names: Names, *, changing: bool = True
+        self,
+        first: Digest,
+        known: InputSet,
+        action: Action,
+        tool: Tool,
+        names: Names,
+        stamped: Callable[[InputSet], object] | None = None,
     ) -> str:
         """Why an input set does not match the files as they are now; empty where it does.
 
         Args:
-            changing: the store may remember new stamps of the input set's folders.
+            stamped: gets the input set where its folders have new stamps.
         """
         folders = dict(tool.roots)
         for name, folder in known.roots:
@@ -294,8 +310,8 @@ class Lookup:
             return f"input {names.path(lost[0])}: no longer there"
         # The changes in those folders do not matter: remember their new stamps.
         self.files.folders.update(survey.folders)
-        if changing:
-            self.store.update_folders(first, replace(known, folders=input_folders(survey, names, links)))
+        if stamped is not None:
+            stamped(replace(known, folders=input_folders(survey, names, links)))
         return ""
 
     def _is_blind(self, action: Action, fits: _Fits, known: InputSet, names: Names) -> bool:

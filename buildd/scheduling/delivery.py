@@ -109,7 +109,7 @@ class Delivery:
         texts = [b"" if digest is None else store.get(digest) for digest in (result.stdout, result.stderr)]
         if listed is None or texts[0] is None or texts[1] is None:
             return None
-        _, moves = temporary_roots.read(listed, self.roots)
+        moves = temporary_roots.moves(listed, self.roots)
         stdout = self.rules(listed) if self.prints_rules else checkout_roots.replaced(texts[0], moves)
         return stdout, checkout_roots.replaced(texts[1], moves)
 

@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from blake3 import blake3
@@ -265,16 +266,10 @@ class ForeignIntake:
         """The names that matter in the folders of the outputs: those that an include could mean, since they are parts
         of paths that were read or searched, and those that `__has_include` asked for. Raises OSError."""
         snapshot = build.inputs.snapshot
-        words: set[str] = set()
-        for path in (
-            *used,
-            *action.search,
-            *build.tool(action).search,
-            *(os.path.dirname(p) for p in action.inputs),
-        ):
+        words = set(_words(used))
+        for path in (*action.search, *build.tool(action).search, *(os.path.dirname(p) for p in action.inputs)):
             words.update(path.split("/"))
         words.update(build.inputs.lookup.precompiled_of(action).names())
-        words.update(rival for path in used for rival in library_rivals(os.path.basename(path)))
         for path in (*used, *action.inputs):
             fact = snapshot.fact(path)
             if fact is not None and Traits.HAS_INCLUDE in fact.traits:
@@ -342,6 +337,13 @@ class ForeignIntake:
             log.append(call_notes.need(request, call, [f"it is never kept: {why}"]))
             return
         log.append(m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why)))
+
+
+@lru_cache(maxsize=32)  # the sources of a build share their headers
+def _words(used: tuple[str, ...]) -> frozenset[str]:
+    """The names on the paths of files, and those that a linker takes in place of a library's."""
+    words = {part for path in used for part in path.split("/")}
+    return frozenset(words.union(*(library_rivals(os.path.basename(path)) for path in used)))
 
 
 def _divide(request: m.Request, log: RequestLog, why: PassThrough) -> bool:

@@ -229,6 +229,8 @@ class OpenStores:
                 opened.store.save_record(_BUILDS, encoded(self.builds))
             opened.files.drop()
             opened.surveys.clear()
+            if opened.tier is not None:
+                opened.tier.rest()
             if not keep_plans:
                 opened.plans.clear()
             hit_notes.count(opened.store)

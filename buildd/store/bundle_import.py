@@ -77,7 +77,8 @@ def import_(
         for entry in manifest.results:
             result = result_of(entry, now_ns)
             for one in entry.sets:
-                store.publish(Digest(one.first.hex()), input_set_of(entry.key, one, manifest.lists[one.files]), result)
+                files = store.known_files(manifest.lists[one.files])
+                store.publish(Digest(one.first.hex()), input_set_of(entry.key, one, files), result)
     if manifest.profiles and keep is not None:
         keep(manifest.profiles)
     return contents_of(manifest)

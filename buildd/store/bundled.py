@@ -5,13 +5,9 @@ Knows the structs of `bundle_manifest` and `result_rows`; no store, no file and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from buildd.store.bundle_manifest import BundledInputs, BundledResult
-from buildd.store.result_rows import LINK, PRESENT, UNKNOWN, InputSet, Result, StoredOutput, raw_of, raw_text
+from buildd.store.result_rows import LINK, PRESENT, UNKNOWN, FileList, InputSet, Result, StoredOutput, raw_of, raw_text
 from protocol.messages import Digest, Timing
-
-FileRows = Sequence[tuple[bytes, bytes]]
 
 
 def bundled_result(result: Result, sets: list[BundledInputs]) -> BundledResult:
@@ -58,10 +54,10 @@ def result_of(entry: BundledResult, created_ns: int) -> Result:
     )
 
 
-def input_set_of(key: bytes, one: BundledInputs, files: FileRows) -> InputSet:
+def input_set_of(key: bytes, one: BundledInputs, files: FileList) -> InputSet:
     """The input set that leads to the result under `key`."""
     return InputSet(
-        files=tuple((_str(name), Digest(digest.hex())) for name, digest in files),
+        files=files,
         folders=tuple((_str(path), _stamp(path, present)) for path, present in one.folders),
         roots=tuple((_str(name), _str(path)) for name, path in one.roots),
         key=Digest(key.hex()),

@@ -21,6 +21,9 @@ PRESENT = -2
 LINK = -3
 """In place of a folder's stamp: the path is a folder and, behind a zero byte, the folder that its links led to."""
 
+FileList = tuple[tuple[str, Digest], ...]
+FileRows = Sequence[tuple[bytes, bytes]]
+"""A list of files as rows and records have it."""
 _NO_TIMING = Timing()
 
 
@@ -59,7 +62,7 @@ class Result:
 class InputSet:
     """The discovered inputs of a past run."""
 
-    files: tuple[tuple[str, Digest], ...]
+    files: FileList
     """Name as keyed -> digest of its content, or the digests of its two bare forms (`native.bare_text`)."""
     folders: tuple[tuple[str, int], ...] = ()
     """Path as keyed -> stamp of each folder whose listing could shadow one of the files, or one of the marks above."""
@@ -143,11 +146,20 @@ def _pack(entries: Sequence[tuple[bytes, bytes | int]]) -> tuple[bytes, bytes]:
     return blake3(plain).digest(), compress(plain)
 
 
-def decode_files(plain: bytes) -> tuple[tuple[str, Digest], ...] | None:
+def decode_files(plain: bytes) -> FileList | None:
     try:
-        return tuple((_text(name), Digest(digest.hex())) for name, digest in _files_decoder.decode(plain))
+        return file_list(_files_decoder.decode(plain))
     except msgspec.MsgspecError:
         return None
+
+
+def file_list(rows: FileRows) -> FileList:
+    return tuple((_text(name), Digest(digest.hex())) for name, digest in rows)
+
+
+def files_digest(rows: FileRows) -> bytes:
+    """The digest by which `files_list` names the list."""
+    return blake3(_encoder.encode(rows)).digest()
 
 
 def decode_folders(plain: bytes) -> tuple[tuple[str, int], ...] | None:

@@ -21,6 +21,8 @@ from buildd.store.blobs import Blobs, missing
 from buildd.store.database import Database
 from buildd.store.packing import write_error
 from buildd.store.result_rows import (
+    FileList,
+    FileRows,
     InputSet,
     Result,
     decode_files,
@@ -29,6 +31,8 @@ from buildd.store.result_rows import (
     decode_roots,
     encode_input_set,
     encode_result,
+    file_list,
+    files_digest,
     files_list,
     folders_list,
     raw_of,
@@ -41,6 +45,7 @@ MOST_INPUT_SETS = 32
 """Input sets kept under one first-level key: several checkouts share it, each with a few states of its headers."""
 _MAX_LIST_BYTES = 64 << 20
 _MAX_CACHED_ENTRIES = 20_000
+_MAX_PACKS = 16
 
 Entry = TypeVar("Entry", Digest, int)
 
@@ -55,6 +60,7 @@ class Results:
         self._limit_reached = limit_reached
         self._files: _ListCache[Digest] = _ListCache()
         self._folders: _ListCache[int] = _ListCache()
+        self._packs = _Packs()
 
     def result(self, key: Digest) -> Result | None:
         """The result under a key, if every blob that it needs is in the index."""
@@ -80,6 +86,16 @@ class Results:
         )
         return tuple(found for row in rows if raw and (found := self._input_set(raw, row)) is not None)
 
+    def known_files(self, rows: FileRows) -> FileList:
+        """A list of files from elsewhere, as input sets have it. Equal lists are one object, also in `input_sets`: what
+        is found out about one holds for all."""
+        digest = files_digest(rows)
+        known = self._files.get(digest)
+        if known is None:
+            known = file_list(rows)
+            self._files.put(digest, known)
+        return known
+
     def publish(self, first: Digest, input_set: InputSet, result: Result, batch: Batch | None = None) -> None:
         """Make a result findable, replacing the one under the same key. All or nothing.
 
@@ -97,7 +113,7 @@ class Results:
         wanted = [raw_of(digest) for digest in result.digests()]
         there = [digest for digest in wanted if batch is None or digest not in batch.ready]
         body = encode_result(result)
-        files, folders = files_list(input_set), folders_list(input_set)
+        files, folders = self._packs.of(input_set), folders_list(input_set)
         session = self._blobs.session()
 
         def work(connection: sqlite3.Connection) -> int:
@@ -135,7 +151,7 @@ class Results:
         if self._database.read_only:
             return
         raw_first, key = raw_of(first), raw_of(input_set.key)
-        files, folders = files_list(input_set), folders_list(input_set)
+        files, folders = self._packs.of(input_set), folders_list(input_set)
 
         def work(connection: sqlite3.Connection) -> None:
             row = connection.execute(
@@ -234,6 +250,29 @@ class _ListCache(Generic[Entry]):
                 self._entries += len(entries)
             while self._entries > _MAX_CACHED_ENTRIES and len(self._lists) > 1:
                 self._entries -= len(self._lists.popitem(last=False)[1])
+
+
+class _Packs:
+    """Lists of files as they are stored: the results of one build have few, and each has thousands of digests."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[int, tuple[FileList, tuple[bytes, bytes]]] = OrderedDict()
+        """By identity; the list is kept alive."""
+
+    def of(self, input_set: InputSet) -> tuple[bytes, bytes]:
+        """As `files_list`."""
+        name = id(input_set.files)
+        with self._lock:
+            known = self._packs.get(name)
+        if known is not None:
+            return known[1]
+        pack = files_list(input_set)
+        with self._lock:
+            self._packs[name] = (input_set.files, pack)
+            if len(self._packs) > _MAX_PACKS:
+                self._packs.popitem(last=False)
+        return pack
 
 
 def delete_result(connection: sqlite3.Connection, key: bytes) -> list[bytes]:

@@ -25,7 +25,7 @@ from buildd.store.hit_notes import HitArea
 from buildd.store.job_history import HistoryArea
 from buildd.store.parts import Parts
 from buildd.store.profiles import ProfileArea
-from buildd.store.result_rows import InputSet, Result, StoredOutput
+from buildd.store.result_rows import FileList, FileRows, InputSet, Result, StoredOutput
 from buildd.store.results import Results
 from buildd.store.sessions import FolderLock
 from buildd.store.shared_kernels import KernelArea
@@ -202,6 +202,10 @@ class Store(Parts):
     def result(self, key: Digest) -> Result | None:
         """The result under a key; None is a miss."""
         return self._results.result(key)
+
+    def known_files(self, rows: FileRows) -> FileList:
+        """A list of files from elsewhere, as input sets have it; one object for equal lists."""
+        return self._results.known_files(rows)
 
     def publish(self, first: Digest, input_set: InputSet, result: Result, batch: Batch | None = None) -> None:
         """Make a result findable, and store its batch in the same transaction.

@@ -42,6 +42,13 @@ class CarrierError(Exception):
         self.detail = detail
 
 
+class LargeObject(CarrierError):
+    """An object is larger than the caller takes."""
+
+    def __init__(self) -> None:
+        super().__init__(Trouble.ODD, "an object is larger than allowed")
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long an operation may take.
@@ -71,11 +78,12 @@ class Carrier(ABC):
     """A place of objects. Every method may be called from any thread; each raises `CarrierError` alone."""
 
     @abstractmethod
-    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
         """The object's bytes, as the place gives them; None where there is none.
 
         Args:
             name: 64 hexadecimal digits.
+            most_bytes: a larger object raises `LargeObject`, and no more of it is kept in memory.
         """
 
     @abstractmethod

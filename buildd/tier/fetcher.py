@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from buildd.errors import StoreError
 from buildd.store.batch import Batch
@@ -22,7 +23,9 @@ from buildd.store.tally import Reasoned
 from buildd.tier.carrier import CarrierError, ObjectKind, Patience
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import content_of
+from buildd.tier.read_ahead import ReadAhead
 from buildd.tier.records import (
+    Carried,
     InputsRecord,
     Kind,
     RefusedRecord,
@@ -43,10 +46,11 @@ _SHARE = 1 / 20
 _LEAST_SILENCE_S, _MOST_SILENCE_S = 0.3, 5.0
 _LEAST_S, _MOST_S = 0.5, 60.0
 _ROUND_TRIPS = 3
-"""What a hit takes: what runs read, the result, the blobs."""
+"""What a hit takes where the result is large: what runs read, the result, the blobs."""
 
 _log = logging.getLogger(__name__)
-Fits = Callable[[InputSet], bool]
+Fitting = Callable[[InputSet], InputSet | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +70,16 @@ class Fetcher:
         self._store = store
         self._asking = ThreadPoolExecutor(THREADS, thread_name_prefix="tier")
         self._carrying = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-get")
+        self._ahead = ReadAhead(tier, self._unknown)
         self._lock = threading.Lock()
         self._open: dict[Digest, Future[Fetched | None]] = {}
 
-    def begin(self, first: Digest, fits: Fits, expected_s: float) -> Future[Fetched | None] | None:
+    def begin(self, first: Digest, fitting: Fitting, expected_s: float) -> Future[Fetched | None] | None:
         """Begin a look-up; None where asking is not worth it.
 
         Args:
             first: the first-level key that missed in the store.
-            fits: whether the files of now are those of an input set.
+            fitting: gives an input set back, with this machine's stamps, if the files of now are its files.
             expected_s: how long the job would take: nobody should wait for the tier for longer.
         """
         if self._store.read_only or not self._tier.settings.believed:
@@ -88,7 +93,7 @@ class Fetcher:
                 return None
             silence_s = min(_MOST_SILENCE_S, max(_LEAST_SILENCE_S, expected_s * _SHARE))
             try:
-                future = self._asking.submit(self._answer, first, fits, silence_s, waits_s(expected_s))
+                future = self._asking.submit(self._answer, first, fitting, silence_s, waits_s(expected_s))
             except RuntimeError:  # the store is being closed
                 return None
             self._open[first] = future
@@ -99,15 +104,20 @@ class Fetcher:
         """Take no more questions. Those under way end when the carrier is closed."""
         self._asking.shutdown(wait=False, cancel_futures=True)
         self._carrying.shutdown(wait=False, cancel_futures=True)
+        self._ahead.close()
+
+    def rest(self) -> None:
+        """Give memory back."""
+        self._ahead.forget()
 
     # ----------------------------------------------------------------
 
-    def _answer(self, first: Digest, fits: Fits, silence_s: float, total_s: float) -> Fetched | None:
+    def _answer(self, first: Digest, fitting: Fitting, silence_s: float, total_s: float) -> Fetched | None:
         answer = TierAnswer.ABSENT
         try:
-            if (meanwhile := self._found_meanwhile(first, fits)) is not None:
+            if (meanwhile := self._found_meanwhile(first, fitting)) is not None:
                 return meanwhile
-            found = self._fetch(raw_of(first), fits, Patience(silence_s, time.monotonic() + total_s))
+            found = self._fetch(raw_of(first), fitting, Patience(silence_s, time.monotonic() + total_s))
             if found is not None:
                 answer = TierAnswer.HIT
         except CarrierError:
@@ -119,10 +129,10 @@ class Fetcher:
             return self._counted(TierAnswer.FAILED, None, problem="a look-up failed inside; the log has the story")
         return self._counted(answer, found)
 
-    def _found_meanwhile(self, first: Digest, fits: Fits) -> Fetched | None:
+    def _found_meanwhile(self, first: Digest, fitting: Fitting) -> Fetched | None:
         """What an equal question that has just been answered, or a run, has put into the store."""
         for known in self._store.input_sets(first):
-            if self._store.result(known.key) is not None and fits(known):
+            if self._store.result(known.key) is not None and fitting(known) is not None:
                 return Fetched(known.key)
         return None
 
@@ -138,65 +148,93 @@ class Fetcher:
         self._tier.figures.count(TierAnswer.REFUSED, f"refused an entry: {why}")
         self._store.tally.count_reasoned(Reasoned.TIER, TierAnswer.REFUSED.value)
 
-    def _fetch(self, first: bytes, fits: Fits, patience: Patience) -> Fetched | None:
-        writers = self._tier.settings.believed
-        names = [(ObjectKind.RECORDS, name_of(Kind.INPUTS, first, writer)) for writer, _ in writers]
-        for (writer, owner), entry in zip(writers, self._objects(names, patience), strict=True):
-            if entry is None:
-                continue
-            try:
-                record = opened(entry, InputsRecord, Kind.INPUTS, first, writer)
-                for led in record.sets:
-                    if self._leads(led, first, fits) and self._take(led, first, writer, patience):
-                        words = f"the tier {self._tier.shown}, written by {owner or writer.hex()[:16]}"
-                        return Fetched(Digest(led.key.hex()), words)
-            except RefusedRecord as why:
-                self._refuse(str(why))
+    def _fetch(self, first: bytes, fitting: Fitting, patience: Patience) -> Fetched | None:
+        named = [(writer, owner, name_of(Kind.INPUTS, first, writer)) for writer, owner in self._tier.settings.believed]
+        near = [one for one in named if self._ahead.is_near(one[2])]
+        # What was read ahead costs no round trip. Mostly it has the result, and then no other writer is asked.
+        for several in (near, [one for one in named if one not in near]):
+            entries = self._at_once(lambda one: self._ahead.get(one[2], patience), several)
+            for (writer, owner, _), entry in zip(several, entries, strict=True):
+                if entry is not None and (key := self._taken(entry, first, writer, fitting, patience)) is not None:
+                    return Fetched(key, f"the tier {self._tier.shown}, written by {owner or writer.hex()[:16]}")
         return None
 
-    def _leads(self, led: SharedInputs, first: bytes, fits: Fits) -> bool:
+    def _taken(self, entry: bytes, first: bytes, writer: bytes, fitting: Fitting, patience: Patience) -> Digest | None:
+        """The key of a result in or behind a record that is in the store now. Raises `CarrierError`."""
+        try:
+            record = opened(entry, InputsRecord, Kind.INPUTS, first, writer)
+            for led in record.sets:
+                known = self._leading(led, first, fitting)
+                if known is not None:
+                    if record.trail is not None:
+                        self._ahead.follow(record.trail, first, writer, patience.silence_s)
+                    if self._take(led, known, first, writer, patience):
+                        return known.key
+        except RefusedRecord as why:
+            self._refuse(str(why))
+        return None
+
+    def _leading(self, led: SharedInputs, first: bytes, fitting: Fitting) -> InputSet | None:
         if led.inputs.first != first:
             raise RefusedRecord("its inputs are of another action")
         try:
-            return fits(input_set_of(led.key, led.inputs, led.files))
+            return fitting(input_set_of(led.key, led.inputs, self._store.known_files(led.files)))
         except ValueError:  # a path with a zero byte, for example
             raise RefusedRecord("it names impossible files") from None
 
-    def _take(self, led: SharedInputs, first: bytes, writer: bytes, patience: Patience) -> bool:
+    def _take(self, led: SharedInputs, known: InputSet, first: bytes, writer: bytes, patience: Patience) -> bool:
         """Put the result that these inputs lead to into the store. Raises `RefusedRecord`, `CarrierError`."""
-        name = name_of(Kind.RESULT, led.key, writer)
-        (entry,) = self._objects([(ObjectKind.RECORDS, name)], patience)
-        if entry is None:
+        found = led.carried or self._alone(led, writer, patience)
+        if found is None:
             return False
-        record = opened(entry, ResultRecord, Kind.RESULT, led.key, writer)
-        if why := problem_of_result(record, led):
+        if why := problem_of_result(found.result, found.blobs, led):
             raise RefusedRecord(why)
-        if sum(blob.size for blob in record.blobs) > self._store.limit_bytes:
+        if sum(blob.size for blob in found.blobs) > self._store.limit_bytes:
             raise RefusedRecord("it is larger than the store may be")
-        lacking = [blob for blob in record.blobs if not self._store.has(Digest(blob.digest.hex()))]
-        objects = self._objects([(ObjectKind.CONTENT, blob.sha256) for blob in lacking], patience)
+        lacking = [blob for blob in found.blobs if not self._store.has(Digest(blob.digest.hex()))]
         with Batch() as batch:
-            for blob, stored in zip(lacking, objects, strict=True):
-                if stored is None or not self._put(blob, stored, batch):
+            for blob, stored in zip(lacking, self._objects(lacking, found, patience), strict=True):
+                content = None if stored is None else content_of(blob, stored)
+                if content is None:
+                    if found.objects:
+                        raise RefusedRecord("it carries other bytes than it names")
+                    if stored is not None:
+                        self._tier.lied("a blob was not what its name says")
+                        self._store.tally.count_reasoned(Reasoned.TIER, TierAnswer.REFUSED.value)
                     return False
-            result = result_of(record.result, time.time_ns())
-            self._store.publish(Digest(first.hex()), input_set_of(led.key, led.inputs, led.files), result, batch)
+                self._store.put_bytes(content, batch)
+            self._store.publish(Digest(first.hex()), known, result_of(found.result, time.time_ns()), batch)
         return True
 
-    def _put(self, blob: SharedBlob, stored: bytes, batch: Batch) -> bool:
-        content = content_of(blob, stored)
-        if content is None:
-            self._tier.lied("a blob was not what its name says")
-            self._store.tally.count_reasoned(Reasoned.TIER, TierAnswer.REFUSED.value)
-            return False
-        self._store.put_bytes(content, batch)
-        return True
+    def _alone(self, led: SharedInputs, writer: bytes, patience: Patience) -> Carried | None:
+        """A result from its own record, without objects."""
+        entry = self._tier.get(ObjectKind.RECORDS, name_of(Kind.RESULT, led.key, writer).hex(), patience)
+        if entry is None:
+            return None
+        record = opened(entry, ResultRecord, Kind.RESULT, led.key, writer)
+        return Carried(record.result, record.blobs, [])
 
-    def _objects(self, names: list[tuple[ObjectKind, bytes]], patience: Patience) -> Iterable[bytes | None]:
-        """The objects, asked for at once. Raises `CarrierError` where one cannot be had."""
-        if len(names) == 1:
-            return [self._tier.get(names[0][0], names[0][1].hex(), patience)]
-        return list(self._carrying.map(lambda one: self._tier.get(one[0], one[1].hex(), patience), names))
+    def _objects(self, blobs: list[SharedBlob], found: Carried, patience: Patience) -> Iterable[bytes | None]:
+        """The blobs' objects: those that came with the result, or those of `cas/`. Raises as `_take`."""
+        if found.objects:
+            if len(found.objects) != len(found.blobs):
+                raise RefusedRecord("it carries other blobs than it names")
+            carried = dict(zip((blob.digest for blob in found.blobs), found.objects, strict=True))
+            return [carried[blob.digest] for blob in blobs]
+        return self._at_once(lambda blob: self._tier.get(ObjectKind.CONTENT, blob.sha256.hex(), patience), blobs)
+
+    def _at_once(self, get: Callable[[T], bytes | None], wanted: list[T]) -> Iterable[bytes | None]:
+        """Objects that are asked for at once. Raises `CarrierError` where one cannot be had."""
+        return map(get, wanted) if len(wanted) < 2 else list(self._carrying.map(get, wanted))
+
+    def _unknown(self, firsts: Collection[bytes]) -> Collection[bytes]:
+        """Those actions, by their first-level keys, of which the store knows no run."""
+        marks = ",".join("?" * len(firsts))
+        try:
+            rows = self._store.database.rows(f"SELECT first FROM input_sets WHERE first IN ({marks})", tuple(firsts))
+        except StoreError:  # it is being closed
+            return ()
+        return {*firsts} - {first for (first,) in rows}
 
 
 def waits_s(expected_s: float) -> float:

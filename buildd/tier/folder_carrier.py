@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, ObjectKind, Patience, Trouble
+from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, LargeObject, ObjectKind, Patience, Trouble
 from codegen.reach import read_regular
 
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -24,15 +24,18 @@ class FolderCarrier(Carrier):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
         patience.left_s()
+        place = self._place(kind, name)
         try:
-            return read_regular(str(self._place(kind, name)), MAX_OBJECT_BYTES)
+            return read_regular(str(place), most_bytes)
         except FileNotFoundError:
             if os.path.isdir(self._folder):
                 return None
             raise CarrierError(Trouble.UNREACHABLE, f"there is no folder {self._folder}") from None
         except OSError as error:
+            if _size_of(place) > most_bytes:
+                raise LargeObject from error
             raise _trouble(error) from error
 
     def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
@@ -56,6 +59,13 @@ class FolderCarrier(Carrier):
 
     def _place(self, kind: ObjectKind, name: str) -> Path:
         return self._folder / kind.value / name[:2] / name
+
+
+def _size_of(place: Path) -> int:
+    try:
+        return os.stat(place).st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def _trouble(error: OSError) -> CarrierError:

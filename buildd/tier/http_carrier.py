@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from urllib.parse import SplitResult, unquote
 
-from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, ObjectKind, Patience, Trouble
+from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, LargeObject, ObjectKind, Patience, Trouble
 
 CONNECT_S = 1.0
 _CHUNK_BYTES = 1 << 18
@@ -41,8 +41,8 @@ class HttpCarrier(Carrier):
         self._busy: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
-        status, content = self._ask("GET", f"{self._path}/{kind.value}/{name}", None, patience)
+    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+        status, content = self._ask("GET", f"{self._path}/{kind.value}/{name}", None, patience, most_bytes)
         if status == _FOUND:
             return content
         if status in _GONE:
@@ -50,7 +50,7 @@ class HttpCarrier(Carrier):
         raise _trouble(status)
 
     def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
-        status, _ = self._ask("PUT", f"{self._path}/{kind.value}/{name}", data, patience)
+        status, _ = self._ask("PUT", f"{self._path}/{kind.value}/{name}", data, patience, MAX_OBJECT_BYTES)
         if status not in _DONE:
             raise _trouble(status)
 
@@ -68,18 +68,20 @@ class HttpCarrier(Carrier):
 
     # ----------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, data: bytes | None, patience: Patience) -> tuple[int, bytes]:
+    def _ask(
+        self, method: str, path: str, data: bytes | None, patience: Patience, most_bytes: int
+    ) -> tuple[int, bytes]:
         connection, was_open = self._take()
         try:
             try:
-                answer = self._exchange(connection, method, path, data, patience)
+                answer = self._exchange(connection, method, path, data, patience, most_bytes)
             except (ConnectionError, http.client.RemoteDisconnected):
                 if not was_open:
                     raise
                 # The server has closed a connection that was idle.
                 self._drop(connection)
                 connection, _ = self._take(fresh=True)
-                answer = self._exchange(connection, method, path, data, patience)
+                answer = self._exchange(connection, method, path, data, patience, most_bytes)
         except BaseException as error:
             self._drop(connection)
             if isinstance(error, TimeoutError):
@@ -95,7 +97,13 @@ class HttpCarrier(Carrier):
         return answer[:2]
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, path: str, data: bytes | None, patience: Patience
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        data: bytes | None,
+        patience: Patience,
+        most_bytes: int,
     ) -> tuple[int, bytes, bool]:
         """The status, the content, and whether the connection may be used again."""
         connection.timeout = min(CONNECT_S, patience.left_s())
@@ -123,8 +131,8 @@ class HttpCarrier(Carrier):
                     break
                 content.append(piece)
                 count += len(piece)
-                if count > MAX_OBJECT_BYTES:
-                    raise CarrierError(Trouble.ODD, "an object is larger than allowed")
+                if count > most_bytes:
+                    raise LargeObject
             if response.length:
                 raise CarrierError(Trouble.ODD, "the content was cut short")
             keep = response.isclosed() and not response.will_close and not response.length

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlunsplit
 
-from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, ObjectKind, Patience, Trouble
+from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, LargeObject, ObjectKind, Patience, Trouble
 
 T = TypeVar("T")
 _CONNECT = "1s"
@@ -56,11 +56,11 @@ class ObjectCarrier(Carrier):
         self._thread = threading.Thread(target=self._loop.run_forever, name="tier-objects", daemon=True)
         self._thread.start()
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
+    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
         async def work() -> bytes | None:
             found = await self._obstore.get_async(self._store, f"{kind.value}/{name}")
-            if found.meta["size"] > MAX_OBJECT_BYTES:
-                raise CarrierError(Trouble.ODD, "an object is larger than allowed")
+            if found.meta["size"] > most_bytes:
+                raise LargeObject
             return bytes(await found.bytes_async())
 
         return self._run(work(), patience, absent=None)

@@ -60,6 +60,9 @@ def push(store: Store, environ: Mapping[str, str]) -> Pushed:
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:
-    """Each result with a first-level key that leads to it."""
-    rows = store.database.rows("SELECT key, min(first) FROM input_sets GROUP BY key")
+    """Each result with a first-level key that leads to it, in the order of their last use: that of the last build."""
+    rows = store.database.rows(
+        "SELECT input_sets.key, min(first) FROM input_sets JOIN results ON results.key = input_sets.key"
+        " GROUP BY input_sets.key ORDER BY min(used), min(input_sets.id)"
+    )
     return [(Digest(key.hex()), Digest(first.hex())) for key, first in rows]

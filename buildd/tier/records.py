@@ -1,4 +1,4 @@
-"""The tier's two kinds of records, and their signatures: what earlier runs of an action read, and a run's result.
+"""The tier's records and their signatures: what earlier runs of an action read, a run's result, and trails.
 
 A record is signed over everything that it says: its format, the name that it answers to, the digests, the writer and
 the time. `opened` gives a record only to a caller who asked for exactly this name of this writer, so that an entry of
@@ -23,9 +23,13 @@ from buildd.tier import action_result
 from buildd.tier.carrier import MAX_OBJECT_BYTES
 from protocol.described import described
 
-FORMAT = 1
+FORMAT = 2
 MOST_SETS = 32
 """Input sets of one action that a writer keeps: the newest."""
+MOST_CARRIED_BYTES = 256 << 10
+"""The most bytes of objects in one record: a reader that wants one result of it waits for all of them."""
+MOST_STEPS = 1024
+"""Actions on one trail."""
 MOST_RECORD_BYTES = 64 << 20
 _SIGNED = b"buildd tier record\n"
 
@@ -36,16 +40,8 @@ class Kind(Enum):
     INPUTS = "inputs"
     """The sets of files that earlier runs of an action read, each with the key of the result that it leads to."""
     RESULT = "result"
-
-
-class SharedInputs(msgspec.Struct, frozen=True, array_like=True):
-    """What one run read."""
-
-    key: RawDigest
-    """The key of the result."""
-    files: Files
-    inputs: BundledInputs
-    """Its own `files` is 0: the field above holds the list."""
+    TRAIL = "trail"
+    """The actions whose results one machine wrote one after another."""
 
 
 class SharedBlob(msgspec.Struct, frozen=True, array_like=True):
@@ -60,8 +56,30 @@ class SharedBlob(msgspec.Struct, frozen=True, array_like=True):
     encoding: Encoding
 
 
+class Carried(msgspec.Struct, frozen=True, array_like=True):
+    """A small result inside the record that leads to it. It is in a record of its own too, and its blobs are in `cas/`:
+    newer results take its room here."""
+
+    result: BundledResult
+    """Without input sets."""
+    blobs: list[SharedBlob]
+    objects: list[bytes]
+    """What `cas/` has of each blob."""
+
+
+class SharedInputs(msgspec.Struct, frozen=True, array_like=True):
+    """What one run read."""
+
+    key: RawDigest
+    """The key of the result."""
+    files: Files
+    inputs: BundledInputs
+    """Its own `files` is 0: the field above holds the list."""
+    carried: Carried | None = None
+
+
 class InputsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record of the first kind."""
+    """What is known of one action."""
 
     format: int
     kind: Kind
@@ -71,10 +89,12 @@ class InputsRecord(msgspec.Struct, frozen=True, array_like=True):
     writer: RawDigest
     time_s: int
     sets: Annotated[list[SharedInputs], msgspec.Meta(max_length=MOST_SETS)]
+    trail: RawDigest | None = None
+    """The trail that the newest of the results is on."""
 
 
 class ResultRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record of the second kind."""
+    """One result."""
 
     format: int
     kind: Kind
@@ -86,13 +106,27 @@ class ResultRecord(msgspec.Struct, frozen=True, array_like=True):
     blobs: list[SharedBlob]
 
 
+class TrailRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A trail. A build that asks for one of its actions is likely to ask for those near it next."""
+
+    format: int
+    kind: Kind
+    name: RawDigest
+    trail: RawDigest
+    """Its own key: a random number."""
+    writer: RawDigest
+    time_s: int
+    firsts: Annotated[list[RawDigest], msgspec.Meta(max_length=MOST_STEPS)]
+    """The first-level keys of the actions, in the order in which they were written."""
+
+
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     writer: RawDigest
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
     packed: bytes
 
 
-Record = TypeVar("Record", InputsRecord, ResultRecord)
+Record = TypeVar("Record", InputsRecord, ResultRecord, TrailRecord)
 
 
 class RefusedRecord(Exception):
@@ -100,15 +134,17 @@ class RefusedRecord(Exception):
 
 
 def name_of(kind: Kind, key: bytes, writer: bytes) -> bytes:
-    """The name under `ac/` of a writer's record about a first-level key or a result's key."""
+    """The name under `ac/` of a writer's record about a first-level key, a result's key or a trail."""
     return hashlib.sha256(b"buildd tier %d %s\n%b%b" % (FORMAT, kind.value.encode(), key, writer)).digest()
 
 
-def sealed(record: InputsRecord | ResultRecord, signer: Signer) -> bytes:
+def sealed(record: InputsRecord | ResultRecord | TrailRecord, signer: Signer) -> bytes:
     """The entry that holds a record: signed, and in the form that Bazel's servers accept."""
     packed = compress(msgspec.msgpack.encode(record))
     envelope = msgspec.msgpack.encode(_Envelope(signer.public, signer.sign(_SIGNED + packed), packed))
     files = []
+    # Only here: a server that has dropped a blob drops the entry that names it. A record of inputs that carries results
+    # stands without `cas/`, and one lost blob must not take all other results with it.
     if isinstance(record, ResultRecord):
         files = [action_result.NamedFile(b.digest.hex(), b.sha256, b.stored) for b in record.blobs]
     return action_result.encode(files, f"buildd {signer.public.hex()[:16]}", envelope)
@@ -118,7 +154,7 @@ def opened(entry: bytes, record: type[Record], kind: Kind, key: bytes, writer: b
     """The record in an entry that was asked for by its name.
 
     Args:
-        key: the first-level key or the result's key that it must be about.
+        key: the first-level key, the result's key or the trail that it must be about.
         writer: the trusted key that must have signed it.
 
     Raises `RefusedRecord`.
@@ -144,20 +180,42 @@ def opened(entry: bytes, record: type[Record], kind: Kind, key: bytes, writer: b
         raise RefusedRecord("it is another kind of record, or of another version") from None
     if found.format != FORMAT or found.kind is not kind:
         raise RefusedRecord("it is another kind of record, or of another version")
-    about = found.first if isinstance(found, InputsRecord) else found.result.key
-    if found.name != name_of(kind, key, writer) or about != key or found.writer != writer:
+    if found.name != name_of(kind, key, writer) or _about(found) != key or found.writer != writer:
         raise RefusedRecord("it was signed for another name")
     return found
 
 
-def problem_of_result(record: ResultRecord, led: SharedInputs) -> str:
+def carried_size(led: SharedInputs) -> int:
+    """Bytes of the objects that come with it."""
+    return sum(map(len, led.carried.objects)) if led.carried is not None else 0
+
+
+def within_bounds(sets: list[SharedInputs]) -> list[SharedInputs]:
+    """The newest sets, of which the newest carry their results; the newest is first."""
+    kept, bytes_left = [], MOST_CARRIED_BYTES
+    for led in sets[:MOST_SETS]:
+        bytes_left -= carried_size(led)
+        kept.append(led if bytes_left >= 0 else msgspec.structs.replace(led, carried=None))
+    return kept
+
+
+def problem_of_result(result: BundledResult, blobs: list[SharedBlob], led: SharedInputs) -> str:
     """Why a result and what leads to it are unsound, though signed; empty where they are sound."""
-    if led.key != record.result.key:
+    if led.key != result.key:
         return "the inputs lead to another result"
-    result = msgspec.structs.replace(record.result, sets=[led.inputs])
-    blobs = sorted((blob.digest, blob.size) for blob in record.blobs)
-    if why := problem_of(Manifest([result], [led.files], blobs)):
+    whole = msgspec.structs.replace(result, sets=[led.inputs])
+    if why := problem_of(Manifest([whole], [led.files], sorted((blob.digest, blob.size) for blob in blobs))):
         return why
-    if not all(0 <= blob.size <= MAX_OBJECT_BYTES and 0 <= blob.stored <= MAX_OBJECT_BYTES for blob in record.blobs):
+    if not all(0 <= blob.size <= MAX_OBJECT_BYTES and 0 <= blob.stored <= MAX_OBJECT_BYTES for blob in blobs):
         return "a blob has an impossible size"
     return ""
+
+
+def _about(record: InputsRecord | ResultRecord | TrailRecord) -> bytes:
+    match record:
+        case InputsRecord():
+            return record.first
+        case ResultRecord():
+            return record.result.key
+        case TrailRecord():
+            return record.trail

@@ -32,6 +32,10 @@ class StoreTier:
         """Note that a build did not wait for an answer."""
         self.tier.figures.count(TierAnswer.LATE)
 
+    def rest(self) -> None:
+        """Give memory back, while nothing is being built."""
+        self.fetcher.rest()
+
     def close(self) -> None:
         """End everything; the tier is closed before."""
         self.fetcher.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from buildd.tier.breaker import Breaker
-from buildd.tier.carrier import Carrier, CarrierError, ObjectKind, Patience, Trouble
+from buildd.tier.carrier import Carrier, CarrierError, LargeObject, ObjectKind, Patience, Trouble
 from buildd.tier.carriers import carrier_of, shown
 from buildd.tier.figures import TierAnswer, TierFigures
 from buildd.tier.tier_settings import TierSettings
@@ -61,9 +61,26 @@ class Tier:
             self.figures.took(time.monotonic() - began_s)
         return found
 
+    def get_ahead(self, name: str, patience: Patience, most_bytes: int) -> bytes | None:
+        """A record that no look-up waits for; None where there is none, or where it is large."""
+
+        def work() -> bytes | None:
+            try:
+                return self._carrier.get(ObjectKind.RECORDS, name, patience, most_bytes)
+            except LargeObject:
+                return None
+
+        return self._attempt(self._reading, work)
+
     def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         """Put an object."""
         self._attempt(self._writing, lambda: self._carrier.put(kind, name, data, patience))
+
+    def too_slow(self) -> CarrierError:
+        """Note that an answer which another thread waits for did not come in time; the error to raise."""
+        error = CarrierError(Trouble.SLOW)
+        self._failed(self._reading, error)
+        return error
 
     def lied(self, why: str) -> None:
         """Note that a blob's bytes were not those of its name: such a tier is not worth its time."""
@@ -75,10 +92,13 @@ class Tier:
         try:
             found = work()
         except CarrierError as error:
-            self.figures.count(TierAnswer.FAILED, str(error))
-            with self._lock:
-                breaker.failed(time.monotonic(), at_once=error.trouble in (Trouble.RIGHTS, Trouble.FULL))
+            self._failed(breaker, error)
             raise
         with self._lock:
             breaker.succeeded()
         return found
+
+    def _failed(self, breaker: Breaker, error: CarrierError) -> None:
+        self.figures.count(TierAnswer.FAILED, str(error))
+        with self._lock:
+            breaker.failed(time.monotonic(), at_once=error.trouble in (Trouble.RIGHTS, Trouble.FULL))

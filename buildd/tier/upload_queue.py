@@ -7,6 +7,7 @@ another one because the user's settings have changed. Knows no record.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import threading
@@ -43,6 +44,9 @@ class UploadQueue:
     def __init__(self, store: Path, url: str) -> None:
         self.folder = store / FOLDER / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
         self._lock = threading.Lock()
+        self._numbers: dict[Digest, int] = {}
+        """In the order of coming, by key: file systems give one time to files that come soon after one another."""
+        self._next = itertools.count(1)
         self._count = len(self.waiting())
 
     def __len__(self) -> int:
@@ -56,6 +60,7 @@ class UploadQueue:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._write(self.folder / key, first)
+                self._numbers[key] = next(self._next)
             except OSError:
                 return False
             self._count += 1
@@ -72,6 +77,7 @@ class UploadQueue:
         with self._lock, suppress(OSError):
             (self.folder / (one.key + (_WRITTEN if one.is_written else ""))).unlink()
             self._count = max(0, self._count - 1)
+            self._numbers.pop(one.key, None)
 
     def waiting(self) -> list[Waiting]:
         """All results in the queue, the oldest first."""
@@ -87,7 +93,7 @@ class UploadQueue:
                         since_s = entry.stat().st_mtime
                         found.append(Waiting(Digest(match[1]), Digest(first), match[2] is not None, since_s))
         self._count = len(found)
-        return sorted(found, key=lambda one: one.since_s)
+        return sorted(found, key=lambda one: (one.since_s, self._numbers.get(one.key, 0)))
 
     def _write(self, place: Path, first: Digest) -> None:
         temporary = place.with_name(f".{place.name}-{os.getpid()}-{threading.get_ident()}")

@@ -1,9 +1,11 @@
 """Writes a store's new results to the tier, in a thread of its own that no build waits for.
 
 It writes the blobs first, then the result, then the record that leads to the result: so a reader that finds the record
-finds everything. The files that runs of an action read are one object for each writer. Machines that share a key can
-overwrite each other's part of it, since most carriers have no conditional put. So each result is looked at again after
-every put that was under way must have ended, and is added again where it is gone. Knows no build.
+finds everything. The record carries a copy of a small result. After all of them it writes the trail (`trail`).
+
+The files that runs of an action read are one object for each writer. Machines that share a key can overwrite each
+other's part of it, since most carriers have no conditional put. So each result is looked at again after every put that
+was under way must have ended, and is added again where it is gone. Knows no build.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
 
 from buildd.errors import BuilddError
 from buildd.store.bundled import bundled_files, bundled_inputs, bundled_result
@@ -24,7 +29,9 @@ from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import (
     FORMAT,
-    MOST_SETS,
+    MOST_CARRIED_BYTES,
+    MOST_STEPS,
+    Carried,
     InputsRecord,
     Kind,
     RefusedRecord,
@@ -34,8 +41,10 @@ from buildd.tier.records import (
     name_of,
     opened,
     sealed,
+    within_bounds,
 )
 from buildd.tier.tier import Tier
+from buildd.tier.trail import Trail
 from buildd.tier.upload_queue import UploadQueue, Waiting, is_due
 from protocol.messages import Digest
 
@@ -56,6 +65,7 @@ class Uploader:
         self.queue = UploadQueue(store.folder, tier.settings.url)
         self._tier, self._store, self._signer, self._sure_after_s = tier, store, signer, sure_after_s
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-put")
+        self._trail = Trail(tier, signer)
         self._news = threading.Event()
         self._ended = False
         self._thread: threading.Thread | None = None
@@ -87,7 +97,7 @@ class Uploader:
         has failed several times in a row.
         """
         pauses_s = iter(PAUSES_S)
-        while self._ready() and self._tier.may_be_written():
+        while (self._ready() or self._trail.is_unwritten) and self._tier.may_be_written():
             if self._round():
                 continue
             pause_s = next(pauses_s, None)
@@ -124,18 +134,35 @@ class Uploader:
         """Write what is ready; False once the tier failed."""
         with self._one_at_a_time:
             ready = self._ready()
-            by_action: dict[Digest, list[Waiting]] = {}
-            for one in ready:
-                by_action.setdefault(one.first, []).append(one)
-            # Results of one action one after another: they share a record.
-            return all(list(self._pool.map(self._write_several, by_action.values())))
+            return all(self._write_part(ready[at : at + MOST_STEPS]) for at in range(0, len(ready), MOST_STEPS)) and (
+                self._write_trail()
+            )
 
-    def _write_several(self, several: list[Waiting]) -> bool:
+    def _write_part(self, ready: list[Waiting]) -> bool:
+        """Write results of one trail, and then the trail; False once the tier failed."""
+        new = [raw_of(one.first) for one in ready if not one.is_written]
+        trail = self._trail.lead_past(new) if new else None
+        by_action: dict[Digest, list[Waiting]] = {}
+        for one in ready:
+            by_action.setdefault(one.first, []).append(one)
+        # Results of one action one after another: they share a record.
+        written = list(self._pool.map(lambda several: self._write_several(several, trail), by_action.values()))
+        return self._write_trail() and all(written)
+
+    def _write_trail(self) -> bool:
+        if self._trail.is_unwritten and not self._ended:
+            try:
+                self._trail.write(_patience(0))
+            except CarrierError:
+                return False
+        return True
+
+    def _write_several(self, several: list[Waiting], trail: bytes | None) -> bool:
         for one in several:
             if self._ended or self._tier.paused_s()[1] > 0:
                 return False
             try:
-                self._write(one)
+                self._write(one, trail)
             except CarrierError:
                 return False
             except BuilddError as error:
@@ -143,7 +170,7 @@ class Uploader:
                 self.queue.drop(one)
         return True
 
-    def _write(self, one: Waiting) -> None:
+    def _write(self, one: Waiting, trail: bytes | None) -> None:
         with self._store.lease([one.key]):
             result = self._store.result(one.key)
             known = next((each for each in self._store.input_sets(one.first) if each.key == one.key), None)
@@ -151,56 +178,78 @@ class Uploader:
                 self.queue.drop(one)
                 return
             if one.is_written:
-                if not self._add_inputs(one, known):
+                if not self._add_inputs(one, known, lambda: self._gathered(result, lambda *_: None), trail):
                     self.queue.drop(one)
                 return
-            blobs = self._write_blobs(result)
-            if blobs is None:
+            gathered = self._gathered(result, self._write_blob)
+            if gathered is None:
                 self._count(TierAnswer.UNKEPT, "a blob is gone, or too large")
                 self.queue.drop(one)
                 return
-            self._write_result(result, blobs)
-            self._add_inputs(one, known)
+            self._write_result(gathered)
+            self._add_inputs(one, known, lambda: gathered, trail)
         self.queue.written(one)
         self._count(TierAnswer.KEPT)
 
-    def _write_blobs(self, result: Result) -> list[SharedBlob] | None:
-        blobs = []
+    def _gathered(self, result: Result, write: Callable[[SharedBlob, bytes], None]) -> Carried | None:
+        """A result with its blobs, each given to `write`, and with their objects where these are small.
+
+        None where a blob is gone, or too large.
+        """
+        blobs: list[SharedBlob] = []
+        objects: list[bytes] = []
+        bytes_left = MOST_CARRIED_BYTES
         for digest in result.digests():
             size = self._store.blobs.size_bytes(digest)
             content = self._store.get(digest) if size is not None and size <= MAX_OBJECT_BYTES else None
             if content is None:
                 return None
             blob, stored = packed(content)
-            self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, _patience(len(stored)))
+            write(blob, stored)
             blobs.append(blob)
-        return blobs
+            bytes_left -= len(stored)
+            objects = [*objects, stored] if bytes_left >= 0 else []
+        return Carried(bundled_result(result, []), blobs, objects)
 
-    def _write_result(self, result: Result, blobs: list[SharedBlob]) -> None:
-        key, writer = raw_of(result.key), self._signer.public
+    def _write_blob(self, blob: SharedBlob, stored: bytes) -> None:
+        self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, _patience(len(stored)))
+
+    def _write_result(self, gathered: Carried) -> None:
+        key, writer = gathered.result.key, self._signer.public
         name = name_of(Kind.RESULT, key, writer)
-        entry = bundled_result(result, [])
-        record = ResultRecord(FORMAT, Kind.RESULT, name, writer, int(time.time()), entry, blobs)
+        record = ResultRecord(FORMAT, Kind.RESULT, name, writer, int(time.time()), gathered.result, gathered.blobs)
         self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
 
-    def _add_inputs(self, one: Waiting, known: InputSet) -> bool:
-        """Add what led to a result to what is known of its action; False where it was there."""
+    def _add_inputs(
+        self, one: Waiting, known: InputSet, gathered: Callable[[], Carried | None], trail: bytes | None
+    ) -> bool:
+        """Add what led to a result to what is known of its action; False where it was there.
+
+        Args:
+            gathered: the result; it is carried along where it has objects.
+            trail: the trail that it is on.
+        """
         first, writer = raw_of(one.first), self._signer.public
         name = name_of(Kind.INPUTS, first, writer)
         sets: list[SharedInputs] = []
         entry = self._tier.get(ObjectKind.RECORDS, name.hex(), _patience(0))
         if entry is not None:
             try:
-                sets = opened(entry, InputsRecord, Kind.INPUTS, first, writer).sets
+                there = opened(entry, InputsRecord, Kind.INPUTS, first, writer)
+                sets, trail = there.sets, trail or there.trail
             except RefusedRecord as why:  # damaged, or somebody else's: it is replaced
                 self._tier.figures.count(TierAnswer.REFUSED, f"replaced an entry: {why}")
         key = raw_of(one.key)
         mine = SharedInputs(key, list(bundled_files(known)), bundled_inputs(first, 0, known))
-        if mine in sets:
+        if any(msgspec.structs.replace(each, carried=None) == mine for each in sets if each.key == key):
             return False
-        sets = [mine, *(each for each in sets if each.key != key)][:MOST_SETS]
-        record = InputsRecord(FORMAT, Kind.INPUTS, name, first, writer, int(time.time()), sets)
+        carried = gathered()
+        if carried is not None and carried.objects:
+            mine = msgspec.structs.replace(mine, carried=carried)
+        sets = within_bounds([mine, *(each for each in sets if each.key != key)])
+        record = InputsRecord(FORMAT, Kind.INPUTS, name, first, writer, int(time.time()), sets, trail)
         self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+        self._trail.named()
         return True
 
     def _count(self, answer: TierAnswer, problem: str = "") -> None:

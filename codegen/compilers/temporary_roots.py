@@ -186,15 +186,33 @@ def read(content: bytes, roots: Roots) -> tuple[list[str], list[tuple[bytes, byt
     Args:
         roots: the present roots.
     """
-    parts = [os.fsdecode(part) for part in content.split(b"\0")[:-1]]
-    if not parts or parts[0]:
-        return parts, []
-    end = parts.index("", 1)
-    now = dict(roots)
-    before = list(zip(parts[1:end:2], parts[2:end:2], strict=True))
-    moves = [(folder, now[name]) for name, folder in before if now.get(name, folder) != folder]
-    paths = [_moved(path, moves) for path in parts[end + 1 :]]
-    return paths, [(os.fsencode(old), os.fsencode(new)) for old, new in moves]
+    head, listed_paths = _parted(content)
+    moved = _moves(head, roots)
+    paths = [_moved(path, moved) for path in _texts(listed_paths)]
+    return paths, [(os.fsencode(old), os.fsencode(new)) for old, new in moved]
+
+
+def moves(content: bytes, roots: Roots) -> list[tuple[bytes, bytes]]:
+    """As `read`, the pairs alone: the files of a compile are hundreds."""
+    return [(os.fsencode(old), os.fsencode(new)) for old, new in _moves(_parted(content)[0], roots)]
+
+
+def _parted(content: bytes) -> tuple[bytes, bytes]:
+    """The roots in what `listed` has given, and the files."""
+    if not content.startswith(b"\0"):
+        return b"", content
+    head, _, paths = content[1:].partition(b"\0\0")
+    return head + b"\0", paths
+
+
+def _texts(parts: bytes) -> list[str]:
+    return [os.fsdecode(part) for part in parts.split(b"\0")[:-1]]
+
+
+def _moves(head: bytes, roots: Roots) -> list[tuple[str, str]]:
+    parts, now = _texts(head), dict(roots)
+    before = zip(parts[::2], parts[1::2], strict=True)
+    return [(folder, now[name]) for name, folder in before if now.get(name, folder) != folder]
 
 
 def _moved(path: str, moves: Iterable[tuple[str, str]]) -> str:

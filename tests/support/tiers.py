@@ -62,7 +62,7 @@ class HttpCache:
         class Handler(_Handler):
             cache = outer
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/x"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -77,6 +77,11 @@ class HttpCache:
 
     def blobs(self) -> dict[str, bytes]:
         return {path: data for path, data in self.objects.items() if "/cas/" in path}
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """Many connections begin at once where records are read ahead."""
 
 
 class _Handler(BaseHTTPRequestHandler):

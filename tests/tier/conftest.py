@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildd.tier import fetcher
+from buildd.tier import fetcher, uploader
 
 
 @pytest.fixture
@@ -19,3 +19,9 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(fetcher, "_MOST_SILENCE_S", 20.0)
         monkeypatch.setattr(fetcher, "_LEAST_S", 60.0)
         monkeypatch.setattr(fetcher, "_ROUND_TRIPS", 0)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are as if they were large: no record carries one, and their blobs are in `cas/` alone."""
+    monkeypatch.setattr(uploader, "MOST_CARRIED_BYTES", -1)

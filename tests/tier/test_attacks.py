@@ -13,11 +13,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from blake3 import blake3
 
+from buildd.store.bundle_manifest import BundledResult
 from buildd.store.store import Store
 from buildd.store.values import compress, decompress
 from buildd.tier import action_result
@@ -25,7 +27,17 @@ from buildd.tier.carrier import ObjectKind, for_up_to
 from buildd.tier.figures import TierAnswer
 from buildd.tier.folder_carrier import FolderCarrier
 from buildd.tier.packed_blobs import packed
-from buildd.tier.records import Kind, RefusedRecord, ResultRecord, name_of, opened, sealed
+from buildd.tier.records import (
+    Carried,
+    InputsRecord,
+    Kind,
+    RefusedRecord,
+    ResultRecord,
+    SharedInputs,
+    name_of,
+    opened,
+    sealed,
+)
 from buildd.tier.upload_queue import UploadQueue
 from protocol import messages as m
 from tests.support.scheduler_harness import Story, Workspace
@@ -41,8 +53,11 @@ def cache() -> Iterator[HttpCache]:
         yield made
 
 
-@pytest.fixture
-def filled(tmp_path: Path, cache: HttpCache) -> Workspace:
+@pytest.fixture(params=["carried", pytest.param("alone", marks=pytest.mark.slow)])
+def filled(tmp_path: Path, cache: HttpCache, request: pytest.FixtureRequest) -> Workspace:
+    """A machine that has filled the tier. Results are inside the records that lead to them, or in `cas/` alone."""
+    if request.param == "alone":
+        request.getfixturevalue("alone")
     first = machine(tmp_path, "first")
     built(first, tier_at(cache.url, writer=ALICE))
     write_all(first.store, cache.url)
@@ -86,7 +101,7 @@ def test_a_pull_requests_build_writes_nothing_that_a_release_takes(
     """It has the bucket's credentials but not the key: its entries, which are there, are of nobody."""
     cache.objects.update(of_mallory(tmp_path))
     hers = len(cache.records())
-    assert hers == 12, "the attack was made"
+    assert hers >= 14, "the attack was made"
     release = machine(tmp_path, "release")
     right(built(release, tier_at(cache.url)), release, filled)
     believer = machine(tmp_path, "believer")
@@ -123,26 +138,54 @@ def evil_blobs(hers: dict[str, bytes], there: dict[str, bytes]) -> dict[str, byt
 
 
 def alices_words_with_evil_digests(hers: dict[str, bytes], there: dict[str, bytes]) -> dict[str, bytes]:
-    """Alice's signatures on records that name other blobs."""
+    """Alice's signatures on records that name, and carry, other blobs."""
     blob, stored = packed(EVIL)
     planted = {**there, f"/x/cas/{blob.sha256.hex()}": stored}
+
+    def with_evil(found: ResultRecord | Carried) -> ResultRecord | Carried:
+        changed = msgspec.structs.replace(found, blobs=[blob for _ in found.blobs])
+        return (
+            changed
+            if isinstance(changed, ResultRecord)
+            else Carried(changed.result, changed.blobs, [stored for _ in changed.blobs])
+        )
+
     for path, entry in there.items():
         auxiliary = action_result.auxiliary_of(entry) if "/ac/" in path else None
         if auxiliary is None:
             continue
         writer, signature, body = msgspec.msgpack.decode(auxiliary)
         plain = decompress(body, 1 << 20) or b""
-        try:
-            record = msgspec.msgpack.decode(plain, type=ResultRecord)
-        except msgspec.MsgspecError:
-            continue
-        changed = msgspec.structs.replace(record, blobs=[blob for _ in record.blobs])
-        body = compress(msgspec.msgpack.encode(changed))
-        planted[path] = action_result.encode([], "x", msgspec.msgpack.encode([writer, signature, body]))
+        for kind in (ResultRecord, InputsRecord):
+            try:
+                record: Any = msgspec.msgpack.decode(plain, type=kind)
+            except msgspec.MsgspecError:
+                continue
+            if isinstance(record, ResultRecord):
+                record = with_evil(record)
+            else:
+                sets = [
+                    msgspec.structs.replace(led, carried=with_evil(led.carried) if led.carried else None)
+                    for led in record.sets
+                ]
+                record = msgspec.structs.replace(record, sets=sets)
+            body = compress(msgspec.msgpack.encode(record))
+            planted[path] = action_result.encode([], "x", msgspec.msgpack.encode([writer, signature, body]))
+    assert sum(planted[path] != entry for path, entry in there.items()) >= 3
     return planted
 
 
-@pytest.mark.parametrize("plant", [under_alices_names, alices_exchanged, evil_blobs, alices_words_with_evil_digests])
+@pytest.mark.parametrize(
+    ("filled", "plant"),
+    [
+        ("carried", under_alices_names),
+        ("carried", alices_exchanged),
+        ("carried", alices_words_with_evil_digests),
+        ("alone", alices_words_with_evil_digests),
+        ("alone", evil_blobs),
+    ],
+    indirect=["filled"],
+)
 def test_who_may_write_to_the_place_gets_nothing_in(
     tmp_path: Path, filled: Workspace, cache: HttpCache, plant: Plant
 ) -> None:
@@ -166,6 +209,7 @@ def test_a_project_that_names_a_tier_is_refused(tmp_path: Path, cache: HttpCache
     assert cache.asked == []
 
 
+@pytest.mark.parametrize("filled", ["alone"], indirect=True)
 def test_an_entry_is_checked_before_anything_of_it_is_in_the_store(
     tmp_path: Path, filled: Workspace, cache: HttpCache
 ) -> None:
@@ -199,28 +243,80 @@ def test_a_link_in_a_shared_folder_leads_no_write_elsewhere(tmp_path: Path, link
 
 def test_signed_words_that_lead_elsewhere_are_not_followed(tmp_path: Path, filled: Workspace, cache: HttpCache) -> None:
     """Even of a trusted writer: an output's name leads out of its folder."""
-    for path, entry in cache.records().items():
-        record = None
-        for key in _result_keys(filled):
-            try:
-                record = opened(entry, ResultRecord, Kind.RESULT, key, ALICE.public)
-            except RefusedRecord:
-                continue
-            break
-        if record is None:
-            continue
-        outputs = [(b"../../evil", digest, size, executable) for _, digest, size, executable in record.result.outputs]
-        changed = msgspec.structs.replace(record, result=msgspec.structs.replace(record.result, outputs=outputs))
-        assert path.endswith(name_of(Kind.RESULT, record.result.key, ALICE.public).hex())
-        cache.objects[path] = sealed(changed, ALICE)
+
+    def leading_out(result: BundledResult) -> BundledResult:
+        outputs = [(b"../../evil", digest, size, executable) for _, digest, size, executable in result.outputs]
+        return msgspec.structs.replace(result, outputs=outputs)
+
+    sign_again(filled, cache, lambda led, result: msgspec.structs.replace(result, result=leading_out(result.result)))
     victim = machine(tmp_path, "victim")
     tier = tier_at(cache.url)
     assert len(built(victim, tier).ran()) == 3
     assert tier.figures.counts()[TierAnswer.REFUSED] > 0 and not list(tmp_path.rglob("evil"))
 
 
-def _result_keys(workspace: Workspace) -> list[bytes]:
+Change = Callable[[SharedInputs | None, Any], Any]
+
+
+def sign_again(workspace: Workspace, cache: HttpCache, change: Change) -> None:
+    """Alice herself signs other words: each result is changed, in its own record and where it is carried."""
     with sqlite3.connect(workspace.store / "index.db") as connection:
-        keys = [row[0] for row in connection.execute("SELECT key FROM results")]
+        keys = [row[0] for row in connection.execute("SELECT key FROM results UNION SELECT first FROM input_sets")]
     connection.close()
-    return keys
+    for path, entry in cache.records().items():
+        for key in keys:
+            for kind, form in ((Kind.RESULT, ResultRecord), (Kind.INPUTS, InputsRecord)):
+                try:
+                    record: Any = opened(entry, form, kind, key, ALICE.public)
+                except RefusedRecord:
+                    continue
+                assert path.endswith(name_of(kind, key, ALICE.public).hex())
+                if isinstance(record, InputsRecord):
+                    sets = [
+                        msgspec.structs.replace(led, carried=change(led, led.carried)) if led.carried else led
+                        for led in record.sets
+                    ]
+                    cache.objects[path] = sealed(msgspec.structs.replace(record, sets=sets), ALICE)
+                else:
+                    cache.objects[path] = sealed(change(None, record), ALICE)
+
+
+def of_another_action(led: SharedInputs | None, found: Any) -> Any:
+    return msgspec.structs.replace(found, result=msgspec.structs.replace(found.result, key=b"o" * 32))
+
+
+def more_objects(led: SharedInputs | None, found: Any) -> Any:
+    return msgspec.structs.replace(found, objects=[*found.objects, b"more"]) if led else found
+
+
+def other_bytes(led: SharedInputs | None, found: Any) -> Any:
+    return msgspec.structs.replace(found, objects=[packed(EVIL)[1] for _ in found.objects]) if led else found
+
+
+def smaller_than_it_is(led: SharedInputs | None, found: Any) -> Any:
+    """Its frame unpacks to more than the record says."""
+    outputs = [(name, digest, size - 1, executable) for name, digest, size, executable in found.result.outputs]
+    blobs = [msgspec.structs.replace(blob, size=blob.size - 1) for blob in found.blobs]
+    return msgspec.structs.replace(found, result=msgspec.structs.replace(found.result, outputs=outputs), blobs=blobs)
+
+
+@pytest.mark.parametrize("filled", ["carried"], indirect=True)
+@pytest.mark.parametrize(
+    "change",
+    [
+        of_another_action,
+        smaller_than_it_is,
+        pytest.param(more_objects, marks=pytest.mark.slow),
+        pytest.param(other_bytes, marks=pytest.mark.slow),
+    ],
+)
+def test_a_carried_result_is_checked_as_one_that_stands_alone(
+    tmp_path: Path, filled: Workspace, cache: HttpCache, change: Change
+) -> None:
+    """A trusted machine whose memory is bad, or whose buildd has a fault, signs what is not so."""
+    sign_again(filled, cache, change)
+    victim = machine(tmp_path, "victim")
+    tier = tier_at(cache.url)
+    story = built(victim, tier)
+    right(story, victim, filled)
+    assert len(story.ran()) == 3 and tier.figures.counts()[TierAnswer.REFUSED] >= 3

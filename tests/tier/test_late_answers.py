@@ -11,6 +11,7 @@ import pytest
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.keys.lookup import Lookup
+from buildd.store.result_rows import InputSet
 from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, http_cache, tier_at, write_all
 
@@ -19,10 +20,10 @@ WAIT_S = 20
 
 def test_a_comparison_that_ends_late_is_no_part_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier knows a run that read a header of another folder. It is compared while the job ends."""
-    ended, compared, plain = threading.Event(), threading.Event(), Lookup.fits
+    ended, compared, plain = threading.Event(), threading.Event(), Lookup.fitting
     known: list[tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]] = []
 
-    def fits(lookup: Lookup, *asked: Any) -> bool:
+    def fitting(lookup: Lookup, *asked: Any) -> InputSet | None:
         ended.wait(WAIT_S)
         try:
             return plain(lookup, *asked)
@@ -41,7 +42,7 @@ def test_a_comparison_that_ends_late_is_no_part_of_the_build(tmp_path: Path, mon
         write_all(first.store, cache.url)
         second = machine(tmp_path, "second")
         second.write("first/h.h", "found before the one that the tier knows, which is there too\n")
-        monkeypatch.setattr(Lookup, "fits", fits)
+        monkeypatch.setattr(Lookup, "fitting", fitting)
         monkeypatch.setattr("buildd.builds.shared_results.deadline_s", lambda *_: 0.05)
         monkeypatch.setattr("buildd.builds.shared_results.offer", stored)
         built(second, tier_at(cache.url))
