@@ -46,6 +46,7 @@ class GoodRun:
         began_ns: when the tool was started, by the file system's clock.
         expanded: the roots were searched for in the text after preprocessing.
         shows_lines: what was printed may show lines of the sources.
+        seen_there: files that the tool's search could find on the machine where it ran; None where that is this one.
     """
 
     exit: Exit
@@ -55,6 +56,7 @@ class GoodRun:
     began_ns: int
     expanded: bool = False
     shows_lines: bool = True
+    seen_there: frozenset[str] | None = None
 
 
 class ResultKeeper:
@@ -114,10 +116,11 @@ class ResultKeeper:
                 named=run.named(),
                 expanded=run.expanded,
                 shows_lines=run.shows_lines,
+                seen_there=run.seen_there,
             )
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
-            if not self._final:
+            if not self._final or run.seen_there is not None:
                 return Ending.STALE
         elif filing.unstored:
             self.note = f"not stored: {filing.unstored}"
