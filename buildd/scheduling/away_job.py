@@ -86,7 +86,7 @@ class AwayJob(Execution):
             return self._lose(self._tool.why)
         if not exit.ok or self._tool.found is None:
             # Only a failure on this machine is the user's: the node may have a full disk, or lack a header.
-            return self._lose("")
+            return self._lose(f"{self.action.kind} ended with status {exit.status}")
         private, folder = os.fsencode(self._private), os.fsencode(self._parcel.folder)
         self.exit = replace(
             exit, stdout=exit.stdout.replace(folder, private), stderr=exit.stderr.replace(folder, private)
