@@ -80,6 +80,11 @@ class RayEngine:
             return min(1, sum(node.cpus for node in fit))  # one job shows whether it is well again
         return sum(node.cpus for node in fit)
 
+    @property
+    def bridge_pid(self) -> int:
+        """The bridge's process; 0 while there is none."""
+        return self._process.process.pid if self._process is not None else 0
+
     def name_of(self, node: str) -> str:
         """A node's name."""
         return self._nodes[node].name if node in self._nodes else node[:8]
