@@ -23,6 +23,7 @@ BEAT_S = 1.0
 """Between two signs of life of a job that says nothing."""
 LINGER_S = 2.0
 """How long processes that a tool left behind may hold its output open."""
+OLD_S = 24 * 3600.0
 MOST_OUTPUT_BYTES = 256 << 20
 """Larger outputs are made where they are needed."""
 MOST_RIVALS = 4096
@@ -34,6 +35,7 @@ Stamp = tuple[int, int, int, int]
 _READ_BYTES = 64 << 10
 _TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
 _known: dict[str, tuple[Stamp, str]] = {}
+_swept: set[str] = set()
 
 
 def digest_of(path: str, known: dict[str, tuple[Stamp, str]] = _known) -> str:
@@ -97,6 +99,7 @@ def run(spec: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield ("refused", f"{path} is {'another file' if digest else 'not there'}")
             return
     folder = spec["folder"]
+    _sweep(os.path.dirname(folder), os.path.basename(folder).rpartition("-")[0] + "-")
     try:
         os.mkdir(folder, 0o700)
     except OSError as error:
@@ -106,6 +109,18 @@ def run(spec: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield from _in_folder(spec, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(place: str, prefix: str) -> None:
+    """Remove folders of jobs whose worker was killed a day ago. Once in a process."""
+    if place in _swept:
+        return
+    _swept.add(place)
+    for name in _names_in(place):
+        path = f"{place}/{name}"
+        with contextlib.suppress(OSError):
+            if name.startswith(prefix) and time.time() - os.lstat(path).st_mtime > OLD_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _in_folder(spec: Mapping[str, Any], folder: str) -> Iterator[tuple[Any, ...]]:
