@@ -104,8 +104,6 @@ class Finished(Body, frozen=True, tag="finished"):
     """A remark for the user: "not stored: src/a.cu changed while it was compiled"."""
     kernels: tuple[Kernel, ...] = ()
     steps: tuple[Step, ...] = ()
-    node: str = ""
-    """Name of the machine of a cluster that it ran on; empty for the daemon's own."""
     """In the order of their ends; empty if one process did everything."""
     node: str = ""
     """Name of the machine of a cluster that it ran on; empty for the daemon's own."""

@@ -47,7 +47,7 @@ class RayEngine:
         self.done = 0
         """How many jobs came back."""
         self._environ = dict(environ)
-        self._nodes: dict[str, wire.Node] = {}
+        self._nodes: dict[str, wire.ClusterNode] = {}
         self._avoided: dict[str, float] = {}
         """Id of a node -> until when it gets nothing (monotonic, s)."""
         self._tools: dict[int, RemoteTool] = {}
@@ -109,16 +109,16 @@ class RayEngine:
             problem=self.problem,
         )
 
-    def _fit(self, now_s: float) -> list[wire.Node]:
+    def _fit(self, now_s: float) -> list[wire.ClusterNode]:
         if not self._is_ready:
             return []
         return [node for node in self._nodes.values() if self._avoided.get(node.id, 0.0) <= now_s]
 
     # ---------------------------------------------------------------- jobs
 
-    def lane(self, parcel: Parcel) -> Lane:
+    def lane(self, parcel: Parcel) -> RayLane:
         """The executor for one launch with this parcel."""
-        return Lane(self, parcel)
+        return RayLane(self, parcel)
 
     def begin(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteTool:
         """Give a tool to the cluster. If there is none, the tool is lost at once."""
@@ -192,9 +192,7 @@ class RayEngine:
         """One bridge from its start to its end."""
         reason = "the daemon ends"
         try:
-            self._process = await bridge.start(
-                self.settings.python, self.settings.address, self._environ, self._take
-            )
+            self._process = await bridge.start(self.settings.python, self.settings.address, self._environ, self._take)
             reason = await self._process.serve()
         except (RunnerError, OSError) as error:
             reason = error.message if isinstance(error, RunnerError) else str(error)
@@ -216,7 +214,7 @@ class RayEngine:
 
     def _take(self, message: wire.FromBridge) -> None:
         match message:
-            case wire.Ready():
+            case wire.Connected():
                 self._is_ready = True
                 _log.info("cluster %s: connected, Ray %s", self.settings.address, message.ray)
             case wire.Nodes():
@@ -241,7 +239,7 @@ class RayEngine:
             await asyncio.wait([self._living])
 
 
-class Lane:
+class RayLane:
     """The engine as an executor, for one launch. See `processes.executor`."""
 
     def __init__(self, engine: RayEngine, parcel: Parcel) -> None:

@@ -1,5 +1,5 @@
-"""What the user has said about a Ray cluster: RAY_ADDRESS of the shell that starts the
-daemon, and [ray] of config.toml.
+"""What the user has said about a Ray cluster: RAY_ADDRESS of the shell that starts the daemon, and [ray] of
+config.toml.
 
 A project file can say nothing here: it must not decide on which machines the user's compilers run.
 """
@@ -11,16 +11,10 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from codegen.errors import RequestError
 from codegen.reach import read_regular
 from codegen.variables.settings import Settings, user_file
-from protocol.messages import ClusterStatus
-from protocol.problem import in_one_line
-
-if TYPE_CHECKING:
-    from buildd.cluster.ray_engine import RayEngine
 
 _MOST_BYTES = 1 << 20
 _KEYS = ("address", "python")
@@ -36,33 +30,6 @@ class RaySettings:
     """As Ray takes it: "HOST:PORT" of the head, or "auto" for the cluster that this machine belongs to."""
     python: str
     """The cluster's Python, which has ray."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedCluster:
-    """The engine, if the user has named a cluster, and what is wrong with what was said."""
-
-    engine: RayEngine | None = None
-    problem: str = ""
-
-    def status(self) -> ClusterStatus | None:
-        """For `buildd status`; None where the user has named no cluster."""
-        if self.engine is not None:
-            return self.engine.status()
-        return ClusterStatus(address="", problem=self.problem) if self.problem else None
-
-
-def open_cluster(settings: Settings, environ: Mapping[str, str]) -> OpenedCluster:
-    """The user's cluster. Raises nothing: what is wrong is told, and builds go on without it."""
-    try:
-        wanted = read(settings, environ)
-    except RequestError as error:
-        return OpenedCluster(None, in_one_line(error))
-    if wanted is None:
-        return OpenedCluster()
-    from buildd.cluster.ray_engine import RayEngine  # most users have no cluster
-
-    return OpenedCluster(RayEngine(wanted, environ))
 
 
 def read(settings: Settings, environ: Mapping[str, str]) -> RaySettings | None:

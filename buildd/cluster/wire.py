@@ -45,13 +45,13 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """End the worker process too: it does not react."""
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The bridge is connected to the cluster."""
 
     ray: str
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node other than the daemon's own."""
 
     id: str
@@ -63,7 +63,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, tag="nodes"):
     """The nodes that are alive; comes once a second."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
@@ -140,7 +140,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
 
 
 ToBridge = Errand | Recall
-FromBridge = Ready | Nodes | Gone | At | Begun | Unfit | Printed | Beat | Late | Ended | Lost
+FromBridge = Connected | Nodes | Gone | At | Begun | Unfit | Printed | Beat | Late | Ended | Lost
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)

@@ -22,7 +22,7 @@ import msgspec
 
 from buildd import __version__
 from buildd.builds.event_log import RequestLog
-from buildd.cluster.ray_settings import open_cluster
+from buildd.cluster.opening import open_cluster
 from buildd.daemon.confined_clients import ConfinedClients, Outside
 from buildd.daemon.control import TcpOptions
 from buildd.daemon.handler import ClientInfo

@@ -145,7 +145,9 @@ class StepwiseJob(Execution, ABC):
         joined: bool = ending is not Ending.SUCCESS or await self._in_pool(self._inner.outputs.join)
         return joined
 
-    async def _steps(self, runner: Executor, *, remade: bool = False, exact: bool = False, framed: bool = True) -> Ending:
+    async def _steps(
+        self, runner: Executor, *, remade: bool = False, exact: bool = False, framed: bool = True
+    ) -> Ending:
         inner: StepRequest = await self._in_pool(self._begin, remade, exact, framed)
         if self._kill is not None:
             return Ending.KILLED

@@ -15,6 +15,7 @@ from tests.support.clusters import environ, fake_settings, travelling_plan
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.waiting import until_async
 
+
 @pytest.fixture(params=["fake", pytest.param("ray", marks=pytest.mark.ray)])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> RaySettings:
     if request.param == "fake":
@@ -78,7 +79,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def gated(workspace: Workspace) -> None:
     """The job that runs here waits until another one has run on a node."""
     for name in "abc":
-        workspace.write(f"src/{name}.cu", f'#include "x.h"\n//! log ran\n//! wait-for both\n//! line says {name}\n{name}\n')
+        workspace.write(
+            f"src/{name}.cu", f'#include "x.h"\n//! log ran\n//! wait-for both\n//! line says {name}\n{name}\n'
+        )
 
 
 def test_compiles_go_away_once_the_cpus_here_are_taken(workspace: Workspace, settings: RaySettings) -> None:

@@ -1,4 +1,4 @@
-"""Both engines, held to one contract: a tool's status, lines, environment, end and figures, on this machine or a node."""
+"""Both engines, held to one contract: a tool's status, lines, environment, end and figures."""
 
 from __future__ import annotations
 

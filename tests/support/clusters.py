@@ -1,4 +1,4 @@
-"""Clusters without Ray for tests: the engine with tests/fakes/fake-ray-bridge, and a project whose compiles may travel."""
+"""Clusters without Ray: the engine with tests/fakes/fake-ray-bridge, and a project whose compiles may travel."""
 
 from __future__ import annotations
 

@@ -88,9 +88,7 @@ def freeze_node(cluster: RayCluster, engine: RayEngine) -> None:
 def _workers(cluster: RayCluster) -> list[psutil.Process]:
     """The processes of a node that have a tool below them."""
     found = [
-        each.parent()
-        for each in cluster.nodes["beta"].below()
-        if any("fake-cc" in word for word in each.cmdline())
+        each.parent() for each in cluster.nodes["beta"].below() if any("fake-cc" in word for word in each.cmdline())
     ]
     return [each for each in found if each is not None]
 

@@ -68,7 +68,10 @@ class RayCluster:
         self.port = _free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.nodes: dict[str, RayNode] = {}
-        self._start("head", ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"])
+        self._start(
+            "head",
+            ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"],
+        )
 
     def add(self, name: str, cpus: int = 2, *, environ: dict[str, str] | None = None) -> RayNode:
         """Start a worker node, and wait until it serves."""

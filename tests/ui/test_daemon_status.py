@@ -120,7 +120,9 @@ def test_the_queue_of_a_gpu_is_shown_with_everybody_in_it() -> None:
 
 def test_the_nodes_of_a_cluster_are_shown() -> None:
     nodes = (NodeStatus(name="beta", cpus=8, jobs=3), NodeStatus(name="gamma", cpus=8, avoided=True))
-    cluster = ClusterStatus(address="head:1", nodes=nodes, done=12, losses=2, waiting=1, problem="gamma: x.h is another")
+    cluster = ClusterStatus(
+        address="head:1", nodes=nodes, done=12, losses=2, waiting=1, problem="gamma: x.h is another"
+    )
     assert status_lines(msgspec.structs.replace(status(), cluster=cluster))[2:] == [
         "cluster  Ray at head:1: 2 nodes with 16 CPUs; 12 jobs came back, 2 lost",
         "  beta: 3 of 8",
@@ -135,4 +137,6 @@ def test_the_nodes_of_a_cluster_are_shown() -> None:
         "  last problem: ConnectionError: no cluster",
     ]
     wrong = ClusterStatus(address="", problem="[ray] must be a table")
-    assert status_lines(msgspec.structs.replace(status(), cluster=wrong))[-1] == "cluster  not used: [ray] must be a table"
+    assert (
+        status_lines(msgspec.structs.replace(status(), cluster=wrong))[-1] == "cluster  not used: [ray] must be a table"
+    )
