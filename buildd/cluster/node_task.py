@@ -27,6 +27,7 @@ OLD_S = 24 * 3600.0
 MOST_OUTPUT_BYTES = 256 << 20
 """Larger outputs are made where they are needed."""
 MOST_RIVALS = 4096
+MOST_KNOWN = 100_000
 PR_SET_CHILD_SUBREAPER = 36
 HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Ray leaves these unset for a task that asked for no GPU; then the task would see all of them."""
@@ -51,6 +52,8 @@ def digest_of(path: str, known: dict[str, tuple[Stamp, str]] = _known) -> str:
     except (OSError, ValueError):
         return ""
     if time.time_ns() - max(stamp[2:]) > 3_000_000_000:  # a younger file may be written again within its stamp
+        if len(known) >= MOST_KNOWN:
+            known.clear()
         known[path] = (stamp, digest)
     return digest
 

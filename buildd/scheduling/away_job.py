@@ -40,6 +40,8 @@ class AwayJob(Execution):
         self._tool: RemoteTool | None = None
         self._seen: frozenset[str] = frozenset()
         self._why = ""
+        self._stays = False
+        """It may use a precompiled header, which stands in no depfile."""
 
     @property
     def memory_bytes(self) -> int:
@@ -58,6 +60,8 @@ class AwayJob(Execution):
         folder, action = new_folder(), self.action
         files = {path: digest_of(path) for path in files_of(self.build, action)}
         snapshot = self.build.inputs.snapshot
+        taken = self.build.inputs.lookup.precompiled_of(action)
+        self._stays = bool(taken.present or taken.computed)
         search = (*action.search, *self.build.tool(action).search)
         self._parcel = Parcel(
             folder=folder,
@@ -71,6 +75,8 @@ class AwayJob(Execution):
         return self._launch_in(folder)
 
     async def perform(self, runner: Executor, launch: Launch) -> Ending | None:
+        if self._stays:
+            return self._lose("")
         self._began_ns = time.time_ns()
         try:
             self._tool = self._engine.lane(self._parcel).begin(launch, self._line)
@@ -136,6 +142,7 @@ class AwayJob(Execution):
 
     def keep(self) -> Ending:
         ending = super().keep()
-        if ending is Ending.STALE:
+        # What is not stored may depend on more than could be compared: a file that an assembler embeds, the time.
+        if ending is Ending.STALE or (ending is Ending.SUCCESS and self.result.note):
             return self._lose("")
         return ending

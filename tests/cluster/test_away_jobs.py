@@ -116,11 +116,6 @@ def test_results_are_those_of_this_machine(workspace: Workspace, settings: RaySe
     assert engine.losses == 0
 
 
-def test_a_request_for_one_job_stays_here(workspace: Workspace, settings: RaySettings) -> None:
-    story, _ = built_with(workspace, settings, jobs=1)
-    assert story.done.outcome is m.Outcome.BUILT and set(nodes_of(story).values()) == {""}
-
-
 def test_gpus_of_a_node_are_hidden(workspace: Workspace, settings: RaySettings) -> None:
     for name in "abc":
         workspace.write(f"src/{name}.cu", f"//! show CUDA_VISIBLE_DEVICES\n{name}\n")
@@ -168,6 +163,15 @@ def test_a_header_that_only_this_machine_has_makes_the_job_run_here(workspace: W
     library = workspace.library
     assert len(story.of(m.Finished)) == 4 and not any(nodes_of(story).values())
     assert workspace.build(recache=True).done.outcome is m.Outcome.BUILT and workspace.library == library
+
+
+def test_what_cannot_be_stored_is_not_taken_from_a_node(workspace: Workspace) -> None:
+    """It may depend on more than the files that were compared."""
+    for name in "abc":
+        workspace.write(f"src/{name}.cu", f"__TIME__ {name}\n")
+    story, engine = built_with(workspace, fake_settings(workspace.folder))
+    assert story.done.outcome is m.Outcome.BUILT and engine.done
+    assert not any(nodes_of(story).values())
 
 
 def test_a_cancelled_build_ends_its_jobs_on_nodes(workspace: Workspace, settings: RaySettings) -> None:
