@@ -29,8 +29,13 @@ def settings(environ: dict[str, str], file: str = "", **variables: str) -> RaySe
 def test_there_is_no_cluster_unless_the_user_names_one(environ: dict[str, str]) -> None:
     assert settings(environ) is None
     assert settings(environ, RAY_ADDRESS="head:6379") == RaySettings("head:6379", sys.executable)
-    assert settings(environ, '[environment]\nRAY_ADDRESS = "auto"\n') == RaySettings("auto", sys.executable)
     assert settings(environ, '[ray]\naddress = "a:1"\npython = "/p"\n') == RaySettings("a:1", "/p")
+
+
+def test_the_variable_counts_in_config_toml_too(environ: dict[str, str]) -> None:
+    assert settings(environ, '[environment]\nRAY_ADDRESS = "auto"\n') == RaySettings("auto", sys.executable)
+    file = Path(environ["XDG_CONFIG_HOME"], "buildd/config.toml").read_text()
+    assert settings(environ, file, RAY_ADDRESS="no") is None, "the shell wins"
 
 
 def test_the_file_comes_before_a_variable_that_is_meant_for_training(environ: dict[str, str]) -> None:
