@@ -105,6 +105,8 @@ class Finished(Body, frozen=True, tag="finished"):
     kernels: tuple[Kernel, ...] = ()
     steps: tuple[Step, ...] = ()
     """In the order of their ends; empty if one process did everything."""
+    node: str = ""
+    """Name of the machine of a cluster that it ran on; empty for the daemon's own."""
 
 
 class Failed(Body, frozen=True, tag="failed"):

@@ -267,6 +267,36 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last problem."""
 
 
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node of a cluster."""
+
+    name: str
+    cpus: int
+    jobs: int = 0
+    """How many jobs of the daemon it has."""
+    avoided: bool = False
+    """It has other files than this machine, and gets no jobs for a while."""
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The cluster, since the daemon's start."""
+
+    address: str
+    """Empty if what the user has said about it is wrong."""
+    nodes: tuple[NodeStatus, ...] = ()
+    """Those that are alive, without the daemon's own; empty as long as there is no connection."""
+    waiting: int = 0
+    """Jobs that no node has taken yet."""
+    done: int = 0
+    """Jobs that came back."""
+    losses: int = 0
+    """Jobs that were lost, and ran here."""
+    unused_for_s: float = 0.0
+    """It failed, so it is left alone for this long."""
+    problem: str = ""
+    """The last problem."""
+
+
 class Status(Message, frozen=True, tag="status"):
     pid: int
     daemon: str
@@ -295,6 +325,8 @@ class Status(Message, frozen=True, tag="status"):
     """The memory that all jobs together may use, as it was when one last ran; 0 if none has run."""
     tier: TierStatus | None = None
     """None if the user has named none."""
+    cluster: ClusterStatus | None = None
+    """Likewise."""
 
 
 class CancelRequest(Message, frozen=True, tag="cancel"):

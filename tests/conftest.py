@@ -53,6 +53,7 @@ _TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     "triton": (lambda: _package("triton"), "no triton (pip install buildd[triton])"),
     "torch": (lambda: _package("torch"), "no torch (scripts/test-torch installs it)"),
     "jax": (lambda: _package("jax"), "no jax (scripts/test-jax installs it)"),
+    "ray": (lambda: _package("ray"), "no ray (scripts/test-ray installs it)"),
     "browser": (
         lambda: _package("playwright") and os.access(CHROMIUM, os.X_OK),
         f"no {CHROMIUM} (Debian: apt install chromium) or no playwright",

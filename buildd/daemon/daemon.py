@@ -22,6 +22,7 @@ import msgspec
 
 from buildd import __version__
 from buildd.builds.event_log import RequestLog
+from buildd.cluster.opening import open_cluster
 from buildd.daemon.confined_clients import ConfinedClients, Outside
 from buildd.daemon.control import TcpOptions
 from buildd.daemon.handler import ClientInfo
@@ -65,12 +66,16 @@ class Daemon:
         self._tier = open_tier(settings, os.environ)
         if self._tier.problem:
             _log.warning("tier: %s", self._tier.problem)
+        self._cluster = open_cluster(settings, os.environ)
+        if self._cluster.problem:
+            _log.warning("cluster: %s", self._cluster.problem)
         self.scheduler = Scheduler(
             default_store=default_store,
             cpus=settings.number("BUILDD_JOBS") or 0,
             memory_cap_bytes=settings.number("BUILDD_MEMORY") or 0,
             store_limit_bytes=settings.number("BUILDD_CACHE_SIZE"),
             tier=self._tier.tier,
+            cluster=self._cluster.engine,
         )
         self.server: Server | None = None
         self._folder = folder
@@ -127,6 +132,7 @@ class Daemon:
             cpus=scheduler.cpus,
             budget_bytes=scheduler.gate.budget_bytes,
             tier=status_of(self._tier, scheduler.stores.open_tiers),
+            cluster=self._cluster.status(),
         )
 
     async def blob(self, store: str, digest: m.Digest) -> bytes | None:

@@ -82,6 +82,7 @@ def file_run(
     named: Collection[str] = (),
     expanded: bool = False,
     shows_lines: bool = False,
+    seen_there: frozenset[str] | None = None,
 ) -> Filing:
     """The input set that a run which just ended is stored under, or why the run is not stored.
 
@@ -96,6 +97,8 @@ def file_run(
         named: roots whose folder the result contains.
         expanded: the result names a root if the text after preprocessing does.
         shows_lines: the tool's messages name lines of its sources, which they may quote with their comments.
+        seen_there: if it ran on another machine: the files (absolute) that its search could find there. A file that
+            only this machine has counts as one that appeared since.
     """
     if action.uncacheable:
         return Filing(None, action.uncacheable)
@@ -155,6 +158,8 @@ def file_run(
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
+    if seen_there is not None:
+        unsure += [path for path in survey.present if snapshot.absolute(path) not in seen_there]
     unsure += [folder for folder in survey.asked if not snapshot.listed_since(folder, started_ns)]
     if unsure:
         return Filing(None, stale=tuple(unsure))

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -26,9 +27,8 @@ from buildd.files.stamp import FINE_STEP_NS
 from buildd.keys import depfiles
 from buildd.keys.filing import foresee
 from buildd.native.preload import library
+from buildd.processes.executor import BegunTool, Executor
 from buildd.processes.launch import EndReason, Exit, Launch
-from buildd.processes.runner import Runner
-from buildd.processes.running_tool import RunningTool
 from buildd.scheduling.job_failures import storage_failure, tool_failure
 from buildd.scheduling.result_keeper import GoodRun, ResultKeeper, learn
 from buildd.shims.environment import of_a_job
@@ -88,7 +88,11 @@ class Execution:
         self._in_pool = in_pool
         self.held = False
         """Its processes are stopped until there is more memory."""
-        self._job: RunningTool | None = None
+        self.said_before: Counter[tuple[str, str]] = Counter()
+        """Lines (stream, text) that a lost run of this job has told its followers already."""
+        self.told: Counter[tuple[str, str]] = Counter()
+        """Lines that this run has told, if it may be lost."""
+        self._job: BegunTool | None = None
         self._kill: EndReason | None = None
         self._private = ""
         self._began_ns = 0
@@ -119,6 +123,16 @@ class Execution:
         return (self.time_line(), *(step_line(step.name, step.wall_s, step.peak_rss_bytes) for step in self.steps))
 
     @property
+    def node(self) -> str:
+        """The name of the machine that it ran on, or runs; empty for this one."""
+        return ""
+
+    @property
+    def why_lost(self) -> str:
+        """Why its run on another machine came to nothing, if people should know."""
+        return ""
+
+    @property
     def steps(self) -> tuple[m.Step, ...]:
         """The steps that carried the job out; none where it ran as one process."""
         return ()
@@ -134,6 +148,7 @@ class Execution:
             note=self.result.note,
             steps=self.steps,
             kernels=self.result.kernels,
+            node=self.node,
         )
 
     def time_line(self) -> str:
@@ -152,7 +167,7 @@ class Execution:
         if self._job is not None:
             self._job.kill(reason)
 
-    async def run(self, runner: Runner) -> Ending:
+    async def run(self, runner: Executor) -> Ending:
         """Run the action and return how it ended. Raises nothing that concerns the action."""
         try:
             launch: Launch = await self._in_pool(self.prepare)
@@ -168,7 +183,7 @@ class Execution:
         kept: Ending = await self._in_pool(self.keep)
         return kept
 
-    async def perform(self, runner: Runner, launch: Launch) -> Ending | None:
+    async def perform(self, runner: Executor, launch: Launch) -> Ending | None:
         """Run the tool; None where it ended well and its outputs are to be stored."""
         try:
             self._began_ns = time.time_ns()
@@ -245,15 +260,7 @@ class Execution:
             if path in self.build.products:
                 self.build.outputs.where(path)  # a tool may find it by a name that is not among its arguments
         tool = self.build.tool(self.action)
-        launch = launch_of(
-            self.action,
-            tool,
-            project=self.build.project,
-            private=self._private,
-            where=self.build.outputs.where,
-            quiet=self.build.is_steps,
-            preload=self._preload(),
-        )
+        launch = self._launch_in(self._private)
         if self.action.served:
             asked, store = self.build.request, str(self.build.store.folder)
             found = of_a_job(dict(launch.environment), asked.environment, store, asked.build_id)
@@ -262,12 +269,25 @@ class Execution:
             return replace(launch, warm=self.build.inputs.lookup.tool_digest(tool))
         return launch
 
+    def _launch_in(self, private: str) -> Launch:
+        return launch_of(
+            self.action,
+            self.build.tool(self.action),
+            project=self.build.project,
+            private=private,
+            where=self.build.outputs.where,
+            quiet=self.build.is_steps,
+            preload=self._preload(),
+        )
+
     def _preload(self) -> str:
         wanted = self.action.kind in _FILLING_KINDS and self.build.is_on("BUILDD_PRELOAD")
         return library(self.build.store.folder) if wanted else ""
 
     def _line(self, stream: str, text: str) -> None:
-        if not (self.action.reports and is_report(text)):
+        if self.said_before[stream, text]:
+            self.said_before[stream, text] -= 1
+        elif not (self.action.reports and is_report(text)):
             self._tell(m.LogLine(job_id=self.number, stream=stream, text=text))
 
     def _lists_files(self, exit: Exit) -> bool:
@@ -298,6 +318,10 @@ class Execution:
         """The files that show no line in the texts after preprocessing, as far as these texts are known."""
         return ()
 
+    def _seen_there(self) -> frozenset[str] | None:
+        """The files that the tool's search could find on the machine where it ran; None where that is this one."""
+        return None
+
     def _expanded(self) -> bool:
         """Whether the roots were searched for in the text after preprocessing, or no macro can reach the outputs."""
         return self.build.outputs.only_names
@@ -314,6 +338,7 @@ class Execution:
                 expanded=self._expanded(),
                 shows_lines=self._shows_lines(exit),
                 silent=self._silent_files(),
+                seen_there=self._seen_there(),
             )
         )
         self.failure = self.result.failure

@@ -67,17 +67,23 @@ class Followers:
 
     def runs_again(self, retry: Retry) -> None:
         """A job has to run once more."""
-        alone = retry.ending is Ending.OUT_OF_MEMORY
-        words = "ran out of memory; runs again alone" if alone else "gave way because memory is short; runs again"
         execution = self._executions.get(retry.job)
-        if execution is not None:
+        match retry.ending:
+            case Ending.LOST:
+                why = execution.why_lost if execution is not None else ""
+                words = f"{why}; runs again here" if why else ""
+            case Ending.OUT_OF_MEMORY:
+                words = "ran out of memory; runs again alone"
+            case _:
+                words = "gave way because memory is short; runs again"
+        if execution is not None and words:
             text = f"{execution.action.name}: {words}"
             self.tell(retry.job, m.Notice(text=text, severity=m.Severity.WARNING))
 
     def ended(self, execution: Execution, ending: Ending) -> None:
         """A job has ended: its times, and what it made. A failure is told where each request learns of it."""
         exit = execution.exit
-        if exit is None:
+        if exit is None or ending is Ending.LOST:
             return
         build = execution.build
         if build.has_caller and not build.is_steps:

@@ -16,6 +16,7 @@ from buildd.builds.products import Failure
 from buildd.keys.lookup import Found
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.tasks import Tasks
+from buildd.scheduling.travel import travels
 from buildd.state.events import Hit, LookUp, Missed, StateEvent, Undeliverable
 from buildd.state.machine import State
 from buildd.tier.fetcher import Fetched
@@ -34,6 +35,7 @@ class LookUps:
         cpus: how many look-ups at the beginning of a build may lead to jobs at once.
         in_pool: runs a function in a worker thread.
         feed: gives the state machine an event.
+        may_travel: there are other machines that run jobs.
     """
 
     def __init__(
@@ -45,9 +47,12 @@ class LookUps:
         in_pool: Callable[..., Awaitable[Any]],
         feed: Callable[[StateEvent], None],
         tasks: Tasks,
+        *,
+        may_travel: bool = False,
     ) -> None:
         self._state, self._executions, self._counters, self._cpus = state, executions, counters, cpus
         self._in_pool, self._feed, self._tasks = in_pool, feed, tasks
+        self._may_travel = may_travel
 
     async def look_up(self, build: ActiveBuild, several: list[LookUp]) -> None:
         """Look actions of one build up."""
@@ -102,4 +107,14 @@ class LookUps:
             where = f"{build.store.folder}\0{build.project}\0{build.outputs.roots}"
             in_flight_key = f"{where}\0{build.misses[index].first}"
             is_in_steps = bool(build.plan.actions[index].steps) and index not in build.runs_whole
-            self._feed(Missed(name, index, in_flight_key, resources.cpus, resources.memory_bytes, steps=is_in_steps))
+            self._feed(
+                Missed(
+                    name,
+                    index,
+                    in_flight_key,
+                    resources.cpus,
+                    resources.memory_bytes,
+                    steps=is_in_steps,
+                    travels=self._may_travel and travels(build, index),
+                )
+            )

@@ -48,6 +48,7 @@ class GoodRun:
         expanded: the roots were searched for in the text after preprocessing.
         shows_lines: what was printed may show lines of the sources.
         silent: the files that show no line in the texts after preprocessing, as the texts spell them.
+        seen_there: files that the tool's search could find on the machine where it ran; None where that is this one.
     """
 
     exit: Exit
@@ -58,6 +59,7 @@ class GoodRun:
     expanded: bool = False
     shows_lines: bool = True
     silent: Collection[str] = ()
+    seen_there: frozenset[str] | None = None
 
 
 class ResultKeeper:
@@ -117,10 +119,11 @@ class ResultKeeper:
                 named=run.named(),
                 expanded=run.expanded,
                 shows_lines=run.shows_lines,
+                seen_there=run.seen_there,
             )
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
-            if not self._final:
+            if not self._final or run.seen_there is not None:
                 return Ending.STALE
         elif filing.unstored:
             self.note = f"not stored: {filing.unstored}"

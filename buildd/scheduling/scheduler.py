@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
@@ -68,6 +69,9 @@ from buildd.tier.tier import Tier
 from codegen.variables.aitemplate_flags import job_cap
 from protocol import messages as m
 
+if TYPE_CHECKING:
+    from buildd.cluster.ray_engine import RayEngine
+
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -86,6 +90,7 @@ class Scheduler:
         store_limit_bytes: size bound of every store; None means the store's own default.
         make: makes plans, see `Planner`.
         tier: where results of other machines are, if the user has named one.
+        cluster: runs jobs on other machines, if the user has named one.
     """
 
     def __init__(
@@ -97,12 +102,18 @@ class Scheduler:
         store_limit_bytes: int | None = None,
         make: Make | None = None,
         tier: Tier | None = None,
+        cluster: RayEngine | None = None,
     ) -> None:
         self.runner = Runner()
         self.claims = Claims()
         self.cpus = cpus or len(os.sched_getaffinity(0))
         self.gate = HostGate(Budget(self.cpus, memory_cap_bytes), self.claims, short=self.runner.spare)
-        self.state = State(lambda *asked: self._progress.refusal(*asked), cpus=self.cpus)
+        self.cluster = cluster
+        self.state = State(
+            lambda *asked: self._progress.refusal(*asked),
+            cpus=self.cpus,
+            slots=cluster.slots if cluster is not None else lambda _: 0,
+        )
         self.builds: dict[m.RequestId, ActiveBuild] = {}
         self.executions: dict[m.JobId, Execution] = {}
         self.counters: dict[str, int] = dict.fromkeys(COUNTED, 0)
@@ -110,6 +121,8 @@ class Scheduler:
         self._deliveries = Deliveries(self.executions, self._in_pool)
         self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
         """Outcomes of the requests that carry out the steps of jobs, which wait for them."""
+        self._told: dict[m.JobId, Counter[tuple[str, str]]] = {}
+        """The lines that lost runs have told, of jobs that are to run again."""
         self._tasks = Tasks(self._failed_inside, lambda: self.state.story)
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
@@ -118,7 +131,14 @@ class Scheduler:
         )
         self.intake = Intake(self.stores, self._in_pool, self.runner)
         self._look_ups = LookUps(
-            self.state, self.executions, self.counters, self.cpus, self._in_pool, self._feed, self._tasks
+            self.state,
+            self.executions,
+            self.counters,
+            self.cpus,
+            self._in_pool,
+            self._feed,
+            self._tasks,
+            may_travel=cluster is not None,
         )
         self._completion = Completion(self.intake.watches, self.intake.records, self._in_pool)
         self._progress: Progress = Progress(self.state, self.gate, self.builds, self.executions, self._feed, self.cpus)
@@ -156,6 +176,8 @@ class Scheduler:
         await self.intake.profiles.close()
         await self._tasks.all_ended()
         self._progress.close()
+        if self.cluster is not None:
+            await self.cluster.close()
         await self.runner.close()
         self._pool.shutdown()
         self.claims.close()
@@ -193,6 +215,8 @@ class Scheduler:
                 log.append(m.Done(outcome=m.Outcome.CANCELLED))
             return
         build.host = host
+        if self.cluster is not None:
+            self.cluster.wake()
         self.builds[request.request_id] = build
         self.counters["hits"] += len(build.carried)
         self._feed(
@@ -237,6 +261,8 @@ class Scheduler:
                     self._deliveries.expect(instruction.job)
                     self._tasks.spawn(self._deliver(instruction), instruction.request)
                 case Retry():
+                    if instruction.ending is Ending.LOST and instruction.job in self.executions:
+                        self._told[instruction.job] = self.executions[instruction.job].told
                     self._followers.runs_again(instruction)
                 case NodeFailed():
                     self._failed(instruction)
@@ -249,7 +275,9 @@ class Scheduler:
         build = self.builds[start.request]
         action = build.plan.actions[start.node]
         make: Callable[..., Execution] = Execution
-        if start.spread:
+        if start.away:
+            make = self._make_away()
+        elif start.spread:
             make = partial(
                 SpreadJob,
                 submit=lambda inner: self._submit_steps(inner, start.job),
@@ -266,6 +294,7 @@ class Scheduler:
             released=lambda: self._feed(Released(start.job)),
             in_pool=self._in_pool,
         )
+        execution.said_before = self._told.pop(start.job, execution.said_before)
         self.executions[start.job] = execution
         if start.node not in build.started:
             build.started.add(start.node)
@@ -273,6 +302,12 @@ class Scheduler:
             self.counters["step_misses" if build.is_steps else "misses"] += 1
             self.counters["whole"] += bool(action.whole)
         self._tasks.spawn(self._run(execution), start.request)
+
+    def _make_away(self) -> Callable[..., Execution]:
+        from buildd.scheduling.away_job import AwayJob  # most users have no cluster
+
+        assert self.cluster is not None
+        return partial(AwayJob, engine=self.cluster)
 
     def _count_steps(self, hits: int, misses: int) -> None:
         self.counters["step_hits"] += hits

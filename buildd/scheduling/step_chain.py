@@ -13,8 +13,8 @@ from typing import Any
 
 from buildd.builds import shared_results
 from buildd.keys.lookup import Found
+from buildd.processes.executor import Executor
 from buildd.processes.launch import EndReason, Launch
-from buildd.processes.runner import Runner
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.step_jobs import StepwiseJob
 from buildd.scheduling.step_request import StepRequest
@@ -54,7 +54,7 @@ class ChainedJob(StepwiseJob):
         if self._step is not None:
             self._step.kill(reason)
 
-    async def carry_out(self, inner: StepRequest, runner: Runner) -> Ending:
+    async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
         self._waiting = list(range(len(inner.build.plan.actions)))
         try:
             while True:

@@ -16,8 +16,8 @@ from buildd.builds import noisy_compiles
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.errors import StoreError
+from buildd.processes.executor import Executor
 from buildd.processes.launch import EndReason, Exit, Launch
-from buildd.processes.runner import Runner
 from buildd.scheduling.execution import Execution, time_line_of
 from buildd.scheduling.job_failures import storage_failure
 from buildd.scheduling.result_keeper import learn
@@ -50,7 +50,7 @@ class StepwiseJob(Execution, ABC):
         self._whole: Launch | None = None
 
     @abstractmethod
-    async def carry_out(self, inner: StepRequest, runner: Runner) -> Ending:
+    async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
         """Run all steps whose results are not found. Raises OSError and StoreError."""
 
     @property
@@ -70,7 +70,7 @@ class StepwiseJob(Execution, ABC):
     def time_line(self) -> str:
         return "" if self.exit is None or self._whole is None else time_line_of(self._whole, self.exit)
 
-    async def run(self, runner: Runner) -> Ending:
+    async def run(self, runner: Executor) -> Ending:
         """Carry the steps out and return how the job ended, as one process would have."""
         try:
             self._whole = await self._in_pool(self.prepare)
@@ -155,7 +155,9 @@ class StepwiseJob(Execution, ABC):
         joined: bool = ending is not Ending.SUCCESS or await self._in_pool(self._inner.outputs.join)
         return joined
 
-    async def _steps(self, runner: Runner, *, remade: bool = False, exact: bool = False, framed: bool = True) -> Ending:
+    async def _steps(
+        self, runner: Executor, *, remade: bool = False, exact: bool = False, framed: bool = True
+    ) -> Ending:
         inner: StepRequest = await self._in_pool(self._begin, remade, exact, framed)
         if self._kill is not None:
             return Ending.KILLED
@@ -205,6 +207,6 @@ class SpreadJob(StepwiseJob):
         if self._inner is not None:
             self._cancel(self._inner.build.request.request_id)
 
-    async def carry_out(self, inner: StepRequest, runner: Runner) -> Ending:
+    async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
         outcome = await self._submit(inner)
         return {m.Outcome.BUILT: Ending.SUCCESS, m.Outcome.CANCELLED: Ending.KILLED}.get(outcome, Ending.FAILED)

@@ -18,6 +18,8 @@ class Ending(Enum):
     """Killed on purpose, by an instruction; the state knows why."""
     STALE = "stale"
     """An input changed while it ran: the result was not stored."""
+    LOST = "lost"
+    """It ran away from this machine, and what came back is not to be used."""
 
 
 class OwnLimit(str):
@@ -77,6 +79,8 @@ class Missed:
     memory_bytes: int
     steps: bool = False
     """It can be *spread*: carried out by a request of its own (`Submitted.owner`). Then it holds no CPU, no memory."""
+    travels: bool = False
+    """It can run *away*: on another machine. Then it holds no CPU and no memory of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ class Start:
     alone: bool
     spread: bool = False
     """A request of its own carries it out; else the job does all its steps itself."""
+    away: bool = False
+    """It runs on another machine."""
 
 
 @dataclass(frozen=True, slots=True)

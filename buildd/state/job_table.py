@@ -1,4 +1,4 @@
-"""All jobs of the state machine: which key leads to which, and which hold resources, are spread or have to run alone.
+"""All jobs of the state machine: which key leads to which, and which hold resources, are spread, away, or to run alone.
 PURE: data with its invariants.
 
 Knows no node and no instruction. Every change of a job's state goes through `move`.
@@ -18,9 +18,11 @@ class JobTable:
         self.in_flight: dict[str, JobId] = {}
         """By in-flight key, the job that further equal nodes join."""
         self.running: dict[JobId, ScheduledJob] = {}
-        """Exactly the jobs that are RUNNING or ENDING and not spread."""
+        """Exactly the jobs that are RUNNING or ENDING and neither spread nor away."""
         self.spread: dict[JobId, ScheduledJob] = {}
         """Exactly the spread jobs that are RUNNING or ENDING."""
+        self.away: dict[JobId, ScheduledJob] = {}
+        """Exactly the away jobs that are RUNNING or ENDING."""
         self.alone: dict[JobId, ScheduledJob] = {}
         """Exactly the READY jobs that have to run alone."""
         self.keeping = 0
@@ -32,7 +34,7 @@ class JobTable:
     @property
     def queued(self) -> int:
         """Jobs that wait to run."""
-        return len(self.jobs) - len(self.running) - len(self.spread) - self.keeping
+        return len(self.jobs) - len(self.running) - len(self.spread) - len(self.away) - self.keeping
 
     def to_join(self, in_flight_key: str) -> ScheduledJob | None:
         """The job that an equal node joins; None if there is none, or it was killed."""
@@ -40,9 +42,9 @@ class JobTable:
         job = self.jobs.get(number) if number is not None else None
         return None if job is None or job.state is JobState.ENDING else job
 
-    def add(self, in_flight_key: str, cpus: int, memory_bytes: int, *, steps: bool) -> ScheduledJob:
+    def add(self, in_flight_key: str, cpus: int, memory_bytes: int, *, steps: bool, travels: bool) -> ScheduledJob:
         """A new job, READY and without followers, which equal nodes join from now on."""
-        job = ScheduledJob(JobId(self._next), in_flight_key, cpus, memory_bytes, steps=steps)
+        job = ScheduledJob(JobId(self._next), in_flight_key, cpus, memory_bytes, steps=steps, travels=travels)
         self._next += 1
         self.stepped += job.steps
         self.jobs[job.id] = job
@@ -56,11 +58,12 @@ class JobTable:
         if state in (JobState.READY, JobState.KEEPING):
             self.running.pop(job.id, None)
             self.spread.pop(job.id, None)
+            self.away.pop(job.id, None)
             if job.alone and state is JobState.READY:
                 self.alone[job.id] = job
         else:
             self.alone.pop(job.id, None)
-            (self.spread if job.spread else self.running)[job.id] = job
+            (self.spread if job.spread else self.away if job.away else self.running)[job.id] = job
 
     def close(self, job: ScheduledJob) -> None:
         """Let no further node join a job."""
@@ -72,6 +75,7 @@ class JobTable:
         self.jobs.pop(job.id, None)
         self.running.pop(job.id, None)
         self.spread.pop(job.id, None)
+        self.away.pop(job.id, None)
         self.alone.pop(job.id, None)
         self.keeping -= job.state is JobState.KEEPING
         self.stepped -= job.steps

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 
 from buildd.state.events import (
     Attach,
@@ -53,17 +54,20 @@ class State:
     Args:
         admission: see `buildd.state.ready_queue`.
         cpus: CPU tokens; while all are taken, admission is not asked. 0 leaves it all to admission.
+        slots: how many jobs of a size (bytes of memory) other machines may have at once.
         story: how many past changes are kept for errors.
     """
 
-    def __init__(self, admission: Admission, *, cpus: int = 0, story: int = 60) -> None:
+    def __init__(
+        self, admission: Admission, *, cpus: int = 0, slots: Callable[[int], int] = lambda _: 0, story: int = 60
+    ) -> None:
         self.requests: dict[RequestId, RequestGraph] = {}
         self.table = JobTable()
         self.jobs = self.table.jobs
         self._landed: dict[str, int] = {}
         self._clock = 0
         self._looked_at: dict[tuple[RequestId, int], int] = {}
-        self._ready_queue = ReadyQueue(self.requests, self.table, admission, cpus=cpus)
+        self._ready_queue = ReadyQueue(self.requests, self.table, admission, cpus=cpus, slots=slots)
         self._story: deque[tuple[int, object]] = deque(maxlen=story)
 
     # -- the outside
@@ -162,7 +166,7 @@ class State:
             return
         graph = self.requests[event.request]
         job = self.table.to_join(event.in_flight_key) or self.table.add(
-            event.in_flight_key, event.cpus, event.memory_bytes, steps=event.steps
+            event.in_flight_key, event.cpus, event.memory_bytes, steps=event.steps, travels=event.travels
         )
         job.followers.append((event.request, event.node))
         node.job = job.id
@@ -192,6 +196,9 @@ class State:
         if killed_for is KillCause.PRESSURE and event.ending is not Ending.SUCCESS:
             job.evictions += 1
             job.alone = job.alone or job.evictions >= MOST_EVICTIONS
+            self._requeue(job, event.ending, out)
+        elif event.ending is Ending.LOST:
+            job.travels = False
             self._requeue(job, event.ending, out)
         elif event.ending is Ending.OUT_OF_MEMORY and not job.alone:
             job.alone = True
@@ -365,7 +372,7 @@ class State:
         job.final = graph.nodes[lead[1]].looks >= MOST_LOOKS
         if job.final:
             self.table.close(job)
-        out.append(Start(job.id, lead[0], lead[1], job.final, job.alone, job.spread))
+        out.append(Start(job.id, lead[0], lead[1], job.final, job.alone, job.spread, job.away))
 
     # -- the two doors that every change goes through
 

@@ -68,6 +68,10 @@ class ScheduledJob:
     """It may be spread."""
     spread: bool = False
     """A request of its own carries it out: it holds no CPU and no memory."""
+    travels: bool = False
+    """It may run away. It does so once: a job that was lost runs here."""
+    away: bool = False
+    """It runs on another machine: it holds no CPU and no memory of this one."""
     within: RequestId | None = None
     """That request, while there is one."""
     charged: RequestId | None = None

@@ -1,14 +1,14 @@
-"""Which READY job starts next: the order of the jobs, the request that each counts for, and when one may be spread.
-PURE: reads the machine's data.
+"""Which READY job starts next: the order of the jobs, the request that each counts for, and when one may be spread
+or run away. PURE: reads the machine's data.
 
 Starts nothing: it changes only heaps, whose entries of jobs that are no longer READY are dropped when met, and says on
-each job whether it is to be spread and how often it was overtaken.
+each job whether it is to be spread or to run away, and how often it was overtaken.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from buildd.state.events import OwnLimit
@@ -40,21 +40,44 @@ class ReadyQueue:
         table: all jobs.
         admission: asked for each job that would hold resources, unless all CPU tokens are taken.
         cpus: CPU tokens; 0 means that they are not counted.
+        slots: how many jobs of a size (bytes of memory) other machines may have at once.
     """
 
     def __init__(
-        self, requests: Mapping[RequestId, RequestGraph], table: JobTable, admission: Admission, *, cpus: int
+        self,
+        requests: Mapping[RequestId, RequestGraph],
+        table: JobTable,
+        admission: Admission,
+        *,
+        cpus: int,
+        slots: Callable[[int], int],
     ) -> None:
         self._requests = requests
         self._table = table
         self._admission = admission
         self._cpus = cpus
+        self._slots = slots
         self.waiting_for = ""
         """Why nothing more starts right now; empty when nothing waits."""
 
     def next_to_start(self) -> tuple[ScheduledJob, tuple[RequestId, int]] | None:
         """The best READY job that may start now and the node that it starts for; None if none may. The job says whether
-        it is to be spread."""
+        it is to be spread or to run away: that it does only if nothing may start here."""
+        return self._next_here() or self._next_away()
+
+    def _next_away(self) -> tuple[ScheduledJob, tuple[RequestId, int]] | None:
+        if not self._table.queued:
+            return None
+        for job, lead in self._best_first():
+            looks = self._requests[lead[0]].nodes[lead[1]].looks
+            # A result is delivered unchecked after the last look; see `machine.MOST_LOOKS`.
+            if job.travels and not job.alone and looks == 1 and len(self._table.away) < self._slots(job.memory_bytes):
+                job.away, job.spread = True, False
+                self.waiting_for = ""
+                return job, lead
+        return None
+
+    def _next_here(self) -> tuple[ScheduledJob, tuple[RequestId, int]] | None:
         self.waiting_for = ""
         running = self._table.running
         taken = sum(job.cpus for job in running.values())
@@ -64,6 +87,7 @@ class ReadyQueue:
         started, tried, why = False, 0, ""
         crowded = self._crowded()
         for job, lead in self._best_first():
+            job.away = False
             job.spread = job.steps and not job.alone and not crowded
             if not job.spread:
                 why = self._admission(job.cpus, job.memory_bytes, job.alone, len(running), lead[0])

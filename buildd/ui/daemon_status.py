@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from buildd.ui.progress_words import timed
 from buildd.ui.text import clean, count, duration, shortened, size
-from protocol.messages import BuildFigures, BuildId, GpuProcess, GpuStatus, Mode, RequestStatus, Status, TierStatus
+from protocol.messages import (
+    BuildFigures,
+    BuildId,
+    ClusterStatus,
+    GpuProcess,
+    GpuStatus,
+    Mode,
+    RequestStatus,
+    Status,
+    TierStatus,
+)
 
 if TYPE_CHECKING:
     from buildd.shims.run_log import OngoingRun
@@ -64,6 +74,7 @@ def status_lines(
         lines += _gpu_lines(gpu)
     lines += [f"store {clean(store)}" for store in answer.stores]
     lines += tier_lines(answer.tier)
+    lines += cluster_lines(answer.cluster)
     counters = [f"{name} {value}" for name, value in sorted(answer.counters.items()) if value]
     if verbose and counters:
         lines.append(f"{count(answer.clients, 'client')} connected; since the start: {', '.join(counters)}")
@@ -102,6 +113,28 @@ def tier_lines(tier: TierStatus | None) -> Iterator[str]:
         yield f"  writing failed: tried again in {duration(tier.unwritten_for_s)}"
     if tier.problem:
         yield f"  last problem: {clean(tier.problem)}"
+
+
+def cluster_lines(cluster: ClusterStatus | None) -> Iterator[str]:
+    """The cluster and its nodes; none where the user has named none."""
+    if cluster is None:
+        return
+    if not cluster.address:
+        yield f"cluster  not used: {clean(cluster.problem)}"
+        return
+    slots = sum(node.cpus for node in cluster.nodes)
+    has = f"{count(len(cluster.nodes), 'node')} with {count(slots, 'CPU')}" if cluster.nodes else "not connected"
+    lost = f", {cluster.losses} lost" if cluster.losses else ""
+    yield f"cluster  Ray at {clean(cluster.address)}: {has}; {count(cluster.done, 'job')} came back{lost}"
+    for node in cluster.nodes:
+        other = ", has other files: gets nothing for a while" if node.avoided else ""
+        yield f"  {clean(node.name)}: {node.jobs} of {node.cpus}{other}"
+    if cluster.waiting:
+        yield f"  {count(cluster.waiting, 'job')} on the way to a node"
+    if cluster.unused_for_s:
+        yield f"  it failed: not used for the next {duration(cluster.unused_for_s)}"
+    if cluster.problem:
+        yield f"  last problem: {clean(cluster.problem)}"
 
 
 def _gpu_lines(gpu: GpuStatus) -> Iterator[str]:

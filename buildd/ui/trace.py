@@ -1,5 +1,5 @@
 """A build's events as a Chrome trace (chrome://tracing, Perfetto): one lane per job slot, its steps below, hits as
-instants.
+instants. The jobs on each node of a cluster have lanes of their own.
 
 Pure: events in, JSON bytes out. Format: "Trace Event Format", JSON array form; times in microseconds.
 """
@@ -62,6 +62,8 @@ class _Tracer:
         self._lane_count = 0
         self._rows: dict[int, int] = {}
         """Lane -> number of lanes that its jobs' steps take."""
+        self._away: dict[str, list[int]] = {}
+        """Name of a node -> when each of its lanes is free again (ns)."""
         self._entries: list[dict[str, Any]] = []
 
     def trace(self, events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -75,7 +77,7 @@ class _Tracer:
                     self._start(event.time_ns, body)
                 case messages.Finished() as body:
                     peak = {"outputs_bytes": sum(output.size_bytes for output in body.outputs)}
-                    lane, began_ns = self._end(event.time_ns, body.job_id, body.action, body.timing, peak)
+                    lane, began_ns = self._end(event.time_ns, body.job_id, body.action, body.timing, peak, body.node)
                     self._add_steps(lane, began_ns, body.steps)
                 case messages.Failed() as body:
                     what = {"failed": clean(body.message), "exit_status": body.exit_status}
@@ -99,11 +101,18 @@ class _Tracer:
         self._started[body.job_id] = (time_ns, body)
 
     def _end(
-        self, time_ns: int, job_id: JobId, action: str, timing: messages.Timing, more: dict[str, Any]
+        self,
+        time_ns: int,
+        job_id: JobId,
+        action: str,
+        timing: messages.Timing,
+        more: dict[str, Any],
+        node: str = "",
     ) -> tuple[int, int]:
         """Draw a job; returns its lane and its start."""
         lane = self._lanes.pop(job_id, 1)
         started_ns, body = self._started.pop(job_id, (time_ns - int(timing.wall_s * 1e9), None))
+        process, thread = self._lane_at(node, started_ns, time_ns) if node else (_PROCESS, lane)
         command = body.command if body is not None else ""
         self._entries.append(
             {
@@ -112,8 +121,8 @@ class _Tracer:
                 "ph": "X",
                 "ts": self._microseconds(started_ns),
                 "dur": max(0, time_ns - started_ns) / 1000,
-                "pid": _PROCESS,
-                "tid": lane,
+                "pid": process,
+                "tid": thread,
                 "args": {
                     "command": clean(command),
                     "expected_s": body.expected_s if body is not None else 0.0,
@@ -128,6 +137,13 @@ class _Tracer:
         )
 
         return lane, started_ns
+
+    def _lane_at(self, node: str, started_ns: int, ended_ns: int) -> tuple[int, int]:
+        """The node's number among the processes, and a lane of it that is free from a job's start to its end."""
+        free_ns = self._away.setdefault(clean(node), [])
+        row = next((row for row, at_ns in enumerate(free_ns) if at_ns <= started_ns), len(free_ns))
+        free_ns[row : row + 1] = [ended_ns]
+        return _PROCESS + 1 + list(self._away).index(clean(node)), row + 1
 
     def _add_steps(self, lane: int, began_ns: int, steps: Iterable[messages.Step]) -> None:
         """Draw the steps that ran, on lanes below the job's: one lane for each that ran side by side."""
@@ -172,4 +188,9 @@ class _Tracer:
         names = [{"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "buildd"}}]
         for lane, name in lanes.items():
             names.append({"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": lane, "args": {"name": name}})
+        for process, (node, free_ns) in enumerate(self._away.items(), start=_PROCESS + 1):
+            names.append({"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": node}})
+            for lane in range(1, len(free_ns) + 1):
+                name = f"{node} {lane}"
+                names.append({"name": "thread_name", "ph": "M", "pid": process, "tid": lane, "args": {"name": name}})
         return names

@@ -55,8 +55,8 @@ def nodes(*depends: tuple[int, ...], wall_s: float = 1.0) -> tuple[NodeSpec, ...
 class Machine:
     """A state that checks itself after each event."""
 
-    def __init__(self, count: int = 2, cpus: int = 0) -> None:
-        self.state = State(slots(count), cpus=cpus)
+    def __init__(self, count: int = 2, cpus: int = 0, there: int = 0) -> None:
+        self.state = State(slots(count), cpus=cpus, slots=lambda memory_bytes: there if memory_bytes < 100 else 0)
 
     def __call__(self, event: StateEvent) -> list[Instruction]:
         out = self.state.handle(event)
@@ -438,7 +438,8 @@ def test_the_last_follower_of_a_spread_job_ends_its_steps() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) -> None:
-    machine = Machine(count=data.draw(st.integers(1, 3)), cpus=data.draw(st.integers(0, 2)))
+    count, cpus, there = (data.draw(st.integers(*bounds)) for bounds in ((1, 3), (0, 2), (0, 2)))
+    machine = Machine(count, cpus, there)
     owners: dict[RequestId, JobId] = {}
     requests = [RequestId(f"r{i}") for i in range(data.draw(st.integers(1, 3)))]
     looking: list[tuple[RequestId, int]] = []
@@ -509,7 +510,8 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
                     carry_out(machine(Hit(request, node)))
                 else:
                     key, steps = data.draw(st.integers(0, 3)), request not in owners and data.draw(st.booleans())
-                    carry_out(machine(Missed(request, node, f"{request in owners}{steps}{key}", 1, 0, steps=steps)))
+                    name, travels = f"{request in owners}{steps}{key}", data.draw(st.booleans())
+                    carry_out(machine(Missed(request, node, name, 1, 0, steps=steps, travels=travels)))
             case "deliver":
                 carry_out(machine(Delivered(*delivering.pop())))
             case "end":
@@ -552,3 +554,59 @@ def test_jobs_of_a_client_at_its_own_limit_hold_nobody_up() -> None:
         assert start.request == other
         state.handle(JobEnded(start.job, Ending.SUCCESS))
     assert state.waiting_for == "one at a time" and type(state.waiting_for) is str
+
+
+def travelling(node: int, memory_bytes: int = 0) -> Missed:
+    return Missed(A, node, f"{A}{node}", 1, memory_bytes, travels=True)
+
+
+def placed(out: list[Instruction]) -> list[tuple[int, bool]]:
+    return [(each.node, each.away) for each in out if isinstance(each, Start)]
+
+
+def test_jobs_run_away_once_the_slots_here_are_taken() -> None:
+    machine = Machine(1, cpus=1, there=1)
+    machine(Submitted(A, nodes((), (), (), ())))
+    assert placed(machine(travelling(0))) == [(0, False)]
+    assert placed(machine(missed(A, 1))) == [], "it does not travel"
+    assert placed(machine(travelling(2))) == [(2, True)]
+    assert placed(machine(travelling(3))) == [], "the slot there is taken too"
+    (there,) = machine.state.table.away
+    assert [job.id for job in machine.state.running] == [JobId(1)], "admission counts what runs here alone"
+    assert placed(machine(Released(there))) == [(3, True)]
+
+
+def test_a_job_too_large_for_the_others_waits_for_this_machine() -> None:
+    machine = Machine(1, cpus=1, there=5)
+    machine(Submitted(A, nodes((), ())))
+    machine(travelling(0))
+    assert placed(machine(travelling(1, memory_bytes=100))) == []
+    assert placed(machine(JobEnded(JobId(1), Ending.SUCCESS))) == [(1, False)]
+
+
+def test_a_lost_job_runs_here() -> None:
+    machine = Machine(1, cpus=1, there=5)
+    machine(Submitted(A, nodes((), ())))
+    machine(travelling(0))
+    machine(travelling(1))
+    out = machine(JobEnded(JobId(2), Ending.LOST))
+    assert [each for each in out if isinstance(each, Retry)] == [Retry(JobId(2), Ending.LOST)] and not placed(out)
+    assert placed(machine(JobEnded(JobId(1), Ending.SUCCESS))) == [(1, False)]
+
+
+def test_the_requests_own_cap_bounds_both() -> None:
+    machine = Machine(1, cpus=1, there=5)
+    machine(Submitted(A, nodes((), (), ()), most_jobs=2))
+    assert [placed(machine(travelling(node))) for node in range(3)] == [[(0, False)], [(1, True)], []]
+
+
+def test_a_cancelled_job_is_killed_there_too() -> None:
+    machine = Machine(1, cpus=1, there=5)
+    machine(Submitted(A, nodes((), ())))
+    machine(travelling(0))
+    machine(travelling(1))
+    kills = [each.job for each in machine(Cancelled(A)) if isinstance(each, Kill)]
+    assert sorted(kills) == [JobId(1), JobId(2)]
+    machine(JobEnded(JobId(2), Ending.LOST))
+    machine(JobEnded(JobId(1), Ending.KILLED))
+    assert not machine.state.jobs

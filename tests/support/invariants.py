@@ -24,8 +24,10 @@ def check(state: State) -> None:
             if node.state is NodeState.ATTACHED:
                 assert (asked.id, node.index) in state._job_of(node).followers, told
     held = (JobState.RUNNING, JobState.ENDING)
-    for spread, kept in ((False, state.table.running), (True, state.table.spread)):
-        assert set(kept) == {j.id for j in state.jobs.values() if j.state in held and j.spread is spread}, told
+    tables = {(False, False): state.table.running, (True, False): state.table.spread, (False, True): state.table.away}
+    for (spread, away), kept in tables.items():
+        alike = {j.id for j in state.jobs.values() if j.state in held and (j.spread, j.away) == (spread, away)}
+        assert set(kept) == alike, told
     assert state.table.keeping == sum(j.state is JobState.KEEPING for j in state.jobs.values()), told
     assert state.table.stepped == sum(j.steps for j in state.jobs.values()), told
     assert set(state.table.alone) == {j.id for j in state.jobs.values() if j.alone and j.state is JobState.READY}, told

@@ -30,6 +30,7 @@ ROOMS = (
     *("buildd.state", "buildd.host", "buildd.processes", "buildd.native", "buildd.files", "buildd.store"),
     *(
         "buildd.tier",
+        "buildd.cluster",
         "buildd.keys",
         "buildd.artifacts",
         "buildd.builds",

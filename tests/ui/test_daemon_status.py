@@ -9,11 +9,13 @@ from buildd.ui.daemon_status import status_lines
 from protocol.messages import (
     BuildFigures,
     BuildId,
+    ClusterStatus,
     GpuProcess,
     GpuStatus,
     JobId,
     JobStatus,
     Mode,
+    NodeStatus,
     RequestId,
     RequestStatus,
     Status,
@@ -114,3 +116,27 @@ def test_the_queue_of_a_gpu_is_shown_with_everybody_in_it() -> None:
         "  2. a process  pid 13",
         "  computes without a lease: python train.py  pid 14",
     ]
+
+
+def test_the_nodes_of_a_cluster_are_shown() -> None:
+    nodes = (NodeStatus(name="beta", cpus=8, jobs=3), NodeStatus(name="gamma", cpus=8, avoided=True))
+    cluster = ClusterStatus(
+        address="head:1", nodes=nodes, done=12, losses=2, waiting=1, problem="gamma: x.h is another"
+    )
+    assert status_lines(msgspec.structs.replace(status(), cluster=cluster))[2:] == [
+        "cluster  Ray at head:1: 2 nodes with 16 CPUs; 12 jobs came back, 2 lost",
+        "  beta: 3 of 8",
+        "  gamma: 0 of 8, has other files: gets nothing for a while",
+        "  1 job on the way to a node",
+        "  last problem: gamma: x.h is another",
+    ]
+    failed = ClusterStatus(address="head:1", unused_for_s=9.0, problem="ConnectionError: no cluster")
+    assert status_lines(msgspec.structs.replace(status(), cluster=failed))[2:] == [
+        "cluster  Ray at head:1: not connected; 0 jobs came back",
+        "  it failed: not used for the next 9.0 s",
+        "  last problem: ConnectionError: no cluster",
+    ]
+    wrong = ClusterStatus(address="", problem="[ray] must be a table")
+    assert (
+        status_lines(msgspec.structs.replace(status(), cluster=wrong))[-1] == "cluster  not used: [ray] must be a table"
+    )

@@ -102,3 +102,27 @@ def test_the_view_writes_its_file_at_the_end(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_found_out_first(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         TraceView(str(tmp_path / "missing" / "trace.json"))
+
+
+def test_each_node_of_a_cluster_has_lanes_of_its_own() -> None:
+    recorded = events(
+        (0, started(1, "here.o")),
+        (0, started(2, "a.o")),
+        (0, started(3, "b.o")),
+        (1_000, finished(2, "a.o", 1.0, node="beta")),
+        (2_000, finished(3, "b.o", 2.0, node="beta")),
+        (2_500, started(4, "c.o")),
+        (3_000, finished(4, "c.o", 0.5, node="gamma")),
+        (3_000, finished(1, "here.o", 3.0)),
+    )
+    entries = traced(recorded)
+    places = {entry["name"]: (entry["pid"], entry["tid"]) for entry in of_phase(entries, "X")}
+    assert places == {"a.o": (2, 1), "b.o": (2, 2), "c.o": (3, 1), "here.o": (1, 1)}
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in of_phase(entries, "M") if e["pid"] > 1}
+    assert names == {
+        ("process_name", 2, 0): "beta",
+        ("thread_name", 2, 1): "beta 1",
+        ("thread_name", 2, 2): "beta 2",
+        ("process_name", 3, 0): "gamma",
+        ("thread_name", 3, 1): "gamma 1",
+    }

@@ -16,6 +16,7 @@ from codegen.variables.variable import (
     STRIP,
     Kind,
     Section,
+    SetIn,
     ToolFamily,
     Variable,
     rows,
@@ -147,7 +148,9 @@ VARIABLES = rows(
     V("OPENAI_API_KEY", Kind.STRING, "", (SECRET,), "credential of a proxy", _SECRET),
     V("EASYDEL_GCS_CLIENT", Kind.PATH, "", (SECRET,), "credentials for Google Cloud Storage", _SECRET),
     V("PYTHONHASHSEED", Kind.STRING, "", (PASS,), "seed of Python's hashes and of eSurge's prefix cache", _NONE),
-    V("RAY_ADDRESS", Kind.STRING, "", (SCHED,), "an existing Ray cluster", _NONE),
+    V("RAY_ADDRESS", Kind.STRING, "", (SCHED,), "an existing Ray cluster",
+      "the daemon gives compiles to the nodes of this cluster once its own CPUs are taken; [ray] in config.toml comes "
+      "before it; no, local: none", acts=True, set_in=SetIn.START),
     V("RAY_EXECUTABLE_PATH", Kind.PATH, "", (PASS,), "ray, for the TPU patcher", _NONE),
     V("TPU_VERSION", Kind.STRING, "v4", (PASS,), "TPU patcher", _NONE),
     V("TPU_SLICE_SIZE", Kind.INT, "8", (PASS,), "TPU patcher", _NONE),

@@ -307,6 +307,7 @@ WRITTEN = {
     "CC_PRINT_HEADERS_FILE": "a compile below `buildd run` that writes it is not cached",
     "PYTHONHASHSEED": "the generator of CUTLASS runs with a value of its own",
     "SUNPRO_DEPENDENCIES": "a compile below `buildd run` that writes it is not cached",
+    "ROCR_VISIBLE_DEVICES": "a compile on a node of a cluster sees no GPU",
     "CC_PRINT_*": "a compile below `buildd run` that writes it is not cached",
 }
 """Names that stand in the code although the variable has no effect on targets, and why."""

@@ -1,0 +1,290 @@
+"""The part of a job that runs on a node of the cluster: compares the files, runs the tool, brings its outputs back.
+
+Ray sends this module to the nodes, which have no buildd: it imports nothing outside the standard library. The daemon
+imports it too, so that both sides compute the same digests and the same rivals. Knows no Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+BEAT_S = 1.0
+"""Between two signs of life of a job that says nothing."""
+LINGER_S = 2.0
+"""How long processes that a tool left behind may hold its output open."""
+OLD_S = 24 * 3600.0
+MOST_OUTPUT_BYTES = 256 << 20
+"""Larger outputs are made where they are needed."""
+MOST_RIVALS = 4096
+MOST_KNOWN = 100_000
+PR_SET_CHILD_SUBREAPER = 36
+HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Ray leaves these unset for a task that asked for no GPU; then the task would see all of them."""
+
+Stamp = tuple[int, int, int, int]
+_READ_BYTES = 64 << 10
+_TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
+_known: dict[str, tuple[Stamp, str]] = {}
+_swept: set[str] = set()
+
+
+def digest_of(path: str, known: dict[str, tuple[Stamp, str]] = _known) -> str:
+    """SHA-256 of a file, empty where it cannot be read. A digest is remembered as long as the file's stamp stands."""
+    try:
+        found = os.stat(path)
+        stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        before = known.get(path)
+        if before is not None and before[0] == stamp:
+            return before[1]
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):
+        return ""
+    if time.time_ns() - max(stamp[2:]) > 3_000_000_000:  # a younger file may be written again within its stamp
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[path] = (stamp, digest)
+    return digest
+
+
+def rivals(read: Iterable[str], search: Sequence[str], folder: str) -> tuple[str, ...]:
+    """The files that exist and that a search for the read files could have found as well, the read ones included.
+
+    Args:
+        read: as the tool spelled them.
+        search: folders that it searches, in any order.
+        folder: that the tool runs in.
+    """
+    absolute = [os.path.join(folder, path) for path in read]
+    places = list(dict.fromkeys([*(os.path.join(folder, each) for each in search), *map(os.path.dirname, absolute)]))
+    names: dict[str, None] = {}
+    for path in absolute:
+        tops = [top for top in places if path.startswith(f"{top}/")]
+        names.update(dict.fromkeys(path[len(top) + 1 :] for top in tops))
+    listings = {place: _names_in(place) for place in places}
+    found = [
+        f"{place}/{name}"
+        for place in places
+        for name in names
+        if name.partition("/")[0] in listings[place] and os.path.lexists(f"{place}/{name}")
+    ]
+    return tuple(sorted(found))
+
+
+def _names_in(folder: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(folder))
+    except OSError:
+        return frozenset()
+
+
+def run(spec: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Carry a job out: yields ("refused", why), or ("begun",), ("output", stream, bytes) and ("beat", memory) as
+    they come, and at last ("ended", what was seen) or ("late",).
+
+    Args:
+        spec: a `buildd.cluster.wire.Errand`, as a mapping.
+    """
+    for path, wanted in spec["files"].items():
+        digest = digest_of(path)
+        if digest != wanted:
+            yield ("refused", f"{path} is {'another file' if digest else 'not there'}")
+            return
+    folder = spec["folder"]
+    _sweep(os.path.dirname(folder), os.path.basename(folder).rpartition("-")[0] + "-")
+    try:
+        os.mkdir(folder, 0o700)
+    except OSError as error:
+        yield ("refused", f"{folder} cannot be made: {error.strerror}")
+        return
+    try:
+        yield from _in_folder(spec, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(place: str, prefix: str) -> None:
+    """Remove folders of jobs whose worker was killed a day ago. Once in a process."""
+    if place in _swept:
+        return
+    _swept.add(place)
+    for name in _names_in(place):
+        path = f"{place}/{name}"
+        with contextlib.suppress(OSError):
+            if name.startswith(prefix) and time.time() - os.lstat(path).st_mtime > OLD_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _in_folder(spec: Mapping[str, Any], folder: str) -> Iterator[tuple[Any, ...]]:
+    for name in spec["outputs"]:
+        os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
+    environment = {**dict(spec["environment"]), **{os.fsencode(name): b"" for name in HIDDEN}}
+    began_s = time.monotonic()
+    # What a tool leaves behind becomes a child of this process, and is found at the end.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = frozenset(_children(os.getpid()))
+    try:
+        # In the worker's own process group: there Ray ends what is left when it ends the worker.
+        tool = subprocess.Popen(
+            spec["argv"],
+            cwd=spec["cwd"],
+            env=environment,
+            stdin=subprocess.PIPE if spec["payload"] else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            umask=spec["umask"],
+        )
+    except OSError as error:
+        yield ("refused", f"{os.fsdecode(spec['argv'][0])} cannot be started: {error.strerror}")
+        return
+    try:
+        yield ("begun",)
+        if (yield from _watched(tool, spec["payload"], began_s + spec["timeout_s"])):
+            yield ("late",)
+            return
+        _, status, usage = os.wait4(tool.pid, 0)
+        tool.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        _end(tool, before)
+    figures = (time.monotonic() - began_s, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
+    yield ("ended", {"status": tool.returncode, "figures": figures, **_found(spec, folder, tool.returncode)})
+
+
+def _watched(tool: subprocess.Popen[bytes], payload: bytes, end_s: float) -> Generator[tuple[Any, ...], None, bool]:
+    """The tool's output and signs of its life, until it has closed both streams. Returns whether its time is over."""
+    assert tool.stdout is not None and tool.stderr is not None
+    left = memoryview(payload)
+    beat_s, gone_s = time.monotonic(), 0.0
+    with selectors.DefaultSelector() as selector:
+        for name, stream in (("stdout", tool.stdout), ("stderr", tool.stderr)):
+            selector.register(stream, selectors.EVENT_READ, name)
+        if tool.stdin is not None:
+            os.set_blocking(tool.stdin.fileno(), False)
+            selector.register(tool.stdin, selectors.EVENT_WRITE, "stdin")
+        # Ray interrupts a task between two steps of Python only: no call here may take long.
+        while any(key.data != "stdin" for key in selector.get_map().values()):
+            for key, _ in selector.select(0.05):
+                if key.data == "stdin":
+                    left = _write(key.fd, left)
+                    if not left:
+                        selector.unregister(key.fileobj)
+                        assert tool.stdin is not None
+                        tool.stdin.close()
+                elif data := os.read(key.fd, _READ_BYTES):
+                    yield ("output", key.data, data)
+                else:
+                    selector.unregister(key.fileobj)
+            now_s = time.monotonic()
+            if now_s > end_s:
+                return True
+            if os.waitid(os.P_PID, tool.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                gone_s = gone_s or now_s
+                if now_s - gone_s > LINGER_S:  # what it has started holds its output open
+                    return False
+            if now_s - beat_s >= BEAT_S:
+                beat_s = now_s
+                yield ("beat", sum(map(_memory_bytes, [tool.pid, *_below(tool.pid)])))
+    return False
+
+
+def _write(descriptor: int, left: memoryview) -> memoryview:
+    try:
+        return left[os.write(descriptor, left) :]
+    except BlockingIOError:
+        return left
+    except OSError:  # the tool does not read it
+        return left[:0]
+
+
+def _found(spec: Mapping[str, Any], folder: str, status: int) -> dict[str, Any]:
+    """What a tool has left: its outputs, its depfile, the digests of the files in it, and their rivals."""
+    outputs: dict[str, bytes] = {}
+    room = MOST_OUTPUT_BYTES
+    for name in (*spec["outputs"], *spec["depfiles"]):
+        with contextlib.suppress(OSError), open(f"{folder}/{name}", "rb") as file:
+            outputs[name] = file.read(room + 1)
+            room -= len(outputs[name])
+        if room < 0:
+            return {"outputs": {}, "read": {}, "rivals": (), "too_large": True}
+    listed = [path for name in spec["depfiles"] for path in _paths(outputs.get(name, b""))]
+    # What is no UTF-8 does not travel: without a digest, the daemon believes nothing of the run.
+    read = [path for path in dict.fromkeys(listed) if not path.startswith(f"{folder}/") and _is_text(path)]
+    cwd = os.fsdecode(spec["cwd"])
+    digests = {path: digest_of(os.path.join(cwd, path)) for path in read}
+    beside = tuple(filter(_is_text, rivals(read, spec["search"], cwd))) if status == 0 else ()
+    return {"outputs": outputs, "read": digests, "rivals": beside, "too_large": len(beside) > MOST_RIVALS}
+
+
+def _paths(depfile: bytes) -> Iterator[str]:
+    """All that can be a path in a depfile, of gcc or of clang: the daemon reads it properly."""
+    for token in _TOKEN.findall(depfile):
+        plain = re.sub(rb"\\([ #:])", rb"\1", token).replace(b"$$", b"$")
+        yield os.fsdecode(plain)
+
+
+def _is_text(path: str) -> bool:
+    return path.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in path)
+
+
+def _end(tool: subprocess.Popen[bytes], before: frozenset[int]) -> None:
+    """Kill a tool and all that it has started, and close its pipes.
+
+    Args:
+        before: children that this process had when the tool was started.
+    """
+    while left := [pid for pid in _children(os.getpid()) if pid not in before and pid != tool.pid]:
+        for pid in [*left, *(below for each in left for below in _below(each))]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+    if tool.returncode is None:
+        for pid in (*_below(tool.pid), tool.pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        tool.wait()
+        _end(tool, before)
+    for stream in (tool.stdin, tool.stdout, tool.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        children = _children(todo[0])
+        found += children
+        todo = [*todo[1:], *children]
+    return found
+
+
+def _memory_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0

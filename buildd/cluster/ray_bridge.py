@@ -1,0 +1,152 @@
+"""The bridge: a program that runs under the cluster's own Python and is the only one that imports ray.
+
+    PYTHON ray_bridge.py DESCRIPTOR ADDRESS
+
+It takes errands from the daemon over a socket (`buildd.cluster.wire` has the messages; each is its length in four bytes
+and MessagePack), gives each to Ray as a task, and sends back what the task says. Ray ends a driver whose head is gone,
+and ties it to one version of Python: so this is no part of the daemon. Imports only the standard library, ray, and
+msgpack, which ray needs itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+import sys
+from typing import Any
+
+LOOK_S = 1.0
+"""Between two looks at the cluster's nodes."""
+PATIENCE_S = 5.0
+"""A head that does not answer for this long is gone."""
+_LENGTH_BYTES = 4
+
+
+class Bridge:
+    """One connection to the daemon, and one to the cluster."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ray: Any, task: Any) -> None:
+        self._reader, self._writer, self._ray = reader, writer, ray
+        self._msgpack = importlib.import_module("msgpack")
+        self._task = task
+        self._streams: dict[int, Any] = {}
+        self._own = str(ray.get_runtime_context().get_node_id())
+
+    def send(self, tag: str, **fields: Any) -> None:
+        body = self._msgpack.packb({"type": tag, **fields}, use_bin_type=True)
+        self._writer.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+
+    async def serve(self) -> None:
+        """Carry errands out until the daemon is gone."""
+        look = asyncio.create_task(self._look())
+        serving: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "little")
+                body = await self._reader.readexactly(size)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                look.cancel()
+                return
+            message = self._msgpack.unpackb(body, raw=False)
+            if message["type"] == "errand":
+                one = asyncio.create_task(self._carry_out(message))
+                serving.add(one)
+                one.add_done_callback(serving.discard)
+            elif (stream := self._streams.get(message["job"])) is not None:
+                # A worker that hangs does not see a gentle end.
+                await asyncio.to_thread(self._ray.cancel, stream, force=message["force"])
+
+    async def _look(self) -> None:
+        """Tell the daemon of the nodes, again and again: it also shows that the head and this process live."""
+        while True:
+            try:
+                nodes = await asyncio.wait_for(asyncio.to_thread(self._ray.nodes), PATIENCE_S)
+            except Exception as error:  # the edge: whatever ray raises, the cluster cannot be used
+                self.send("gone", reason=f"the head does not answer ({type(error).__name__})")
+                await self._writer.drain()
+                os._exit(1)
+            self.send(
+                "nodes",
+                nodes=[
+                    {
+                        "id": node["NodeID"],
+                        "name": node["NodeName"] or node["NodeID"][:8],
+                        "cpus": int(node["Resources"].get("CPU", 0)),
+                        "memory_bytes": int(node["Resources"].get("memory", 0)),
+                    }
+                    for node in nodes
+                    if node["Alive"] and node["NodeID"] != self._own
+                ],
+            )
+            await asyncio.sleep(LOOK_S)
+
+    async def _carry_out(self, errand: dict[str, Any]) -> None:
+        job = errand["job"]
+        try:
+            # The daemon fills the machine that it runs on itself.
+            stream = self._task.options(
+                num_cpus=errand["cpus"],
+                memory=errand["memory_bytes"],
+                scheduling_strategy="SPREAD",
+                label_selector={"ray.io/node-id": f"!in({','.join((self._own, *errand['avoided']))})"},
+            ).remote(errand)
+            self._streams[job] = stream
+            async for reference in stream:
+                self._pass_on(job, await reference)
+        except Exception as error:  # the edge: every fault of the cluster means that the job is lost
+            self.send("lost", job=job, reason=_in_words(error))
+        finally:
+            self._streams.pop(job, None)
+
+    def _pass_on(self, job: int, said: tuple[Any, ...]) -> None:
+        match said:
+            case ("at", node):
+                self.send("at", job=job, node=node)
+            case ("begun",):
+                self.send("begun", job=job)
+            case ("refused", why):
+                self.send("unfit", job=job, reason=why)
+            case ("output", stream, data):
+                self.send("output", job=job, stream=stream, data=data)
+            case ("beat", memory_bytes):
+                self.send("beat", job=job, memory_bytes=memory_bytes)
+            case ("late",):
+                self.send("late", job=job)
+            case ("ended", found):
+                self.send("ended", job=job, **found)
+
+
+def _in_words(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no reason given'}"[:300]
+
+
+async def main(descriptor: int, address: str) -> None:
+    channel = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=channel)
+    ray = importlib.import_module("ray")
+    node_task = importlib.import_module("node_task")
+    ray.cloudpickle.register_pickle_by_value(node_task)
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="buildd")
+
+    def carry_out(errand: dict[str, Any]) -> Any:
+        context = importlib.import_module("ray").get_runtime_context()
+        yield ("at", context.get_node_id())
+        yield from node_task.run(errand)
+
+    # A lost job is retried by the daemon alone: it knows what the job has said already.
+    task = ray.remote(max_retries=0, num_returns="streaming")(carry_out)
+    bridge = Bridge(reader, writer, ray, task)
+    bridge.send("ready", ray=str(ray.__version__))
+    await bridge.serve()
+    os._exit(0)  # an orderly end of ray takes seconds, and its jobs are to end now
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
+    except Exception as failure:  # the edge: the daemon reads the reason
+        print(_in_words(failure), file=sys.stderr, flush=True)
+        os._exit(1)

@@ -1,0 +1,249 @@
+"""The engine for a Ray cluster: how many jobs it may have, which tool is on which node, what happens when it fails.
+
+Knows launches and parcels, no action. A job that the cluster loses ends as lost, and only its caller starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from buildd.cluster import bridge, wire
+from buildd.cluster.parcel import Parcel
+from buildd.cluster.ray_settings import RaySettings
+from buildd.cluster.remote_tool import RemoteTool
+from buildd.errors import RunnerError
+from buildd.processes.launch import Launch
+from buildd.processes.running_tool import OnLine
+from buildd.tier.breaker import Breaker
+from protocol.messages import ClusterStatus, NodeStatus
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+AVOIDED_S = 60.0
+"""A node that has other files gets no job for this long."""
+
+
+class RayEngine:
+    """One cluster. Used on one event loop.
+
+    Args:
+        environ: of the bridge.
+    """
+
+    def __init__(self, settings: RaySettings, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.problem = ""
+        """The last thing that went wrong."""
+        self.losses = 0
+        """How many jobs were lost."""
+        self.done = 0
+        """How many jobs came back."""
+        self._environ = dict(environ)
+        self._nodes: dict[str, wire.ClusterNode] = {}
+        self._avoided: dict[str, float] = {}
+        """Id of a node -> until when it gets nothing (monotonic, s)."""
+        self._tools: dict[int, RemoteTool] = {}
+        self._number = 0
+        self._breaker = Breaker()
+        self._process: bridge.BridgeProcess | None = None
+        self._is_ready = False
+        """The bridge is connected to the cluster."""
+        self._living: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._connect_at_s = 0.0
+        self._closed = False
+
+    # ---------------------------------------------------------------- what there is
+
+    def wake(self) -> None:
+        """Connect, unless it is connected or has just failed to."""
+        if self._living is None and not self._closed and time.monotonic() >= self._connect_at_s:
+            self._living = asyncio.get_running_loop().create_task(self._live())
+
+    def slots(self, memory_bytes: int = 0) -> int:
+        """How many jobs of this size the cluster may have at once; 0 while it cannot be used. Connects if need be."""
+        self.wake()
+        now_s = time.monotonic()
+        if self._breaker.open_for_s(now_s):
+            return 0
+        fit = [node for node in self._fit(now_s) if node.memory_bytes >= memory_bytes]
+        if self._breaker.is_open:
+            return min(1, sum(node.cpus for node in fit))  # one job shows whether it is well again
+        return sum(node.cpus for node in fit)
+
+    @property
+    def bridge_pid(self) -> int:
+        """The bridge's process; 0 while there is none."""
+        return self._process.process.pid if self._process is not None else 0
+
+    def name_of(self, node: str) -> str:
+        """A node's name."""
+        return self._nodes[node].name if node in self._nodes else node[:8]
+
+    def status(self) -> ClusterStatus:
+        """For `buildd status`; from any thread."""
+        now_s = time.monotonic()
+        running = Counter(tool.node for tool in list(self._tools.values()))
+        avoided = dict(self._avoided)
+        return ClusterStatus(
+            address=self.settings.address,
+            nodes=tuple(
+                NodeStatus(
+                    name=node.name, cpus=node.cpus, jobs=running[node.id], avoided=avoided.get(node.id, 0.0) > now_s
+                )
+                for node in sorted(list(self._nodes.values()), key=lambda node: node.name)
+            ),
+            waiting=running[""],
+            done=self.done,
+            losses=self.losses,
+            unused_for_s=max(self._breaker.open_for_s(now_s), self._connect_at_s - now_s, 0.0),
+            problem=self.problem,
+        )
+
+    def _fit(self, now_s: float) -> list[wire.ClusterNode]:
+        if not self._is_ready:
+            return []
+        return [node for node in self._nodes.values() if self._avoided.get(node.id, 0.0) <= now_s]
+
+    # ---------------------------------------------------------------- jobs
+
+    def lane(self, parcel: Parcel) -> RayLane:
+        """The executor for one launch with this parcel."""
+        return RayLane(self, parcel)
+
+    def begin(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteTool:
+        """Give a tool to the cluster. If there is none, the tool is lost at once."""
+        self._number += 1
+        number = self._number
+        tool = RemoteTool(number, launch, parcel, on_line, lambda force: self._recall(number, force))
+        process = self._process
+        if process is None or not self._is_ready:
+            tool.lost(self.problem or "the cluster is not connected")
+            return tool
+        self._tools[number] = tool
+        now_s = time.monotonic()
+        self._breaker.allows(now_s)
+        process.send(
+            wire.Errand(
+                job=number,
+                argv=tuple(map(os.fsencode, launch.argv)),
+                cwd=os.fsencode(launch.cwd),
+                environment=tuple((os.fsencode(name), os.fsencode(value)) for name, value in launch.environment),
+                payload=launch.payload,
+                timeout_s=launch.timeout_s or 1e9,
+                umask=launch.umask,
+                folder=parcel.folder,
+                outputs=parcel.outputs,
+                depfiles=parcel.depfiles,
+                files=parcel.files,
+                search=parcel.search,
+                cpus=parcel.cpus,
+                memory_bytes=parcel.memory_bytes,
+                avoided=tuple(node for node, until_s in self._avoided.items() if until_s > now_s),
+            )
+        )
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return tool
+
+    def distrust(self, tool: RemoteTool, why: str) -> None:
+        """Note that a node has other files than this machine: it gets nothing for a while."""
+        self.problem = f"{self.name_of(tool.node)}: {why}"
+        _log.warning("cluster: %s", self.problem)
+        self._avoided[tool.node] = time.monotonic() + AVOIDED_S
+
+    def _recall(self, number: int, force: bool) -> None:
+        if self._process is not None:
+            self._process.send(wire.Recall(job=number, force=force))
+
+    async def _watch(self) -> None:
+        """Give up the jobs that nothing is heard of, as long as there are jobs."""
+        while self._tools:
+            await asyncio.sleep(LOOK_S)
+            for tool in list(self._tools.values()):
+                if tool.overdue(time.monotonic()):
+                    self._ended(tool)
+
+    def _ended(self, tool: RemoteTool) -> None:
+        self._tools.pop(tool.number, None)
+        if tool.found is not None:
+            self.done += 1
+            self._breaker.succeeded()
+        elif tool.unfit:
+            self.distrust(tool, tool.why)
+        elif tool.why:
+            self.losses += 1
+            self.problem = f"{self.name_of(tool.node)}: {tool.why}" if tool.node else tool.why
+            _log.warning("cluster: %s was lost: %s", tool.launch.command, self.problem)
+            self._breaker.failed(time.monotonic())
+
+    # ---------------------------------------------------------------- the connection
+
+    async def _live(self) -> None:
+        """One bridge from its start to its end."""
+        reason = "the daemon ends"
+        try:
+            self._process = await bridge.start(self.settings.python, self.settings.address, self._environ, self._take)
+            reason = await self._process.serve()
+        except (RunnerError, OSError) as error:
+            reason = error.message if isinstance(error, RunnerError) else str(error)
+        finally:
+            process, self._process, self._is_ready = self._process, None, False
+            self._nodes.clear()
+            self._connect_at_s = time.monotonic() + self._pause_s
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            if not self._closed:
+                self.problem = reason
+                _log.warning("cluster %s: %s", self.settings.address, reason)
+            self.losses += len(self._tools)
+            for tool in list(self._tools.values()):
+                tool.lost(reason)
+            self._tools.clear()
+            if process is not None:
+                await process.close()
+            self._living = None
+
+    def _take(self, message: wire.FromBridge) -> None:
+        match message:
+            case wire.Connected():
+                self._is_ready = True
+                _log.info("cluster %s: connected, Ray %s", self.settings.address, message.ray)
+            case wire.Nodes():
+                self._pause_s = FIRST_PAUSE_S
+                self._nodes = {node.id: node for node in message.nodes}
+            case wire.Gone():
+                pass
+            case _:
+                tool = self._tools.get(message.job)
+                if tool is not None:
+                    tool.take(message)
+                    if tool.done:
+                        self._ended(tool)
+
+    async def close(self) -> None:
+        """End the bridge, and with it all jobs on the cluster."""
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._living is not None:
+            self._living.cancel()
+            await asyncio.wait([self._living])
+
+
+class RayLane:
+    """The engine as an executor, for one launch. See `processes.executor`."""
+
+    def __init__(self, engine: RayEngine, parcel: Parcel) -> None:
+        self._engine, self._parcel = engine, parcel
+
+    def begin(self, launch: Launch, on_line: OnLine) -> RemoteTool:
+        return self._engine.begin(launch, self._parcel, on_line)

@@ -1,0 +1,157 @@
+"""The messages between the daemon and the bridge, and their frames. Data only.
+
+A frame is the message's length in four bytes and the message in MessagePack. `ray_bridge` writes the same messages
+without msgspec: it runs under another Python.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+LENGTH_BYTES = 4
+
+
+class Errand(msgspec.Struct, frozen=True, kw_only=True, tag="errand"):
+    """A job for a node."""
+
+    job: int
+    argv: tuple[bytes, ...]
+    cwd: bytes
+    environment: tuple[tuple[bytes, bytes], ...]
+    payload: bytes
+    timeout_s: float
+    umask: int
+    folder: str
+    """Made on the node for this job: outputs and temporary files are there."""
+    outputs: tuple[str, ...]
+    """Files that come back, as paths in the folder."""
+    depfiles: tuple[str, ...]
+    """Likewise; the files that they list are digested there."""
+    files: dict[str, str]
+    """Path -> SHA-256 of each file that the node must have: of the tool, and declared inputs."""
+    search: tuple[str, ...]
+    """Folders that the tool searches."""
+    cpus: int
+    memory_bytes: int
+    avoided: tuple[str, ...] = ()
+    """Ids of nodes that do not get it."""
+
+
+class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
+    """A job is not wanted any more."""
+
+    job: int
+    force: bool
+    """End the worker process too: it does not react."""
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The bridge is connected to the cluster."""
+
+    ray: str
+
+
+class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node other than the daemon's own."""
+
+    id: str
+    name: str
+    cpus: int
+    memory_bytes: int
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True, tag="nodes"):
+    """The nodes that are alive; comes once a second."""
+
+    nodes: tuple[ClusterNode, ...]
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+    """The cluster does not answer; the bridge ends."""
+
+    reason: str
+
+
+class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
+    """A node has taken a job."""
+
+    job: int
+    node: str
+    """Its id."""
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+    """The tool runs."""
+
+    job: int
+
+
+class Unfit(msgspec.Struct, frozen=True, kw_only=True, tag="unfit"):
+    """The node cannot run a job: a file of it is another one there."""
+
+    job: int
+    reason: str
+
+
+class Printed(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
+    """The tool has printed something."""
+
+    job: int
+    stream: str
+    data: bytes
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """A job goes on."""
+
+    job: int
+    memory_bytes: int
+
+
+class Late(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
+    """A job's time is over; its tool is being ended."""
+
+    job: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """A tool has ended."""
+
+    job: int
+    status: int
+    """Negative: a signal."""
+    figures: tuple[float, float, float, int]
+    """Wall, user and system time (s), and the peak of one process's memory (bytes)."""
+    outputs: dict[str, bytes] = {}
+    """Path in the folder -> content, depfiles included."""
+    read: dict[str, str] = {}
+    """Path, as the tool spelled it -> SHA-256 of what the node has there."""
+    rivals: tuple[str, ...] = ()
+    """Files on the node that the tool's search could have found as well."""
+    too_large: bool = False
+    """The outputs did not come back for that."""
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
+    """The cluster has lost a job: its worker or its node is gone."""
+
+    job: int
+    reason: str
+
+
+ToBridge = Errand | Recall
+FromBridge = Connected | Nodes | Gone | At | Begun | Unfit | Printed | Beat | Late | Ended | Lost
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)
+
+
+def frame(message: ToBridge) -> bytes:
+    """A message as it is sent."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def message_of(body: bytes) -> FromBridge:
+    """A message without its length. Raises msgspec.DecodeError and ValidationError."""
+    return _decoder.decode(body)

@@ -1,0 +1,49 @@
+"""Clusters without Ray: the engine with tests/fakes/fake-ray-bridge, and a project whose compiles may travel."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from buildd.cluster.ray_engine import RayEngine
+from buildd.cluster.ray_settings import RaySettings
+from codegen.plan import Discovery, Knowledge, Plan
+from protocol import messages as m
+from tests.support.paths import FAKES, ROOT
+from tests.support.scheduler_harness import fake_plan
+
+
+def fake_cluster(folder: Path, *, fault: str = "", **nodes: int) -> RayEngine:
+    """An engine whose bridge runs jobs itself. `fault`: see the fake."""
+    return RayEngine(fake_settings(folder, fault=fault, **nodes), environ())
+
+
+def fake_settings(folder: Path, *, fault: str = "", **nodes: int) -> RaySettings:
+    python = folder / "fake-python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES}/fake-ray-bridge" "$@"\n')
+    python.chmod(0o700)
+    return RaySettings(json.dumps({"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault}), str(python))
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(":")])}
+
+
+def travelling_plan(request: m.Request, knowledge: Knowledge) -> Plan:
+    """As `fake_plan`, with compiles that are worth a journey."""
+    plan = fake_plan(request, knowledge)
+    actions = tuple(
+        msgspec.structs.replace(
+            action,
+            argv=(*action.argv, "-c"),
+            resources=msgspec.structs.replace(action.resources, wall_s=5.0),
+        )
+        if action.discovery is Discovery.GCC
+        else action
+        for action in plan.actions
+    )
+    return msgspec.structs.replace(plan, actions=actions)

@@ -1,0 +1,107 @@
+"""A Ray cluster of several nodes on this machine: a head without CPUs, to which drivers connect, and worker nodes.
+
+Each node is a process group of its own, so that a test can kill, stop or end one by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from buildd.cluster.bridge import TUNING
+
+DEADLINE_S = 120.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RayNode:
+    """One node."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
+        self.process, self.name = process, name
+
+    def below(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def find(self, word: str) -> list[psutil.Process]:
+        """Its processes whose program's name or title has a word."""
+        found = []
+        for each in self.below():
+            with contextlib.suppress(psutil.Error):
+                if word in os.path.basename(each.exe()) or word in " ".join(each.cmdline()[:1]):
+                    found.append(each)
+        return found
+
+    def end(self) -> None:
+        """Kill all of it at once, as if its machine lost its power."""
+        below = self.below()
+        for each in (psutil.Process(self.process.pid), *below) if self.process.poll() is None else below:
+            with contextlib.suppress(psutil.Error):
+                each.send_signal(signal.SIGKILL)
+        self.process.wait(DEADLINE_S)
+        psutil.wait_procs(below, DEADLINE_S)
+
+
+class RayCluster:
+    """A cluster. Ends with `close`."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long paths
+        self.port = _free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.nodes: dict[str, RayNode] = {}
+        self._start(
+            "head",
+            ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"],
+        )
+
+    def add(self, name: str, cpus: int = 2, *, environ: dict[str, str] | None = None) -> RayNode:
+        """Start a worker node, and wait until it serves."""
+        return self._start(name, [f"--address={self.address}", f"--num-cpus={cpus}"], environ)
+
+    def _start(self, name: str, options: list[str], environ: dict[str, str] | None = None) -> RayNode:
+        log = self.folder / f"{name}.start"
+        with open(log, "wb") as said:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+                    *("--object-store-memory=80000000", f"--node-name={name}", *options),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **TUNING, **(environ or {})},
+                start_new_session=True,
+            )
+        node = self.nodes[name] = RayNode(process, name)
+        end_s = time.monotonic() + DEADLINE_S
+        while b"Ray runtime started" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > end_s:
+                text = log.read_text(errors="replace")
+                self.close()
+                raise RuntimeError(f"the node {name} did not start:\n{text}")
+            time.sleep(0.1)
+        return node
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
