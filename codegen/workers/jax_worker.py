@@ -317,9 +317,11 @@ def _profile_folder(profile: str) -> Iterator[str]:
             try:
                 with zipfile.ZipFile(profile) as stream:
                     for name in stream.namelist():
-                        if os.path.basename(name) != name or not name:
+                        if os.path.normpath(name) != name or name.startswith(("/", "..")):
                             raise Refused(f"holds a file outside of it: {name}", profile)
-                        with open(os.path.join(folder, name), "wb") as file:
+                        place = os.path.join(folder, name)
+                        os.makedirs(os.path.dirname(place), exist_ok=True)
+                        with open(place, "wb") as file:
                             file.write(stream.read(name))
             except (OSError, zipfile.BadZipFile) as error:
                 raise Refused(f"is not a profile of kind jax: {_said(error)}", profile) from error
@@ -340,7 +342,9 @@ def _silent() -> Iterator[None]:
 
 
 def _below(folder: str) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    """Return the files of a folder. XLA keeps its timings in a folder for each kind of GPU and version."""
+    found = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
+    return sorted(os.path.relpath(path, folder) for path in found)
 
 
 def _content(path: str) -> bytes:
