@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from buildd.hooks import jax_flags
@@ -43,9 +44,10 @@ def test_whatever_else_happens_there_the_program_goes_on(
 def test_a_try_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     monkeypatch.setattr(jax_flags, "_MOST_WAIT_S", 0.05)
+    # Other tests of this process may keep a daemon meanwhile.
+    before = set(psutil.Process().children())
     jax_flags.prepare(xla(lambda: time.sleep(600)))
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert set(psutil.Process().children()) <= before
 
 
 def test_a_flag_counts_once_and_the_last_value_stays_last(monkeypatch: pytest.MonkeyPatch) -> None:
