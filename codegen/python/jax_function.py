@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from codegen.compilers import native_gpus, processor
+from codegen.compilers import processor
 from codegen.context import Context, Part
 from codegen.errors import RequestError
 from codegen.plan import (
@@ -27,18 +27,17 @@ from codegen.plan import (
     NamedArtifact,
     Output,
     Place,
-    Probe,
     Ref,
     Resources,
     Tool,
     ToolFile,
 )
 from codegen.project.target import ArraySpec, JaxTarget, OptionValue
+from codegen.python.gpu_probe import ask_of_gpu
 from codegen.python.torch_device import PASSED
 from codegen.python.worker import FOLDER, Worker, worker_of
 from codegen.variables.environment import tool_environment
 from codegen.variables.variable import ToolFamily
-from protocol.described import described
 
 WORKER = FOLDER / "jax_worker.py"
 TRACER = FOLDER / "jax_trace_worker.py"
@@ -49,7 +48,6 @@ _TRACE = Resources(memory_bytes=600 << 20, wall_s=3.0)
 _COMPILE = Resources(memory_bytes=1 << 30, wall_s=6.0)
 _BESIDE = ("jaxlib", "jax_cuda*", "jax_rocm*")
 """Distributions: one that is installed later makes the worker describe JAX again."""
-_IDENTIFY_S = 120.0
 _FIXED = {
     # numpy, which JAX imports, would start threads at once, and a process with threads must not be forked.
     "OPENBLAS_NUM_THREADS": "1",
@@ -175,26 +173,14 @@ def _refuse(target: JaxTarget, message: str, next_step: str, code: str = "bad-pr
 
 def _gpu(context: Context, target: JaxTarget, worker: Worker) -> JaxGpu:
     """Return the GPU that JAX sees. Raises ProbesNeeded, RequestError."""
-    probe = Probe(
-        argv=(worker.interpreter, str(worker.script), "--identify-gpu"),
-        environment=worker.environment,
-        files=worker.installed(context),
-        # Nothing reads this text: other GPUs, or another machine that uses the same store, run the probe again.
-        payload=native_gpus.identity().encode(),
-        timeout_s=_IDENTIFY_S,
+    return ask_of_gpu(
+        context,
+        worker,
+        JaxGpu,
+        target=target.name,
+        device="cuda",
+        next_step="run `buildd topology FILE` on a machine that has it, and name the file with `topology`",
     )
-    (answer,) = context.knowledge.ask(probe)
-    try:
-        return msgspec.json.decode(answer.stdout.encode(errors="surrogateescape"), type=described(JaxGpu))
-    except msgspec.MsgspecError as error:
-        said = [line for line in answer.stderr.splitlines() if line.strip()]
-        reason = said[-1].removeprefix("error: ") if said else f"it ended with status {answer.status}"
-        raise RequestError(
-            "compiler-not-found",
-            f'target "{target.name}": no GPU for device "cuda": {reason}',
-            file=worker.interpreter,
-            next_step="run `buildd topology FILE` on a machine that has it, and name the file with `topology`",
-        ) from error
 
 
 def _tool(target: JaxTarget, worker: Worker, identity: JaxIdentity, gpu: JaxGpu | None) -> Tool:

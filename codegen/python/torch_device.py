@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
-from codegen.compilers import native_gpus
 from codegen.context import Context
 from codegen.errors import RequestError
-from codegen.plan import Frozen, Probe
+from codegen.plan import Frozen
 from codegen.project.target import TorchTarget
+from codegen.python.gpu_probe import ask_of_gpu
 from codegen.python.worker import Worker
-from protocol.described import described
 
 DEVICES = ("cpu", "cuda", "hip")
 PASSED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LIBRARY_PATH")
 """Variables that a job for a GPU gets besides torch's: which GPU, and where the driver's libraries are."""
-_IDENTIFY_S = 120.0
 _OF_A_DEVICE = re.compile(r"(triton|cuda|cutlass|cutedsl|rocm|xpu|nv_universal_gemm)\.")
 _NOT_OF = {"cuda": ("rocm", "xpu"), "hip": ("cuda", "cutlass", "cutedsl", "xpu", "nv_universal_gemm")}
 
@@ -83,23 +79,11 @@ def gpu_of(context: Context, target: TorchTarget, worker: Worker, torch: str) ->
             file=target.where,
             next_step="install a torch that is, or write another device",
         )
-    probe = Probe(
-        argv=(worker.interpreter, str(worker.script), "--identify-gpu"),
-        environment=worker.environment,
-        files=worker.installed(context),
-        # Nothing reads this text: other GPUs, or another machine that uses the same store, run the probe again.
-        payload=native_gpus.identity().encode(),
-        timeout_s=_IDENTIFY_S,
+    return ask_of_gpu(
+        context,
+        worker,
+        GpuIdentity,
+        target=target.name,
+        device=target.device,
+        next_step="build it on a machine with such a GPU: AOTInductor compiles for the GPU that it runs on",
     )
-    (answer,) = context.knowledge.ask(probe)
-    try:
-        return msgspec.json.decode(answer.stdout.encode(errors="surrogateescape"), type=described(GpuIdentity))
-    except msgspec.MsgspecError as error:
-        said = [line for line in answer.stderr.splitlines() if line.strip()]
-        reason = said[-1].removeprefix("error: ") if said else f"it ended with status {answer.status}"
-        raise RequestError(
-            "compiler-not-found",
-            f'target "{target.name}": no GPU for device "{target.device}": {reason}',
-            file=worker.interpreter,
-            next_step="build it on a machine with such a GPU: AOTInductor compiles for the GPU that it runs on",
-        ) from error
