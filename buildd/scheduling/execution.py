@@ -129,7 +129,7 @@ class Execution:
 
     @property
     def why_lost(self) -> str:
-        """Why its run on another machine came to nothing, if people should know."""
+        """Why its run on another machine was lost, if people should know."""
         return ""
 
     @property

@@ -5,6 +5,7 @@ Decides nothing: it reads the state machine, and appends to the requests' logs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from buildd.builds.active_build import ActiveBuild
@@ -40,6 +41,8 @@ class Followers:
         self._executions = executions
         self._deliveries = deliveries
         self._progress = progress
+        self._told: dict[m.JobId, Counter[tuple[str, str]]] = {}
+        """The lines that lost runs have told, of jobs that are to run again."""
 
     def queued(self, attach: Attach) -> None:
         """An action missed, and a job will run for it."""
@@ -71,6 +74,10 @@ class Followers:
         match retry.ending:
             case Ending.LOST:
                 why = execution.why_lost if execution is not None else ""
+                # A job that nobody waits for any more does not run again.
+                self._told = {job: lines for job, lines in self._told.items() if job in self._state.jobs}
+                if execution is not None:
+                    self._told[retry.job] = execution.told
                 words = f"{why}; runs again here" if why else ""
             case Ending.OUT_OF_MEMORY:
                 words = "ran out of memory; runs again alone"
@@ -79,6 +86,10 @@ class Followers:
         if execution is not None and words:
             text = f"{execution.action.name}: {words}"
             self.tell(retry.job, m.Notice(text=text, severity=m.Severity.WARNING))
+
+    def told_before(self, job_id: m.JobId) -> Counter[tuple[str, str]]:
+        """The lines (stream, text) that a lost run of a job has told; the run that begins now does not repeat them."""
+        return self._told.pop(job_id, Counter())
 
     def ended(self, execution: Execution, ending: Ending) -> None:
         """A job has ended: its times, and what it made. A failure is told where each request learns of it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -121,8 +120,6 @@ class Scheduler:
         self._deliveries = Deliveries(self.executions, self._in_pool)
         self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
         """Outcomes of the requests that carry out the steps of jobs, which wait for them."""
-        self._told: dict[m.JobId, Counter[tuple[str, str]]] = {}
-        """The lines that lost runs have told, of jobs that are to run again."""
         self._tasks = Tasks(self._failed_inside, lambda: self.state.story)
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
@@ -261,8 +258,6 @@ class Scheduler:
                     self._deliveries.expect(instruction.job)
                     self._tasks.spawn(self._deliver(instruction), instruction.request)
                 case Retry():
-                    if instruction.ending is Ending.LOST and instruction.job in self.executions:
-                        self._told[instruction.job] = self.executions[instruction.job].told
                     self._followers.runs_again(instruction)
                 case NodeFailed():
                     self._failed(instruction)
@@ -294,7 +289,7 @@ class Scheduler:
             released=lambda: self._feed(Released(start.job)),
             in_pool=self._in_pool,
         )
-        execution.said_before = self._told.pop(start.job, execution.said_before)
+        execution.said_before = self._followers.told_before(start.job)
         self.executions[start.job] = execution
         if start.node not in build.started:
             build.started.add(start.node)

@@ -40,12 +40,11 @@ from buildd.state.events import (
 from buildd.state.job_table import JobTable
 from buildd.state.nodes import ENDED, JobState, Node, NodeState, RequestGraph, ScheduledJob, graph_of
 from buildd.state.ready_queue import Admission, ReadyQueue
+from buildd.state.retries import runs_again
 from protocol.messages import JobId, Outcome, RequestId
 
 MOST_LOOKS = 3
 """A node whose inputs change under every run is delivered unstored after this many look-ups."""
-MOST_EVICTIONS = 3
-"""A job that had to give way to memory pressure this often runs alone."""
 
 
 class State:
@@ -193,33 +192,21 @@ class State:
         if not job.followers:
             self.table.forget(job)
             return
-        if killed_for is KillCause.PRESSURE and event.ending is not Ending.SUCCESS:
-            job.evictions += 1
-            job.alone = job.alone or job.evictions >= MOST_EVICTIONS
+        if runs_again(job, event.ending, killed_for):
             self._requeue(job, event.ending, out)
-        elif event.ending is Ending.LOST:
-            job.travels = False
-            self._requeue(job, event.ending, out)
-        elif event.ending is Ending.OUT_OF_MEMORY and not job.alone:
-            job.alone = True
-            self._requeue(job, event.ending, out)
-        elif event.ending is Ending.SUCCESS:
-            self._landed[job.in_flight_key] = self._clock
-            followers = list(job.followers)
-            self.table.forget(job)
-            for request, index in followers:
-                self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
-                out.append(Deliver(request, index, job.id))
-        elif event.ending is Ending.STALE:
-            followers = list(job.followers)
-            self.table.forget(job)
+            return
+        followers = list(job.followers)
+        self.table.forget(job)
+        if event.ending is Ending.STALE:
             for request, index in followers:
                 self._look(self.requests[request].nodes[index], out, fresh=True)
+            return
+        for request, index in followers:
+            self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
+        if event.ending is Ending.SUCCESS:
+            self._landed[job.in_flight_key] = self._clock
+            out.extend(Deliver(request, index, job.id) for request, index in followers)
         else:
-            followers = list(job.followers)
-            self.table.forget(job)
-            for request, index in followers:
-                self._move(self.requests[request].nodes[index], NodeState.DELIVERING)
             for request, index in followers:
                 self._node_failed(request, index, job.id, out)
 

@@ -66,7 +66,7 @@ class ReadyQueue:
         return self._next_here() or self._next_away()
 
     def _next_away(self) -> tuple[ScheduledJob, tuple[RequestId, int]] | None:
-        if not self._table.queued:
+        if not self._table.queued or not self._slots(0):
             return None
         for job, lead in self._best_first():
             looks = self._requests[lead[0]].nodes[lead[1]].looks
@@ -141,6 +141,10 @@ class ReadyQueue:
             return self._requests[owner.lead[0]]
         return self._requests[owner.followers[0][0]]
 
+    @staticmethod
+    def _is_at_its_cap(payer: RequestGraph) -> bool:
+        return bool(payer.most_jobs) and payer.running >= payer.most_jobs
+
     def _rank(self, graph: RequestGraph) -> int:
         """Rank of the most urgent request that waits for a request's jobs."""
         owner = self._table.jobs.get(graph.owner) if graph.owner is not None else None
@@ -152,11 +156,13 @@ class ReadyQueue:
         seen: set[JobId] = set()
         for job in list(self._table.alone.values()):
             seen.add(job.id)
-            yield job, job.followers[0]
+            # Nothing else of its request runs here when it starts, but something may run away.
+            if not self._is_at_its_cap(self.payer(self._requests[job.followers[0][0]])):
+                yield job, job.followers[0]
         heads: list[tuple[int, bool, float, JobId, RequestId]] = []
         for graph in self._requests.values():
             payer = self.payer(graph)
-            if not graph.ready or (payer.most_jobs and payer.running >= payer.most_jobs):
+            if not graph.ready or self._is_at_its_cap(payer):
                 continue
             entries: list[tuple[float, JobId]] = []
             while graph.ready and len(entries) <= BACKFILL:

@@ -600,6 +600,17 @@ def test_the_requests_own_cap_bounds_both() -> None:
     assert [placed(machine(travelling(node))) for node in range(3)] == [[(0, False)], [(1, True)], []]
 
 
+def test_a_job_that_has_to_run_alone_waits_for_its_requests_cap_too() -> None:
+    machine = Machine(2, cpus=2, there=5)
+    machine(Submitted(B, nodes(())))
+    machine(Missed(B, 0, "other", 1, 0))
+    machine(Submitted(A, nodes((), (), ()), most_jobs=2))
+    assert [placed(machine(travelling(node))) for node in range(3)] == [[(0, False)], [(1, True)], []]
+    assert placed(machine(JobEnded(JobId(2), Ending.OUT_OF_MEMORY))) == [(2, True)]
+    assert placed(machine(JobEnded(JobId(1), Ending.SUCCESS))) == [], "two run away"
+    assert placed(machine(JobEnded(JobId(3), Ending.SUCCESS))) == [(0, False)]
+
+
 def test_a_cancelled_job_is_killed_there_too() -> None:
     machine = Machine(1, cpus=1, there=5)
     machine(Submitted(A, nodes((), ())))
