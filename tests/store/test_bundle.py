@@ -302,7 +302,7 @@ def test_only_who_is_trusted_is_believed(store: Store, other: Store, tmp_path: P
     assert import_(other, file, {stranger.public}).results == 12
 
 
-def test_the_content_is_the_same_whoever_signs(store: Store, tmp_path: Path) -> None:
+def test_the_content_is_the_same_with_another_signer(store: Store, tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two")):
         export(store, None, tmp_path / name, signer_of(bytes([number]) * 32))
     one, two = ((tmp_path / name).read_bytes() for name in ("one", "two"))

@@ -90,7 +90,7 @@ def test_jobs_that_do_not_fit_are_counted() -> None:
     assert "  and 44 more jobs" in lines
 
 
-def test_whoever_waits_is_told_what_for() -> None:
+def test_a_waiting_build_says_what_it_waits_for() -> None:
     waiting = messages.Progress(done=0, total=2, waiting_for="memory: needs 1.9 GiB, 0.8 GiB free")
     lines = [text.text for text in region(model_of(events((0, waiting))), START_NS, 80, 10)]
     assert lines[0] == "  waiting for memory: needs 1.9 GiB, 0.8 GiB free"

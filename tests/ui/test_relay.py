@@ -179,7 +179,7 @@ def test_a_terminal_that_goes_away_ends_the_command_as_without_us(tmp_path: Path
 
 
 @pytest.mark.parametrize("closed", ["exec >/dev/null 2>&1; sleep 0.3", "sleep 30 & exit 3"])
-def test_it_ends_with_the_command_whoever_has_the_output(closed: str) -> None:
+def test_it_ends_with_the_command_if_another_process_holds_the_output(closed: str) -> None:
     with relayed("/bin/sh", "-c", f"echo begun; {closed}") as terminal:
         assert terminal.ended() in (0, 3)
         assert b"begun" in terminal.output

@@ -89,7 +89,7 @@ def test_a_cookie_opens_nothing_to_another_user() -> None:
     assert ask(uid=os.geteuid(), **held)[0] == 200
     assert ask(uid=0, **held)[0] == 200
     assert ask(uid=os.geteuid() + 1, **held)[0] == 401
-    assert ask(uid=os.geteuid() + 1, **GOOD)[0] == 200, "whoever was given the token, as Prometheus"
+    assert ask(uid=os.geteuid() + 1, **GOOD)[0] == 200, "another user with the token, such as Prometheus"
 
 
 def test_the_user_of_a_connection_is_known() -> None:
