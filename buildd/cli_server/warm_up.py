@@ -35,6 +35,7 @@ _IMPORTED = (
     "buildd.store.location",
     "buildd.store.profile_cache",
     "buildd.store.shared_kernels",
+    "buildd.ui.daemon_status",
     "buildd.ui.live",
     "protocol.autostart",
     "protocol.client",

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from buildd.daemon.followers import Peer
 from buildd.host import gpu_lock, gpu_watch
 from buildd.host.gpu_watch import GpuWatch
@@ -145,7 +147,7 @@ class GpuLeases:
             if other is turn:
                 break
             before.append(other.process)
-        outside = [] if line.holder is not None else _outside(self._folder, line.gpu, holders=True)
+        outside = [] if line.holder is not None else _holders_outside(self._folder, line.gpu)
         turn.told_to_wait = True
         self._reply(turn.peer, LeaseWaits(lease_id=turn.asked.lease_id, ahead=(*outside, *before)))
 
@@ -242,15 +244,14 @@ class GpuLeases:
                     waiting=tuple(turn.process for turn in list(line.waiting)),
                     beside=line.beside,
                 )
-        for gpu in dict.fromkeys(each.gpu for each in gpu_lock.processes(self._folder)):
-            known = found.get(gpu, GpuStatus(gpu=gpu))
-            holders = _outside(self._folder, gpu, holders=True)
-            found[gpu] = GpuStatus(
-                gpu=gpu,
-                holder=known.holder or next(iter(holders), None),
-                waiting=(*known.waiting, *_outside(self._folder, gpu, holders=False)),
-                beside=known.beside,
-            )
+        outside = [each for each in gpu_lock.processes(self._folder) if each.pid != os.getpid()]
+        for each in outside:
+            process = GpuProcess(pid=each.pid, what=gpu_watch.command_of(each.pid))
+            known = found.get(each.gpu, GpuStatus(gpu=each.gpu))
+            if each.holds:
+                found[each.gpu] = msgspec.structs.replace(known, holder=known.holder or process)
+            else:
+                found[each.gpu] = msgspec.structs.replace(known, waiting=(*known.waiting, process))
         return tuple(each for each in found.values() if each.holder is not None or each.waiting)
 
     async def close(self) -> None:
@@ -262,12 +263,12 @@ class GpuLeases:
         await asyncio.to_thread(self._watch.close)
 
 
-def _outside(folder: str, gpu: str, *, holders: bool) -> list[GpuProcess]:
-    """Processes other than this daemon that hold a GPU's lock, or wait for it."""
+def _holders_outside(folder: str, gpu: str) -> list[GpuProcess]:
+    """Processes other than this daemon that hold a GPU's lock."""
     return [
         GpuProcess(pid=each.pid, what=gpu_watch.command_of(each.pid))
         for each in gpu_lock.processes(folder, gpu)
-        if each.holds is holders and each.pid != os.getpid()
+        if each.holds and each.pid != os.getpid()
     ]
 
 

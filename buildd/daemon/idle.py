@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 
 from buildd.daemon.server import Server
 from buildd.scheduling.scheduler import Scheduler
@@ -124,12 +125,17 @@ class IdleWatch:
 
 
 def own_memory_bytes() -> int:
-    """Resident memory of this process."""
+    """Resident memory of this process; 0 where /proc cannot be read."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(os.pread(_memory_file(), 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+@cache
+def _memory_file() -> int:
+    """Stays open: each status reads it, and opening takes four times as long as reading."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def release_memory() -> None:
