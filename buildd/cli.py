@@ -90,6 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE
     if arguments is not None:
         return _run(rest)
+    _restore_locale()
     status = _run_at_server(rest)
     if status is not None:
         os._exit(status)
@@ -126,6 +127,18 @@ def _obeyed(given: list[str]) -> tuple[list[str], str]:
         except OSError as error:
             return [], f"cannot go to {os.fsencode(value).decode(errors='backslashreplace')}: {error.strerror}"
     return rest[:1] + later + rest[1:], ""
+
+
+def _restore_locale() -> None:
+    """Take LC_CTYPE away if the interpreter has added it (PEP 538): a program below `buildd run` must not see it."""
+    if os.environ.get("LC_CTYPE") not in ("C.UTF-8", "C.utf8", "UTF-8"):
+        return
+    try:
+        with open("/proc/self/environ", "rb") as file:  # as this process was started
+            if b"\0LC_CTYPE=" not in b"\0" + file.read():
+                del os.environ["LC_CTYPE"]
+    except OSError:
+        pass
 
 
 def _run_at_server(arguments: list[str]) -> int | None:

@@ -13,9 +13,10 @@ import msgspec
 from blake3 import blake3
 
 from codegen.plan import Action, Argument, Place, Ref, Tool
+from codegen.variables.locales import is_of_locale, locale_of
 from protocol.messages import Digest
 
-FORMAT = "buildd-key-3"
+FORMAT = "buildd-key-4"
 """Raise it whenever the walk changes, so that an entry of an older walk is never used."""
 
 MISSING = "missing"
@@ -63,7 +64,9 @@ def action_components(
     yield f"tool {action.tool}", tool_digest
     yield "command", "\0".join(field for argument in action.argv for field in _fields(argument))
     for name, value in action.environment:
-        yield f"variable {name}", value
+        if not is_of_locale(name):
+            yield f"variable {name}", value
+    yield "locale", locale_of(action.environment)
     if action.payload:
         yield "payload", blake3(action.payload).hexdigest()
     for path in action.inputs:
@@ -145,7 +148,7 @@ def _changed(name: str, old: str, new: str) -> str:
         return f"command: {said or 'order of arguments changed'}"
     if new == MISSING:
         return f"{name}: no longer there"
-    if name.startswith(("variable ", "folder ")) or not _HEX.fullmatch(new):
+    if name.startswith(("variable ", "folder ", "locale")) or not _HEX.fullmatch(new):
         return f"{name}: {old} -> {new}"
     return f"{name}: content changed"
 

@@ -15,6 +15,8 @@ class MissKind(Enum):
     """A source, a header, or a file that the search finds first."""
     COMMAND = "command"
     VARIABLE = "variable"
+    LOCALE = "locale"
+    """LANG or an LC_ variable: it chooses the language of messages, which are part of a result."""
     TOOL = "tool"
     FOLDER = "folder"
     """The result holds for another folder, or a link leads elsewhere."""
@@ -28,15 +30,19 @@ _BEGINNINGS = (
     ("never built", MissKind.NEW),
     (("input ", "precompiled header ", "header beside "), MissKind.INPUT),
     (("command", "payload", "output ", "format"), MissKind.COMMAND),
-    ("variable ", MissKind.VARIABLE),
     ("tool ", MissKind.TOOL),
+    ("variable ", MissKind.VARIABLE),
+    ("locale", MissKind.LOCALE),
     (("folder ", "search folder "), MissKind.FOLDER),
     ("asked ", MissKind.ASKED),
 )
+"""In their order: an edit comes before a variable, which the user may not even know."""
 
 
 def kind_of(reasons: Iterable[str]) -> MissKind:
-    """The kind of a miss's first reason."""
-    first = next(iter(reasons), "")
-    found = (kind for beginning, kind in _BEGINNINGS if first.startswith(beginning))
-    return next(found, MissKind.NOT_STORED)
+    """The kind of a miss: of its reasons, the one that says most."""
+    told = tuple(reasons)
+    for beginnings, kind in _BEGINNINGS:
+        if any(reason.startswith(beginnings) for reason in told):
+            return kind
+    return MissKind.NOT_STORED

@@ -263,6 +263,16 @@ def test_a_command_imports_nothing_and_makes_no_decoder(developer: Developer) ->
     assert "MADE [] set()" in ran.stdout, ran.stdout
 
 
+@pytest.mark.parametrize("served", ["0", "1"])
+def test_a_program_below_run_does_not_see_the_locale_that_python_made(developer: Developer, served: str) -> None:
+    variables = {"BUILDD_CLI_SERVER": served}
+    bare = {name: value for name, value in developer.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    for given, seen in (({}, ""), ({"LC_CTYPE": "C.UTF-8"}, "C.UTF-8")):
+        command = [sys.executable, "-P", "-m", "buildd", "run", "--", "sh", "-c", 'echo "locale=$LC_CTYPE"']
+        done = subprocess.run(command, env={**bare, **variables, **given}, capture_output=True, text=True)
+        assert f"locale={seen}\n" in done.stdout, done
+
+
 def test_a_command_says_goodbye_though_its_end_is_told_first(developer: Developer) -> None:
     for _ in range(3):
         process = developer.begin()

@@ -46,6 +46,15 @@ def test_each_other_field_is() -> None:
     assert action_key.digest(walk(action(), digests={**D, "a.cu": D["b.cu"]})) != action_key.digest(walk(action()))
 
 
+def test_the_locale_counts_however_its_variables_spell_it() -> None:
+    def key(**variables: str) -> Digest:
+        return action_key.digest(walk(action(environment=tuple(variables.items()))))
+
+    assert key(LANG="C.UTF-8") == key(LC_ALL="C.utf8", LANG="de_DE") != key() == key(LANG="POSIX")
+    told = action_key.difference(walk(action(environment=(("LANG", "C.UTF-8"),))), walk(action(environment=())))
+    assert told == ("locale: C.UTF-8 -> C",)
+
+
 def test_arguments_do_not_run_into_each_other() -> None:
     lists = [("-DA", "B"), ("-DA B",), ("-D", "A", "B"), ("",), (), ("", ""), ("@output",), ("=x",)]
     refs = [(Ref(place=Place.OUTPUT),), (Ref(place=Place.OUTPUT, name="s"),), (Ref(place=Place.OUTPUT, suffix="n"),)]

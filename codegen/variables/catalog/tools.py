@@ -108,7 +108,7 @@ VARIABLES = rows(
     V("LD_LIBRARY_PATH", Kind.PATHS, "", (KEY,), "libraries that the tools themselves load", _KEYED, families=_EVERY),
     V("LD_PRELOAD", Kind.STRING, "", (KEY,), "libraries loaded into every process", _KEYED, families=_EVERY),
     V("LANG", Kind.STRING, "C.UTF-8", (KEY,), "language of messages",
-      "C.UTF-8 unless set; passed to buildd's tools and keyed", families=_EVERY),
+      "C.UTF-8 unless set; passed to buildd's tools; the locale that results is keyed", families=_EVERY),
     V("LC_*", Kind.STRING, "C.UTF-8", (KEY,), "language of messages by category",
       "LC_ALL=C.UTF-8 unless LANG or one of them is set", families=_EVERY),
     V("LANGUAGE", Kind.STRING, "", (KEY,), "languages of messages in order", _KEYED, families=_EVERY),
