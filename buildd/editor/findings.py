@@ -14,7 +14,7 @@ from buildd.artifacts.diagnostics import diagnose
 from buildd.artifacts.disassembly import Form
 from buildd.artifacts.kernel_reports import moved, standing
 from buildd.artifacts.occupancy import occupancy
-from buildd.ui.kernel_table import demangled
+from buildd.ui.kernel_names import demangled
 from protocol import messages as m
 
 _KERNEL = re.compile(r"__global__\b")

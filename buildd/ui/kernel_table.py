@@ -5,21 +5,20 @@ Fits the terminal: columns that say nothing are left out, then names are shorten
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Sequence
 
 from buildd.artifacts.occupancy import max_threads, occupancy
 from buildd.ui import text
+from buildd.ui.kernel_names import demangled, in_short
 from buildd.ui.text import Line, Style, clean
 from protocol import messages as m
 
 MOST_KERNELS = 24
 """Most rows of a table; more would scroll the errors away."""
-_DEMANGLERS = (("c++filt", "--no-recurse-limit"), ("c++filt",))
-"""Without the option GNU's c++filt leaves names of over a thousand characters alone; llvm's has no such option."""
-_DEMANGLE_S = 5.0
 _NAME_COLUMNS = 60
 _LEAST_NAME = 12
+_WANTED_NAME = 32
+"""So much room for names is made by leaving out columns that are the same in all rows."""
 Pair = tuple[m.Kernel | None, m.Kernel | None]
 """A kernel before and now; None where it did not exist."""
 
@@ -53,7 +52,7 @@ def kernel_table(changes: Sequence[Pair], *, whole: bool = False, columns: int =
     """
     ordered = sorted(changes, key=worsened, reverse=True) if not whole else list(changes)
     shown = ordered[:MOST_KERNELS]
-    names = demangled([(now or before or _NOBODY).name for before, now in shown])
+    names = in_short(demangled([(now or before or _NOBODY).name for before, now in shown]))
     cells = [(title, [_cell(pair, value, unit) for pair in shown]) for title, value, unit, _ in _said(shown)]
     marks = ["" if whole or (before and now) else "+ " if now else "- " for before, now in shown]
     archs = [(now or before or _NOBODY).arch for before, now in shown]
@@ -61,9 +60,12 @@ def kernel_table(changes: Sequence[Pair], *, whole: bool = False, columns: int =
     widths = [max(len(title), *(len(cell) for cell in column)) if column else len(title) for title, column in cells]
     longest = max((len(mark) + len(clean(name)) for mark, name in zip(marks, names, strict=True)), default=6)
     name_columns = max(len("kernel"), min(_NAME_COLUMNS, longest))
-    while columns and len(cells) > 3 and _LEAST_NAME + _together(widths) > columns:
-        cells.pop()
-        widths.pop()
+    for least in (min(name_columns, _WANTED_NAME), _LEAST_NAME):
+        while columns and least + _together(widths) > columns:
+            dropped = _droppable(cells, equal=least != _LEAST_NAME)
+            if dropped is None:
+                break
+            del cells[dropped], widths[dropped]
     if columns:
         name_columns = max(6, min(name_columns, columns - _together(widths)))
     rows = [["kernel", *(title for title, _ in cells)]]
@@ -77,6 +79,8 @@ def kernel_table(changes: Sequence[Pair], *, whole: bool = False, columns: int =
         lines.append(Line(line.rstrip()[: columns or None], style))
     if len(changes) > len(shown):
         lines.append(Line(f"  and {len(changes) - len(shown)} more", Style.FAINT))
+    if whole and all(now is not None and now.arch.startswith("sm_") and _spills_unknown(now) for _, now in shown):
+        lines.append(Line("  spills are known if you compile with -Xptxas=-v", Style.FAINT))
     return lines
 
 
@@ -104,6 +108,19 @@ def _together(widths: Sequence[int]) -> int:
     return 2 + sum(width + 2 for width in widths)
 
 
+def _droppable(cells: Sequence[tuple[str, Sequence[str]]], *, equal: bool) -> int | None:
+    """The column to leave out next: the last one, but for architecture, registers and one more.
+
+    Args:
+        equal: only a column that is the same in all of several rows.
+    """
+    for number in range(len(cells) - 1, 1 if equal else 2, -1):
+        column = cells[number][1]
+        if not equal or (len(column) > 1 and len(set(column)) == 1):
+            return number
+    return None
+
+
 def _said(shown: Sequence[Pair]) -> list[tuple[str, Callable[[m.Kernel], int], str, bool]]:
     """The columns in which a kernel has a value that is not 0."""
     kernels = [kernel for pair in shown for kernel in pair if kernel is not None]
@@ -121,23 +138,12 @@ def _cell(pair: Pair, value: Callable[[m.Kernel], int], unit: str) -> str:
     return f"{max(before, now)}{unit}" if max(before, now) >= 0 else "-"
 
 
-def demangled(names: list[str]) -> list[str]:
-    """C++ names as people write them; unchanged if there is no c++filt."""
-    for command in _DEMANGLERS:
-        try:
-            ran = subprocess.run(
-                command, input="\n".join(names), capture_output=True, text=True, timeout=_DEMANGLE_S, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        found = ran.stdout.splitlines()
-        if len(found) == len(names):
-            return found
-    return names
-
-
 def _spills(kernel: m.Kernel) -> int:
     return max(0, kernel.spill_store_bytes) + max(0, kernel.spill_load_bytes) + max(0, kernel.spilled_registers)
+
+
+def _spills_unknown(kernel: m.Kernel) -> bool:
+    return kernel.spill_store_bytes < 0 and kernel.spilled_registers < 0
 
 
 def _style_of(before: m.Kernel | None, now: m.Kernel | None) -> Style:

@@ -182,7 +182,9 @@ class Rounds:
             return 0
 
     def _table(self, changes: list[tuple[m.Kernel | None, m.Kernel | None]], recoded: int, first: bool) -> list[Line]:
-        number = sum(len(kernels) for kernels in self._kernels.values())
+        number = len(
+            {(kernel.name, kernel.arch) for kernel in _all(self._kernels)}
+        )  # an object's are its library's too
         if not number:
             return []
         total = text.count(number, "kernel")
@@ -192,10 +194,11 @@ class Rounds:
         code = f"{recoded} of {total} changed" if known else ""
         if not changes:
             return [Line(f"{code or total}; resource use is the same")]
-        there = sum(now is not None for _, now in changes)
-        moves = f"{code}; {there} changed resource use" if code else f"{there} of {total} changed resource use"
-        if there < len(changes):
-            moves += f", {len(changes) - there} removed"
+        came, went = sum(before is None for before, _ in changes), sum(now is None for _, now in changes)
+        there = len(changes) - came - went
+        told = ((there, f"{'' if code else f'of {total} '}changed resource use"), (came, "added"), (went, "removed"))
+        parts = [f"{count} {words}" for count, words in told if count]
+        moves = "; ".join(filter(None, (code, ", ".join(parts))))
         return [Line(moves), *kernel_table(changes, columns=self._columns())]
 
 

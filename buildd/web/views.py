@@ -11,7 +11,7 @@ import msgspec
 
 from buildd.artifacts.occupancy import occupancy
 from buildd.store.build_log import Build
-from buildd.ui.kernel_table import demangled
+from buildd.ui.kernel_names import demangled
 from buildd.web.archive import Archive
 from buildd.web.facts import ActionFact
 from protocol.messages import Kernel, ProgramStart

@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from buildd.artifacts.kernel_reports import is_report, kernels_in, moved, without_report
-from buildd.ui.kernel_table import demangled, kernel_table
+from buildd.ui.kernel_names import demangled
+from buildd.ui.kernel_table import kernel_table
 from protocol.messages import Kernel
 
 REPORT = """\

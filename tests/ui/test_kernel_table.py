@@ -48,3 +48,18 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     (title, row) = kernel_table([(None, kernel(constant_bytes=0))], whole=True)
     assert title.text.split() == ["kernel", "arch", "regs", "occup", "threads"]
     assert row.text.split()[-4:] == ["sm_90a", "32", "100%", "1024"]
+
+
+def test_columns_that_are_the_same_in_all_rows_make_room_for_names() -> None:
+    names = [f"void scan_kernel<{kind}, 4>({kind} const*, {kind}*, int)" for kind in ("float", "double")]
+    spilling = kernel(names[0], registers=32, spills=956, stack_bytes=956)
+    lines = [line.text for line in kernel_table([(None, spilling), (None, kernel(names[1]))], whole=True, columns=80)]
+    assert lines[0].split("  ")[1:] and "spill st" in lines[0] and "const" not in lines[0]
+    assert "scan_kernel<float, 4> " in lines[1] and "scan_kernel<double, 4> " in lines[2]
+
+
+def test_a_table_without_spills_says_how_to_see_them() -> None:
+    unknown = Kernel(name="k", arch="sm_80", registers=32, stack_bytes=16)
+    assert kernel_table([(None, unknown)], whole=True)[-1].text == "  spills are known if you compile with -Xptxas=-v"
+    assert len(kernel_table([(unknown, Kernel(name="k", arch="sm_80", registers=40, stack_bytes=16))])) == 2
+    assert len(kernel_table([(None, kernel())], whole=True)) == 2
