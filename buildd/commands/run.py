@@ -147,7 +147,7 @@ def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], en
 
     if said := summary(figures, found):
         print(f"buildd: {said}", file=sys.stderr)
-    lines = list(advice(figures))
+    lines = list(advice(figures, environ.get("BUILDD_MAP_PATHS", "")))
     if not figures.hits and not interposition.folder_of(environ):
         from buildd.trees import configured
 
