@@ -138,6 +138,18 @@ def figures_of(
     )
 
 
+def paths_below(folder: str, map_paths: bool | None) -> dict[str, str]:
+    """The variables that say how paths count in the keys of a build.
+
+    Args:
+        folder: where the build was called.
+        map_paths: --map-paths or --no-map-paths; None for neither.
+    """
+    folder = os.path.realpath(folder)
+    mapped = {} if map_paths is None else {"BUILDD_MAP_PATHS": folder if map_paths else "no"}
+    return {"BUILDD_RUN_FOLDER": folder, **mapped}
+
+
 def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     """The result of a build's compiles, in one line; empty if no compiler was called and nothing found.
 
