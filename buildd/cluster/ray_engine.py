@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from buildd.cluster import bridge, wire
+from buildd.cluster.node_contents import NodeContents
 from buildd.cluster.parcel import Parcel
 from buildd.cluster.ray_settings import RaySettings
 from buildd.cluster.remote_tool import RemoteTool
@@ -52,6 +53,7 @@ class RayEngine:
         """Id of a node -> until when it gets nothing (monotonic, s)."""
         self._tools: dict[int, RemoteTool] = {}
         self._number = 0
+        self.holds = NodeContents()
         self._breaker = Breaker()
         self._process: bridge.BridgeProcess | None = None
         self._is_ready = False
@@ -149,6 +151,13 @@ class RayEngine:
                 cpus=parcel.cpus,
                 memory_bytes=parcel.memory_bytes,
                 avoided=tuple(node for node, until_s in self._avoided.items() if until_s > now_s),
+                node=parcel.node,
+                inputs=parcel.cargo.files,
+                listed=parcel.cargo.listed,
+                links=dict(parcel.cargo.links),
+                folders=parcel.cargo.folders,
+                tops=dict(parcel.cargo.tops),
+                blobs=parcel.blobs,
             )
         )
         if self._watching is None or self._watching.done():
@@ -178,6 +187,8 @@ class RayEngine:
         if tool.found is not None:
             self.done += 1
             self._breaker.succeeded()
+        elif tool.lacks is not None:
+            self._breaker.succeeded()
         elif tool.unfit:
             self.distrust(tool, tool.why)
         elif tool.why:
@@ -199,6 +210,7 @@ class RayEngine:
         finally:
             process, self._process, self._is_ready = self._process, None, False
             self._nodes.clear()
+            self.holds = NodeContents()
             self._connect_at_s = time.monotonic() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             if not self._closed:

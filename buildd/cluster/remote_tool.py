@@ -46,6 +46,12 @@ class RemoteTool:
         """Why it was lost."""
         self.unfit = False
         """The node has other files."""
+        self.lacks: tuple[str, ...] | None = None
+        """The node has not begun it, because it needs these contents; none are named where it needs the whole list."""
+        self.asked_s = time.monotonic()
+        """When it was given to the cluster."""
+        self.settled = asyncio.Event()
+        """Set once it has begun on a node, or has ended before."""
         self.found: wire.Ended | None = None
         """What the node says of its end."""
         self._on_line = on_line
@@ -61,6 +67,11 @@ class RemoteTool:
     async def wait(self) -> Exit:
         """How the tool ended; `Exit.lost` where the cluster cannot say it. Cancelling a waiter leaves it alone."""
         return await asyncio.shield(self._done)
+
+    @property
+    def listed(self) -> bool:
+        """Whether the node was told of all files that it reads."""
+        return self.parcel.cargo.listed
 
     @property
     def done(self) -> bool:
@@ -106,6 +117,7 @@ class RemoteTool:
                 self.node = message.node
             case wire.Begun():
                 self._began = True
+                self.settled.set()
                 self._due_s = min(self._due_s, now_s + SILENT_S)
             case wire.Beat():
                 self.memory_bytes = message.memory_bytes
@@ -114,6 +126,9 @@ class RemoteTool:
                 self._tell(message.stream, self._lines[message.stream].feed(message.data))
             case wire.Unfit():
                 self.lost(message.reason, unfit=True)
+            case wire.Lacks():
+                self.lacks = message.digests
+                self.lost("")
             case wire.Lost():
                 self.lost(message.reason)
             case wire.Late():
@@ -141,6 +156,7 @@ class RemoteTool:
         if not lost:
             for stream, lines in self._lines.items():
                 self._tell(stream, lines.finish())
+        self.settled.set()
         cancelled = self._reason is EndReason.CANCELLED
         said = {name: capture.value() for name, capture in self._captures.items()}
         self._done.set_result(

@@ -1,4 +1,4 @@
-"""A job on a node of a cluster. What comes back is believed only if the node had the same files; else the job is lost.
+"""A job on a node of a cluster. What comes back is believed only if the tool read the same files; else the job is lost.
 
 Knows the engine, and that only this process writes results. A lost job runs again here: `state` decides that.
 """
@@ -18,11 +18,12 @@ from buildd.cluster.parcel import Parcel, new_folder
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.remote_tool import RemoteTool
 from buildd.errors import RunnerError
-from buildd.processes.executor import Executor
+from buildd.processes.executor import BegunTool, Executor
 from buildd.processes.launch import EndReason, Launch
+from buildd.scheduling.carriage import Carriage, declared
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.job_failures import storage_failure
-from buildd.scheduling.travel import depfiles_of, files_of, outputs_of
+from buildd.scheduling.travel import depfiles_of, outputs_of, tool_files
 from buildd.state.events import Ending
 
 
@@ -58,7 +59,7 @@ class AwayJob(Execution):
     def prepare(self) -> Launch:
         super().prepare()
         folder, action = new_folder(), self.action
-        files = {path: digest_of(path) for path in files_of(self.build, action)}
+        files = {path: digest_of(path) for path in tool_files(self.build, action)}
         snapshot = self.build.inputs.snapshot
         taken = self.build.inputs.lookup.precompiled_of(action)
         self._stays = bool(taken.present or taken.computed)
@@ -71,6 +72,7 @@ class AwayJob(Execution):
             search=tuple(dict.fromkeys(map(snapshot.absolute, search))),
             cpus=action.resources.cpus,
             memory_bytes=self.build.resources[self.index].memory_bytes,
+            cargo=declared(self.build, action),
         )
         return self._launch_in(folder)
 
@@ -78,18 +80,20 @@ class AwayJob(Execution):
         if self._stays:
             return self._lose("")
         self._began_ns = time.time_ns()
+        carriage = Carriage(
+            self._engine, self.build, self.action, in_pool=self._in_pool, runner=runner, on_tool=self._hold_on_to
+        )
         try:
-            self._tool = self._engine.lane(self._parcel).begin(launch, self._line)
+            here = await self._in_pool(self._launch_in, self._private)
+            exit, problem = await carriage.run(launch, here, self._parcel, self._line)
         except RunnerError as error:
             return self._lose(error.message)
-        self._job = self._tool
-        if self._kill is not None:
-            self._tool.kill(self._kill)
-        exit = await self._tool.wait()
+        except OSError as error:
+            return self._lose(f"{error.filename}: {error.strerror}")
         if exit.cancelled or self._kill is EndReason.CANCELLED:
             return Ending.KILLED
-        if exit.lost:
-            return self._lose(self._tool.why)
+        if exit.lost or self._tool is None:
+            return self._lose(problem or (self._tool.why if self._tool is not None else ""))
         if not exit.ok or self._tool.found is None:
             # Only a failure on this machine is the user's: the node may have a full disk, or lack a header.
             return self._lose(f"{self.action.kind} ended with status {exit.status}")
@@ -102,10 +106,20 @@ class AwayJob(Execution):
         except OSError as error:
             self.failure = storage_failure(error, self._private)
             return Ending.FAILED
-        if other:
+        if other and self._tool.listed:
             self._engine.distrust(self._tool, other)
+        elif other:
+            # The next jobs bring their files.
+            self._engine.holds.apart.add(self.build.project)
+        if other:
             return self._lose(other)
         return None
+
+    def _hold_on_to(self, tool: BegunTool) -> bool:
+        self._job = tool
+        if isinstance(tool, RemoteTool):
+            self._tool = tool
+        return self._kill is not None
 
     def _line(self, stream: str, text: str) -> None:
         self.told[stream, text] += 1

@@ -6,9 +6,12 @@ end (`Discovery`), and it needs nothing of this machine but files. Links, steps 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import DEPFILE, output_path
 from buildd.keys import depfiles
+from buildd.processes.launch import Launch
 from codegen.plan import Action, Discovery, Kept
 from protocol import messages as m
 
@@ -43,12 +46,22 @@ def depfiles_of(action: Action) -> tuple[str, ...]:
     return tuple(f"{DEPFILE}{suffix}" for _, suffix in depfiles.parts(action.discovery))
 
 
-def files_of(build: ActiveBuild, action: Action) -> tuple[str, ...]:
-    """The files (absolute) that the other machine must have: those of the tool, and the declared inputs."""
-    tool = build.tool(action)
+def tool_files(build: ActiveBuild, action: Action) -> tuple[str, ...]:
+    """The files (absolute) that the other machine must have itself: those of the tool."""
+    return tuple(dict.fromkeys(build.inputs.snapshot.absolute(file.path) for file in build.tool(action).files))
+
+
+def declared_files(build: ActiveBuild, action: Action) -> tuple[str, ...]:
+    """The declared inputs (absolute)."""
     declared = [build.outputs.where(path) if path in build.products else path for path in action.inputs]
-    absolute = map(build.inputs.snapshot.absolute, declared)
-    return tuple(dict.fromkeys([*(file.path for file in tool.files), *absolute]))
+    return tuple(dict.fromkeys(map(build.inputs.snapshot.absolute, declared)))
+
+
+def listing(launch: Launch, action: Action) -> Launch:
+    """A launch that compiles nothing, and whose depfile lists the files that a compile will read."""
+    # nvcc preprocesses once for the host and for each architecture if it is asked for a depfile, -E does one of them.
+    asks = "-M" if action.kind.startswith("nvcc") else "-E"
+    return replace(launch, argv=tuple(asks if word == "-c" else word for word in launch.argv))
 
 
 def _is_text(path: str) -> bool:

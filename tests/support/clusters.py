@@ -22,11 +22,13 @@ def fake_cluster(folder: Path, *, fault: str = "", **nodes: int) -> RayEngine:
     return RayEngine(fake_settings(folder, fault=fault, **nodes), environ())
 
 
-def fake_settings(folder: Path, *, fault: str = "", **nodes: int) -> RaySettings:
+def fake_settings(folder: Path, *, fault: str = "", hidden: Path | None = None, **nodes: int) -> RaySettings:
+    """`hidden`: a folder that is empty for the nodes."""
     python = folder / "fake-python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES}/fake-ray-bridge" "$@"\n')
     python.chmod(0o700)
-    return RaySettings(json.dumps({"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault}), str(python))
+    plan = {"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault, "hidden": str(hidden or "")}
+    return RaySettings(json.dumps(plan), str(python))
 
 
 def environ() -> dict[str, str]:
