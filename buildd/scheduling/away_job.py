@@ -39,6 +39,7 @@ class AwayJob(Execution):
         self._engine = engine
         self._parcel = Parcel()
         self._tool: RemoteTool | None = None
+        self._carriage: Carriage | None = None
         self._seen: frozenset[str] = frozenset()
         self._why = ""
         self._stays = False
@@ -80,7 +81,7 @@ class AwayJob(Execution):
         if self._stays:
             return self._lose("")
         self._began_ns = time.time_ns()
-        carriage = Carriage(
+        carriage = self._carriage = Carriage(
             self._engine, self.build, self.action, in_pool=self._in_pool, runner=runner, on_tool=self._hold_on_to
         )
         try:
@@ -147,8 +148,10 @@ class AwayJob(Execution):
                 continue
             if spelled not in there or there[spelled] != digest_of(path):
                 return f"{path} is another file there"
-        assert self._tool is not None and self._tool.found is not None
+        assert self._tool is not None and self._tool.found is not None and self._carriage is not None
         self._seen = frozenset(map(os.path.normpath, (*absolute.values(), *self._tool.found.rivals)))
+        if self._tool.listed:
+            self._seen |= self._carriage.told
         return ""
 
     def _seen_there(self) -> frozenset[str] | None:

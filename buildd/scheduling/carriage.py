@@ -51,6 +51,8 @@ class Carriage:
     ) -> None:
         self._engine, self._build, self._action = engine, build, action
         self._in_pool, self._runner, self._on_tool = in_pool, runner, on_tool
+        self.told: frozenset[str] = frozenset()
+        """The files (absolute) of whole lists. A node that begins after such a list has all of them as they are here."""
 
     async def run(self, launch: Launch, here: Launch, parcel: Parcel, on_line: OnLine) -> tuple[Exit, str]:
         """Run a tool on a node; how it ended, and why it was not begun on any.
@@ -130,8 +132,10 @@ class Carriage:
         build.inputs.snapshot.see(normal)
         # A question with __has_include reads nothing, and its answer depends on these.
         present = lookup.files.survey([path for path in normal if path not in action.inputs], action, tool).present
+        files = [*map(absolute, (*declared_files(build, action), *spelled, *present))]
+        self.told = frozenset(map(os.path.normpath, files))
         return pack(
-            map(absolute, (*declared_files(build, action), *spelled, *present)),
+            files,
             map(absolute, (*action.search, *tool.search)),
             build.project,
             (*tool_files(build, action), PLACE),

@@ -5,21 +5,53 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from buildd.cluster import node_inputs
 from buildd.cluster.ray_engine import RayEngine
+from codegen.generate import make_plan
 from protocol import messages as m
-from tests.cluster.test_away_jobs import built_with, connected, nodes_of, project
-from tests.support.clusters import environ, fake_settings
-from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.cluster.test_away_jobs import alone, assert_built_once, built_with, connected, nodes_of, project
+from tests.support import objects
+from tests.support.clusters import environ, fake_settings, gcc_plan
+from tests.support.nvcc_project import plain
+from tests.support.scheduler_harness import Harness, Workspace
+
+__all__ = ["alone"]
+
+HEADERS = {
+    "include/x.h": '#include "linked/y.h"\n#define HERE __FILE__\n',
+    "other/y.h": "static inline int y(int n) { return n + 1; }\nstatic const char *const y_file = __FILE__;\n",
+    # Two files of one content that are read once each: a compiler tells them apart by their times and inodes.
+    "include/one/z.h": '#pragma once\n#include "part.h"\n',
+    "include/two/z.h": '#pragma once\n#include "part.h"\n',
+    "include/one/part.h": "int one(void);\n",
+    "include/two/part.h": "int two(void);\n",
+    "include/asked.h": "#error nobody reads this\n",
+}
+SOURCE = """\
+#include <stdio.h>
+#include "x.h"
+#include "one/z.h"
+#include "two/z.h"
+#if !__has_include("asked.h")
+#error this machine has it
+#endif
+const char *NAME(void) { printf("%s %s %s", HERE, __FILE__, y_file); return one() + two() + y(3) ? "NAME" : ""; }
+"""
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path) -> None:
-    """The folder in which the nodes of this machine keep files."""
-    shutil.rmtree(f"/tmp/buildd-inputs-{os.getuid()}", ignore_errors=True)
+def kept() -> Iterator[Path]:
+    """The folder in which nodes on this machine keep files; empty at first."""
+    folder = Path(f"/tmp/buildd-inputs-{os.getuid()}")
+    shutil.rmtree(folder, ignore_errors=True)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -27,13 +59,104 @@ def workspace(tmp_path: Path) -> Workspace:
     return project(tmp_path)
 
 
-def test_a_node_that_sees_no_file_of_the_project_builds_it(workspace: Workspace) -> None:
-    assert workspace.build(store=str(workspace.folder / "other")).done.outcome is m.Outcome.BUILT
-    alone = workspace.library
+def c_project(folder: Path, *options: str) -> Workspace:
+    workspace = Workspace(folder, make=partial(_with, options), cpus=1)
+    for sub in ("other", "include/one", "include/two"):
+        (workspace.project / sub).mkdir()
+    (workspace.project / "include/linked").symlink_to("../other")
+    for number, (path, text) in enumerate(HEADERS.items()):
+        os.utime(workspace.write(path, text), ns=(0, 1_700_000_000_123_456_789 + number * 10**9))
+    for name in "abc":
+        workspace.write(f"src/{name}.cu", SOURCE.replace("NAME", name))
+    return workspace
+
+
+def _with(options: tuple[str, ...], request: m.Request, knowledge: object) -> object:
+    return gcc_plan(request, knowledge, "-Iinclude", *options)  # type: ignore[arg-type]
+
+
+def built_objects(workspace: Workspace) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((workspace.project / "build").rglob("*.o"))}
+
+
+def test_a_node_that_sees_no_file_of_the_project_builds_it(workspace: Workspace, alone: bytes) -> None:
     story, engine = built_with(workspace, fake_settings(workspace.folder, hidden=workspace.project))
-    assert story.done.outcome is m.Outcome.BUILT and workspace.library == alone
-    assert not story.of(m.Notice), story
-    assert any(nodes_of(story).values()) and engine.losses == 0
+    assert_built_once(story, workspace, alone)
+    assert any(nodes_of(story).values()) and not engine.losses and not story.of(m.Notice)
     assert workspace.build().done.hits == 4, "results of nodes are stored"
     workspace.write("include/x.h", "y\n")
     assert len(workspace.build().ran()) == 4, "headers that were read there are known"
+
+
+@pytest.mark.parametrize("hidden", ["project", "the folder above it", "nothing, but a header is another one"])
+def test_gcc_makes_the_same_object_there(tmp_path: Path, hidden: str) -> None:
+    workspace = c_project(tmp_path / "held", "-g3", "-O1")
+    assert workspace.build(store=str(tmp_path / "other")).done.outcome is m.Outcome.BUILT
+    here = built_objects(workspace)
+    shutil.rmtree(workspace.project / "build")
+    place = {"project": workspace.project, "the folder above it": workspace.folder}.get(hidden)
+    settings = fake_settings(tmp_path, hidden=place or workspace.project / "other")
+    story, engine = built_with(workspace, settings)
+    assert story.done.outcome is m.Outcome.BUILT and built_objects(workspace) == here
+    assert any(nodes_of(story).values()) or not place, engine.problem
+    assert not engine.losses and workspace.build().done.hits == 3
+    if not place:  # what differs there is a header: the first jobs are lost, the next ones carry it
+        for name in "abc":
+            workspace.write(f"src/{name}.cu", SOURCE.replace("NAME", f"{name}{name}"))
+        assert built_with(workspace, settings)[0].done.outcome is m.Outcome.BUILT
+
+
+@pytest.mark.cuda
+def test_nvcc_makes_the_same_object_there(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, make=make_plan, cpus=1)
+    text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\ninclude = ["include"]\n'
+    workspace.write("buildd.toml", f'{text}arch = ["sm_80", "sm_90"]\noutput = "object"\n')
+    workspace.write("include/h.h", "#define HOST 4\n")
+    workspace.write("include/d.h", "static __device__ int d() { return __LINE__; }\n")
+    for name in ("first", "second", "third"):
+        body = f"__global__ void k_{name}(int *p) {{\n#ifdef __CUDA_ARCH__\n*p = d();\n#endif\n}}\n"
+        top = '#ifdef __CUDA_ARCH__\n#include "d.h"\n#else\n#include "h.h"\n#endif\n'
+        workspace.write(f"src/{name}.cu", f'{top}{body}extern "C" const char *{name}() {{ return __FILE__; }}\n')
+    settings = fake_settings(tmp_path, hidden=workspace.project)
+    story, engine = built_with(workspace, settings, environment=dict(os.environ))
+    assert story.done.outcome is m.Outcome.BUILT, story
+    away = [action for action, node in nodes_of(story).items() if node]
+    assert away and not engine.losses, engine.problem
+    names = objects.Names(("first", "second", "third"))
+    for action in away:
+        plain(workspace, tmp_path / "plain/k.o", action)
+        made = workspace.project / f"build/t/obj/src/{action.rpartition('/')[2]}"
+        found = objects.described(made, names=names), objects.described(tmp_path / "plain/k.o", names=names)
+        assert not objects.differences(*found)
+
+
+def test_what_a_node_has_kept_is_not_sent_again(workspace: Workspace, kept: Path) -> None:
+    engine = RayEngine(fake_settings(workspace.folder, hidden=workspace.project), environ())
+    sent: list[int] = []
+
+    async def run() -> None:
+        async with Harness(workspace, cluster=engine) as harness:
+            await connected(engine)
+            for text in ("a", "b"):
+                for name in "abc":
+                    workspace.write(f"src/{name}.cu", f'#include "x.h"\n//! line says {name}\n{name}{text}\n')
+                # Another store each time: it has learned nothing of these quick jobs.
+                request = workspace.request(store=str(workspace.folder / text))
+                assert (await harness.build(request)).done.outcome is m.Outcome.BUILT
+                sent.append(len(list(kept.iterdir())))
+
+    asyncio.run(run())
+    assert 2 <= sent[0] <= 4 and sent[0] < sent[1] <= sent[0] + 3, "the header is there once"
+
+
+def test_a_damaged_file_on_a_node_spoils_no_result(workspace: Workspace, kept: Path, alone: bytes) -> None:
+    settings = fake_settings(workspace.folder, hidden=workspace.project)
+    built_with(workspace, settings)
+    for each in kept.iterdir():
+        each.chmod(0o600)
+        each.write_bytes(each.read_bytes() + b"damage\n")
+    story, engine = built_with(workspace, settings, store=str(workspace.folder / "second"))
+    assert workspace.library == alone and story.done.outcome is m.Outcome.BUILT
+    assert not any(nodes_of(story).values()) and "is another file" in engine.problem
+    story, engine = built_with(workspace, settings, store=str(workspace.folder / "third"))
+    assert any(nodes_of(story).values()) and workspace.library == alone, "what was damaged is gone"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import msgspec
 
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
-from codegen.plan import Discovery, Knowledge, Plan
+from codegen.plan import Discovery, Knowledge, Place, Plan, Ref, Tool, ToolFile
 from protocol import messages as m
 from tests.support.paths import FAKES, ROOT
 from tests.support.scheduler_harness import fake_plan
@@ -49,3 +51,27 @@ def travelling_plan(request: m.Request, knowledge: Knowledge) -> Plan:
         for action in plan.actions
     )
     return msgspec.structs.replace(plan, actions=actions)
+
+
+def gcc_plan(request: m.Request, knowledge: Knowledge, *options: str) -> Plan:
+    """The compiles of `travelling_plan` with gcc, for C, and no link."""
+    plan = travelling_plan(request, knowledge)
+    actions = tuple(
+        msgspec.structs.replace(
+            action,
+            argv=("gcc", *options, "-x", "c", "-c", action.inputs[0], "-o", Ref(place=Place.OUTPUT, name="o")),
+            environment=(("PATH", "/usr/bin:/bin"),),
+            path_sensitive="-g" in options,
+        )
+        for action in plan.actions
+        if action.discovery is Discovery.GCC
+    )
+    tool = Tool(name="fake", files=(ToolFile(role="driver", path=_gcc("gcc")), ToolFile(role="cc1", path=_gcc("cc1"))))
+    return msgspec.structs.replace(plan, actions=actions, tools=(tool,), artifacts=())
+
+
+def _gcc(program: str) -> str:
+    if program == "gcc":
+        return str(shutil.which("gcc"))
+    asked = subprocess.run(["gcc", f"-print-prog-name={program}"], capture_output=True, text=True, check=True)
+    return asked.stdout.strip()
