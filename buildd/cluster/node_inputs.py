@@ -30,7 +30,7 @@ _MOST_LINKS = 40
 DigestOf = Callable[[str], str]
 
 
-class _Lacking(Exception):
+class Lacking(Exception):
     """The node lacks contents; they are named by their digests. None are named where the job has no whole list."""
 
     def __init__(self, digests: Iterable[str] = ()) -> None:
@@ -38,7 +38,7 @@ class _Lacking(Exception):
         self.digests = tuple(dict.fromkeys(digests))
 
 
-class _Unfit(Exception):
+class Refused(Exception):
     """The node cannot show these files to a tool."""
 
 
@@ -58,7 +58,7 @@ class Keep:
             os.mkdir(self.folder, 0o700)
         found = os.lstat(self.folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise _Unfit(f"{self.folder} is not this user's alone")
+            raise Refused(f"{self.folder} is not this user's alone")
 
     def path(self, file: Mapping[str, Any]) -> str:
         """The place of a file of a job."""
@@ -68,7 +68,7 @@ class Keep:
     def add(self, file: Mapping[str, Any], content: bytes) -> None:
         """Keep a file. Fails where the content is another one."""
         if hashlib.sha256(content).hexdigest() != file["sha256"]:
-            raise _Unfit(f"{file['path']} did not arrive whole")
+            raise Refused(f"{file['path']} did not arrive whole")
         fresh = f"{self.folder}/.new-{uuid.uuid4().hex}"
         try:
             with open(fresh, "xb") as opened:
@@ -172,7 +172,7 @@ class Laid:
             self._keep.forget(file)
 
     def fill(self, spec: Mapping[str, Any]) -> None:
-        """Make the folders, links and files. Raises OSError, or `_Lacking` where a file was removed meanwhile."""
+        """Make the folders, links and files. Raises OSError, or `Lacking` where a file was removed meanwhile."""
         for number, place in enumerate(self._tops.values()):
             os.mkdir(place, 0o755)
             if number == 0:
@@ -201,7 +201,7 @@ class Laid:
             except FileNotFoundError:
                 gone.append(file["sha256"])
         if gone:
-            raise _Lacking(gone)
+            raise Lacking(gone)
 
     def command(self, spec: Mapping[str, Any], environment: Mapping[bytes, bytes], told: int) -> list[str]:
         """The command that shows the folders to the tool and becomes the tool; faults go to the descriptor `told`."""
@@ -245,9 +245,9 @@ def lay_out(
     """
     try:
         return _lay_out(spec, blobs, digest_of, entry, keep)
-    except _Lacking as lacking:
+    except Lacking as lacking:
         return ("lacks", lacking.digests)
-    except _Unfit as unfit:
+    except Refused as unfit:
         return ("refused", str(unfit)[:300])
     except OSError as error:
         return ("refused", f"files cannot be laid out in {PLACE}: {error.strerror}")
@@ -262,10 +262,10 @@ def _lay_out(
     if not missing:
         return None
     if not spec["listed"]:
-        raise _Lacking
+        raise Lacking
     for path, top in missing:
         if not top:
-            raise _Unfit(f"{path} is not the same there, and its folder holds more than can be laid out")
+            raise Refused(f"{path} is not the same there, and its folder holds more than can be laid out")
     keep = keep or Keep()
     laid = Laid(spec, _outermost(top for _, top in missing), entry, keep)
     lacking = []
@@ -281,7 +281,7 @@ def _lay_out(
         else:
             keep.add(file, content)
     if lacking:
-        raise _Lacking(lacking)
+        raise Lacking(lacking)
     keep.trim()
     laid.fill(spec)
     return laid
