@@ -22,7 +22,7 @@ MOST_ENTRIES = 2000
 """A folder is shown again entry by entry, if another one is to appear in it."""
 
 
-class View:
+class MountView:
     """The file system as the tool will see it."""
 
     def __init__(self, spare: str) -> None:
@@ -101,7 +101,7 @@ def _write(path: str, text: str) -> None:
 
 def main(plan: dict[str, Any]) -> None:
     os.chdir("/")
-    view = View(plan["spare"])
+    view = MountView(plan["spare"])
     # Opened before anything is covered: what is to appear lies in a folder that may be covered itself.
     opened = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder, _ in plan["shown"]]
     for descriptor, (_, path) in zip(opened, plan["shown"], strict=True):

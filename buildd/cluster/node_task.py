@@ -39,7 +39,7 @@ _known: dict[str, tuple[Stamp, str]] = {}
 _swept: set[str] = set()
 
 
-class Shown(Protocol):
+class LaidFiles(Protocol):
     """Files that were laid out, and that the tool sees elsewhere."""
 
     def where(self, path: str) -> str:
@@ -52,7 +52,7 @@ class Shown(Protocol):
         """The command that becomes the tool; faults before that go to the descriptor `told`."""
 
 
-Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "Shown | None | tuple[Any, ...]"]
+Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "LaidFiles | None | tuple[Any, ...]"]
 """Lays out the files of a job; returns None where they are in their places, and a message where they cannot be."""
 
 
@@ -151,7 +151,7 @@ def _sweep(place: str, prefix: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _in_folder(spec: Mapping[str, Any], folder: str, laid: Shown | None) -> Iterator[tuple[Any, ...]]:
+def _in_folder(spec: Mapping[str, Any], folder: str, laid: LaidFiles | None) -> Iterator[tuple[Any, ...]]:
     for name in spec["outputs"]:
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
     environment = {**dict(spec["environment"]), **{os.fsencode(name): b"" for name in HIDDEN}}
@@ -182,7 +182,7 @@ def _in_folder(spec: Mapping[str, Any], folder: str, laid: Shown | None) -> Iter
 
 
 def _started(
-    spec: Mapping[str, Any], environment: Mapping[bytes, bytes], laid: Shown | None
+    spec: Mapping[str, Any], environment: Mapping[bytes, bytes], laid: LaidFiles | None
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The tool's process, and why it could not become the tool. Raises OSError."""
     hear, tell = os.pipe() if laid is not None else (-1, -1)
@@ -256,7 +256,7 @@ def _write(descriptor: int, left: memoryview) -> memoryview:
         return left[:0]
 
 
-def _found(spec: Mapping[str, Any], folder: str, status: int, laid: Shown | None) -> dict[str, Any]:
+def _found(spec: Mapping[str, Any], folder: str, status: int, laid: LaidFiles | None) -> dict[str, Any]:
     """What a tool has left: its outputs, its depfile, the digests of the files in it, and their rivals."""
     outputs: dict[str, bytes] = {}
     room = MOST_OUTPUT_BYTES

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from buildd.cluster import node_inputs
 from buildd.cluster.ray_engine import RayEngine
 from codegen.generate import make_plan
 from protocol import messages as m
@@ -54,19 +54,25 @@ def kept() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def namespaces() -> None:
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no user namespaces")
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     return project(tmp_path)
 
 
-def c_project(folder: Path, *options: str) -> Workspace:
+def c_project(folder: Path, *options: str, sources: str = "abc") -> Workspace:
     workspace = Workspace(folder, make=partial(_with, options), cpus=1)
     for sub in ("other", "include/one", "include/two"):
         (workspace.project / sub).mkdir()
     (workspace.project / "include/linked").symlink_to("../other")
     for number, (path, text) in enumerate(HEADERS.items()):
         os.utime(workspace.write(path, text), ns=(0, 1_700_000_000_123_456_789 + number * 10**9))
-    for name in "abc":
+    for name in sources:
         workspace.write(f"src/{name}.cu", SOURCE.replace("NAME", name))
     return workspace
 
@@ -160,3 +166,10 @@ def test_a_damaged_file_on_a_node_spoils_no_result(workspace: Workspace, kept: P
     assert not any(nodes_of(story).values()) and "is another file" in engine.problem
     story, engine = built_with(workspace, settings, store=str(workspace.folder / "third"))
     assert any(nodes_of(story).values()) and workspace.library == alone, "what was damaged is gone"
+
+
+def test_where_nodes_allow_no_mounts_the_jobs_stay_here(workspace: Workspace, alone: bytes) -> None:
+    settings = fake_settings(workspace.folder, hidden=workspace.project, fault="closed")
+    story, engine = built_with(workspace, settings)
+    assert_built_once(story, workspace, alone)
+    assert not any(nodes_of(story).values()) and "the node allows no namespaces for mounts" in engine.problem

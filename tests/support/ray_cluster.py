@@ -73,15 +73,22 @@ class RayCluster:
             ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"],
         )
 
-    def add(self, name: str, cpus: int = 2, *, environ: dict[str, str] | None = None) -> RayNode:
-        """Start a worker node, and wait until it serves."""
-        return self._start(name, [f"--address={self.address}", f"--num-cpus={cpus}"], environ)
+    def add(
+        self, name: str, cpus: int = 2, *, environ: dict[str, str] | None = None, hidden: Path | None = None
+    ) -> RayNode:
+        """Start a worker node, and wait until it serves. For it, the folder `hidden` is empty."""
+        # With a user namespace also root has one here: such a node allows what any user's node allows.
+        prefix = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)] if hidden else []
+        return self._start(name, [f"--address={self.address}", f"--num-cpus={cpus}"], environ, prefix)
 
-    def _start(self, name: str, options: list[str], environ: dict[str, str] | None = None) -> RayNode:
+    def _start(
+        self, name: str, options: list[str], environ: dict[str, str] | None = None, prefix: list[str] | None = None
+    ) -> RayNode:
         log = self.folder / f"{name}.start"
         with open(log, "wb") as said:
             process = subprocess.Popen(
                 [
+                    *(prefix or ()),
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
                     *("--object-store-memory=80000000", f"--node-name={name}", *options),
                 ],

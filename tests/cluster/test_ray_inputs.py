@@ -1,0 +1,64 @@
+"""A real cluster of two nodes, one of which does not see the project."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildd.cluster.ray_engine import RayEngine
+from buildd.cluster.ray_settings import RaySettings
+from protocol import messages as m
+from tests.cluster.test_away_jobs import nodes_of
+from tests.cluster.test_carried_inputs import built_objects, c_project
+from tests.support.clusters import environ
+from tests.support.ray_cluster import RayCluster
+from tests.support.scheduler_harness import Harness
+from tests.support.waiting import until_async
+
+__all__ = ["namespaces"]
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RayCluster]:
+    shutil.rmtree(f"/tmp/buildd-inputs-{os.getuid()}", ignore_errors=True)
+    cluster = RayCluster()
+    (tmp_path / "held").mkdir()
+    try:
+        cluster.add("beta", cpus=2)
+        cluster.add("gamma", cpus=2, hidden=tmp_path / "held")
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_both_nodes_make_the_objects_of_this_machine(cluster: RayCluster, tmp_path: Path) -> None:
+    workspace = c_project(tmp_path / "held", "-g3", "-O1", sources="abcdefgh")
+    assert workspace.build(store=str(tmp_path / "other")).done.outcome is m.Outcome.BUILT
+    here = built_objects(workspace)
+    engine = RayEngine(RaySettings(cluster.address, sys.executable), environ())
+
+    async def run() -> set[str]:
+        used: set[str] = set()
+        async with Harness(workspace, cluster=engine) as harness:
+            engine.wake()
+            await until_async(lambda: engine.slots() >= 4, "both nodes are there", 120.0)
+            # While the nodes start their first workers, this machine may do all there is to do.
+            for number in range(50):
+                shutil.rmtree(workspace.project / "build")
+                story = await harness.build(workspace.request(store=str(tmp_path / f"store-{number}")))
+                assert story.done.outcome is m.Outcome.BUILT and built_objects(workspace) == here
+                assert not story.of(m.Notice)
+                used.update(nodes_of(story).values())
+                if used >= {"beta", "gamma"}:
+                    break
+        return used
+
+    assert asyncio.run(run()) == {"", "beta", "gamma"}, engine.problem
+    assert not engine.losses
