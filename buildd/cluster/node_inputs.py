@@ -231,7 +231,7 @@ def _link_at(path: str) -> str:
 
 def lay_out(
     spec: Mapping[str, Any], blobs: Mapping[str, bytes], digest_of: DigestOf, entry: str, keep: Keep | None = None
-) -> Laid | None | tuple[Any, ...]:
+) -> Laid | tuple[Any, ...] | None:
     """Lay out the files of a job in its folder; None where this machine has all of them at their paths.
 
     Args:

@@ -52,7 +52,7 @@ class LaidFiles(Protocol):
         """The command that becomes the tool; faults before that go to the descriptor `told`."""
 
 
-Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "LaidFiles | None | tuple[Any, ...]"]
+Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "LaidFiles | tuple[Any, ...] | None"]
 """Lays out the files of a job; returns None where they are in their places, and a message where they cannot be."""
 
 

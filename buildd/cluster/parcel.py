@@ -35,6 +35,7 @@ class Parcel:
         cargo: the files that it reads, which a node may lack.
         blobs: SHA-256 -> content of those that the node has said it lacks.
         node: id of the only node that may have it; empty for any.
+        beside: id of the node that has the same job already, and does not get this one; empty where none has it.
     """
 
     folder: str = field(default_factory=new_folder)
@@ -44,6 +45,7 @@ class Parcel:
     search: tuple[str, ...] = ()
     cpus: int = 1
     memory_bytes: int = 0
-    cargo: Cargo = Cargo()
+    cargo: Cargo = field(default_factory=Cargo)
     blobs: dict[str, bytes] = field(default_factory=dict)
     node: str = ""
+    beside: str = ""

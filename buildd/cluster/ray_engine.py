@@ -47,6 +47,8 @@ class RayEngine:
         """How many jobs were lost."""
         self.done = 0
         """How many jobs came back."""
+        self.second_starts = 0
+        """How many jobs were begun on a second node."""
         self._environ = dict(environ)
         self._nodes: dict[str, wire.ClusterNode] = {}
         self._avoided: dict[str, float] = {}
@@ -80,7 +82,29 @@ class RayEngine:
         fit = [node for node in self._fit(now_s) if node.memory_bytes >= memory_bytes]
         if self._breaker.is_open:
             return min(1, sum(node.cpus for node in fit))  # one job shows whether it is well again
-        return sum(node.cpus for node in fit)
+        # Jobs that were begun a second time take slots of which their callers know nothing.
+        return max(0, sum(node.cpus for node in fit) - sum(bool(tool.parcel.beside) for tool in self._tools.values()))
+
+    def has_room_beside(self, tool: RemoteTool) -> bool:
+        """Whether a node other than a tool's could take the same job now, and no job waits for a node."""
+        now_s = time.monotonic()
+        taken: Counter[str] = Counter()
+        for each in self._tools.values():
+            taken[each.node] += each.parcel.cpus
+        if taken[""] or self._breaker.is_open:
+            return False
+        asked = tool.parcel
+        return any(
+            node.id != tool.node
+            and node.memory_bytes >= asked.memory_bytes
+            and taken[node.id] + asked.cpus <= node.cpus
+            for node in self._fit(now_s)
+        )
+
+    @property
+    def tools(self) -> tuple[RemoteTool, ...]:
+        """The tools that the cluster has."""
+        return tuple(self._tools.values())
 
     @property
     def bridge_pid(self) -> int:
@@ -132,6 +156,7 @@ class RayEngine:
             tool.lost(self.problem or "the cluster is not connected")
             return tool
         self._tools[number] = tool
+        self.second_starts += bool(parcel.beside)
         now_s = time.monotonic()
         self._breaker.allows(now_s)
         process.send(
@@ -150,7 +175,10 @@ class RayEngine:
                 search=parcel.search,
                 cpus=parcel.cpus,
                 memory_bytes=parcel.memory_bytes,
-                avoided=tuple(node for node, until_s in self._avoided.items() if until_s > now_s),
+                avoided=(
+                    *(node for node, until_s in self._avoided.items() if until_s > now_s),
+                    *filter(None, (parcel.beside,)),
+                ),
                 node=parcel.node,
                 inputs=parcel.cargo.files,
                 listed=parcel.cargo.listed,
@@ -191,6 +219,8 @@ class RayEngine:
             self._breaker.succeeded()
         elif tool.unfit:
             self.distrust(tool, tool.why)
+        elif tool.recalled:
+            pass
         elif tool.why:
             self.losses += 1
             self.problem = f"{self.name_of(tool.node)}: {tool.why}" if tool.node else tool.why

@@ -50,6 +50,8 @@ class RemoteTool:
         """The node has not begun it, because it needs these contents; none are named where it needs the whole list."""
         self.asked_s = time.monotonic()
         """When it was given to the cluster."""
+        self.begun_s = 0.0
+        """When it began on its node, as far as was heard; 0 before."""
         self.settled = asyncio.Event()
         """Set once it has begun on a node, or has ended before."""
         self.found: wire.Ended | None = None
@@ -60,7 +62,6 @@ class RemoteTool:
         self._lines = {name: Lines() for name in ("stdout", "stderr")}
         self._captures = {name: Capture() for name in ("stdout", "stderr")}
         self._reason: EndReason | None = None
-        self._began = False
         self._due_s = time.monotonic() + PENDING_S
         """When it is lost, unless it is heard of before."""
 
@@ -72,6 +73,11 @@ class RemoteTool:
     def listed(self) -> bool:
         """Whether the node was told of all files that it reads."""
         return self.parcel.cargo.listed
+
+    @property
+    def recalled(self) -> bool:
+        """Whether it was ended from here."""
+        return self._reason is not None
 
     @property
     def done(self) -> bool:
@@ -111,12 +117,12 @@ class RemoteTool:
             return
         now_s = time.monotonic()
         if self._reason is None:
-            self._due_s = now_s + (SILENT_S if self._began else CHECK_S)
+            self._due_s = now_s + (SILENT_S if self.begun_s else CHECK_S)
         match message:
             case wire.At():
                 self.node = message.node
             case wire.Begun():
-                self._began = True
+                self.begun_s = now_s
                 self.settled.set()
                 self._due_s = min(self._due_s, now_s + SILENT_S)
             case wire.Beat():

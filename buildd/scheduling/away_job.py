@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,12 @@ from buildd.cluster.node_task import digest_of
 from buildd.cluster.parcel import Parcel, new_folder
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.remote_tool import RemoteTool
-from buildd.errors import RunnerError
-from buildd.processes.executor import BegunTool, Executor
+from buildd.processes.executor import Executor
 from buildd.processes.launch import EndReason, Launch
 from buildd.scheduling.carriage import Carriage, declared
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.job_failures import storage_failure
+from buildd.scheduling.second_start import SecondStart
 from buildd.scheduling.travel import depfiles_of, outputs_of, tool_files
 from buildd.state.events import Ending
 
@@ -38,8 +39,9 @@ class AwayJob(Execution):
         super().__init__(*args, **more)
         self._engine = engine
         self._parcel = Parcel()
-        self._tool: RemoteTool | None = None
-        self._carriage: Carriage | None = None
+        self._carriages: list[Carriage] = []
+        """Its ways to a node, at most two; the last one counts."""
+        self._here = Launch((), "")
         self._seen: frozenset[str] = frozenset()
         self._why = ""
         self._stays = False
@@ -54,11 +56,15 @@ class AwayJob(Execution):
         return self._engine.name_of(self._tool.node) if self._tool is not None and self._tool.node else ""
 
     @property
+    def _tool(self) -> RemoteTool | None:
+        return self._carriages[-1].tool if self._carriages else None
+
+    @property
     def why_lost(self) -> str:
         return self._why
 
     def prepare(self) -> Launch:
-        super().prepare()
+        self._here = super().prepare()
         folder, action = new_folder(), self.action
         files = {path: digest_of(path) for path in tool_files(self.build, action)}
         snapshot = self.build.inputs.snapshot
@@ -81,21 +87,28 @@ class AwayJob(Execution):
         if self._stays:
             return self._lose("")
         self._began_ns = time.time_ns()
-        carriage = self._carriage = Carriage(
-            self._engine, self.build, self.action, in_pool=self._in_pool, runner=runner, on_tool=self._hold_on_to
+        first = Carriage(
+            self._engine,
+            self.build,
+            self.action,
+            launch=launch,
+            here=self._here,
+            parcel=self._parcel,
+            in_pool=self._in_pool,
+            runner=runner,
+            on_line=self._line,
         )
-        try:
-            here = await self._in_pool(self._launch_in, self._private)
-            exit, problem = await carriage.run(launch, here, self._parcel, self._line)
-        except RunnerError as error:
-            return self._lose(error.message)
-        except OSError as error:
-            return self._lose(f"{error.filename}: {error.strerror}")
-        if exit.cancelled or self._kill is EndReason.CANCELLED:
+        start = SecondStart(self._engine, first, self._launch_in, self._in_pool, self._line_again, self.expected_s)
+        self._carriages = start.carriages
+        if self._kill is not None:
+            first.end(self._kill)
+        counts = await start.run()
+        self._parcel, exit, tool = counts.parcel, counts.exit, counts.tool
+        if self._kill is EndReason.CANCELLED or (exit is not None and exit.cancelled):
             return Ending.KILLED
-        if exit.lost or self._tool is None:
-            return self._lose(problem or (self._tool.why if self._tool is not None else ""))
-        if not exit.ok or self._tool.found is None:
+        if exit is None or exit.lost or tool is None:
+            return self._lose(counts.problem)
+        if tool.found is None or not exit.ok:
             # Only a failure on this machine is the user's: the node may have a full disk, or lack a header.
             return self._lose(f"{self.action.kind} ended with status {exit.status}")
         private, folder = os.fsencode(self._private), os.fsencode(self._parcel.folder)
@@ -103,12 +116,12 @@ class AwayJob(Execution):
             exit, stdout=exit.stdout.replace(folder, private), stderr=exit.stderr.replace(folder, private)
         )
         try:
-            other: str = await self._in_pool(self._unpack, self._tool.found)
+            other: str = await self._in_pool(self._unpack, tool.found)
         except OSError as error:
             self.failure = storage_failure(error, self._private)
             return Ending.FAILED
-        if other and self._tool.listed:
-            self._engine.distrust(self._tool, other)
+        if other and tool.listed:
+            self._engine.distrust(tool, other)
         elif other:
             # The next jobs bring their files.
             self._engine.holds.apart.add(self.build.project)
@@ -116,15 +129,21 @@ class AwayJob(Execution):
             return self._lose(other)
         return None
 
-    def _hold_on_to(self, tool: BegunTool) -> bool:
-        self._job = tool
-        if isinstance(tool, RemoteTool):
-            self._tool = tool
-        return self._kill is not None
+    def kill(self, reason: EndReason) -> None:
+        self._kill = self._kill or reason
+        for carriage in self._carriages:
+            carriage.end(reason)
 
     def _line(self, stream: str, text: str) -> None:
         self.told[stream, text] += 1
         super()._line(stream, text)
+
+    def _line_again(self, told: Counter[tuple[str, str]], stream: str, text: str) -> None:
+        """Tell a line of a second start, unless the first one has told it: it is in `told` then, and leaves it."""
+        if told[stream, text]:
+            told[stream, text] -= 1
+        else:
+            self._line(stream, text)
 
     def _lose(self, why: str) -> Ending:
         self._why = f"{self.node or 'the cluster'}: {why}" if why else ""
@@ -148,10 +167,10 @@ class AwayJob(Execution):
                 continue
             if spelled not in there or there[spelled] != digest_of(path):
                 return f"{path} is another file there"
-        assert self._tool is not None and self._tool.found is not None and self._carriage is not None
+        assert self._tool is not None and self._tool.found is not None
         self._seen = frozenset(map(os.path.normpath, (*absolute.values(), *self._tool.found.rivals)))
         if self._tool.listed:
-            self._seen |= self._carriage.told
+            self._seen |= self._carriages[-1].told
         return ""
 
     def _seen_there(self) -> frozenset[str] | None:

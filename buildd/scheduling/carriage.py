@@ -18,9 +18,10 @@ from buildd.cluster.cargo import Cargo, contents, known_alone, pack
 from buildd.cluster.parcel import PLACE, Parcel
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.remote_tool import RemoteTool
+from buildd.errors import RunnerError
 from buildd.keys import depfiles
 from buildd.processes.executor import BegunTool, Executor
-from buildd.processes.launch import Exit, Launch
+from buildd.processes.launch import EndReason, Exit, Launch
 from buildd.processes.running_tool import OnLine
 from buildd.scheduling.travel import declared_files, listing, tool_files
 from codegen.plan import Action
@@ -34,9 +35,12 @@ class Carriage:
 
     Args:
         build, action: the job's.
+        launch: as the node runs it.
+        here: as this machine would run it, in a folder that exists.
+        parcel: with the files that were declared, or with all that the job reads.
         in_pool: runs a function that touches files in a worker thread.
         runner: runs tools on this machine.
-        on_tool: is told of each tool that is begun, the last one counts; returns whether it is to be ended at once.
+        on_line: hears the tool's lines.
     """
 
     def __init__(
@@ -45,74 +49,126 @@ class Carriage:
         build: ActiveBuild,
         action: Action,
         *,
+        launch: Launch,
+        here: Launch,
+        parcel: Parcel,
         in_pool: Callable[..., Awaitable[Any]],
         runner: Executor,
-        on_tool: Callable[[BegunTool], bool],
+        on_line: OnLine,
     ) -> None:
-        self._engine, self._build, self._action = engine, build, action
-        self._in_pool, self._runner, self._on_tool = in_pool, runner, on_tool
+        self.launch, self.here, self.parcel = launch, here, parcel
+        self.tool: RemoteTool | None = None
+        """The tool that was begun last."""
+        self.exit: Exit | None = None
+        """How it ended; None where it was not begun."""
+        self.problem = ""
+        """Why it has not ended well, as far as that is known."""
         self.told: frozenset[str] = frozenset()
-        """The files (absolute) of whole lists. A node that begins after such a list has all of them as they are here."""
+        """The files (absolute) of its whole list. A node that begins after such a list has them as they are here."""
+        self.lines: list[tuple[str, str]] = []
+        """What it has said."""
+        self._engine, self._build, self._action = engine, build, action
+        self._in_pool, self._runner, self._on_line = in_pool, runner, on_line
+        self._living: BegunTool | None = None
+        self._ended: EndReason | None = None
 
-    async def run(self, launch: Launch, here: Launch, parcel: Parcel, on_line: OnLine) -> tuple[Exit, str]:
-        """Run a tool on a node; how it ended, and why it was not begun on any.
+    @property
+    def good(self) -> bool:
+        """Whether it has brought outputs back."""
+        return self.exit is not None and self.exit.ok and self.tool is not None and self.tool.found is not None
 
-        Args:
-            launch: as the node runs it.
-            here: as this machine would run it, in a folder that exists.
-            parcel: with the files that were declared.
-            on_line: hears the tool's lines.
+    def again(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> Carriage:
+        """Another way for the same job."""
+        other = Carriage(
+            self._engine,
+            self._build,
+            self._action,
+            launch=launch,
+            here=self.here,
+            parcel=parcel,
+            in_pool=self._in_pool,
+            runner=self._runner,
+            on_line=on_line,
+        )
+        other.told = self.told
+        return other
 
-        Raises:
-            RunnerError, OSError.
-        """
+    def end(self, reason: EndReason = EndReason.CANCELLED) -> None:
+        """End its tool, and begin no other. Its lines are not heard any more."""
+        self._ended = self._ended or reason
+        if self._living is not None:
+            self._living.kill(reason)
+
+    async def run(self) -> None:
+        """Run the tool on a node; afterwards `exit` and `problem` say how it went."""
+        try:
+            self.exit = await self._run()
+        except RunnerError as error:
+            self.problem = error.message
+        except OSError as error:
+            self.problem = f"{error.filename}: {error.strerror}"
+        if not self.problem and self.tool is not None:
+            self.problem = self.tool.why
+
+    async def _run(self) -> Exit | None:
         holds = self._engine.holds
-        if self._build.project in holds.apart:
-            parcel = replace(parcel, cargo=await self._whole(here) or parcel.cargo)
-        tool = self._begin(launch, parcel, on_line)
+        if self._build.project in holds.apart and not self.parcel.cargo.listed:
+            self._load(await self._whole())
+        tool = self._begin(self.parcel)
         exit = await tool.wait()
         for _ in range(MOST_TRIES):
             if tool.lacks is None or exit.cancelled:
-                return exit, ""
-            if not parcel.cargo.listed:
+                return exit
+            if not self.parcel.cargo.listed:
                 holds.apart.add(self._build.project)
-                cargo = await self._whole(here)
-                if cargo is None:
-                    return exit, "the files that it reads cannot be listed beforehand"
-                parcel = replace(parcel, cargo=cargo)
-                tool = self._begin(launch, replace(parcel, node=tool.node), on_line)
+                if not self._load(await self._whole()):
+                    self.problem = "the files that it reads cannot be listed beforehand"
+                    return exit
+                tool = self._begin(replace(self.parcel, node=tool.node))
             else:
-                tool = await self._given(tool, launch, parcel, on_line)
+                tool = await self._given(tool)
             exit = await tool.wait()
-        return exit, "the node keeps asking for files"
+        self.problem = "the node keeps asking for files"
+        return exit
 
-    def _begin(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteTool:
-        tool = self._engine.lane(parcel).begin(launch, on_line)
-        if self._on_tool(tool):
-            tool.kill()
+    def _load(self, cargo: Cargo | None) -> bool:
+        if cargo is not None:
+            self.parcel = replace(self.parcel, cargo=cargo)
+        return cargo is not None
+
+    def _begin(self, parcel: Parcel) -> RemoteTool:
+        tool = self.tool = self._engine.lane(parcel).begin(self.launch, self._hear)
+        self._living = tool
+        if self._ended is not None:
+            tool.kill(self._ended)
         return tool
 
-    async def _given(self, asked: RemoteTool, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteTool:
+    def _hear(self, stream: str, text: str) -> None:
+        if self._ended is None:
+            self.lines.append((stream, text))
+            self._on_line(stream, text)
+
+    async def _given(self, asked: RemoteTool) -> RemoteTool:
         """The tool begun again, with the contents that its node has asked for."""
         node, holds = asked.node, self._engine.holds
         async with holds.turn(node):
             lacking = holds.still_lacking(node, asked.lacks or (), asked.asked_s)
-            blobs = await self._in_pool(contents, parcel.cargo, lacking)
-            tool = self._begin(launch, replace(parcel, node=node, blobs=blobs), on_line)
+            blobs = await self._in_pool(contents, self.parcel.cargo, lacking)
+            tool = self._begin(replace(self.parcel, node=node, blobs=blobs))
             await tool.settled.wait()
-            if tool.lacks is None and not tool.done:
-                holds.given(node, (file.sha256 for file in parcel.cargo.files), time.monotonic())
+            if tool.begun_s:
+                holds.given(node, (file.sha256 for file in self.parcel.cargo.files), time.monotonic())
         return tool
 
-    async def _whole(self, here: Launch) -> Cargo | None:
+    async def _whole(self) -> Cargo | None:
         """All files that the job will read, from a preprocessor's run on this machine."""
         async with self._engine.holds.listing:
-            tool = self._runner.begin(listing(here, self._action), lambda stream, text: None)
-            if self._on_tool(tool):
-                tool.kill()
+            if self._ended is not None:
+                return None
+            tool = self._living = self._runner.begin(listing(self.here, self._action), lambda stream, text: None)
             if not (await tool.wait()).ok:
                 return None
-        cargo: Cargo | None = await self._in_pool(self._packed, dict(here.environment)["TMPDIR"])
+        cargo: Cargo | None = await self._in_pool(self._packed, dict(self.here.environment)["TMPDIR"])
         return cargo
 
     def _packed(self, folder: str) -> Cargo | None:
@@ -145,4 +201,3 @@ class Carriage:
 def declared(build: ActiveBuild, action: Action) -> Cargo:
     """The cargo of a job whose headers are not known. In a worker thread."""
     return known_alone(declared_files(build, action))
-

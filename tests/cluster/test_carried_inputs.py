@@ -1,4 +1,4 @@
-"""Builds on nodes that do not see the project's files: these are carried there, and results stay those of this machine."""
+"""Builds on nodes that do not see the project: its files are carried there, and results stay those of this machine."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def test_a_laid_tree_is_like_the_one_here(here: Path, tmp_path: Path) -> None:
     for path in ("src/a.c", "include/h.h", "src/again.h", "src/twin.h", "src/../include/../src/a.c"):
         there, own = os.stat(tree.where(f"{here}/{path}")), os.stat(here / path)
         assert (there.st_size, there.st_mtime_ns) == (own.st_size, own.st_mtime_ns), path
-    real, again, twin = (os.stat(tree.where(f"{here}/{path}")).st_ino for path in ("real/h.h", "src/again.h", "src/twin.h"))
+    real, again, twin = (
+        os.stat(tree.where(f"{here}/{path}")).st_ino for path in ("real/h.h", "src/again.h", "src/twin.h")
+    )
     assert real == again != twin, "files are one where they are one here, not where they are alike"
     place = tree.where(f"{here}/real/h.h").removesuffix("/real/h.h")
     assert os.readlink(f"{place}/include") == "real"
@@ -72,7 +74,9 @@ def test_what_stands_there_as_it_stands_here_is_not_laid_out(here: Path, tmp_pat
     spec = spec_of(load, tmp_path / "job")
     assert node_inputs.lay_out(spec, {}, digest_of, ENTRY, None) is None
     (here / "real/h.h").write_text("another\n")
-    other = node_inputs.lay_out(spec, {}, lambda path: digest_of(path, {}), ENTRY, node_inputs.Keep(str(tmp_path / "k")))
+    other = node_inputs.lay_out(
+        spec, {}, lambda path: digest_of(path, {}), ENTRY, node_inputs.Keep(str(tmp_path / "k"))
+    )
     assert isinstance(other, tuple) and len(other[1]) == 1, "what is the same there does not travel"
 
 

@@ -15,7 +15,7 @@ from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
 from protocol import messages as m
 from tests.cluster.test_away_jobs import nodes_of
-from tests.cluster.test_carried_inputs import built_objects, c_project
+from tests.cluster.test_carried_inputs import built_objects, c_project, namespaces
 from tests.support.clusters import environ
 from tests.support.ray_cluster import RayCluster
 from tests.support.scheduler_harness import Harness

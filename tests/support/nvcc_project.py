@@ -59,9 +59,7 @@ def plain(workspace: Workspace, made: Path, name: str = "") -> subprocess.Comple
     """What nvcc itself makes of the project's first source, or of the one with an action of this name."""
     plan = plan_for(request_for(workspace.project))
     action = next(each for each in plan.actions if name in ("", each.name))
-    launch = launch_of(
-        action, plan.tools[0], project=str(workspace.project), private=str(made.parent), where=str
-    )
+    launch = launch_of(action, plan.tools[0], project=str(workspace.project), private=str(made.parent), where=str)
     shutil.rmtree(made.parent, ignore_errors=True)
     made.parent.mkdir()
     done = subprocess.run(
