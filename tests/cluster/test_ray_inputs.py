@@ -62,3 +62,34 @@ def test_both_nodes_make_the_objects_of_this_machine(cluster: RayCluster, tmp_pa
 
     assert asyncio.run(run()) == {"", "beta", "gamma"}, engine.problem
     assert not engine.losses
+
+
+def test_two_daemons_share_a_cluster(cluster: RayCluster, tmp_path: Path) -> None:
+    """Both carry the same headers to the same node at the same time, and each has its own results."""
+    works = [c_project(tmp_path / "held" / name, "-O1", sources="abcdef") for name in ("one", "two")]
+    here = []
+    for work in works:
+        assert work.build(store=str(tmp_path / "other" / work.folder.name)).done.outcome is m.Outcome.BUILT
+        here.append(built_objects(work))
+    engines = [RayEngine(RaySettings(cluster.address, sys.executable), environ()) for _ in works]
+
+    async def build(number: int) -> set[str]:
+        work, engine = works[number], engines[number]
+        used: set[str] = set()
+        async with Harness(work, cluster=engine) as harness:
+            engine.wake()
+            await until_async(lambda: engine.slots() >= 4, "both nodes are there", 120.0)
+            for turn in range(50):
+                shutil.rmtree(work.project / "build")
+                story = await harness.build(work.request(store=str(tmp_path / f"store-{number}-{turn}")))
+                assert story.done.outcome is m.Outcome.BUILT and built_objects(work) == here[number]
+                assert len(story.of(m.Finished)) == 6
+                used.update(nodes_of(story).values())
+                if used >= {"beta", "gamma"}:
+                    break
+        return used
+
+    async def run() -> list[set[str]]:
+        return list(await asyncio.gather(*map(build, range(2))))
+
+    assert asyncio.run(run()) == [{"", "beta", "gamma"}] * 2

@@ -15,6 +15,7 @@ from tests.support.clusters import environ, fake_settings
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.waiting import until_async
 
+
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.setattr(second_start, "LEAST_S", 0.3)
