@@ -54,11 +54,12 @@ def pack(paths: Iterable[str], folders: Iterable[str], cwd: str, fixed: Iterable
     Args:
         paths: files that it reads (absolute, as the tool spells them).
         folders: that it looks into (absolute); in their places a node may put what it was given.
-        cwd: the folder that it runs in, likewise.
+        cwd: the folder that it runs in, likewise; empty where that is a folder of the job's own.
         fixed: files of the tool, and other paths that must stay as they are on the node.
     """
     walk = _Walk()
-    places = [real for folder in (cwd, *folders) if (real := walk.follow(folder)) and os.path.isdir(real)]
+    asked = (cwd, *folders) if cwd else tuple(folders)
+    places = [real for folder in asked if (real := walk.follow(folder)) and os.path.isdir(real)]
     found: dict[str, os.stat_result] = {}
     for path in paths:
         real = walk.follow(path)
@@ -69,7 +70,7 @@ def pack(paths: Iterable[str], folders: Iterable[str], cwd: str, fixed: Iterable
         if not real or not is_text(real) or not stat.S_ISREG(seen.st_mode):
             return None
         found[real] = seen
-    if len(found) > MOST_FILES or sum(seen.st_size for seen in found.values()) > MOST_BYTES or not places:
+    if len(found) > MOST_FILES or sum(seen.st_size for seen in found.values()) > MOST_BYTES:
         return None
     tops = _Tops(places, [each for path in fixed for each in (path, os.path.realpath(path))])
     first: dict[tuple[int, int], str] = {}
@@ -87,9 +88,10 @@ def pack(paths: Iterable[str], folders: Iterable[str], cwd: str, fixed: Iterable
     if not all(file.sha256 for file in files) or not all(map(is_text, (*walk.folders, *walk.links.values()))):
         return None
     needed = {path: tops.of(os.path.dirname(path)) for path in walk.links}
-    return Cargo(
-        files, True, walk.links, tuple(sorted({*places, *walk.folders})), {**needed, places[0]: tops.of(places[0])}
-    )
+    if cwd:
+        real = walk.follow(cwd)
+        needed[real] = tops.of(real)
+    return Cargo(files, True, walk.links, tuple(sorted({*places, *walk.folders})), needed)
 
 
 def contents(cargo: Cargo, digests: Collection[str]) -> dict[str, bytes]:

@@ -135,6 +135,8 @@ class AwayJob(Execution):
             carriage.end(reason)
 
     def _line(self, stream: str, text: str) -> None:
+        if self._here.quiet:
+            return  # what a step says is told with the job that it is a part of
         self.told[stream, text] += 1
         super()._line(stream, text)
 

@@ -24,7 +24,7 @@ from buildd.processes.executor import BegunTool, Executor
 from buildd.processes.launch import EndReason, Exit, Launch
 from buildd.processes.running_tool import OnLine
 from buildd.scheduling.travel import declared_files, listing, tool_files
-from codegen.plan import Action
+from codegen.plan import Action, Discovery
 
 MOST_TRIES = 5
 """A node may lose files between its answer and their arrival, for jobs of others; but not again and again."""
@@ -152,12 +152,12 @@ class Carriage:
         """The tool begun again, with the contents that its node has asked for."""
         node, holds = asked.node, self._engine.holds
         async with holds.turn(node):
-            lacking = holds.still_lacking(node, asked.lacks or (), asked.asked_s)
+            lacking = holds.still_lacking(node, self.parcel.cargo.files, asked.lacks or (), asked.asked_s)
             blobs = await self._in_pool(contents, self.parcel.cargo, lacking)
             tool = self._begin(replace(self.parcel, node=node, blobs=blobs))
             await tool.settled.wait()
             if tool.begun_s:
-                holds.given(node, (file.sha256 for file in self.parcel.cargo.files), time.monotonic())
+                holds.given(node, self.parcel.cargo.files, time.monotonic())
         return tool
 
     async def _whole(self) -> Cargo | None:
@@ -199,5 +199,9 @@ class Carriage:
 
 
 def declared(build: ActiveBuild, action: Action) -> Cargo:
-    """The cargo of a job whose headers are not known. In a worker thread."""
-    return known_alone(declared_files(build, action))
+    """The cargo of a job as far as its plan says: all of it, where the tool reads nothing else. In a worker thread."""
+    files = declared_files(build, action)
+    if action.discovery is not Discovery.NONE:
+        return known_alone(files)
+    cwd = "" if action.apart else build.project
+    return pack(files, (), cwd, (*tool_files(build, action), PLACE)) or known_alone(files)

@@ -116,10 +116,10 @@ def test_gcc_makes_the_same_object_there(tmp_path: Path, hidden: str) -> None:
 def test_nvcc_makes_the_same_object_there(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, make=make_plan, cpus=1)
     text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\ninclude = ["include"]\n'
-    workspace.write("buildd.toml", f'{text}arch = ["sm_80", "sm_90"]\noutput = "object"\n')
+    workspace.write("buildd.toml", f'{text}arch = ["sm_80"]\noutput = "object"\n')
     workspace.write("include/h.h", "#define HOST 4\n")
     workspace.write("include/d.h", "static __device__ int d() { return __LINE__; }\n")
-    for name in ("first", "second", "third"):
+    for name in ("first", "second"):
         body = f"__global__ void k_{name}(int *p) {{\n#ifdef __CUDA_ARCH__\n*p = d();\n#endif\n}}\n"
         top = '#ifdef __CUDA_ARCH__\n#include "d.h"\n#else\n#include "h.h"\n#endif\n'
         workspace.write(f"src/{name}.cu", f'{top}{body}extern "C" const char *{name}() {{ return __FILE__; }}\n')
@@ -128,7 +128,7 @@ def test_nvcc_makes_the_same_object_there(tmp_path: Path) -> None:
     assert story.done.outcome is m.Outcome.BUILT, story
     away = [action for action, node in nodes_of(story).items() if node]
     assert away and not engine.losses, engine.problem
-    names = objects.Names(("first", "second", "third"))
+    names = objects.Names(("first", "second"))
     for action in away:
         plain(workspace, tmp_path / "plain/k.o", action)
         made = workspace.project / f"build/t/obj/src/{action.rpartition('/')[2]}"
@@ -173,3 +173,20 @@ def test_where_nodes_allow_no_mounts_the_jobs_stay_here(workspace: Workspace, al
     story, engine = built_with(workspace, settings)
     assert_built_once(story, workspace, alone)
     assert not any(nodes_of(story).values()) and "the node allows no namespaces for mounts" in engine.problem
+
+
+@pytest.mark.cuda
+def test_steps_of_one_compile_go_to_nodes(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "held", make=make_plan, cpus=2)
+    text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\n'
+    workspace.write("buildd.toml", f'{text}arch = ["sm_80", "sm_86", "sm_90"]\noutput = "object"\n')
+    workspace.write("src/k.cu", "__global__ void k(int *p) { *p = 3; }\nvoid first(int *p) { k<<<1, 1>>>(p); }\n")
+    settings = fake_settings(tmp_path, hidden=workspace.folder)
+    story, engine = built_with(workspace, settings, environment=dict(os.environ))
+    assert story.done.outcome is m.Outcome.BUILT, story
+    assert engine.done and not engine.losses, engine.problem
+    names = objects.Names(("k", "first"))
+    plain(workspace, tmp_path / "plain/k.o")
+    made = workspace.project / "build/t/obj/src/k.cu.o"
+    found = objects.described(made, names=names), objects.described(tmp_path / "plain/k.o", names=names)
+    assert not objects.differences(*found)
