@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,74 +13,36 @@ import pytest
 from buildd.cluster.ray_engine import RayEngine
 from codegen.generate import make_plan
 from protocol import messages as m
-from tests.cluster.test_away_jobs import alone, assert_built_once, built_with, connected, nodes_of, project
 from tests.support import objects
-from tests.support.clusters import environ, fake_settings, gcc_plan
+from tests.support.clusters import environ, fake_settings
 from tests.support.nvcc_project import plain
 from tests.support.scheduler_harness import Harness, Workspace
-
-__all__ = ["alone"]
-
-HEADERS = {
-    "include/x.h": '#include "linked/y.h"\n#define HERE __FILE__\n',
-    "other/y.h": "static inline int y(int n) { return n + 1; }\nstatic const char *const y_file = __FILE__;\n",
-    # Two files of one content that are read once each: a compiler tells them apart by their times and inodes.
-    "include/one/z.h": '#pragma once\n#include "part.h"\n',
-    "include/two/z.h": '#pragma once\n#include "part.h"\n',
-    "include/one/part.h": "int one(void);\n",
-    "include/two/part.h": "int two(void);\n",
-    "include/asked.h": "#error nobody reads this\n",
-}
-SOURCE = """\
-#include <stdio.h>
-#include "x.h"
-#include "one/z.h"
-#include "two/z.h"
-#if !__has_include("asked.h")
-#error this machine has it
-#endif
-const char *NAME(void) { printf("%s %s %s", HERE, __FILE__, y_file); return one() + two() + y(3) ? "NAME" : ""; }
-"""
+from tests.support.travelling_builds import (
+    SOURCE,
+    assert_built_once,
+    built_objects,
+    built_with,
+    c_project,
+    connected,
+    needs_namespaces,
+    nodes_of,
+    project,
+)
 
 
 @pytest.fixture(autouse=True)
 def kept() -> Iterator[Path]:
     """The folder in which nodes on this machine keep files; empty at first."""
+    needs_namespaces()
     folder = Path(f"/tmp/buildd-inputs-{os.getuid()}")
     shutil.rmtree(folder, ignore_errors=True)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(autouse=True)
-def namespaces() -> None:
-    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this machine allows no user namespaces")
-
-
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     return project(tmp_path)
-
-
-def c_project(folder: Path, *options: str, sources: str = "abc") -> Workspace:
-    workspace = Workspace(folder, make=partial(_with, options), cpus=1)
-    for sub in ("other", "include/one", "include/two"):
-        (workspace.project / sub).mkdir()
-    (workspace.project / "include/linked").symlink_to("../other")
-    for number, (path, text) in enumerate(HEADERS.items()):
-        os.utime(workspace.write(path, text), ns=(0, 1_700_000_000_123_456_789 + number * 10**9))
-    for name in sources:
-        workspace.write(f"src/{name}.cu", SOURCE.replace("NAME", name))
-    return workspace
-
-
-def _with(options: tuple[str, ...], request: m.Request, knowledge: object) -> object:
-    return gcc_plan(request, knowledge, "-Iinclude", *options)  # type: ignore[arg-type]
-
-
-def built_objects(workspace: Workspace) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((workspace.project / "build").rglob("*.o"))}
 
 
 def test_a_node_that_sees_no_file_of_the_project_builds_it(workspace: Workspace, alone: bytes) -> None:

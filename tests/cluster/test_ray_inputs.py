@@ -14,19 +14,18 @@ import pytest
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
 from protocol import messages as m
-from tests.cluster.test_away_jobs import nodes_of
-from tests.cluster.test_carried_inputs import built_objects, c_project, namespaces
 from tests.support.clusters import environ
 from tests.support.ray_cluster import RayCluster
 from tests.support.scheduler_harness import Harness
+from tests.support.travelling_builds import built_objects, c_project, needs_namespaces, nodes_of
 from tests.support.waiting import until_async
 
-__all__ = ["namespaces"]
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RayCluster]:
+    needs_namespaces()
     shutil.rmtree(f"/tmp/buildd-inputs-{os.getuid()}", ignore_errors=True)
     cluster = RayCluster()
     (tmp_path / "held").mkdir()

@@ -10,9 +10,9 @@ import pytest
 from buildd.cluster.ray_engine import RayEngine
 from buildd.scheduling import second_start
 from protocol import messages as m
-from tests.cluster.test_away_jobs import assert_built_once, connected, nodes_of, project
 from tests.support.clusters import environ, fake_settings
 from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.support.travelling_builds import assert_built_once, connected, nodes_of, project
 from tests.support.waiting import until_async
 
 
