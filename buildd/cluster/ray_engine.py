@@ -219,8 +219,8 @@ class RayEngine:
             self._breaker.succeeded()
         elif tool.unfit:
             self.distrust(tool, tool.why)
-        elif tool.recalled:
-            pass
+        elif tool.recalled or (tool.parcel.beside and not tool.node):
+            pass  # nobody needs it, or jobs of others have taken the room that it was begun for
         elif tool.why:
             self.losses += 1
             self.problem = f"{self.name_of(tool.node)}: {tool.why}" if tool.node else tool.why

@@ -66,12 +66,16 @@ def gcc_plan(request: m.Request, knowledge: Knowledge, *options: str) -> Plan:
         for action in plan.actions
         if action.discovery is Discovery.GCC
     )
-    tool = Tool(name="fake", files=(ToolFile(role="driver", path=_gcc("gcc")), ToolFile(role="cc1", path=_gcc("cc1"))))
+    tool = Tool(
+        name="fake",
+        files=(ToolFile(role="driver", path=gcc_program("gcc")), ToolFile(role="cc1", path=gcc_program("cc1"))),
+    )
     return msgspec.structs.replace(plan, actions=actions, tools=(tool,), artifacts=())
 
 
-def _gcc(program: str) -> str:
-    if program == "gcc":
-        return str(shutil.which("gcc"))
-    asked = subprocess.run(["gcc", f"-print-prog-name={program}"], capture_output=True, text=True, check=True)
+def gcc_program(name: str) -> str:
+    """The path of gcc, or of a program that it calls."""
+    if name == "gcc":
+        return str(shutil.which(name))
+    asked = subprocess.run(["gcc", f"-print-prog-name={name}"], capture_output=True, text=True, check=True)
     return asked.stdout.strip()
