@@ -24,8 +24,10 @@ from tests.support.travelling_builds import (
     built_with,
     c_project,
     connected,
+    differences_from_nvcc,
     needs_namespaces,
     nodes_of,
+    nvcc_project,
     project,
 )
 
@@ -137,16 +139,9 @@ def test_where_nodes_allow_no_mounts_the_jobs_stay_here(workspace: Workspace, al
 
 @pytest.mark.cuda
 def test_steps_of_one_compile_go_to_nodes(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "held", make=make_plan, cpus=2)
-    text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\n'
-    workspace.write("buildd.toml", f'{text}arch = ["sm_80", "sm_86", "sm_90"]\noutput = "object"\n')
-    workspace.write("src/k.cu", "__global__ void k(int *p) { *p = 3; }\nvoid first(int *p) { k<<<1, 1>>>(p); }\n")
+    workspace = nvcc_project(tmp_path / "held")
     settings = fake_settings(tmp_path, hidden=workspace.folder)
     story, engine = built_with(workspace, settings, environment=dict(os.environ))
     assert story.done.outcome is m.Outcome.BUILT, story
     assert engine.done and not engine.losses, engine.problem
-    names = objects.Names(("k", "first"))
-    plain(workspace, tmp_path / "plain/k.o")
-    made = workspace.project / "build/t/obj/src/k.cu.o"
-    found = objects.described(made, names=names), objects.described(tmp_path / "plain/k.o", names=names)
-    assert not objects.differences(*found)
+    assert not differences_from_nvcc(workspace, tmp_path / "plain/k.o")

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from buildd.cluster import cargo, node_inputs
+from buildd.cluster.node_contents import NodeContents
 from buildd.cluster.node_task import digest_of
 from buildd.cluster.wire import InputFile
 
@@ -158,3 +159,16 @@ def test_workers_that_keep_the_same_file_at_once_disturb_nobody(here: Path, tmp_
     for each in threads:
         each.join(60)
     assert all(isinstance(each, tuple) and each[0] == "lacks" for each in wrong), "a file that is gone is asked for"
+
+
+def test_what_another_job_has_carried_meanwhile_is_not_carried_again() -> None:
+    holds = NodeContents()
+    header, other = InputFile("/p/x.h", "aa"), InputFile("/q/x.h", "aa")
+    source = InputFile("/p/a.c", "bb")
+    asked = [header, source, InputFile("/p/there.h", "cc")]
+    assert holds.still_lacking("beta", asked, ["aa", "bb"], 1.0) == {"aa", "bb"}
+    holds.given("beta", [header], 2.0)
+    assert holds.still_lacking("beta", asked, ["aa", "bb"], 1.0) == {"bb"}
+    assert holds.still_lacking("gamma", asked, ["aa", "bb"], 1.0) == {"aa", "bb"}
+    assert holds.still_lacking("beta", asked, ["aa"], 3.0) == {"aa"}, "the node has removed it since"
+    assert holds.still_lacking("beta", [other], ["aa"], 1.0) == {"aa"}, "a file of that content, but another one"

@@ -17,7 +17,14 @@ from protocol import messages as m
 from tests.support.clusters import environ
 from tests.support.ray_cluster import RayCluster
 from tests.support.scheduler_harness import Harness
-from tests.support.travelling_builds import built_objects, c_project, needs_namespaces, nodes_of
+from tests.support.travelling_builds import (
+    built_objects,
+    c_project,
+    differences_from_nvcc,
+    needs_namespaces,
+    nodes_of,
+    nvcc_project,
+)
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.ray
@@ -92,3 +99,20 @@ def test_two_daemons_share_a_cluster(cluster: RayCluster, tmp_path: Path) -> Non
         return list(await asyncio.gather(*map(build, range(2))))
 
     assert asyncio.run(run()) == [{"", "beta", "gamma"}] * 2
+
+
+@pytest.mark.cuda
+def test_steps_of_nvcc_run_on_nodes(cluster: RayCluster, tmp_path: Path) -> None:
+    workspace = nvcc_project(tmp_path / "held")
+    engine = RayEngine(RaySettings(cluster.address, sys.executable), environ())
+
+    async def run() -> None:
+        async with Harness(workspace, cluster=engine) as harness:
+            engine.wake()
+            await until_async(lambda: engine.slots() >= 4, "both nodes are there", 120.0)
+            story = await harness.build(workspace.request(environment=dict(os.environ)))
+            assert story.done.outcome is m.Outcome.BUILT, story
+
+    asyncio.run(run())
+    assert engine.done and not engine.losses, engine.problem
+    assert not differences_from_nvcc(workspace, tmp_path / "plain/k.o")

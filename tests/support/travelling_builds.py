@@ -12,9 +12,12 @@ import pytest
 
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
+from codegen.generate import make_plan
 from codegen.plan import Knowledge, Plan
 from protocol import messages as m
+from tests.support import objects
 from tests.support.clusters import environ, gcc_plan, travelling_plan
+from tests.support.nvcc_project import plain
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.waiting import until_async
 
@@ -102,3 +105,20 @@ def needs_namespaces() -> None:
     """Skip the test where a node on this machine could not show files to a tool."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this machine allows no user namespaces")
+
+
+def nvcc_project(folder: Path) -> Workspace:
+    """One source for three architectures: more steps at a time than the two CPUs that it has here."""
+    workspace = Workspace(folder, make=make_plan, cpus=2)
+    text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\n'
+    workspace.write("buildd.toml", f'{text}arch = ["sm_80", "sm_86", "sm_90"]\noutput = "object"\n')
+    workspace.write("src/k.cu", "__global__ void k(int *p) { *p = 3; }\nvoid first(int *p) { k<<<1, 1>>>(p); }\n")
+    return workspace
+
+
+def differences_from_nvcc(workspace: Workspace, made: Path) -> list[str]:
+    """How the object of `nvcc_project` differs from what nvcc makes itself, at `made`."""
+    plain(workspace, made)
+    names = objects.Names(("k", "first"))
+    ours = objects.described(workspace.project / "build/t/obj/src/k.cu.o", names=names)
+    return objects.differences(ours, objects.described(made, names=names))
