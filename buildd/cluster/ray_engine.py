@@ -131,6 +131,7 @@ class RayEngine:
             waiting=running[""],
             done=self.done,
             losses=self.losses,
+            second_starts=self.second_starts,
             unused_for_s=max(self._breaker.open_for_s(now_s), self._connect_at_s - now_s, 0.0),
             problem=self.problem,
         )
