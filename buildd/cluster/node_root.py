@@ -28,8 +28,8 @@ class MountView:
     def __init__(self, spare: str) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._spare = spare
-        self._ours: list[str] = []
-        """Folders in which this process may make others."""
+        self._ours: set[str] = set()
+        """Folders of this process's own, in which it may make others."""
         user, group = os.getuid(), os.getgid()
         if self._libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0:
             # The tool keeps its user: who owns a file looks the same.
@@ -47,16 +47,21 @@ class MountView:
         elif os.path.realpath(path) != path:
             raise OSError(0, f"{path} leads through a link there")
         self._mount(source, path, None, MS_BIND | MS_REC)
+        self._ours.discard(path)
 
     def _make_room(self, path: str) -> None:
+        made = path
         above = os.path.dirname(path)
         while not os.path.lexists(above):
             above = os.path.dirname(above)
         if not os.path.isdir(above) or os.path.realpath(above) != above:
             raise OSError(0, f"{above} is no folder, or leads through a link there")
-        if not any(above == top or above.startswith(f"{top.rstrip('/')}/") for top in self._ours):
+        if above not in self._ours:  # not even a folder below one of them: that may be the machine's own, shown again
             self._cover(above)
-        os.makedirs(path)
+        while path != above:
+            self._ours.add(path)
+            path = os.path.dirname(path)
+        os.makedirs(made, exist_ok=True)
 
     def _cover(self, folder: str) -> None:
         """Put an empty folder in the place of one, and let all that the old one holds appear in it."""
@@ -82,7 +87,7 @@ class MountView:
             self._mount(entry, shown, None, MS_BIND | MS_REC)
         if folder == "/":
             os.chroot(place)
-        self._ours.append(folder)
+        self._ours.add(folder)
         os.close(old)
 
     def _mount(

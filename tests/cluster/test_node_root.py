@@ -72,10 +72,17 @@ def test_a_folder_appears_where_there_is_none(source: Path, tmp_path: Path, path
 
 
 def test_several_folders_appear_beside_each_other(source: Path, tmp_path: Path) -> None:
-    shown = {f"{NOWHERE}/one": source, f"{NOWHERE}/two": source / "sub", str(tmp_path / "three"): source}
-    script = f"cat {NOWHERE}/one/sub/file {NOWHERE}/two/file {tmp_path}/three/sub/file; id -u"
+    far = Path("/usr/share/buildd-test-nowhere/deep")
+    shown = {
+        f"{NOWHERE}/one": source,
+        f"{NOWHERE}/two": source / "sub",
+        str(tmp_path / "three"): source,
+        str(far): source,
+    }
+    script = f"cat {NOWHERE}/one/sub/file {NOWHERE}/two/file {tmp_path}/three/sub/file {far}/sub/file; id -u"
     done, told = run(tmp_path, shown, "sh", "-c", script)
-    assert (done.stdout.split(), told) == (["content"] * 3 + [str(os.getuid())], "")
+    assert (done.stdout.split(), told) == (["content"] * 4 + [str(os.getuid())], "")
+    assert not (tmp_path / "three").exists() and not far.parent.exists(), "the machine's own folders stay as they are"
 
 
 def test_a_fault_is_told_before_the_tool_begins(source: Path, tmp_path: Path) -> None:
