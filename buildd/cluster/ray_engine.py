@@ -220,6 +220,9 @@ class RayEngine:
             self._breaker.succeeded()
         elif tool.unfit:
             self.distrust(tool, tool.why)
+            if not self._fit(time.monotonic()):
+                for other in [each for each in self._tools.values() if not each.node]:
+                    other.lost(self.problem)  # else it would wait until it counts as lost
         elif tool.recalled or (tool.parcel.beside and not tool.node):
             pass  # nobody needs it, or jobs of others have taken the room that it was begun for
         elif tool.why:
