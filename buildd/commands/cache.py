@@ -139,7 +139,7 @@ def _parser() -> Any:
     )
     asking.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
     asking.add_argument("--limit", type=int, default=100, metavar="N", help="most rows, 0 for all (default: 100)")
-    add("push", "sign every result of the store and write it to the shared tier")
+    add("push", "sign everything in the store and write it to the shared tier")
     add("key", "print your public key, with which your exports are signed")
     trusted = add("trust", "allow imports that another key has signed; without a key, list the trusted keys")
     trusted.add_argument("key", nargs="?", default="", help="the key that `buildd cache key` prints for its owner")
@@ -300,11 +300,13 @@ def _push(store: Store, options: Namespace) -> int:
     from buildd.tier.pushing import push
 
     done = push(store, options.environ)
-    lines = [f"{count(done.written, 'result')} written to the tier"]
+    entries = f" and {count(done.entries, 'kernel, graph or program', 'kernels, graphs and programs')}"
+    lines = [f"{count(done.results, 'result')}{entries if done.entries else ''} written to the tier"]
     if done.left:
         waits = "1 result waits" if done.left == 1 else f"{done.left} results wait"
         lines.append(f"{waits}: the tier {done.problem}. Run `buildd cache push` again")
-    _say(options, {"written": done.written, "waiting": done.left, "problem": done.problem}, lines)
+    figures = {"written": done.results, "entries": done.entries, "waiting": done.left, "problem": done.problem}
+    _say(options, figures, lines)
     return _FAILED if done.left else _OK
 
 

@@ -73,13 +73,32 @@ def sound(store: Path) -> Iterator[tuple[str, bytes]]:
 
     A graph's name begins with its folder.
     """
-    keys = signatures.keys(os.environ)
+    for place in places(store):
+        with contextlib.suppress(OSError, ValueError):
+            yield place.removeprefix(f"{FOLDER}/"), signed(store, place)
+
+
+def places(store: Path) -> list[str]:
+    """The place of each entry in a store, such as "triton/5f0c...", in the order of their last use."""
+    found = []
     for folder in FOLDERS:
-        for file in [entry.name for entry, _ in _statuses(store, folder) if _NAME.fullmatch(entry.name)]:
-            with contextlib.suppress(OSError, ValueError):
-                content = (store / folder / file).read_bytes()
-                check(content, f"{folder}/{file}", keys)
-                yield (file if folder == FOLDER else f"{folder}/{file}"), Entry.decode(content).encode()
+        for entry, status in _statuses(store, folder):
+            if _NAME.fullmatch(entry.name):
+                found.append((status.st_mtime_ns, f"{folder}/{entry.name}"))
+    return [place for _, place in sorted(found)]
+
+
+def is_place(text: str) -> bool:
+    """Whether an entry may be there."""
+    folder, _, file = text.partition("/")
+    return folder in FOLDERS and _NAME.fullmatch(file) is not None
+
+
+def signed(store: Path, place: str) -> bytes:
+    """The content, without its signature, of an entry that a trusted key has signed. Raises OSError, ValueError."""
+    content = (store / place).read_bytes()
+    check(content, place, signatures.keys(os.environ))
+    return Entry.decode(content).encode()
 
 
 def read(store: Path, name: str) -> bytes:

@@ -28,14 +28,18 @@ class Opened:
     problem: str = ""
 
 
-def open_tier(settings: Settings, environ: Mapping[str, str]) -> Opened:
-    """The user's tier. Raises nothing."""
+def open_tier(settings: Settings, environ: Mapping[str, str], *, serves_programs: bool = False) -> Opened:
+    """The user's tier. Raises nothing.
+
+    Args:
+        serves_programs: whether programs may ask this process for entries.
+    """
     try:
         wanted = read(settings, environ)
         if wanted is None:
             return Opened()
         problem = wanted.unwritable or ("" if wanted.believed else _BELIEVES_NOBODY)
-        return Opened(Tier(wanted), problem)
+        return Opened(Tier(wanted, serves_programs=serves_programs), problem)
     except (RequestError, BuilddError) as error:
         return Opened(None, in_one_line(error))
 

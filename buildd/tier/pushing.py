@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from buildd.errors import StoreError
+from buildd.store import shared_kernels
 from buildd.store.store import Store
 from buildd.tier.carriers import TierError
+from buildd.tier.entry_uploader import EntryUploader
 from buildd.tier.figures import TierAnswer
 from buildd.tier.opening import open_users_tier
 from buildd.tier.uploader import Uploader
@@ -22,15 +24,18 @@ from protocol.messages import Digest
 class Pushed:
     """How a push ended."""
 
-    written: int
+    results: int
+    """How many results were written."""
+    entries: int
+    """How many kernels, graphs and programs."""
     left: int
-    """Results that still wait because the tier failed."""
+    """How many still wait because the tier failed."""
     problem: str
     """The tier's last failure, in words; empty where there was none."""
 
 
 def push(store: Store, environ: Mapping[str, str]) -> Pushed:
-    """Write all results of the store to the tier.
+    """Write all results of the store to the tier, and the kernels, graphs and programs beside them.
 
     Raises `TierError` where the user has named no tier that may be written, `StoreError`.
     """
@@ -49,14 +54,20 @@ def push(store: Store, environ: Mapping[str, str]) -> Pushed:
     if store.read_only:
         raise StoreError("the store is read-only, so nothing can be noted in it", file=str(store.folder))
     uploader = Uploader(tier, store, tier.settings.signer)
+    entries = EntryUploader(tier, store, tier.settings.signer, uploader.queue.folder)
     try:
         for key, first in _everything(store):
             uploader.queue.add(key, first)
+        for place in shared_kernels.places(store.folder):
+            entries.queue.add(place)
         left = uploader.write_all()
+        results = tier.figures.counts()[TierAnswer.KEPT]
+        left += entries.write_all()
     finally:
         tier.close()
         uploader.close()
-    return Pushed(tier.figures.counts()[TierAnswer.KEPT], left, tier.figures.problem)
+        entries.close()
+    return Pushed(results, entries.written, left, tier.figures.problem)
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:

@@ -25,8 +25,12 @@ class Tier:
     Raises `TierError` where the URL leads to no carrier.
     """
 
-    def __init__(self, settings: TierSettings, carrier: Carrier | None = None) -> None:
+    def __init__(
+        self, settings: TierSettings, carrier: Carrier | None = None, *, serves_programs: bool = False
+    ) -> None:
         self.settings = settings
+        self.serves_programs = serves_programs
+        """Programs may ask this process for entries: it is the daemon."""
         self.shown = shown(settings.url)
         """Its URL, for people."""
         self.figures = TierFigures()

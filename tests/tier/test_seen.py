@@ -64,7 +64,7 @@ def test_a_push_writes_everything_and_another_machine_hits(
 ) -> None:
     own = signing.own(environ)
     assert push({**environ, "BUILDD_TIER_WRITE": "1"}, workspace, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"written": 3, "waiting": 0, "problem": ""}
+    assert json.loads(capsys.readouterr().out) == {"written": 3, "entries": 0, "waiting": 0, "problem": ""}
     second = machine(tmp_path, "second")
     assert built(second, tier_at(server.url, believes=(own,))).ran() == []
     assert cache.run(["--store", str(second.store), "stats"], environ=environ) == 0
