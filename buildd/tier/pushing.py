@@ -5,12 +5,16 @@ Knows no command line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from buildd.errors import StoreError
 from buildd.store import shared_kernels
+from buildd.store.profiles import Profile
 from buildd.store.store import Store
+from buildd.tier import shared_profiles
+from buildd.tier.carrier import CarrierError
 from buildd.tier.carriers import TierError
 from buildd.tier.entry_uploader import EntryUploader
 from buildd.tier.figures import TierAnswer
@@ -28,14 +32,16 @@ class Pushed:
     """How many results were written."""
     entries: int
     """How many kernels, graphs and programs."""
+    profiles: int
+    """How many measurements of kernels the tier did not have."""
     left: int
     """How many still wait because the tier failed."""
     problem: str
     """The tier's last failure, in words; empty where there was none."""
 
 
-def push(store: Store, environ: Mapping[str, str]) -> Pushed:
-    """Write all results of the store to the tier, and the kernels, graphs and programs beside them.
+def push(store: Store, environ: Mapping[str, str], profiles: Iterable[Profile] = ()) -> Pushed:
+    """Write all results of the store to the tier, the kernels, graphs and programs beside them, and profiles.
 
     Raises `TierError` where the user has named no tier that may be written, `StoreError`.
     """
@@ -63,11 +69,14 @@ def push(store: Store, environ: Mapping[str, str]) -> Pushed:
         left = uploader.write_all()
         results = tier.figures.counts()[TierAnswer.KEPT]
         left += entries.write_all()
+        new = 0
+        with suppress(CarrierError):  # the tier's figures have it
+            new = shared_profiles.write(tier, tier.settings.signer, profiles)
     finally:
         tier.close()
         uploader.close()
         entries.close()
-    return Pushed(results, entries.written, left, tier.figures.problem)
+    return Pushed(results, entries.written, new, left, tier.figures.problem)
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:

@@ -18,6 +18,7 @@ import msgspec
 
 from buildd.store.bundle_manifest import BundledInputs, BundledResult, Files, Manifest, RawDigest, problem_of
 from buildd.store.packing import Encoding
+from buildd.store.profiles import Profile
 from buildd.store.signing import Signer, is_signed
 from buildd.store.values import compress, decompress
 from buildd.tier import action_result
@@ -31,6 +32,8 @@ MOST_CARRIED_BYTES = 256 << 10
 """The most bytes of objects in one record: a reader that wants one result of it waits for all of them."""
 MOST_STEPS = 1024
 """Actions on one trail."""
+MOST_PROFILES = 100_000
+"""Rows of one writer: the newest."""
 MOST_RECORD_BYTES = 64 << 20
 _SIGNED = b"buildd tier record\n"
 
@@ -43,6 +46,8 @@ class Kind(Enum):
     RESULT = "result"
     TRAIL = "trail"
     """The actions whose results one machine wrote one after another."""
+    PROFILES = "profiles"
+    """Measurements of kernels."""
     ENTRY = "entry"
     """What programs keep beside the results: a kernel of Triton, a program of JAX, a graph of Inductor."""
 
@@ -138,14 +143,27 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True):
     """The blob as `cas/` would have it; None where it is there."""
 
 
+class ProfilesRecord(msgspec.Struct, frozen=True, array_like=True):
+    """All measurements of one writer."""
+
+    format: int
+    kind: Kind
+    name: RawDigest
+    about: RawDigest
+    """The one key that there is of this kind."""
+    writer: RawDigest
+    time_s: int
+    rows: Annotated[list[Profile], msgspec.Meta(max_length=MOST_PROFILES)]
+
+
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     writer: RawDigest
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
     packed: bytes
 
 
-AnyRecord = InputsRecord | ResultRecord | TrailRecord | EntryRecord
-Record = TypeVar("Record", InputsRecord, ResultRecord, TrailRecord, EntryRecord)
+AnyRecord = InputsRecord | ResultRecord | TrailRecord | EntryRecord | ProfilesRecord
+Record = TypeVar("Record", InputsRecord, ResultRecord, TrailRecord, EntryRecord, ProfilesRecord)
 
 
 class RefusedRecord(Exception):
@@ -248,3 +266,5 @@ def _about(record: AnyRecord) -> bytes:
             return record.trail
         case EntryRecord():
             return record.entry
+        case ProfilesRecord():
+            return record.about
