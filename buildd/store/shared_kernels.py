@@ -1,8 +1,8 @@
-"""Triton's kernels, Inductor's graphs, JAX's programs and Python's bytecode beside the store: bound, verification and
-figures.
+"""Triton's kernels, Inductor's graphs, JAX's programs, ccache's values and Python's bytecode beside the store: bound,
+verification and figures.
 
 The users' processes write and find them (`hooks/triton_cache`, `hooks/inductor_cache`, `hooks/jax_cache`,
-`hooks/bytecode`); the format of an entry is in `hooks/entries`.
+`hooks/bytecode`, `ccache_storage`); the format of an entry is in `hooks/entries`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from buildd.hooks.entries import NOTE, Entry, Shelf, check
 from buildd.hooks.triton_cache import FOLDER
 from buildd.store.areas import Area, Checked, Held
 
-FOLDERS = (FOLDER, inductor_cache.FOLDER, jax_cache.FOLDER)
+CCACHE = "ccache"
+"""The folder of ccache's values."""
+FOLDERS = (FOLDER, inductor_cache.FOLDER, jax_cache.FOLDER, CCACHE)
 SHARE = 10
 """Kernels and graphs may hold the store's bound divided by this, beside the store."""
+_NOTE = "of Triton, graphs of Inductor, programs of JAX, values of ccache"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TORN_S = 3600.0
 _NOTES = 1000
@@ -144,7 +147,7 @@ def verify(store: Path) -> tuple[int, int]:
 
 
 class KernelArea(Area):
-    """The folders of Triton's kernels, Inductor's graphs and JAX's programs."""
+    """The folders of Triton's kernels, Inductor's graphs, JAX's programs and ccache's values."""
 
     name = "kernels"
 
@@ -153,7 +156,7 @@ class KernelArea(Area):
 
     def held(self) -> Held:
         entries, size_bytes = held(self._store)
-        return Held(entries=entries, bytes=size_bytes, note="of Triton, graphs of Inductor, programs of JAX")
+        return Held(entries=entries, bytes=size_bytes, note=_NOTE)
 
     def trim(self, limit_bytes: int) -> None:
         trim(self._store, limit_bytes // SHARE)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from buildd.hooks import inductor_cache, jax_cache, triton_cache
+from buildd.store.shared_kernels import CCACHE
 from buildd.store.store import Store
 from buildd.tier.door import Door
 from buildd.tier.entry_fetcher import EntryFetcher
@@ -18,7 +19,7 @@ from buildd.tier.entry_uploader import EntryUploader
 from buildd.tier.fetcher import waits_s
 from buildd.tier.tier import Tier
 
-_USUAL_S = {triton_cache.FOLDER: 1.0, inductor_cache.FOLDER: 5.0, jax_cache.FOLDER: 1.0}
+_USUAL_S = {triton_cache.FOLDER: 1.0, inductor_cache.FOLDER: 5.0, jax_cache.FOLDER: 1.0, CCACHE: 2.0}
 """How long an entry of each kind takes to make, until programs of this daemon's user have told."""
 _WEIGHT = 0.1
 """The part that the newest time has in the mean."""

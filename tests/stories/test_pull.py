@@ -29,6 +29,7 @@ def machines(cache: HttpCache) -> Iterator[Machines]:
 
 
 @pytest.mark.cuda
+@pytest.mark.slow
 def test_what_was_pulled_is_built_without_the_tier(tmp_path: Path, cache: HttpCache, machines: Machines) -> None:
     (tmp_path / "k.cu").write_text("__global__ void k(float *x) { x[0] *= 2; }\n")
     project = tmp_path / "buildd.toml"

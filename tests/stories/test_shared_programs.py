@@ -13,7 +13,7 @@ from tests.support.tiers import Fault, HttpCache, http_cache
 from tests.support.triton_program import lay_out
 from tests.support.user import User
 
-pytestmark = [pytest.mark.triton, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -57,7 +57,6 @@ def test_kernels_that_another_machine_compiled_are_not_compiled_again(cache: Htt
     assert "2 kernels, 0 compiled" in ran(second) and len(cache.asked) == asked, "what is in the store is not asked for"
 
 
-@pytest.mark.slow
 def test_a_lying_tier_changes_nothing(cache: HttpCache, machines: Machines) -> None:
     first = machines(BUILDD_TIER_WRITE="1")
     laid_out(first)

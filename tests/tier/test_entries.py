@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from buildd.commands import cache as push
-from buildd.hooks import tier_door
+from buildd.hooks import tier_door, triton_cache
 from buildd.hooks.entries import Entry, Shelf
 from buildd.store import signing
 from buildd.store.signing import Signer
@@ -207,6 +208,28 @@ def test_a_push_writes_kernels_too(tmp_path: Path, cache: HttpCache, capsys: pyt
     assert "1 kernel, graph or program written to the tier" in capsys.readouterr().out
     with machine(tmp_path / "second", cache.url, believes=(own,)) as second:
         assert second.find() == FILES
+
+
+@pytest.mark.triton
+def test_tritons_cache_asks_and_tells(tmp_path: Path, cache: HttpCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's own classes in this process, with a folder of their own on each machine."""
+    base = pytest.importorskip("triton.runtime.cache").FileCacheManager
+    for name in ("TRITON_CACHE_MANAGER", "TRITON_STORE_BINARY_ONLY", "BUILDD_DISABLE", "BUILDD_RECACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def of(one: Machine) -> Any:
+        monkeypatch.setenv("BUILDD_DIR", one.shelf.store)
+        monkeypatch.setenv("TRITON_CACHE_DIR", f"{one.shelf.store}-local")
+        return triton_cache.manager_of(base)(KEY)
+
+    with machine(tmp_path / "first", cache.url, ALICE) as first:
+        manager = of(first)
+        assert manager.get_group(GROUP) is None
+        manager.put_group(GROUP, {name: manager.put(data, name) for name, data in FILES.items()})
+        until(lambda: first.count(TierAnswer.KEPT) == 1)
+    with machine(tmp_path / "second", cache.url) as second:
+        found = of(second).get_group(GROUP)
+        assert {name: Path(path).read_bytes() for name, path in found.items()} == FILES
 
 
 # ---------------------------------------------------------------- attacks
