@@ -50,6 +50,10 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
     try:
         if options.action in _KEYS:
             return _KEYS[options.action](options)
+        if options.action == "pull" and options.manifest is not None:
+            from buildd.commands.cache_pull import pull_recording
+
+            return pull_recording(options)
         limit_bytes = bound_of(environ)
         place = location.locate(environ, option=options.store)
         if place.notice:
@@ -147,6 +151,10 @@ def _parser() -> Any:
     pull.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     pull.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     pull.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
+    pull.add_argument(
+        "--manifest", metavar="FILE", type=Path, default=None, help="what `buildd run --record FILE` recorded"
+    )
+    pull.add_argument("--python", metavar="PATH", default="", help="with --manifest: as for `buildd warm`")
     add("push", "sign everything in the store and write it to the shared tier")
     add("key", "print your public key, with which your exports are signed")
     trusted = add("trust", "allow imports that another key has signed; without a key, list the trusted keys")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """A look-up may take as long as one for a job of this length."""
 _MOST_SHOWN = 20
+_FAILED = 3
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,44 @@ def pull(store: Store, options: Namespace) -> Pulled:
         refused=counts[TierAnswer.REFUSED],
         problem=f"{tier.shown} {problem}" if problem else "",
     )
+
+
+def pull_recording(options: Namespace) -> int:
+    """Fetch what a recording holds; 1 where the tier lacks some of it, 3 where it fails. The daemon fetches.
+
+    Raises: TierError, RequestError, RecordingError, StoreError.
+    """
+    from buildd.commands import warm
+    from buildd.ui.problems import print_note, print_problem
+    from codegen.errors import RequestError
+
+    if options.targets or options.arch or options.project_file or options.store:
+        raise RequestError(
+            "bad-value",
+            "with --manifest, the file names what is fetched",
+            next_step="leave out targets, --arch, -f and --store (BUILDD_DIR names a store)",
+        )
+    _tier(options.environ).close()  # there is one that can be used
+    asked = ["--manifest", str(options.manifest), "--prove"]
+    asked += ["--python", options.python] if options.python else []
+    asked += ["-C", options.directory] if options.directory else []
+    before = _counts(options.environ)
+    status = warm.run([*asked, *(["--json"] if options.json else [])])
+    new = {name: number - before.get(name, 0) for name, number in _counts(options.environ).items()}
+    print_note(f"{count(new.get('hits', 0), 'result')} fetched from the tier")
+    if new.get("failures", 0) and status:
+        print_problem("the tier failed meanwhile", next_step="run `buildd doctor`, then pull again")
+        return _FAILED
+    return status
+
+
+def _counts(environ: Mapping[str, str]) -> Mapping[str, int]:
+    """The daemon's figures of the tier."""
+    from buildd.client.connect import connect
+
+    with connect(environ, start=True) as client:
+        tier = client.status().tier
+    return tier.counts if tier is not None else {}
 
 
 def _tier(environ: Mapping[str, str]) -> Tier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from buildd.store.store import Store
 from tests.support.profile_rows import profiles_of, row
 from tests.support.tier_users import Machines, machines_at, until_written
 from tests.support.tiers import Fault, HttpCache, http_cache
+from tests.support.triton_program import lay_out
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -65,6 +67,29 @@ def test_measurements_are_pulled_too(tmp_path: Path, cache: HttpCache, machines:
     with Store.open(second.store) as store:
         times = {found.candidate: found.time_us for found in profiles_of(store).everything()}
     assert times == {"a": 3.0, "b": 5.0}, "the later measurement stays"
+
+
+@pytest.mark.slow
+@pytest.mark.triton
+def test_a_recording_is_pulled(tmp_path: Path, cache: HttpCache, machines: Machines) -> None:
+    """Compiler calls and kernels, by the daemon; nothing is compiled."""
+    first, second, third = machines(BUILDD_TIER_WRITE="1"), machines(), machines()
+    for user in (first, second, third):
+        user.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
+        lay_out(user, "checkout")
+        (user.folder / "a.c").write_text("int a(void) { return 7; }\n")
+    recording = str(tmp_path / "recording")
+    command = f"gcc -c a.c -o a.o && {sys.executable} prog.py ran"
+    assert first.buildd("run", "--record", recording, "--", "sh", "-c", command)[0] == 0
+    pull = ("cache", "pull", "--manifest", recording, "--python", sys.executable)
+    assert first.buildd("cache", "push")[0] == 0
+    status, said = second.buildd(*pull)
+    assert status == 0 and "3 results fetched from the tier" in said, said
+    cache.fault = Fault.NO_RIGHTS
+    status, said = third.buildd(*pull)
+    assert status == 3 and "the tier failed" in said, said
+    status, said = second.buildd(*pull, "--arch", "sm_90")
+    assert status == 2 and "leave out" in said
 
 
 def test_a_dead_tier_is_named(tmp_path: Path, cache: HttpCache, machines: Machines) -> None:
