@@ -25,6 +25,7 @@ from buildd.ui.problems import parser, print_lines
 from buildd.ui.screen import view_for
 from buildd.ui.text import Line, clean, count
 from buildd.ui.view import JsonView, Writer
+from codegen.compilers.command_parser import Reason
 from codegen.errors import RequestError
 from protocol.messages import CacheHit, Event, Explained, Failed, Mode, Outcome, Planned, Queued
 
@@ -148,7 +149,7 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         return OK
     lines = build_lines([build])
     if build.summary.command:
-        found.sort(key=lambda each: not each.would_run)
+        found.sort(key=lambda each: (_is_query(each), not each.would_run))
     for each in found:
         title = f"{'ran' if each.would_run else 'hit'} {clean(each.action)}"
         reasons = tuple(reason.removeprefix("hit: ") for reason in each.reasons)
@@ -166,6 +167,11 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         lines.append(Line(f"{count(left, 'other action')} not looked up: {why_not}"))
     print_lines(lines)
     return OK
+
+
+def _is_query(call: Explained) -> bool:
+    """Whether a call only asked the compiler something: nothing about it could be better."""
+    return any(reason.startswith(f"{_PASSED}{Reason.QUERY.value}") for reason in call.reasons)
 
 
 def why(events: Iterable[Event]) -> list[Explained]:

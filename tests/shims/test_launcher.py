@@ -409,7 +409,7 @@ def test_a_daemon_of_another_protocol_is_not_asked(foreign: ForeignProject, tmp_
         (("-c", "a.c", "-o", "./a.c"), "output"),
         (("-S", "s.s"), "assembler"),
         (("-c", "s.s"), "assembler"),
-        (("--version",), "unknown-option"),
+        (("--version",), "query"),
         ((), "no-source"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
