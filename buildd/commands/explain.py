@@ -79,6 +79,8 @@ def run(arguments: list[str]) -> int:
             return tell_last(here, only=options.what, json=options.json)
         if not options.file:
             error.next_step += "; a `buildd run` is explained by buildd explain --last"
+            if options.what:
+                error.message = f"{options.what} is no build that buildd log lists, and {error.message}"
         raise
     names = target_names(os.path.join(project, file))
     only = ""

@@ -65,7 +65,7 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
         os.chdir(options.directory)
     with tempfile.TemporaryDirectory(prefix="buildd-prove-") as notes:
         environ[PROVE] = notes
-        settings = Namespace(jobs=options.jobs, map_paths=options.map_paths, record=None, quiet=True)
+        settings = Namespace(jobs=options.jobs, map_paths=options.map_paths, record=None, quiet=True, summary=None, fail_on_miss=False)
         with _stdout_to_stderr() if options.json else nullcontext():
             status = run.run_command(settings, list(command), environ)
         trials, queries = (call_notes.ran(Path(notes), kind) for kind in (call_notes.TRIAL, call_notes.QUERY))

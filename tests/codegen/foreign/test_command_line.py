@@ -234,7 +234,7 @@ def test_nvccs_depfile_options() -> None:
         ("nvcc a.cu -Xcompiler -fopenmp -o a", Reason.LINK),
         ("nvcc a.cu -MD -o a", Reason.LINK),
         ("nvcc -c a.cu -keep", Reason.UNSUPPORTED_OPTION),
-        ("nvcc -c a.cu --dryrun", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -c a.cu --dryrun", Reason.QUERY),
         ("nvcc -c a.cu -v", Reason.UNSUPPORTED_OPTION),
         ("nvcc -c a.cu --keep-dir=x", Reason.UNSUPPORTED_OPTION),
         ("nvcc -ptx -cubin a.cu", Reason.UNSUPPORTED_OPTION),
