@@ -339,6 +339,8 @@ def test_a_shim_that_is_ended_ends_its_job(fake: ForeignProject, number: signal.
     assert process.returncode == -number
     until(lambda: not fake.status().running and fake.status().requests == 0, "the job ended")
     assert not (fake.folder / "k.o").exists()
+    until(lambda: fake.figures().cancelled == 1, "it counts as cancelled")
+    assert (fake.figures().misses, fake.figures().missed, fake.figures().failures) == (0, {}, 0)
 
 
 def test_without_a_daemon_the_tool_runs(foreign: ForeignProject) -> None:
