@@ -67,7 +67,9 @@ def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool) ->
         file.write_bytes(msgspec.json.encode(found) + b"\n")
     except OSError as error:
         raise SummaryError(
-            f"the summary cannot be written: {error.strerror}", file=str(file), next_step="name a file that you may write"
+            f"the summary cannot be written: {error.strerror}",
+            file=str(file),
+            next_step="name a file that you may write",
         ) from error
 
 
@@ -93,6 +95,7 @@ def tier_trouble(tier: TierStatus | None) -> Iterator[str]:
         yield f"the shared cache {clean(tier.url)} is not read, because no key is trusted: buildd cache trust KEY NAME"
     elif tier.unread_for_s:
         why = f": {clean(tier.problem)}" if tier.problem else ""
-        yield f"the shared cache {clean(tier.url)} failed and is not asked for the next {duration(tier.unread_for_s)}{why}"
+        for_s = duration(tier.unread_for_s)
+        yield f"the shared cache {clean(tier.url)} failed and is not asked for the next {for_s}{why}"
     elif tier.counts.get("failures") and not tier.counts.get("hits") and not tier.counts.get("not there"):
         yield f"the shared cache {clean(tier.url)} did not answer: {clean(tier.problem)}"

@@ -45,8 +45,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
 
 
 def prove(options: Namespace, command: Sequence[str]) -> int:
-    """Carry out the proof; 0: the command ended with 0 and needed nothing, NOT_WARM: something would be compiled, 3: nothing
-    could be looked up, else the command's own status. Raises StoreError."""
+    """Carry out the proof; 0: the command ended with 0 and needed nothing, NOT_WARM: something would be compiled, 3:
+    nothing could be looked up, else the command's own status. Raises StoreError."""
     environ = dict(os.environ)
     if options.targets or options.manifest or options.arch or options.file or not command:
         print_problem(
@@ -65,13 +65,18 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
         os.chdir(options.directory)
     with tempfile.TemporaryDirectory(prefix="buildd-prove-") as notes:
         environ[PROVE] = notes
-        settings = Namespace(jobs=options.jobs, map_paths=options.map_paths, record=None, quiet=True, summary=None, fail_on_miss=False)
+        settings = Namespace(
+            jobs=options.jobs, map_paths=options.map_paths, record=None, quiet=True, summary=None, fail_on_miss=False
+        )
         with _stdout_to_stderr() if options.json else nullcontext():
             status = run.run_command(settings, list(command), environ)
         trials, queries = (call_notes.ran(Path(notes), kind) for kind in (call_notes.TRIAL, call_notes.QUERY))
         needed = list(dict.fromkeys(_needed(Path(notes, NEEDED))))
     if options.json:
-        sys.stdout.write(msgspec.json.encode(Proof(needed=needed, exit_status=status, trials=trials, queries=queries)).decode() + "\n")
+        sys.stdout.write(
+            msgspec.json.encode(Proof(needed=needed, exit_status=status, trials=trials, queries=queries)).decode()
+            + "\n"
+        )
     elif needed:
         print_note(f"buildd: not warm: {count(len(needed), 'compile')} would run:")
         for one in needed[:_MOST_SHOWN]:

@@ -55,7 +55,10 @@ def run(arguments: list[str]) -> int:
         "Run a command and let the daemon cache its compilers (nvcc, hipcc, gcc, clang ...).",
         details="Exit status: that of COMMAND; 127 if it does not exist, 126 if it cannot be run, 2 for wrong usage.",
     )
-    command.usage = "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--summary FILE] [--fail-on-miss] [--quiet] [--] COMMAND [ARGUMENT...]"
+    command.usage = (
+        "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--summary FILE] [--fail-on-miss] [--quiet] [--] "
+        "COMMAND [ARGUMENT...]"
+    )
     command.add_argument(
         "-j", "--jobs", type=int, default=None, metavar="N", help="have make, ninja and pip run N jobs at once"
     )

@@ -37,7 +37,7 @@ class Reason(Enum):
     OTHER_CACHE = "other-cache"
     PREPROCESS = "preprocess"
     QUERY = "query"
-    """The command only asks the compiler something: --version, -dumpmachine, -print-search-dirs, -v without a source."""
+    """The command only asks the compiler something: --version, -print-search-dirs, -v without a source."""
     RESPONSE_FILE = "response-file"
     SEVERAL_SOURCES = "several-sources"
     STANDARD_INPUT = "standard-input"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +80,10 @@ def test_the_status_is_the_commands_unless_it_succeeded_with_a_miss() -> None:
         (TierStatus(url="/t", believed=("ci",), counts={"failures": 1, "hits": 1}), ""),
         (TierStatus(url="", problem="no such scheme"), "is not used: no such scheme"),
         (TierStatus(url="/t"), "no key is trusted"),
-        (TierStatus(url="/t", believed=("ci",), unread_for_s=9, problem="slow"), "is not asked for the next 9.0 s: slow"),
+        (
+            TierStatus(url="/t", believed=("ci",), unread_for_s=9, problem="slow"),
+            "is not asked for the next 9.0 s: slow",
+        ),
         (TierStatus(url="/t", believed=("ci",), counts={"failures": 1}, problem="refused"), "did not answer: refused"),
     ],
 )

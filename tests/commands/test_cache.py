@@ -241,7 +241,10 @@ def test_wrong_usage_has_its_own_status(kept_user: User, words: tuple[str, ...])
 
 
 def test_the_nearest_action_and_option_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for run_it, words, meant in ((cache.run, ["exprot"], "export"), (run.run, ["--map-path", "--", "true"], "--map-paths")):
+    for run_it, words, meant in (
+        (cache.run, ["exprot"], "export"),
+        (run.run, ["--map-path", "--", "true"], "--map-paths"),
+    ):
         with pytest.raises(SystemExit) as left:
             run_it(words)
         assert left.value.code == 2 and f"; did you mean {meant}?" in capsys.readouterr().err

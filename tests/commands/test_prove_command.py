@@ -70,7 +70,10 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
     for each in made.iterdir():
         each.unlink()
     status, said = machine.buildd(*prove)
-    assert (status, said) == (0, "buildd: warm: the command compiled nothing; these ran: 2 questions to compilers\n") and (made / "k.so").exists()
+    assert (status, said) == (
+        0,
+        "buildd: warm: the command compiled nothing; these ran: 2 questions to compilers\n",
+    ) and (made / "k.so").exists()
 
     # The program goes on without its second kernel and ends well: the proof has seen it all the same.
     (machine.app / "serve.sh").write_text(ENGINE.replace("gcc -O1", "echo 'int more;' >> k2.c; gcc -O1", 1))
