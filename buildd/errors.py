@@ -15,6 +15,13 @@ class StoreError(BuilddError):
     code = "store"
 
 
+class NoSuchFile(StoreError):
+    """The user named a file that cannot be read."""
+
+    code = "no-such-file"
+    is_usage = True
+
+
 class StoreTooNew(StoreError):
     """A newer version of buildd wrote the store."""
 

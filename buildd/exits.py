@@ -4,6 +4,8 @@ from __future__ import annotations
 
 OK, FAILED, USAGE, DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
 """Built; a build failed; wrong usage; the daemon or the store failed; interrupted by Ctrl-C."""
+NOT_WARM = 86
+"""A proof of a command found a compile that would run. Few programs end with this status by themselves."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -135,6 +135,7 @@ def figures_of(
         holding_paths=found.holding_paths,
         missed=found.missed,
         elsewhere=found.elsewhere,
+        cancelled=found.cancelled,
     )
 
 
@@ -165,6 +166,8 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     parts = [count(figures.hits, "hit"), misses] if compiled else []
     if figures.failures:
         parts.append(f"{figures.failures} failed")
+    if figures.cancelled:
+        parts.append(f"{figures.cancelled} cancelled")
     if passed:
         parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
     kinds = [(found.graphs, "graph"), (found.kernels, "Triton kernel"), (found.programs, "JAX program")]

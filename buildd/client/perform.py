@@ -20,7 +20,7 @@ from buildd.ui.problems import is_on, print_note
 from buildd.ui.text import spelled
 from buildd.ui.view import View
 from protocol.errors import ProtocolError, RemoteError
-from protocol.messages import Done, Event, Outcome, Request
+from protocol.messages import Done, Event, Mode, Outcome, Request
 from protocol.wire import is_text
 
 CANCEL_WAIT_S = 5.0
@@ -86,6 +86,8 @@ def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) ->
             sequence = event.sequence
             view.event(event)
             if isinstance(event.body, Done):
+                if request.mode is Mode.BUILD and event.body.misses:
+                    _tell_tier(environ)
                 return event.body
     except KeyboardInterrupt as stop:
         done = _cancelled(request, sequence, view, environ)
@@ -93,6 +95,19 @@ def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) ->
             raise
         return done
     raise ConnectionLost("the daemon ended before the build was finished")
+
+
+def _tell_tier(environ: Mapping[str, str]) -> None:
+    """Say in one line why the shared cache that the user has named could not help, after a build that ran jobs."""
+    from buildd.client.connect import connect
+    from buildd.client.run_summary import tier_trouble
+
+    try:
+        with connect(environ, start=False, timeout_s=CANCEL_WAIT_S) as client:
+            for line in tier_trouble(client.status().tier):
+                print_note(f"buildd: {line}")
+    except ProtocolError:
+        pass
 
 
 def _cancelled(request: Request, sequence: int, view: View, environ: Mapping[str, str]) -> Done:

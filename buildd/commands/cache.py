@@ -70,8 +70,10 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
                 print_note(notice)
             return _ACTIONS[options.action](store, options)
     except BuilddError as error:
+        from buildd.tier.carriers import TierError  # only after an error: it costs time
+
         print_problem(error.message, file=error.file, command=error.command, next_step=error.next_step)
-        return _FAILED
+        return _USAGE if error.is_usage or isinstance(error, TierError) else _FAILED
     except RequestError as error:
         print_problem(error.message, file=error.file, next_step=error.next_step)
         return _USAGE
@@ -173,9 +175,13 @@ def _key(options: Namespace) -> int:
 
 def _trust(options: Namespace) -> int:
     from buildd.store import signing
+    from codegen.errors import RequestError
 
     if options.key:
-        key = signing.public_of(options.key)
+        try:
+            key = signing.public_of(options.key)
+        except signing.SigningError as error:
+            raise RequestError("bad-value", error.message, next_step=error.next_step) from error
         signing.trust(options.environ, key, options.name, remove=options.remove)
     keys = {key.hex(): name for key, name in signing.trusted(options.environ).items()}
     return _say(options, keys, [f"{key} {name}".strip() for key, name in keys.items()])

@@ -25,6 +25,7 @@ from buildd.ui.problems import parser, print_lines
 from buildd.ui.screen import view_for
 from buildd.ui.text import Line, clean, count
 from buildd.ui.view import JsonView, Writer
+from codegen.compilers.command_parser import Reason
 from codegen.errors import RequestError
 from protocol.messages import CacheHit, Event, Explained, Failed, Mode, Outcome, Planned, Queued
 
@@ -78,6 +79,8 @@ def run(arguments: list[str]) -> int:
             return tell_last(here, only=options.what, json=options.json)
         if not options.file:
             error.next_step += "; a `buildd run` is explained by buildd explain --last"
+            if options.what:
+                error.message = f"{options.what} is no build that buildd log lists, and {error.message}"
         raise
     names = target_names(os.path.join(project, file))
     only = ""
@@ -148,7 +151,7 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         return OK
     lines = build_lines([build])
     if build.summary.command:
-        found.sort(key=lambda each: not each.would_run)
+        found.sort(key=lambda each: (_is_query(each), not each.would_run))
     for each in found:
         title = f"{'ran' if each.would_run else 'hit'} {clean(each.action)}"
         reasons = tuple(reason.removeprefix("hit: ") for reason in each.reasons)
@@ -166,6 +169,11 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         lines.append(Line(f"{count(left, 'other action')} not looked up: {why_not}"))
     print_lines(lines)
     return OK
+
+
+def _is_query(call: Explained) -> bool:
+    """Whether a call only asked the compiler something: nothing about it could be better."""
+    return any(reason.startswith(f"{_PASSED}{Reason.QUERY.value}") for reason in call.reasons)
 
 
 def why(events: Iterable[Event]) -> list[Explained]:

@@ -11,16 +11,17 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
 
 from buildd.client.request import store_of
 from buildd.commands import run
-from buildd.exits import FAILED, USAGE
+from buildd.exits import NOT_WARM, USAGE
 from buildd.hooks.proof import FOLDER as PROVE
 from buildd.hooks.proof import NEEDED
+from buildd.scheduling import call_notes
 from buildd.scheduling.call_notes import Needed
 from buildd.shims import interposition
 from buildd.ui.problems import is_on, print_note, print_problem
@@ -37,11 +38,15 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
     needed: list[Needed]
     exit_status: int
     """The command's."""
+    trials: int
+    """Calls of a configure step that tried the compiler out; they ran."""
+    queries: int
+    """Questions to compilers, such as --version; they ran."""
 
 
 def prove(options: Namespace, command: Sequence[str]) -> int:
-    """Carry out the proof; 0: the command ended with 0 and needed nothing, 1: something would be compiled, 3: nothing
-    could be looked up, else the command's own status. Raises StoreError."""
+    """Carry out the proof; 0: the command ended with 0 and needed nothing, NOT_WARM: something would be compiled, 3:
+    nothing could be looked up, else the command's own status. Raises StoreError."""
     environ = dict(os.environ)
     if options.targets or options.manifest or options.arch or options.file or not command:
         print_problem(
@@ -60,11 +65,18 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
         os.chdir(options.directory)
     with tempfile.TemporaryDirectory(prefix="buildd-prove-") as notes:
         environ[PROVE] = notes
-        settings = Namespace(jobs=options.jobs, map_paths=None, record=None, quiet=True)
-        status = run.run_command(settings, list(command), environ)
+        settings = Namespace(
+            jobs=options.jobs, map_paths=options.map_paths, record=None, quiet=True, summary=None, fail_on_miss=False
+        )
+        with _stdout_to_stderr() if options.json else nullcontext():
+            status = run.run_command(settings, list(command), environ)
+        trials, queries = (call_notes.ran(Path(notes), kind) for kind in (call_notes.TRIAL, call_notes.QUERY))
         needed = list(dict.fromkeys(_needed(Path(notes, NEEDED))))
     if options.json:
-        sys.stdout.write(msgspec.json.encode(Proof(needed=needed, exit_status=status)).decode() + "\n")
+        sys.stdout.write(
+            msgspec.json.encode(Proof(needed=needed, exit_status=status, trials=trials, queries=queries)).decode()
+            + "\n"
+        )
     elif needed:
         print_note(f"buildd: not warm: {count(len(needed), 'compile')} would run:")
         for one in needed[:_MOST_SHOWN]:
@@ -72,10 +84,32 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
         if len(needed) > _MOST_SHOWN:
             print_note(f"  and {len(needed) - _MOST_SHOWN} more: --json names all")
     elif status == 0:
-        print_note("buildd: warm: the command compiled nothing")
+        print_note(f"buildd: warm: the command compiled nothing{_ran(trials, queries)}")
     if not interposition.folder_of(environ):
         print_note("buildd: compilers that were called by their path were not watched: see `buildd doctor`")
-    return FAILED if needed else status
+    return NOT_WARM if needed else status
+
+
+def _ran(trials: int, queries: int) -> str:
+    """What ran all the same, in words; empty if nothing did."""
+    parts = [
+        *([f"{count(trials, 'call')} of configure steps, to try the compiler out"] if trials else ()),
+        *([count(queries, "question to compilers", "questions to compilers")] if queries else ()),
+    ]
+    return f"; these ran: {' and '.join(parts)}" if parts else ""
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Let the command write to this process's standard error, so that standard output holds JSON alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _needed(notes: Path) -> Iterator[Needed]:

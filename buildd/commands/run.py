@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildd import caller
-from buildd.client import run_relay
+from buildd.client import run_relay, run_summary
 from buildd.client.foreign_build import (
     advice,
     bound_kernels,
@@ -28,13 +28,14 @@ from buildd.client.foreign_build import (
     variables,
 )
 from buildd.client.otel import wants_spans
+from buildd.client.run_summary import tier_trouble
 from buildd.errors import BuilddError
 from buildd.exits import DAEMON, OK, USAGE
 from buildd.hooks.proof import FOLDER as PROVE
 from buildd.store.found_notes import FoundKernels
 from buildd.ui.problems import is_on, parser, print_note, print_problem
 from protocol.errors import ProtocolError
-from protocol.messages import BuildFigures, BuildId, Done, Outcome
+from protocol.messages import BuildFigures, BuildId, Done, Explained, Outcome, TierStatus
 from protocol.problem import in_one_line
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ def run(arguments: list[str]) -> int:
         "Run a command and let the daemon cache its compilers (nvcc, hipcc, gcc, clang ...).",
         details="Exit status: that of COMMAND; 127 if it does not exist, 126 if it cannot be run, 2 for wrong usage.",
     )
-    command.usage = "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--quiet] [--] COMMAND [ARGUMENT...]"
+    command.usage = (
+        "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--summary FILE] [--fail-on-miss] [--quiet] [--] "
+        "COMMAND [ARGUMENT...]"
+    )
     command.add_argument(
         "-j", "--jobs", type=int, default=None, metavar="N", help="have make, ninja and pip run N jobs at once"
     )
@@ -72,6 +76,12 @@ def run(arguments: list[str]) -> int:
         metavar="FILE",
         help="record what the command compiles (compiler calls, Triton kernels), for `buildd warm --manifest FILE`",
     )
+    summary_file = (
+        "write the figures of the compiles and the command's status to FILE, as one JSON object that has all keys"
+    )
+    command.add_argument("--summary", type=Path, default=None, metavar="FILE", help=summary_file)
+    failing = "end with status 1 if the command succeeded, but a compile had to run; the last line names it"
+    command.add_argument("--fail-on-miss", action="store_true", help=failing)
     command.add_argument("--quiet", action="store_true", help="print no summary at the end, and no status line")
     own, rest = _divided(arguments)
     options = command.parse_args(own)
@@ -82,6 +92,12 @@ def run(arguments: list[str]) -> int:
         print_problem(f"-j {options.jobs} is out of range", next_step="give a whole number from 1 to 65535")
         return USAGE
     environ = dict(os.environ)
+    if (options.fail_on_miss or options.summary) and environ.get("BUILDD_BUILD_ID"):
+        print_problem(
+            "--fail-on-miss and --summary are options of the outermost buildd run, which counts the compiles",
+            next_step="give them to the buildd run around this one",
+        )
+        return USAGE
     if options.record is None:
         return run_command(options, rest, environ)
     from buildd.programs.recording import recording
@@ -100,7 +116,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
     build = BuildId(os.urandom(6).hex())
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
-        return _carry_out(rest, environ)
+        return _ended(options, _carry_out(rest, environ))
     from buildd.client import run_settings
     from buildd.client.run_logs import RunLogs
     from buildd.shims import interposition
@@ -121,7 +137,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
             print_problem(f"nothing can be looked up: {in_one_line(error)}", next_step="run `buildd doctor`")
             return DAEMON
         print_note(f"buildd: {in_one_line(error)}; running without the daemon")
-        return _carry_out(rest, environ)
+        return _ended(options, _carry_out(rest, environ))
     if logs.problem:
         print_note(f"buildd: {logs.problem}: its results are used, new ones are not kept, and not all hits are counted")
     with client, logs, jobserver:
@@ -138,13 +154,40 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
             if not options.quiet:
                 found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)
+                for line in tier_trouble(_tier(client)):
+                    print_note(f"buildd: {line}")
             if logs.failures is not None and logs.notes is not None:
                 keys = logs.notes.keys()
                 traces = run_settings.traces(environ, started_ns)
                 _keep(
                     Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.failures, keys, traces
                 )
+            status = _ended(options, status, figures, logs.failures.calls() if logs.failures is not None else ())
     return status
+
+
+def _ended(
+    options: Namespace, status: int, figures: BuildFigures | None = None, calls: Sequence[Explained] = ()
+) -> int:
+    """Obey --summary and --fail-on-miss; the exit status. Raises SummaryError.
+
+    Args:
+        figures: None if nothing was looked up.
+    """
+    if options.summary is not None:
+        run_summary.write(options.summary, figures or BuildFigures(), status, looked_up=figures is not None)
+    if options.fail_on_miss:
+        status, why = run_summary.checked(status, figures or BuildFigures(), calls, looked_up=figures is not None)
+        if why:
+            print_note(f"buildd: {why}")
+    return status
+
+
+def _tier(client: Client) -> TierStatus | None:
+    try:
+        return client.status().tier
+    except ProtocolError:
+        return None
 
 
 def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -230,7 +273,7 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     while index < len(arguments) and arguments[index].startswith("-"):
         if arguments[index] == "--":
             return arguments[:index], arguments[index + 1 :]
-        index += 2 if arguments[index] in ("-j", "--jobs", "--record", "--color") else 1
+        index += 2 if arguments[index] in ("-j", "--jobs", "--record", "--summary", "--color") else 1
     return arguments[:index], arguments[index:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from pathlib import Path
 
 from buildd.client.request import add_output_arguments, add_request_arguments
@@ -17,7 +18,7 @@ def run(arguments: list[str]) -> int:
         "Compile ahead of time: fill the cache without writing outputs.",
         details="With --prove, buildd compiles nothing: it traces models in code and looks everything else up. If an\n"
         "action would run, buildd names it and ends with status 1. With --prove -- COMMAND, buildd runs COMMAND, and\n"
-        "each compile of COMMAND that the store does not have fails.",
+        "each compile of COMMAND that neither the store nor the shared cache has fails (status 86).",
     )
     command.add_argument(
         "targets",
@@ -43,6 +44,12 @@ def run(arguments: list[str]) -> int:
         "must be complete (see docs/ci.md)"
     )
     command.add_argument("--no-jit", action="store_true", help=no_jit)
+    command.add_argument(
+        "--map-paths",
+        action=BooleanOptionalAction,
+        default=None,
+        help="with --prove -- COMMAND: as for `buildd run`",
+    )
     own, rest = arguments, None
     if "--" in arguments:
         own, rest = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
@@ -51,10 +58,10 @@ def run(arguments: list[str]) -> int:
         from buildd.commands.prove_command import prove
 
         return prove(options, rest)
-    if rest is not None or options.no_jit:
+    if rest is not None or options.no_jit or options.map_paths is not None:
         raise RequestError(
             "bad-value",
-            "a command after --, and --no-jit, need --prove",
+            "a command after --, --no-jit and --map-paths need --prove -- COMMAND",
             next_step="buildd warm --prove -- COMMAND, or name targets without --",
         )
     if options.manifest is not None:

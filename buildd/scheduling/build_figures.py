@@ -29,6 +29,7 @@ class Figures:
     holding_paths: int = 0
     missed: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
+    cancelled: int = 0
 
     noted_ns: int = 0
     """When the memory of jobs was last noted for this build."""
@@ -58,6 +59,7 @@ class Figures:
             holding_paths=self.holding_paths,
             missed=dict(self.missed),
             elsewhere=dict(self.elsewhere),
+            cancelled=self.cancelled,
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -38,14 +37,16 @@ _COMPILES_NOTHING = frozenset(
         Reason.PREPROCESS,
         Reason.DEPENDENCIES_ONLY,
         Reason.NO_SOURCE,
+        Reason.QUERY,
         Reason.INSIDE_NVCC,
         Reason.WRAPPER,  # the call that it makes is looked up by itself
     }
 )
 
-
-_ASKS = re.compile(r"--?(version|V|help|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)")
-"""Options with which a compiler only answers a question."""
+RAN = "ran"
+"""Beginning of the names of the files, in the folder of a proof, that get one byte for each call that ran."""
+QUERY, TRIAL = "query", "trial"
+"""The calls that a proof lets run: questions to the compiler, and calls that try it out."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +139,7 @@ def is_proving(request: m.Request) -> bool:
 def is_compile(command: Sequence[str], why: PassThrough) -> bool:
     """Whether a call that buildd does not take may compile something."""
     names_source = any(not word.startswith("-") or word == "-" for word in command[1:])
-    return why.reason not in _COMPILES_NOTHING and names_source and not any(map(_ASKS.fullmatch, command))
+    return why.reason not in _COMPILES_NOTHING and names_source
 
 
 def are_wanted(request: m.Request) -> bool:
@@ -153,6 +154,20 @@ def need(request: m.Request, name: str, reasons: Iterable[str]) -> m.Done:
     with contextlib.suppress(OSError):  # the caller still fails
         _append(Path(request.environment[PROVE], NEEDED), msgspec.json.encode(needed))
     return m.Done(outcome=m.Outcome.REFUSED, code=WOULD_COMPILE, message=f"{name}: {why}")
+
+
+def note_ran(request: m.Request, kind: str) -> None:
+    """Count a call that a proof let run."""
+    with contextlib.suppress(OSError), open(Path(request.environment[PROVE], f"{RAN}-{kind}"), "ab", 0) as file:
+        file.write(b".")
+
+
+def ran(folder: Path, kind: str) -> int:
+    """How many calls of a kind a proof let run."""
+    try:
+        return (folder / f"{RAN}-{kind}").stat().st_size
+    except OSError:
+        return 0
 
 
 def _names_folder(request: m.Request, compile: Compile, roots: temporary_roots.Roots, files: Iterable[str]) -> bool:

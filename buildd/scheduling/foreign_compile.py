@@ -232,6 +232,9 @@ class CompileReport(Report[ActiveBuild]):
         build, figures = self.build, self._figures
         if build.log.done is not None:
             return  # said at the end of the work, before it was written down
+        if outcome is m.Outcome.CANCELLED and not self._carried_out:
+            build.counts.misses = build.counts.failures = 0  # it began, and did not end
+            figures.cancelled += 1
         figures.hits += build.counts.hits
         figures.misses += build.counts.misses
         figures.failures += build.counts.failures

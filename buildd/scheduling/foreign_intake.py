@@ -16,7 +16,6 @@ from typing import Any
 
 from blake3 import blake3
 
-from buildd.builds import shared_results
 from buildd.builds.active_build import ActiveBuild, StoredResults
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
@@ -28,10 +27,9 @@ from buildd.files.stamp import Stamp, stamp_of, trustworthy
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
 from buildd.files.traits import Traits
 from buildd.keys.include_search import asked_names, library_rivals
-from buildd.keys.lookup import Missing
 from buildd.keys.survey_memory import Memory
 from buildd.native import sweep
-from buildd.scheduling import call_notes
+from buildd.scheduling import call_notes, proof_calls
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import PASSED_THROUGH, CommandOutputs, CompileReport
@@ -154,10 +152,11 @@ class ForeignIntake:
 
         build: ActiveBuild = await self._in_pool(begin)
         if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
-            known = await self._in_pool(lambda: shared_results.look(build, 0))
-            if isinstance(known, Missing):
+            reasons = await proof_calls.missing(build, self._in_pool)
+            if reasons is not None:
                 named = os.path.normpath(os.path.join(request.project, compile.source or compile.output))
-                log.append(call_notes.need(request, named, known.reasons))
+                passed = m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message="it tries the compiler out")
+                log.append(proof_calls.refusal(request, named, reasons) or passed)
                 return None
         return build
 
@@ -334,10 +333,10 @@ class ForeignIntake:
         run_log.note_call(self._store.folder, request.build_id, explained)
         figures.count_passed_through(reason)
         self._store.tally.count_passed_through(reason)
-        if call_notes.is_proving(request) and call_notes.is_compile(request.command, why):
-            log.append(call_notes.need(request, call, [f"it is never kept: {why}"]))
-            return
-        log.append(m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why)))
+        done = m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why))
+        if call_notes.is_proving(request):
+            done = proof_calls.refusal(request, call, [f"it is never kept: {why}"], why) or done
+        log.append(done)
 
 
 @lru_cache(maxsize=32)  # the sources of a build share their headers

@@ -23,7 +23,7 @@ _KEPT = "builds_bytes"
 _COLUMNS = "build_id, request_id, project, targets, started_ns, finished_ns, outcome, summary"
 
 
-class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BuildSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a finished build."""
 
     hits: int = 0

@@ -16,7 +16,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from buildd.errors import StoreError
+from buildd.errors import NoSuchFile, StoreError
 from buildd.store import shared_kernels
 from buildd.store.bundle_format import (
     BLOB,
@@ -59,7 +59,9 @@ def import_(
     try:
         source = open(file, "rb")  # noqa: SIM115
     except OSError as error:
-        raise StoreError(f"cannot be read: {error.strerror}", file=str(file)) from error
+        raise NoSuchFile(
+            f"{file} cannot be read: {error.strerror}", next_step="name a file that `buildd cache export` wrote"
+        ) from error
     with source:
         if store.read_only:
             raise StoreError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from buildd.exits import DAEMON, FAILED, INTERRUPTED, OK, USAGE
+from buildd.exits import DAEMON, FAILED, INTERRUPTED, NOT_WARM, OK, USAGE
 from buildd.ui.command_line import Command, Word
 
 _TOP = """\
@@ -43,6 +43,7 @@ _STATUSES = (
     (FAILED, "A build failed, or \\fBwarm \\-\\-prove\\fR found something that would run."),
     (USAGE, "Wrong usage: an unknown target, a mistake in \\fIbuildd.toml\\fR, no compiler."),
     (DAEMON, "The daemon or the store failed; \\fBstatus\\fR: no daemon runs; \\fBdoctor\\fR: a check failed."),
+    (NOT_WARM, "\\fBwarm \\-\\-prove \\-\\- COMMAND\\fR found something that would be compiled."),
     (INTERRUPTED, "Interrupted."),
 )
 _FILES = (

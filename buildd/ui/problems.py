@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -59,6 +59,9 @@ def parser(command: str, summary: str, *, details: str = "") -> ArgumentParser:
                 raise ParserMade(self)
             return super().parse_known_args(args, namespace)
 
+        def error(self, message: str) -> NoReturn:
+            super().error(message + _meant(self, message))
+
     made = Parser(
         prog=f"buildd {command}",
         description=summary,
@@ -71,6 +74,22 @@ def parser(command: str, summary: str, *, details: str = "") -> ArgumentParser:
         "--color", metavar="WHEN", choices=when, action=Coloured, default=SUPPRESS, help="auto, always or never"
     )
     return made
+
+
+def _meant(parser: ArgumentParser, message: str) -> str:
+    """The option or action that the user probably meant, behind argparse's message about an unknown one."""
+    import difflib
+    import re
+
+    options = [option for action in parser._actions for option in action.option_strings]
+    words = [word for action in parser._actions for word in action.choices or () if not action.option_strings]
+    if match := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+        near = difflib.get_close_matches(match[1], options, n=1)
+    elif match := re.search(r"invalid choice: '([^']*)'", message):
+        near = difflib.get_close_matches(match[1], words, n=1)
+    else:
+        return ""
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _columns() -> int:

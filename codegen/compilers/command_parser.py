@@ -36,6 +36,8 @@ class Reason(Enum):
     OUTPUT = "output"
     OTHER_CACHE = "other-cache"
     PREPROCESS = "preprocess"
+    QUERY = "query"
+    """The command only asks the compiler something: --version, -print-search-dirs, -v without a source."""
     RESPONSE_FILE = "response-file"
     SEVERAL_SOURCES = "several-sources"
     STANDARD_INPUT = "standard-input"
@@ -58,6 +60,7 @@ class PassThrough(Exception):
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason.value}: {detail}" if detail else reason.value)
         self.reason = reason
+        self.detail = detail
 
 
 class Family(Enum):

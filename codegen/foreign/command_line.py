@@ -39,6 +39,8 @@ TOOLS = {
 """The tools that have shims, with their families."""
 _VERSIONED = re.compile(r"(?:.*-linux-gnu-)?(gcc|g\+\+|clang|clang\+\+)(?:-\d[\d.]*)?")
 """Names under which distributions install one version of a compiler, such as x86_64-linux-gnu-g++-12."""
+_ASKS = re.compile(r"--?(version|V|help(=.*)?|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)")
+"""Options with which a compiler only answers a question, whatever else the command says."""
 _MOVED = re.compile(r"\.(nvcc)-wrapped")
 """The name that nixpkgs' makeWrapper gives to a program, whose own name its wrapper takes."""
 
@@ -63,12 +65,26 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
     Raises:
         PassThrough: buildd does not handle this command.
     """
-    parser, family, read = read_command(command, folder)
-    _check_environment(family, dict(environment))
-    compile = parser.result(family, read)
+    try:
+        parser, family, read = read_command(command, folder)
+        _check_environment(family, dict(environment))
+        compile = parser.result(family, read)
+    except PassThrough as why:
+        refused = why.reason in (Reason.UNKNOWN_OPTION, Reason.UNSUPPORTED_OPTION)
+        if refused and _is_query(why.detail, command):
+            raise PassThrough(Reason.QUERY, why.detail) from why
+        raise
     if compile.makes is Makes.LINKED and family is Family.GCC:
         linking.check(compile.flags)
     return compile
+
+
+def _is_query(option: str, command: Sequence[str]) -> bool:
+    """Tell whether a command with this unknown option compiles nothing. With a source, -v compiles too."""
+    names_source = any(not word.startswith("-") for word in command[1:])
+    if names_source:
+        return bool(_ASKS.fullmatch(option)) or (option == "-v" and "-E" in command)
+    return option == "-v" or any(map(_ASKS.fullmatch, command[1:]))  # nvcc's parser names another option
 
 
 def read_command(command: Sequence[str], folder: str) -> tuple[Parser, Family, tuple[str, ...]]:

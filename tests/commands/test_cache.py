@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from buildd.commands import cache
+from buildd.commands import cache, run
 from buildd.store.store import Counter, Store
 from buildd.store.tally import Reasoned
 from tests.support.crash_store_writer import is_served, publish
+from tests.support.user import User
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_bundle_of_somebody_else_comes_in_once_their_key_is_trusted(
         assert is_served(store, 7)
     assert cache.run(["trust", key, "--remove"], environ=other) == 0
     assert cache.run([*arguments, "import", file], environ=other) == 3
-    assert cache.run(["trust", "abc"], environ=other) == 3
+    assert cache.run(["trust", "abc"], environ=other) == 2
     assert '"abc" is no public key' in capsys.readouterr().err
 
 
@@ -231,3 +232,19 @@ def test_skopeo_carries_an_oci_layout(environ: dict[str, str], tmp_path: Path) -
         subprocess.run([*copy, source, target], cwd=tmp_path, check=True, timeout=60)
     other = {**environ, "BUILDD_DIR": str(tmp_path / "second")}
     assert cache.run(["import", str(tmp_path / "back")], environ=other) == 0
+
+
+@pytest.mark.parametrize("words", [("import", "nofile"), ("trust", "abc"), ("push",)])
+def test_wrong_usage_has_its_own_status(kept_user: User, words: tuple[str, ...]) -> None:
+    environ = {name: value for name, value in kept_user.environ.items() if not name.startswith("BUILDD_TIER")}
+    assert cache.run([*words], environ=environ) == 2
+
+
+def test_the_nearest_action_and_option_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for run_it, words, meant in (
+        (cache.run, ["exprot"], "export"),
+        (run.run, ["--map-path", "--", "true"], "--map-paths"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            run_it(words)
+        assert left.value.code == 2 and f"; did you mean {meant}?" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from buildd.commands import explain
+from codegen.errors import RequestError
 from tests.support.foreign_project import ForeignProject
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
@@ -99,3 +101,20 @@ def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) ->
     }
     text = buildd(foreign, foreign.folder, "cache", "stats")[0]
     assert re.search(r"^misses .*\n(  \d+ +\w[\w-]*\n)+", text, re.MULTILINE)
+
+
+def test_questions_to_a_compiler_are_listed_last_and_without_advice(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "asked")
+    foreign.write("a.c", "int a;\n")
+    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -dumpmachine; gcc --version; gcc -c a.c")
+    assert "0 hits, 1 miss (new 1), 2 passed through (query 2)" in said
+    _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    assert lines[0] == "ran a.c: never built before"
+    assert [line.rpartition(": ")[2] for line in lines[1:]] == ["-dumpmachine", "--version"]
+
+
+def test_a_word_that_is_neither_a_target_nor_a_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError) as caught:
+        explain.run(["nosuch"])
+    assert caught.value.message.startswith("nosuch is no build that buildd log lists, and no buildd.toml in ")

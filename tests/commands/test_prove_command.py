@@ -62,7 +62,7 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
 
     # BUILDD_PROVE reaches the shims: the first compile fails, and what only preprocesses runs.
     status, said = machine.buildd(*prove)
-    assert status == 1 and not list(made.glob("*.o")) and (made / "text").stat().st_size > 10
+    assert status == 86 and not list(made.glob("*.o")) and (made / "text").stat().st_size > 10
     assert f"buildd: not warm: 1 compile would run:\n  gcc: {made}/k1.c: never built before\n" in said
     assert "not compiled, because this run has to find everything in the cache" in said
 
@@ -70,7 +70,10 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
     for each in made.iterdir():
         each.unlink()
     status, said = machine.buildd(*prove)
-    assert (status, said) == (0, "buildd: warm: the command compiled nothing\n") and (made / "k.so").exists()
+    assert (status, said) == (
+        0,
+        "buildd: warm: the command compiled nothing; these ran: 2 questions to compilers\n",
+    ) and (made / "k.so").exists()
 
     # The program goes on without its second kernel and ends well: the proof has seen it all the same.
     (machine.app / "serve.sh").write_text(ENGINE.replace("gcc -O1", "echo 'int more;' >> k2.c; gcc -O1", 1))
@@ -78,7 +81,7 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
         each.unlink()
     status, said = machine.buildd("warm", "--prove", "--json", "--", "sh", "serve.sh")
     proof = json.loads(said.splitlines()[-1])
-    assert status == 1 and proof["needed"][0][:2] == ["gcc", f"{made}/k2.c"] and proof["exit_status"] == 0
+    assert status == 86 and proof["needed"][0][:2] == ["gcc", f"{made}/k2.c"] and proof["exit_status"] == 0
 
     assert machine.buildd("warm", "--prove", "--", "sh", "-c", "exit 7")[0] == 7
     switches = (
@@ -93,6 +96,74 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
     assert machine.buildd(*switches)[0] == 0
     assert machine.buildd(*prove, BUILDD_DISABLE="1")[0] == 2
     assert machine.buildd("warm", "--", "true")[0] == 2
+
+
+def test_a_proof_asks_the_shared_cache_and_says_what_it_answered(user: User) -> None:
+    tier = {"BUILDD_TIER": str(user.folder / "tier"), "BUILDD_TIER_WRITE": "1"}
+    (user.folder / "tier").mkdir()
+    first, second = Machine(user, "first"), {"BUILDD_DIR": str(user.folder / "second")} | tier
+    first.buildd("cache", "key")
+    assert first.buildd("run", "--quiet", "--", "sh", "serve.sh", **tier)[0] == 0
+    status, said = first.buildd("cache", "push", **tier)
+    assert status == 0, said
+    made = first.folder / "cache/gen"
+    for each in made.iterdir():
+        each.unlink()
+    prove = ("warm", "--prove", "--", "sh", "serve.sh")
+    status, said = first.buildd(*prove, **second)
+    assert status == 0 and "the command compiled nothing" in said and (made / "k2.o").exists(), said
+
+    (first.app / "include/unit.h").write_text("#define UNIT 4\n")
+    status, said = first.buildd(*prove, **second)
+    assert status == 86 and f"k1.c: input {first.app}/include/unit.h: content changed; " in said, said
+    assert f"not found in the shared cache {tier['BUILDD_TIER']}" in said
+
+
+CONFIGURE = """
+set -e
+work=build/CMakeFiles/CMakeScratch/TryCompile-a1
+mkdir -p $work && echo 'int main(void) { return 0; }' > $work/test.c
+(cd $work && gcc -v -o abi.c.o -c ../../../../abi.c 2> ../../said && gcc -o test.o -c test.c)
+echo 'int i;' > conftest.c && gcc -c conftest.c && gcc -c -o conftest.o conftest.c
+gcc -dumpmachine > build/machine
+"""
+
+
+def test_a_proof_lets_configure_steps_try_the_compiler_out(kept_user: User) -> None:
+    machine = Machine(kept_user, "configure")
+    (machine.app / "abi.c").write_text("int abi;\n")
+    status, said = machine.buildd("warm", "--prove", "--", "sh", "-c", CONFIGURE)
+    ran = "these ran: 4 calls of configure steps, to try the compiler out and 1 question to compilers"
+    assert (status, said) == (0, f"buildd: warm: the command compiled nothing; {ran}\n")
+    # The same source elsewhere is a compile.
+    status, said = machine.buildd("warm", "--prove", "--", "gcc", "-c", "abi.c", "-o", "build/abi.o")
+    assert status == 86 and not (machine.app / "build/abi.o").exists()
+    # An option with which nothing is kept hides no compile either.
+    assert machine.buildd("warm", "--prove", "--", "gcc", "-v", "-c", "abi.c")[0] == 86
+
+
+def test_a_proof_takes_the_options_of_run_and_keeps_standard_output_for_json(kept_user: User) -> None:
+    machine = Machine(kept_user, "options")
+    other = machine.folder / "other"
+    for folder in (machine.app, other):
+        folder.mkdir(exist_ok=True)
+        (folder / "p.c").write_text("const char *p = __FILE__;\n")
+    compile = ("--", "sh", "-c", "echo hello; gcc -c $PWD/p.c")
+    assert machine.buildd("run", "--map-paths", "--quiet", *compile)[0] == 0
+    assert machine.buildd("warm", "--prove", *compile, folder=other)[0] == 86
+    assert machine.buildd("warm", "--prove", "--map-paths", *compile, folder=other)[0] == 0
+    assert machine.buildd("warm", "--map-paths", folder=other)[0] == 2
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "buildd", "warm", "--prove", "--json", "--map-paths", *compile],
+        cwd=other,
+        env=machine.environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert [json.loads(line)["type"] for line in done.stdout.splitlines()] == ["proof"]
+    assert done.stderr.startswith("hello\n")
 
 
 def test_what_one_machine_recorded_another_one_compiles_ahead(kept_user: User) -> None:

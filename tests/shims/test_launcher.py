@@ -339,6 +339,8 @@ def test_a_shim_that_is_ended_ends_its_job(fake: ForeignProject, number: signal.
     assert process.returncode == -number
     until(lambda: not fake.status().running and fake.status().requests == 0, "the job ended")
     assert not (fake.folder / "k.o").exists()
+    until(lambda: fake.figures().cancelled == 1, "it counts as cancelled")
+    assert (fake.figures().misses, fake.figures().missed, fake.figures().failures) == (0, {}, 0)
 
 
 def test_without_a_daemon_the_tool_runs(foreign: ForeignProject) -> None:
@@ -409,7 +411,7 @@ def test_a_daemon_of_another_protocol_is_not_asked(foreign: ForeignProject, tmp_
         (("-c", "a.c", "-o", "./a.c"), "output"),
         (("-S", "s.s"), "assembler"),
         (("-c", "s.s"), "assembler"),
-        (("--version",), "unknown-option"),
+        (("--version",), "query"),
         ((), "no-source"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,0 +1,50 @@
+"""Tells compiler calls that a configure step makes to try the compiler out from compiles of a project.
+
+CMake, Meson and autoconf compile small sources in scratch folders of their own, and remove those folders. What such a
+call writes is never part of a build. Knows names alone; reads no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+_SCRATCH = re.compile(
+    r"/CMakeFiles/(CMakeScratch/TryCompile-[^/]+|CMakeTmp|[0-9.]+[^/]*/CompilerId[^/]+)/"
+    r"|/meson-private/(tmp[^/]*/|sanitycheck)"
+)
+"""Only the folders of single tries: a checkout may lie anywhere."""
+_CONFTEST = "conftest"
+"""The name of each source that a script of autoconf writes, and of what is made from it."""
+
+
+def is_trial(command: Sequence[str], folder: str) -> bool:
+    """Tell whether a call only tries the compiler out.
+
+    Only the place of the output counts, since a configure step may try a source of the project, or one of CMake's own:
+    an object in a scratch folder is removed with it. For autoconf, which works in the build folder itself, source and
+    output must have its own name.
+
+    Args:
+        command: the tool, then its arguments.
+        folder: where the call is made, absolute.
+    """
+    output = _output(command)
+    place = os.path.normpath(os.path.join(folder, output or "a.out"))
+    if _SCRATCH.search(place):
+        return True
+    sources = [os.path.basename(word) for word in command[1:] if not word.startswith("-") and word != output]
+    made = os.path.basename(output) if output else _CONFTEST
+    return bool(sources) and {name.partition(".")[0] for name in (*sources, made)} == {_CONFTEST}
+
+
+def _output(command: Sequence[str]) -> str:
+    """The word behind the last -o; empty if there is none."""
+    found = ""
+    for index, word in enumerate(command[1:], 1):
+        if word in ("-o", "--output-file"):
+            found = command[index + 1] if index + 1 < len(command) else ""
+        elif word.startswith("-o") and len(word) > 2 and "=" not in word:
+            found = word[2:]
+    return found
