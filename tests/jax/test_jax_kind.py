@@ -11,6 +11,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,24 @@ def test_another_checkout_and_a_change_that_changes_nothing_hit(project: Project
     assert status == 0, said
     other.write(NET.replace("0.1 * p", "0.3 * p"))
     assert other.user.buildd("warm", "--prove", "-C", str(other.folder))[0] == 1
+
+
+def test_eight_builds_at_once_compile_once(project: Project) -> None:
+    # The code counts how often it is traced: a build that comes late traces again, and finds the package.
+    traces = project.user.folder / "traces"
+    count = f"with open({str(traces)!r}, 'a') as file:\n    file.write('x')\n"
+    project.write(count + NET.replace("0.1 * p", "0.7 * p"))
+    before = ran(project.user)
+    running = [project.user.start("build", "-C", str(project.folder)) for _ in range(8)]
+    said = [process.communicate(timeout=280)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * 8, said
+    assert ran(project.user) - before - len(traces.read_text()) == 1
+
+
+def ran(user: User) -> int:
+    """How many actions the daemon has run."""
+    status: dict[str, Any] = json.loads(user.buildd("status", "--json")[1].splitlines()[0])
+    return int(status["counters"]["misses"])
 
 
 def test_flags_that_the_users_code_adds_reach_the_compile_once(project: Project) -> None:
