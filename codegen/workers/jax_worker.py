@@ -43,6 +43,8 @@ _PARTNERS = ("ml_dtypes", "numpy", "opt_einsum", "scipy", "flatbuffers")
 _REQUIRE = "xla_gpu_require_complete_aot_autotune_results"
 _LEVEL = "xla_gpu_autotune_level"
 _PROFILE_FOLDER = "xla_gpu_per_fusion_autotune_cache_dir"
+_ABOUT = "about.json"
+"""The part of a file of timings that says where they were made; the others are XLA's."""
 _UNTUNED = re.compile(r"Failed to get configs for: (\d+) out of (\d+)|No cached config found|autotun", re.IGNORECASE)
 
 
@@ -224,7 +226,13 @@ def compile_lowered(spec: dict[str, Any], lowered: str, package: str, profile: s
         described |= {**versions, "device_kind": kind, "processor": spec["processor"], **tuning}
         described["splits"] = specs
         if collected:
-            _pack(collected, {name: _content(os.path.join(folder, name)) for name in _below(folder)})
+            about = {
+                "device_kind": kind,
+                "jaxlib": versions["jaxlib"],
+                "platform_version": found[0].client.platform_version,
+            }
+            parts = {name: _content(os.path.join(folder, name)) for name in _below(folder)}
+            _pack(collected, {_ABOUT: json.dumps(about, sort_keys=True).encode(), **parts})
         _pack(package, {"description.json": json.dumps(described, sort_keys=True).encode(), "executable": executable})
     if described["tuned"] is False:
         missing = f" ({described['missing']} kernels have no timing)" if described["missing"] else ""
@@ -313,6 +321,8 @@ def _profile_folder(profile: str) -> Iterator[str]:
             try:
                 with zipfile.ZipFile(profile) as stream:
                     for name in stream.namelist():
+                        if name == _ABOUT:
+                            continue
                         if os.path.normpath(name) != name or name.startswith(("/", "..")):
                             raise Refused(f"holds a file outside of it: {name}", profile)
                         place = os.path.join(folder, name)
