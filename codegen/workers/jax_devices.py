@@ -6,6 +6,7 @@ Knows nothing of buildd, as `jax_worker.py`, which loads it. Compiles nothing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -96,6 +97,26 @@ def compile_only(jax: Any, content: bytes, where: str, count: int) -> list[Any]:
             where,
         )
     return found[:count]
+
+
+def kernels_for(jax: Any, device: Any) -> Any:
+    """Return a context in which Pallas makes kernels for a GPU that is not here: from jax 0.11 on it asks for the
+    GPU's name, and otherwise looks for a GPU of this machine."""
+    sharding = jax.sharding
+    if device.platform == "cpu" or not hasattr(sharding, "AbstractDevice") or _sees_gpu(jax):
+        return contextlib.nullcontext()
+    try:
+        abstract = sharding.AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="gpu")
+    except TypeError:  # before 0.11 it had no platform, and Pallas did not ask
+        return contextlib.nullcontext()
+    return sharding.use_abstract_mesh(sharding.AbstractMesh((), (), abstract_device=abstract))
+
+
+def _sees_gpu(jax: Any) -> bool:
+    try:
+        return bool(jax.local_devices(backend="cuda"))
+    except RuntimeError:
+        return False
 
 
 # ---------------------------------------------------------------- meshes

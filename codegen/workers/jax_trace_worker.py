@@ -15,7 +15,6 @@ if __name__ == "__main__":
     # The folder of this script comes first on the path and holds modules of buildd, which the user's must not import.
     del sys.path[0]
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -71,7 +70,7 @@ def lower(spec: dict[str, Any], lowered: str, depfile: str, topology: str = "") 
     mesh = _worker._devices.mesh_of(jax, spec["mesh"], devices) if spec["mesh"] else None
     try:
         # Inside, a PartitionSpec alone is enough for with_sharding_constraint and shard_map.
-        with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+        with jax.set_mesh(mesh) if mesh is not None else _worker._devices.kernels_for(jax, devices[0]):
             arguments, results = _split(jax, spec, module, mesh)
             function, donated = _function(jax, spec, module, results)
             given, named = _given(jax, spec, module, devices[0], mesh, arguments)
