@@ -275,7 +275,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     jobs: int = 0
     """How many jobs of the daemon it has."""
     avoided: bool = False
-    """It has other files than this machine, and gets no jobs for a while."""
+    """It has other files than this machine and cannot be given these, and gets no jobs for a while."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -291,6 +291,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Jobs that came back."""
     losses: int = 0
     """Jobs that were lost, and ran here."""
+    second_starts: int = 0
+    """Jobs that took too long on their node, and were begun on a second one."""
     unused_for_s: float = 0.0
     """It failed, so it is left alone for this long."""
     problem: str = ""

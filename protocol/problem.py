@@ -43,6 +43,8 @@ def message_and_step(error: BaseException) -> tuple[str, str]:
         where = os.fsdecode(error.filename2 or error.filename)  # of a link or a rename: the new name
         if error.errno in NO_SPACE:
             return f"no space left on the disk of {where}", "free some space and build again"
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            return f"{where}: {error.strerror}", "a file is in the place of a folder: move it, or choose another folder"
         return f"{where}: {error.strerror}", "check this path, its owner and permissions"
     return str(error) or type(error).__name__, ""
 

@@ -27,7 +27,7 @@ def begin(build: ActiveBuild, index: int) -> Future[Fetched | None] | None:
     action, missing = build.results.asked_as(index)
     if action.uncacheable or action.kept is not Kept.FILES:
         return None
-    expected_s = build.resources[index].wall_s
+    expected_s = _expected_s(build, index)
     if build.is_steps and expected_s < LEAST_STEP_S:
         return None
     return build.tier.fetcher.begin(
@@ -37,7 +37,7 @@ def begin(build: ActiveBuild, index: int) -> Future[Fetched | None] | None:
 
 def deadline_s(build: ActiveBuild, index: int) -> float:
     """How long an action waits for the tier."""
-    return waits_s(build.resources[index].wall_s)
+    return waits_s(_expected_s(build, index))
 
 
 def settle(build: ActiveBuild, index: int, asked: Future[Fetched | None], *, is_over: bool) -> bool:
@@ -75,3 +75,9 @@ def offer(build: ActiveBuild, first: m.Digest, result: Result) -> None:
     uploader = build.tier.uploader if build.tier is not None else None
     if uploader is not None and not (build.is_steps and result.timing.wall_s < LEAST_STEP_S):
         uploader.offer(first, result.key)
+
+
+def _expected_s(build: ActiveBuild, index: int) -> float:
+    """How long the job would take, or what the tier's user wants to wait at least."""
+    least_s = build.tier.tier.least_job_s if build.tier is not None else 0.0
+    return max(least_s, build.resources[index].wall_s)

@@ -138,6 +138,18 @@ def figures_of(
     )
 
 
+def paths_below(folder: str, map_paths: bool | None) -> dict[str, str]:
+    """The variables that say how paths count in the keys of a build.
+
+    Args:
+        folder: where the build was called.
+        map_paths: --map-paths or --no-map-paths; None for neither.
+    """
+    folder = os.path.realpath(folder)
+    mapped = {} if map_paths is None else {"BUILDD_MAP_PATHS": folder if map_paths else "no"}
+    return {"BUILDD_RUN_FOLDER": folder, **mapped}
+
+
 def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     """The result of a build's compiles, in one line; empty if no compiler was called and nothing found.
 
@@ -169,17 +181,28 @@ def _most(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number}" for name, number in most)
 
 
-def advice(figures: BuildFigures) -> Iterator[str]:
-    """Ways to more hits in later builds of this kind."""
+def advice(figures: BuildFigures, mapped: str = "") -> Iterator[str]:
+    """Ways to more hits in later builds of this kind.
+
+    Args:
+        mapped: BUILDD_MAP_PATHS: the folder that --map-paths names, "no" for --no-map-paths, empty for neither.
+    """
+    by_folder = mapped not in ("", "no")
     for folder, number in sorted(figures.elsewhere.items(), key=lambda pair: -pair[1])[:1]:
         same = "1 miss has" if number == 1 else f"{number} misses have"
-        yield (
-            f"{same} the same content as results made in {folder}, but this folder's path can reach the object;"
-            " between builds with --map-paths they would be found"
-        )
+        way = f": {_NOT_MAPPED}" if by_folder else "; builds with --map-paths find such results"
+        yield f"{same} the same content as results made in {folder}, but the objects may contain the folder's path{way}"
     if figures.holding_paths:
-        yield (
-            f"{figures.holding_paths} of the misses made objects that hold, by __FILE__ or -g, the path of a folder"
-            " whose name changes with each build: without --no-map-paths, or with --map-paths, later builds hit"
-            " (but for nvcc's objects with -G)"
-        )
+        some = f"{figures.holding_paths} of the misses made objects that contain the path of"
+        if by_folder:
+            yield f"{some} this folder: {_NOT_MAPPED}"
+        elif mapped:
+            yield f"{some} a folder whose name changes with each build: without --no-map-paths later builds hit"
+        else:
+            yield (
+                f"{some} a folder whose name changes with each build (__FILE__ or -g): with --map-paths later builds"
+                " hit, but for objects of nvcc with -G or with a kernel in an anonymous namespace"
+            )
+
+
+_NOT_MAPPED = "--map-paths has no effect on nvcc's -G, and on a kernel in an anonymous namespace"

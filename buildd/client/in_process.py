@@ -16,13 +16,18 @@ from buildd.builds.event_log import RequestLog
 from buildd.keys.lookup import Found
 from buildd.scheduling.scheduler import Scheduler
 from buildd.tier.opening import open_users_tier
+from buildd.tier.tier import Tier
 from codegen.errors import RequestError
 from codegen.plan import Plan
 from protocol import messages as m
 
 
 def build_here(
-    request: m.Request, on_event: Callable[[m.Event], None], *, store_limit_bytes: int | None = None
+    request: m.Request,
+    on_event: Callable[[m.Event], None],
+    *,
+    store_limit_bytes: int | None = None,
+    tier: Tier | None = None,
 ) -> m.Done:
     """Build a request inside this process, with the same store and the same results as through the daemon.
 
@@ -30,14 +35,15 @@ def build_here(
         request: `request.store` must be set.
         on_event: called with each event, on this thread.
         store_limit_bytes: size bound of the store; None means the default.
+        tier: where results of other machines are; None means the user's tier, if there is one.
 
     Returns:
         The last event's body. SIGINT cancels the request; a second one interrupts.
     """
 
     async def run() -> m.Done:
-        tier = open_users_tier(os.environ).tier
-        scheduler = Scheduler(default_store=Path(request.store), store_limit_bytes=store_limit_bytes, tier=tier)
+        used = open_users_tier(os.environ).tier if tier is None else tier
+        scheduler = Scheduler(default_store=Path(request.store), store_limit_bytes=store_limit_bytes, tier=used)
         log = RequestLog(request.request_id)
         done = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -21,10 +21,18 @@ class RunLogs:
 
     Args:
         command: None within another run, which has the failures and the programs' hits.
-        is_timed: as for `FailedCompiles`.
+        is_timed, project: as for `FailedCompiles`.
     """
 
-    def __init__(self, store: Path, build: BuildId, command: Sequence[str] | None, *, is_timed: bool = False) -> None:
+    def __init__(
+        self,
+        store: Path,
+        build: BuildId,
+        command: Sequence[str] | None,
+        *,
+        is_timed: bool = False,
+        project: str = "",
+    ) -> None:
         self.notes: Notes | None = None
         """Direct hits of the shims."""
         self.failures: FailedCompiles | None = None
@@ -38,7 +46,9 @@ class RunLogs:
             with ExitStack() as held:
                 notes = held.enter_context(Notes(store, build))
                 if command is not None:
-                    failures = held.enter_context(FailedCompiles(store, build, command, is_timed=is_timed))
+                    failures = held.enter_context(
+                        FailedCompiles(store, build, command, is_timed=is_timed, project=project)
+                    )
                     found = held.enter_context(FoundNotes(store, build))
                     self.failures, self.found = failures, found
                 self.notes = notes

@@ -16,8 +16,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 BEAT_S = 1.0
 """Between two signs of life of a job that says nothing."""
@@ -39,6 +39,23 @@ _known: dict[str, tuple[Stamp, str]] = {}
 _swept: set[str] = set()
 
 
+class LaidFiles(Protocol):
+    """Files that were laid out, and that the tool sees elsewhere."""
+
+    def where(self, path: str) -> str:
+        """Where this process finds what the tool finds at an absolute path."""
+
+    def seen(self, path: str, digest: str) -> None:
+        """Take note of what the tool has read at an absolute path."""
+
+    def command(self, spec: Mapping[str, Any], environment: Mapping[bytes, bytes], told: int) -> list[str]:
+        """The command that becomes the tool; faults before that go to the descriptor `told`."""
+
+
+Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "LaidFiles | tuple[Any, ...] | None"]
+"""Lays out the files of a job; returns None where they are in their places, and a message where they cannot be."""
+
+
 def digest_of(path: str, known: dict[str, tuple[Stamp, str]] = _known) -> str:
     """SHA-256 of a file, empty where it cannot be read. A digest is remembered as long as the file's stamp stands."""
     try:
@@ -58,13 +75,16 @@ def digest_of(path: str, known: dict[str, tuple[Stamp, str]] = _known) -> str:
     return digest
 
 
-def rivals(read: Iterable[str], search: Sequence[str], folder: str) -> tuple[str, ...]:
+def rivals(
+    read: Iterable[str], search: Sequence[str], folder: str, where: Callable[[str], str] = str
+) -> tuple[str, ...]:
     """The files that exist and that a search for the read files could have found as well, the read ones included.
 
     Args:
         read: as the tool spelled them.
         search: folders that it searches, in any order.
         folder: that the tool runs in.
+        where: leads from a path of the tool's to the one at which this process finds the same.
     """
     absolute = [os.path.join(folder, path) for path in read]
     places = list(dict.fromkeys([*(os.path.join(folder, each) for each in search), *map(os.path.dirname, absolute)]))
@@ -72,12 +92,12 @@ def rivals(read: Iterable[str], search: Sequence[str], folder: str) -> tuple[str
     for path in absolute:
         tops = [top for top in places if path.startswith(f"{top}/")]
         names.update(dict.fromkeys(path[len(top) + 1 :] for top in tops))
-    listings = {place: _names_in(place) for place in places}
+    listings = {place: _names_in(where(place)) for place in places}
     found = [
         f"{place}/{name}"
         for place in places
         for name in names
-        if name.partition("/")[0] in listings[place] and os.path.lexists(f"{place}/{name}")
+        if name.partition("/")[0] in listings[place] and os.path.lexists(where(f"{place}/{name}"))
     ]
     return tuple(sorted(found))
 
@@ -89,12 +109,13 @@ def _names_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
-def run(spec: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Carry a job out: yields ("refused", why), or ("begun",), ("output", stream, bytes) and ("beat", memory) as
-    they come, and at last ("ended", what was seen) or ("late",).
+def run(spec: Mapping[str, Any], lay: Lay) -> Iterator[tuple[Any, ...]]:
+    """Carry a job out: yields ("refused", why), or ("lacks", digests), or ("begun",), ("output", stream, bytes) and
+    ("beat", memory) as they come, and at last ("ended", what was seen) or ("late",).
 
     Args:
         spec: a `buildd.cluster.wire.Errand`, as a mapping.
+        lay: lays its files out, see `node_inputs.lay_out`.
     """
     for path, wanted in spec["files"].items():
         digest = digest_of(path)
@@ -109,7 +130,11 @@ def run(spec: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield ("refused", f"{folder} cannot be made: {error.strerror}")
         return
     try:
-        yield from _in_folder(spec, folder)
+        laid = lay(spec, digest_of)
+        if isinstance(laid, tuple):
+            yield laid
+            return
+        yield from _in_folder(spec, folder, laid)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -126,7 +151,7 @@ def _sweep(place: str, prefix: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _in_folder(spec: Mapping[str, Any], folder: str) -> Iterator[tuple[Any, ...]]:
+def _in_folder(spec: Mapping[str, Any], folder: str, laid: LaidFiles | None) -> Iterator[tuple[Any, ...]]:
     for name in spec["outputs"]:
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
     environment = {**dict(spec["environment"]), **{os.fsencode(name): b"" for name in HIDDEN}}
@@ -135,18 +160,13 @@ def _in_folder(spec: Mapping[str, Any], folder: str) -> Iterator[tuple[Any, ...]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = frozenset(_children(os.getpid()))
     try:
-        # In the worker's own process group: there Ray ends what is left when it ends the worker.
-        tool = subprocess.Popen(
-            spec["argv"],
-            cwd=spec["cwd"],
-            env=environment,
-            stdin=subprocess.PIPE if spec["payload"] else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            umask=spec["umask"],
-        )
+        tool, problem = _started(spec, environment, laid)
     except OSError as error:
         yield ("refused", f"{os.fsdecode(spec['argv'][0])} cannot be started: {error.strerror}")
+        return
+    if problem:
+        _end(tool, before)
+        yield ("refused", problem)
         return
     try:
         yield ("begun",)
@@ -158,7 +178,36 @@ def _in_folder(spec: Mapping[str, Any], folder: str) -> Iterator[tuple[Any, ...]
     finally:
         _end(tool, before)
     figures = (time.monotonic() - began_s, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
-    yield ("ended", {"status": tool.returncode, "figures": figures, **_found(spec, folder, tool.returncode)})
+    yield ("ended", {"status": tool.returncode, "figures": figures, **_found(spec, folder, tool.returncode, laid)})
+
+
+def _started(
+    spec: Mapping[str, Any], environment: Mapping[bytes, bytes], laid: LaidFiles | None
+) -> tuple[subprocess.Popen[bytes], str]:
+    """The tool's process, and why it could not become the tool. Raises OSError."""
+    hear, tell = os.pipe() if laid is not None else (-1, -1)
+    try:
+        # In the worker's own process group: there Ray ends what is left when it ends the worker.
+        tool = subprocess.Popen(
+            laid.command(spec, environment, tell) if laid is not None else spec["argv"],
+            cwd=spec["cwd"] if laid is None else "/",
+            env=environment if laid is None else {},
+            stdin=subprocess.PIPE if spec["payload"] else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            umask=spec["umask"],
+            pass_fds=() if laid is None else (tell,),
+        )
+        if laid is None:
+            return tool, ""
+        os.close(tell)
+        tell = -1
+        with open(hear, "rb", closefd=False) as problem:
+            return tool, problem.read().decode(errors="replace")[:300]
+    finally:
+        for descriptor in (hear, tell):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 def _watched(tool: subprocess.Popen[bytes], payload: bytes, end_s: float) -> Generator[tuple[Any, ...], None, bool]:
@@ -207,7 +256,7 @@ def _write(descriptor: int, left: memoryview) -> memoryview:
         return left[:0]
 
 
-def _found(spec: Mapping[str, Any], folder: str, status: int) -> dict[str, Any]:
+def _found(spec: Mapping[str, Any], folder: str, status: int, laid: LaidFiles | None) -> dict[str, Any]:
     """What a tool has left: its outputs, its depfile, the digests of the files in it, and their rivals."""
     outputs: dict[str, bytes] = {}
     room = MOST_OUTPUT_BYTES
@@ -219,10 +268,16 @@ def _found(spec: Mapping[str, Any], folder: str, status: int) -> dict[str, Any]:
             return {"outputs": {}, "read": {}, "rivals": (), "too_large": True}
     listed = [path for name in spec["depfiles"] for path in _paths(outputs.get(name, b""))]
     # What is no UTF-8 does not travel: without a digest, the daemon believes nothing of the run.
-    read = [path for path in dict.fromkeys(listed) if not path.startswith(f"{folder}/") and _is_text(path)]
+    read = [path for path in dict.fromkeys(listed) if not path.startswith(f"{folder}/") and is_text(path)]
     cwd = os.fsdecode(spec["cwd"])
-    digests = {path: digest_of(os.path.join(cwd, path)) for path in read}
-    beside = tuple(filter(_is_text, rivals(read, spec["search"], cwd))) if status == 0 else ()
+    where = str if laid is None else laid.where
+    # What was laid out is in this folder for one job.
+    known = _known if laid is None else {}
+    digests = {path: digest_of(where(os.path.join(cwd, path)), known) for path in read}
+    if laid is not None:
+        for path, digest in digests.items():
+            laid.seen(os.path.join(cwd, path), digest)
+    beside = tuple(filter(is_text, rivals(read, spec["search"], cwd, where))) if status == 0 else ()
     return {"outputs": outputs, "read": digests, "rivals": beside, "too_large": len(beside) > MOST_RIVALS}
 
 
@@ -233,7 +288,8 @@ def _paths(depfile: bytes) -> Iterator[str]:
         yield os.fsdecode(plain)
 
 
-def _is_text(path: str) -> bool:
+def is_text(path: str) -> bool:
+    """Whether a path is UTF-8, as what travels must be."""
     return path.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in path)
 
 

@@ -9,6 +9,8 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
+from buildd.cluster.cargo import Cargo
+
 PLACE = "/tmp"
 """Folders of jobs are made here on every node. Their whole path is chosen beforehand: it stands in arguments."""
 
@@ -30,6 +32,10 @@ class Parcel:
         search: folders that the tool searches.
         cpus: how many CPUs of a node the job takes.
         memory_bytes: how much of a node's memory.
+        cargo: the files that it reads, which a node may lack.
+        blobs: SHA-256 -> content of those that the node has said it lacks.
+        node: id of the only node that may have it; empty for any.
+        beside: id of the node that has the same job already, and does not get this one; empty where none has it.
     """
 
     folder: str = field(default_factory=new_folder)
@@ -39,3 +45,7 @@ class Parcel:
     search: tuple[str, ...] = ()
     cpus: int = 1
     memory_bytes: int = 0
+    cargo: Cargo = field(default_factory=Cargo)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    node: str = ""
+    beside: str = ""

@@ -15,12 +15,15 @@ import importlib
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 LOOK_S = 1.0
 """Between two looks at the cluster's nodes."""
 PATIENCE_S = 5.0
 """A head that does not answer for this long is gone."""
+MOST_BESIDE_BYTES = 64 << 10
+"""Larger contents travel through Ray's object store."""
 _LENGTH_BYTES = 4
 
 
@@ -83,15 +86,18 @@ class Bridge:
             await asyncio.sleep(LOOK_S)
 
     async def _carry_out(self, errand: dict[str, Any]) -> None:
-        job = errand["job"]
+        job, blobs = errand["job"], errand.pop("blobs")
         try:
+            if sum(map(len, blobs.values())) > MOST_BESIDE_BYTES:
+                blobs = await asyncio.to_thread(self._ray.put, blobs)
             # The daemon fills the machine that it runs on itself.
+            others = f"!in({','.join((self._own, *errand['avoided']))})"
             stream = self._task.options(
                 num_cpus=errand["cpus"],
                 memory=errand["memory_bytes"],
                 scheduling_strategy="SPREAD",
-                label_selector={"ray.io/node-id": f"!in({','.join((self._own, *errand['avoided']))})"},
-            ).remote(errand)
+                label_selector={"ray.io/node-id": errand["node"] or others},
+            ).remote(errand, blobs)
             self._streams[job] = stream
             async for reference in stream:
                 self._pass_on(job, await reference)
@@ -108,6 +114,8 @@ class Bridge:
                 self.send("begun", job=job)
             case ("refused", why):
                 self.send("unfit", job=job, reason=why)
+            case ("lacks", digests):
+                self.send("lacks", job=job, digests=digests)
             case ("output", stream, data):
                 self.send("output", job=job, stream=stream, data=data)
             case ("beat", memory_bytes):
@@ -128,13 +136,16 @@ async def main(descriptor: int, address: str) -> None:
     reader, writer = await asyncio.open_connection(sock=channel)
     ray = importlib.import_module("ray")
     node_task = importlib.import_module("node_task")
-    ray.cloudpickle.register_pickle_by_value(node_task)
+    node_inputs = importlib.import_module("node_inputs")
+    for module in (node_task, node_inputs):
+        ray.cloudpickle.register_pickle_by_value(module)
+    entry = Path(__file__).with_name("node_root.py").read_text(encoding="utf-8")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="buildd")
 
-    def carry_out(errand: dict[str, Any]) -> Any:
+    def carry_out(errand: dict[str, Any], blobs: dict[str, bytes]) -> Any:
         context = importlib.import_module("ray").get_runtime_context()
         yield ("at", context.get_node_id())
-        yield from node_task.run(errand)
+        yield from node_task.run(errand, lambda spec, digest_of: node_inputs.lay_out(spec, blobs, digest_of, entry))
 
     # A lost job is retried by the daemon alone: it knows what the job has said already.
     task = ray.remote(max_retries=0, num_returns="streaming")(carry_out)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from buildd.cluster import bridge, wire
+from buildd.cluster.node_contents import NodeContents
 from buildd.cluster.parcel import Parcel
 from buildd.cluster.ray_settings import RaySettings
 from buildd.cluster.remote_tool import RemoteTool
@@ -46,12 +47,15 @@ class RayEngine:
         """How many jobs were lost."""
         self.done = 0
         """How many jobs came back."""
+        self.second_starts = 0
+        """How many jobs were begun on a second node."""
         self._environ = dict(environ)
         self._nodes: dict[str, wire.ClusterNode] = {}
         self._avoided: dict[str, float] = {}
         """Id of a node -> until when it gets nothing (monotonic, s)."""
         self._tools: dict[int, RemoteTool] = {}
         self._number = 0
+        self.holds = NodeContents()
         self._breaker = Breaker()
         self._process: bridge.BridgeProcess | None = None
         self._is_ready = False
@@ -78,7 +82,29 @@ class RayEngine:
         fit = [node for node in self._fit(now_s) if node.memory_bytes >= memory_bytes]
         if self._breaker.is_open:
             return min(1, sum(node.cpus for node in fit))  # one job shows whether it is well again
-        return sum(node.cpus for node in fit)
+        # Jobs that were begun a second time take slots of which their callers know nothing.
+        return max(0, sum(node.cpus for node in fit) - sum(bool(tool.parcel.beside) for tool in self._tools.values()))
+
+    def has_room_beside(self, tool: RemoteTool) -> bool:
+        """Whether a node other than a tool's could take the same job now, and no job waits for a node."""
+        now_s = time.monotonic()
+        taken: Counter[str] = Counter()
+        for each in self._tools.values():
+            taken[each.node] += each.parcel.cpus
+        if taken[""] or self._breaker.is_open:
+            return False
+        asked = tool.parcel
+        return any(
+            node.id != tool.node
+            and node.memory_bytes >= asked.memory_bytes
+            and taken[node.id] + asked.cpus <= node.cpus
+            for node in self._fit(now_s)
+        )
+
+    @property
+    def tools(self) -> tuple[RemoteTool, ...]:
+        """The tools that the cluster has."""
+        return tuple(self._tools.values())
 
     @property
     def bridge_pid(self) -> int:
@@ -105,6 +131,7 @@ class RayEngine:
             waiting=running[""],
             done=self.done,
             losses=self.losses,
+            second_starts=self.second_starts,
             unused_for_s=max(self._breaker.open_for_s(now_s), self._connect_at_s - now_s, 0.0),
             problem=self.problem,
         )
@@ -130,6 +157,7 @@ class RayEngine:
             tool.lost(self.problem or "the cluster is not connected")
             return tool
         self._tools[number] = tool
+        self.second_starts += bool(parcel.beside)
         now_s = time.monotonic()
         self._breaker.allows(now_s)
         process.send(
@@ -148,7 +176,17 @@ class RayEngine:
                 search=parcel.search,
                 cpus=parcel.cpus,
                 memory_bytes=parcel.memory_bytes,
-                avoided=tuple(node for node, until_s in self._avoided.items() if until_s > now_s),
+                avoided=(
+                    *(node for node, until_s in self._avoided.items() if until_s > now_s),
+                    *filter(None, (parcel.beside,)),
+                ),
+                node=parcel.node,
+                inputs=parcel.cargo.files,
+                listed=parcel.cargo.listed,
+                links=dict(parcel.cargo.links),
+                folders=parcel.cargo.folders,
+                tops=dict(parcel.cargo.tops),
+                blobs=parcel.blobs,
             )
         )
         if self._watching is None or self._watching.done():
@@ -178,8 +216,15 @@ class RayEngine:
         if tool.found is not None:
             self.done += 1
             self._breaker.succeeded()
+        elif tool.lacks is not None:
+            self._breaker.succeeded()
         elif tool.unfit:
             self.distrust(tool, tool.why)
+            if not self._fit(time.monotonic()):
+                for other in [each for each in self._tools.values() if not each.node]:
+                    other.lost(self.problem)  # else it would wait until it counts as lost
+        elif tool.recalled or (tool.parcel.beside and not tool.node):
+            pass  # nobody needs it, or jobs of others have taken the room that it was begun for
         elif tool.why:
             self.losses += 1
             self.problem = f"{self.name_of(tool.node)}: {tool.why}" if tool.node else tool.why
@@ -199,6 +244,7 @@ class RayEngine:
         finally:
             process, self._process, self._is_ready = self._process, None, False
             self._nodes.clear()
+            self.holds = NodeContents()
             self._connect_at_s = time.monotonic() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             if not self._closed:

@@ -46,6 +46,14 @@ class RemoteTool:
         """Why it was lost."""
         self.unfit = False
         """The node has other files."""
+        self.lacks: tuple[str, ...] | None = None
+        """The node has not begun it, because it needs these contents; none are named where it needs the whole list."""
+        self.asked_s = time.monotonic()
+        """When it was given to the cluster."""
+        self.begun_s = 0.0
+        """When it began on its node, as far as was heard; 0 before."""
+        self.settled = asyncio.Event()
+        """Set once it has begun on a node, or has ended before."""
         self.found: wire.Ended | None = None
         """What the node says of its end."""
         self._on_line = on_line
@@ -54,13 +62,22 @@ class RemoteTool:
         self._lines = {name: Lines() for name in ("stdout", "stderr")}
         self._captures = {name: Capture() for name in ("stdout", "stderr")}
         self._reason: EndReason | None = None
-        self._began = False
         self._due_s = time.monotonic() + PENDING_S
         """When it is lost, unless it is heard of before."""
 
     async def wait(self) -> Exit:
         """How the tool ended; `Exit.lost` where the cluster cannot say it. Cancelling a waiter leaves it alone."""
         return await asyncio.shield(self._done)
+
+    @property
+    def listed(self) -> bool:
+        """Whether the node was told of all files that it reads."""
+        return self.parcel.cargo.listed
+
+    @property
+    def recalled(self) -> bool:
+        """Whether it was ended from here."""
+        return self._reason is not None
 
     @property
     def done(self) -> bool:
@@ -100,12 +117,13 @@ class RemoteTool:
             return
         now_s = time.monotonic()
         if self._reason is None:
-            self._due_s = now_s + (SILENT_S if self._began else CHECK_S)
+            self._due_s = now_s + (SILENT_S if self.begun_s else CHECK_S)
         match message:
             case wire.At():
                 self.node = message.node
             case wire.Begun():
-                self._began = True
+                self.begun_s = now_s
+                self.settled.set()
                 self._due_s = min(self._due_s, now_s + SILENT_S)
             case wire.Beat():
                 self.memory_bytes = message.memory_bytes
@@ -114,6 +132,9 @@ class RemoteTool:
                 self._tell(message.stream, self._lines[message.stream].feed(message.data))
             case wire.Unfit():
                 self.lost(message.reason, unfit=True)
+            case wire.Lacks():
+                self.lacks = message.digests
+                self.lost("")
             case wire.Lost():
                 self.lost(message.reason)
             case wire.Late():
@@ -141,6 +162,7 @@ class RemoteTool:
         if not lost:
             for stream, lines in self._lines.items():
                 self._tell(stream, lines.finish())
+        self.settled.set()
         cancelled = self._reason is EndReason.CANCELLED
         said = {name: capture.value() for name, capture in self._captures.items()}
         self._done.set_result(

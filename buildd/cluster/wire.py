@@ -11,6 +11,20 @@ import msgspec
 LENGTH_BYTES = 4
 
 
+class InputFile(msgspec.Struct, frozen=True):
+    """A file that a job reads."""
+
+    path: str
+    """Absolute; no link is on the way to it, other than those of the errand."""
+    sha256: str
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    same_as: str = ""
+    """The first of the job's paths that lead to the same inode: the tool may see that they are one file."""
+    top: str = ""
+    """The folder in whose place a node may put what it was given; empty where there is none."""
+
+
 class Errand(msgspec.Struct, frozen=True, kw_only=True, tag="errand"):
     """A job for a node."""
 
@@ -28,13 +42,27 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True, tag="errand"):
     depfiles: tuple[str, ...]
     """Likewise; the files that they list are digested there."""
     files: dict[str, str]
-    """Path -> SHA-256 of each file that the node must have: of the tool, and declared inputs."""
+    """Path -> SHA-256 of each file that the node must have, those of the tool."""
     search: tuple[str, ...]
     """Folders that the tool searches."""
     cpus: int
     memory_bytes: int
     avoided: tuple[str, ...] = ()
     """Ids of nodes that do not get it."""
+    node: str = ""
+    """Id of the only node that may have it; empty for any."""
+    inputs: tuple[InputFile, ...] = ()
+    """Files that it reads."""
+    listed: bool = False
+    """These are all of them. Then a node that lacks some can lay them out."""
+    links: dict[str, str] = {}
+    """Path -> target of each link on the way to a file."""
+    folders: tuple[str, ...] = ()
+    """Folders that the tool may look into (absolute)."""
+    tops: dict[str, str] = {}
+    """Path -> top of what else must be there: links, and the folder that the tool runs in."""
+    blobs: dict[str, bytes] = {}
+    """SHA-256 -> content of files that the node has said it lacks."""
 
 
 class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
@@ -93,6 +121,14 @@ class Unfit(msgspec.Struct, frozen=True, kw_only=True, tag="unfit"):
     reason: str
 
 
+class Lacks(msgspec.Struct, frozen=True, kw_only=True, tag="lacks"):
+    """The node has not begun a job: it lacks files."""
+
+    job: int
+    digests: tuple[str, ...]
+    """SHA-256 of each content that it needs; none where it was not told of all files of the job."""
+
+
 class Printed(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
     """The tool has printed something."""
 
@@ -140,7 +176,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
 
 
 ToBridge = Errand | Recall
-FromBridge = Connected | Nodes | Gone | At | Begun | Unfit | Printed | Beat | Late | Ended | Lost
+FromBridge = Connected | Nodes | Gone | At | Begun | Unfit | Lacks | Printed | Beat | Late | Ended | Lost
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from buildd.client.otel import wants_spans
 from buildd.client.perform import carry_out, status_of
 from buildd.client.request import (
@@ -23,8 +25,8 @@ from buildd.ui.narrator import Telling
 from buildd.ui.problems import parser, print_lines, print_problem
 from buildd.ui.screen import view_for
 from buildd.ui.text import Line, clean
-from buildd.ui.view import Several, View
-from protocol.messages import Event, Explained, Mode
+from buildd.ui.view import Several, View, Writer
+from protocol.messages import Event, Explained, Mode, RequestId
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -55,6 +57,9 @@ def run(arguments: list[str]) -> int:
         "--recache", action="store_true", help="run every action again and overwrite its stored result"
     )
     command.add_argument("--explain", action="store_true", help="say for each action why it hit or ran")
+    command.add_argument(
+        "--kernels", action="store_true", help="show registers, spills and occupancy of every kernel at the end"
+    )
     command.add_argument("--open", action="store_true", help="show the build in a browser (extra `ui`)")
     command.add_argument("--trace", metavar="FILE", default="", help="write a Chrome / Perfetto trace of the build")
     command.add_argument("--list", action="store_true", help="build nothing; list the targets of the project")
@@ -80,8 +85,10 @@ def perform(options: Namespace, mode: Mode) -> int:
     """Carry out the request that `options` describe; return the exit status."""
     environ = dict(os.environ)
     request = request_from(options, tuple(options.targets), mode, environ)
-    dry = getattr(options, "dry_run", False)
-    telling = Telling(reasons=getattr(options, "explain", False), mode=mode, build=request.build_id, runs_alone=dry)
+    dry, reasons, kernels = (getattr(options, name, False) for name in ("dry_run", "explain", "kernels"))
+    if mode is Mode.BUILD and (reasons or kernels):
+        request = msgspec.structs.replace(request, known=RequestId(""))  # else an unchanged tree tells of no action
+    telling = Telling(reasons=reasons, mode=mode, build=request.build_id, runs_alone=dry)
     told = with_loudness(with_files(environ, request.project, request.file), options)
     trace = getattr(options, "trace", "")
     watched: list[Watched] = []
@@ -102,6 +109,10 @@ def perform(options: Namespace, mode: Mode) -> int:
             title = f"buildd build {' '.join(options.targets)}".rstrip()
             several.append(spans.SpanView(environ, title, request.build_id))
         several.append(view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=told))
+        if kernels and not options.json:  # JSON has them in its events
+            from buildd.ui.kernels_view import KernelsView
+
+            several.append(KernelsView(Writer(sys.stdout)))
         watched.append(Watched(several))
         return watched[-1]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildd.client.request import with_files
+from buildd.client.request import PROJECT_FILE, with_files
 from buildd.ui.problems import parser, print_note, print_problem
 from buildd.ui.text import count, size
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from buildd.store.store import Store
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_OK, _USAGE, _FAILED = 0, 2, 3
+_OK, _MISSING, _USAGE, _FAILED = 0, 1, 2, 3
 _SETTLE_S = 5.0
 
 
 def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> int:
-    """Carry out `buildd cache ...`; the exit status: 0 done, 2 wrong usage, 3 the store failed.
+    """Carry out `buildd cache ...`; the exit status: 0 done, 1 the tier lacks something that is to be
+    pulled, 2 wrong usage, 3 the store or the tier failed.
 
     Args:
         environ: the environment; os.environ when None.
@@ -49,6 +50,10 @@ def run(arguments: list[str], *, environ: Mapping[str, str] | None = None) -> in
     try:
         if options.action in _KEYS:
             return _KEYS[options.action](options)
+        if options.action == "pull" and options.manifest is not None:
+            from buildd.commands.cache_pull import pull_recording
+
+            return pull_recording(options)
         limit_bytes = bound_of(environ)
         place = location.locate(environ, option=options.store)
         if place.notice:
@@ -142,7 +147,18 @@ def _parser() -> Any:
     )
     asking.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
     asking.add_argument("--limit", type=int, default=100, metavar="N", help="most rows, 0 for all (default: 100)")
-    add("push", "sign every result of the store and write it to the shared tier")
+    pull = add("pull", "fetch what targets need from the shared tier into the store, before a build asks for it")
+    pull.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="targets (default: those that `buildd build` builds)"
+    )
+    pull.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
+    pull.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
+    pull.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
+    pull.add_argument(
+        "--manifest", metavar="FILE", type=Path, default=None, help="what `buildd run --record FILE` recorded"
+    )
+    pull.add_argument("--python", metavar="PATH", default="", help="with --manifest: as for `buildd warm`")
+    add("push", "sign everything in the store and write it to the shared tier")
     add("key", "print your public key, with which your exports are signed")
     trusted = add("trust", "allow imports that another key has signed; without a key, list the trusted keys")
     trusted.add_argument("key", nargs="?", default="", help="the key that `buildd cache key` prints for its owner")
@@ -300,15 +316,33 @@ def _export(store: Store, options: Namespace) -> int:
 
 
 def _push(store: Store, options: Namespace) -> int:
+    from buildd.store.profile_cache import open_profiles
     from buildd.tier.pushing import push
 
-    done = push(store, options.environ)
-    lines = [f"{count(done.written, 'result')} written to the tier"]
+    environ = with_files(options.environ, os.getcwd(), PROJECT_FILE)
+    with open_profiles(environ, store, os.getcwd()) as cache:
+        done = push(store, options.environ, cache.everything())
+    entries = f" and {count(done.entries, 'kernel, graph or program', 'kernels, graphs and programs')}"
+    lines = [f"{count(done.results, 'result')}{entries if done.entries else ''} written to the tier"]
+    if done.profiles:
+        lines.append(f"{count(done.profiles, 'profile')} written to the tier")
     if done.left:
         waits = "1 result waits" if done.left == 1 else f"{done.left} results wait"
         lines.append(f"{waits}: the tier {done.problem}. Run `buildd cache push` again")
-    _say(options, {"written": done.written, "waiting": done.left, "problem": done.problem}, lines)
+    figures = {"written": done.results, "entries": done.entries, "profiles": done.profiles}
+    _say(options, {**figures, "waiting": done.left, "problem": done.problem}, lines)
     return _FAILED if done.left else _OK
+
+
+def _pull(store: Store, options: Namespace) -> int:
+    from buildd.commands.cache_pull import pull
+
+    done = pull(store, options)
+    _say(options, done, done.lines)
+    if done.problem:
+        print_problem(f"the tier {done.problem}", next_step="run `buildd doctor`, then pull again")
+        return _FAILED
+    return _MISSING if done.missing else _OK
 
 
 def _import(store: Store, options: Namespace) -> int:
@@ -324,6 +358,7 @@ _ACTIONS: dict[str, Callable[[Store, Namespace], int]] = {
     "flush": _flush,
     "export": _export,
     "push": _push,
+    "pull": _pull,
     "import": _import,
 }
 

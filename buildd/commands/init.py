@@ -44,6 +44,7 @@ _OWN_KINDS = {
 }
 _ARCHS = {"cuda": ["sm_80"], "hip": ["gfx90a"]}
 """Where neither an option nor this machine says which."""
+_GUESSED = "# a guess: the GPU that will run it is not known"
 _MOST_BYTES = 4 << 20
 
 
@@ -95,9 +96,12 @@ def run(arguments: list[str]) -> int:
             next_step=f"write the {PROJECT_FILE} by hand: see docs/project-file.md",
         )
     archs = [arch for given in options.arch for arch in re.split(r"[,;\s]+", given) if arch]
-    text, targets = project_text(folder.name, found, archs or _here())
+    archs = archs or list(_here())
+    text, targets = project_text(folder.name, found, archs, build_dir=_build_dir(folder))
     replace_file(place, text.encode())
     print(f"wrote {place}, with {count(len(targets), 'target')}: {', '.join(targets)}")
+    if _GUESSED in text:
+        print("  no GPU here: the architectures are a guess; change them, or remove the file and give --arch")
     for path, why in found.left_out.items():
         print(f"  left out {path}: {why}")
     print("next: buildd build")
@@ -187,23 +191,33 @@ def _resolved(
     return (fitting[0], f"/{fitting[0]}"[: -len(ending)].lstrip("/") or ".") if fitting else ("", "")
 
 
-def project_text(name: str, found: SortedSources, archs: Iterable[str]) -> tuple[str, list[str]]:
+def _build_dir(folder: Path) -> str:
+    """Another folder than `build` if another tool builds there; empty for the default."""
+    theirs = any((folder / "build" / name).exists() for name in ("CMakeCache.txt", "build.ninja", "Makefile"))
+    return "build-buildd" if theirs else ""
+
+
+def project_text(
+    name: str, found: SortedSources, archs: Iterable[str], *, build_dir: str = ""
+) -> tuple[str, list[str]]:
     """The text of the project file, and the names of its targets."""
     own = re.sub(r"[^\w-]+", "-", name).strip("-") or "project"
     is_hip = any(path.endswith(HIP) for path in found.library + found.programs)
     is_cuda = not is_hip or any(path.endswith(CUDA) for path in found.library + found.programs)
-    blocks = [f"# Written by `buildd init`; every key: docs/project-file.md\n[project]\nname = {_text(own)}\n"]
+    place = f"build_dir = {_text(build_dir)}    # another tool builds in build/\n" if build_dir else ""
+    blocks = [f"# Written by `buildd init`; every key: docs/project-file.md\n[project]\nname = {_text(own)}\n{place}"]
     names: list[str] = []
 
     def add(target: str, sources: Iterable[str], kind: str, more: Iterable[str] = ()) -> None:
         while target in names:
             target += "-program"
         names.append(target)
-        suited = [arch for arch in archs if arch.startswith("gfx") == (kind == "hip")] or _ARCHS[kind]
+        suited = [arch for arch in archs if arch.startswith("gfx") == (kind == "hip")]
+        guessed = "" if suited else f"    {_GUESSED}"
         lines = [f"[target.{target}]", f'kind = "{kind}"', f"sources = {_list(sources)}", *more]
         lines += [f"include = {_list(found.include)}"] if found.include else []
         lines += [f"libraries = {_list(found.libraries)}"] if found.libraries else []
-        blocks.append("\n".join([*lines, f"arch = {_list(suited)}", ""]))
+        blocks.append("\n".join([*lines, f"arch = {_list(suited or _ARCHS[kind])}{guessed}", ""]))
 
     groups = {
         "cuda": [path for path in found.library if path.endswith((*CUDA, *HOST) if is_cuda else CUDA)],

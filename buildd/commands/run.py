@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 from buildd import caller
 from buildd.client import run_relay
-from buildd.client.foreign_build import advice, bound_kernels, figures_of, offered_jobserver, summary, variables
+from buildd.client.foreign_build import (
+    advice,
+    bound_kernels,
+    figures_of,
+    offered_jobserver,
+    paths_below,
+    summary,
+    variables,
+)
 from buildd.client.otel import wants_spans
 from buildd.errors import BuilddError
 from buildd.exits import DAEMON, OK, USAGE
@@ -104,9 +112,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         # Stays connected while the command runs: a daemon neither ends nor restarts itself while a client is connected.
         client = _connected(environ)
         environ.update(variables(environ, environ.get("BUILDD_BUILD_ID") or build, options.jobs))
-        environ["BUILDD_RUN_FOLDER"] = os.path.realpath(os.getcwd())
-        if options.map_paths is not None:
-            environ["BUILDD_MAP_PATHS"] = environ["BUILDD_RUN_FOLDER"] if options.map_paths else "no"
+        environ.update(paths_below(os.getcwd(), options.map_paths))
         _flush_profiles(environ)
         logs = RunLogs(Path(environ["BUILDD_DIR"]), build, rest if opened else None, is_timed=is_timed)
         jobserver = offered_jobserver(environ, options.jobs)
@@ -147,7 +153,7 @@ def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], en
 
     if said := summary(figures, found):
         print(f"buildd: {said}", file=sys.stderr)
-    lines = list(advice(figures))
+    lines = list(advice(figures, environ.get("BUILDD_MAP_PATHS", "")))
     if not figures.hits and not interposition.folder_of(environ):
         from buildd.trees import configured
 

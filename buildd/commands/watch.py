@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from argparse import SUPPRESS
+from argparse import SUPPRESS, BooleanOptionalAction
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -63,6 +63,9 @@ def run(arguments: list[str]) -> int:
     )
     other.add_argument("--make", metavar="DIR", nargs="?", const=".", default=None, help="run make in DIR (default: .)")
     command.add_argument(
+        "--map-paths", action=BooleanOptionalAction, default=None, help="with --ninja or --make: as for `buildd run`"
+    )
+    command.add_argument(
         "--profile",
         metavar="TARGET",
         action="append",
@@ -89,13 +92,16 @@ def run(arguments: list[str]) -> int:
         return USAGE
     environ = dict(os.environ)
     is_tree = options.ninja is not None or options.make is not None
+    if options.map_paths is not None and not is_tree:
+        print_problem("--map-paths is for builds of other tools", next_step="write `map_paths = true` into the targets")
+        return USAGE
     told = environ if is_tree else with_files(environ, *project_of(options.directory, options.file))
     told = with_loudness(told, options)
     words = Writer(sys.stderr if options.json else sys.stdout)
     words.colour = has_colour(words.stream, environ)
 
     def view(build: BuildId) -> View:
-        telling = Telling(build=build, refusals=True)
+        telling = Telling(build=build, refusals=True, commands=is_tree)
         if options.json:
             return PlainView(words, Narrator(telling))
         return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=told)
@@ -147,7 +153,7 @@ def _saves(
     from buildd.trees.tree_tools import tree_of, with_compilers
     from buildd.trees.tree_watch import Rebuilds
 
-    with with_compilers(environ, options.jobs, rounds.note) as inside:
+    with with_compilers(environ, options.jobs, rounds.note, options.map_paths) as inside:
         tree = tree_of(options.ninja, options.make, options.targets, inside)
         tree.describe()
         if notice := tree.notice():

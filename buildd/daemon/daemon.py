@@ -63,7 +63,7 @@ class Daemon:
     """
 
     def __init__(self, settings: Settings, default_store: Path, folder: Folder, lock: DaemonLock) -> None:
-        self._tier = open_tier(settings, os.environ)
+        self._tier = open_tier(settings, os.environ, serves_programs=True)
         if self._tier.problem:
             _log.warning("tier: %s", self._tier.problem)
         self._cluster = open_cluster(settings, os.environ)
@@ -189,6 +189,7 @@ class Daemon:
             # A second signal ends running jobs at once. SIGHUP (the terminal closes) is no reason to end.
             handler = self._asked_to_end if number != signal.SIGHUP else lambda: None
             loop.add_signal_handler(number, handler)
+        await self._open_tier()
         stamp = package_stamp()  # before the files are read
         endpoint = self.server.endpoint(package_digest(), self.scheduler.stores.default, stamp)
         write_endpoint(folder, msgspec.structs.replace(endpoint, redis=self._redis.address if self._redis else ""))
@@ -196,7 +197,6 @@ class Daemon:
         await asyncio.to_thread(importlib.import_module, "codegen.compiled.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.stores.default, os.getpid())
         self._idle.begin()
-        await self._go_on_writing()
         await self._ended.wait()
         self._make_room()
         await self.server.close()
@@ -221,10 +221,10 @@ class Daemon:
         except (BuilddError, ProtocolError, OSError) as error:
             _log.error("BUILDD_REDIS=%s: %s; the Redis server is off", text, error)
 
-    async def _go_on_writing(self) -> None:
-        """Write the results to the tier that the last daemon has left. If that fails, the next request says why."""
-        tier = self._tier.tier
-        if tier is not None and tier.settings.signer is not None:
+    async def _open_tier(self) -> None:
+        """Let programs ask the tier, and write the results to it that the last daemon has left. If that fails, the next
+        request says why."""
+        if self._tier.tier is not None:
             with suppress(BuilddError, OSError):
                 await self.scheduler.stores.open("")
 

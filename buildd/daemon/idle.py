@@ -20,6 +20,8 @@ from buildd.scheduling.scheduler import Scheduler
 
 REST_AFTER_S = 5.0
 """After so long without work the daemon gives memory back."""
+RESTART_AFTER_S = 300.0
+"""After so long without work a daemon that holds much memory restarts. Users at work often pause for a minute."""
 IDLE_TIMEOUT_S = 3600.0
 MEMORY_CAP_BYTES = 1 << 30
 """Above this the daemon accepts no new requests, finishes the open ones and ends; the next client starts a new daemon
@@ -95,13 +97,8 @@ class IdleWatch:
                 quiet_s = 0.0
             alone = not (self._server.status().clients or self._redis_clients())
             warm_s = self._scheduler.runner.warm_s()
-            if (
-                alone
-                and self._rested
-                and not warm_s
-                and own_memory_bytes() > IDLE_CAP_BYTES
-                and not self._server.draining
-            ):
+            large = self._rested and own_memory_bytes() > IDLE_CAP_BYTES and not self._server.draining
+            if alone and large and not warm_s and quiet_s >= RESTART_AFTER_S:
                 # A large build left this memory fragmented: only a new process gives it back.
                 _log.info("restarting: %d MiB held while idle", own_memory_bytes() >> 20)
                 self._end(True)
@@ -113,6 +110,8 @@ class IdleWatch:
             # Before the rest, and while a client is connected, look again soon.
             soon = not self._rested or not alone
             left_s = self._timeout_s - quiet_s
+            if large and quiet_s < RESTART_AFTER_S:
+                left_s = min(left_s, RESTART_AFTER_S - quiet_s)
             await self._sleep(REST_AFTER_S if soon else min(left_s, warm_s or left_s))
 
     async def _sleep(self, seconds: float) -> None:

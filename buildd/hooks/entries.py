@@ -142,8 +142,9 @@ class Shelf:
     """
 
     def __init__(self, store: str, folder: str, environ: Mapping[str, str] | None = None) -> None:
+        self.store = store
         self.folder = os.path.join(store, folder)
-        self._kind = folder
+        self.kind = folder
         self._environ: Mapping[str, str] = os.environ if environ is None else environ
 
     def open(self) -> bool:
@@ -178,7 +179,7 @@ class Shelf:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > MOST_BYTES:
                 raise ValueError("not an entry")
             content = file.read()
-            check(content, f"{self._kind}/{name}", signatures.keys(self._environ))
+            check(content, f"{self.kind}/{name}", signatures.keys(self._environ))
             entry = Entry.decode(content)
             if (entry.key, entry.group) != (key, group) or group not in entry.files:
                 raise ValueError("another entry")
@@ -194,7 +195,7 @@ class Shelf:
 
     def put_as(self, name: str, entry: Entry) -> None:
         """The same, under a known file name."""
-        content = entry.encode(f"{self._kind}/{name}", signatures.keys(self._environ))
+        content = entry.encode(f"{self.kind}/{name}", signatures.keys(self._environ))
         if len(content) > MOST_BYTES:
             return
         aside = os.path.join(self.folder, f".{os.getpid()}-{next(_temporaries)}")

@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Any
 
-from . import proof
+from . import proof, tier_door
 from .entries import FOUND_GRAPH, Entry, Shelf, is_on, note_found, tell
 
 FOLDER = "inductor"
@@ -59,6 +59,8 @@ def begin(remote_cache: Any, store: str) -> None:
             try:
                 shelf = self._shelf() if not is_on("BUILDD_RECACHE") else None
                 found = shelf.take(key, GROUP) if shelf is not None else None
+                if found is None and shelf is not None and tier_door.fetch(shelf, key, GROUP):
+                    found = shelf.take(key, GROUP)
                 if found is not None and self.is_counted:
                     note_found(store, FOUND_GRAPH)
                 if found is None and self.is_counted and proof.is_on():
@@ -74,6 +76,7 @@ def begin(remote_cache: Any, store: str) -> None:
                 shelf = self._shelf()
                 if shelf is not None:
                     shelf.put(Entry(key, GROUP, {GROUP: bytes(data)}))
+                    tier_door.offer(shelf, key, GROUP)
             except Exception as error:
                 # As above.
                 tell(_log, "not kept", error)

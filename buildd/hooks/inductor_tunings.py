@@ -14,6 +14,7 @@ import logging
 import os
 from typing import Any
 
+from . import tier_door
 from .entries import Entry, Shelf, is_on, tell
 
 FOLDER = "inductor"
@@ -50,6 +51,8 @@ def begin(autotune_cache: Any, remote_cache: Any, store: str) -> None:
             try:
                 shelf = _shelf(store) if not is_on("BUILDD_RECACHE") else None
                 found = shelf.take(_here(key), GROUP) if shelf is not None else None
+                if found is None and shelf is not None and tier_door.fetch(shelf, _here(key), GROUP):
+                    found = shelf.take(_here(key), GROUP)
                 return found.files[GROUP] if found is not None else None
             except Exception as error:
                 # The edge to the user's program: Inductor times.
@@ -61,6 +64,7 @@ def begin(autotune_cache: Any, remote_cache: Any, store: str) -> None:
                 shelf = _shelf(store)
                 if shelf is not None:
                     shelf.put(Entry(_here(key), GROUP, {GROUP: bytes(data)}))
+                    tier_door.offer(shelf, _here(key), GROUP)
             except Exception as error:
                 # As above.
                 tell(_log, "not kept", error)

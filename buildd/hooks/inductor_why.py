@@ -49,13 +49,20 @@ def facts_of(lines: list[str]) -> Facts:
 
 def reasons(facts: Facts, before: list[Facts]) -> list[str]:
     """The differences from the most similar earlier compile, in words."""
+    before = [one for one in before if _role(one) == _role(facts)]
     if not before:
-        return ["no graph was compiled here before"]
+        return [f"no {_role(facts)} graph was compiled here before"]
     likest = min(reversed(before), key=lambda one: ("gm" in _differences(facts, one), len(_differences(facts, one))))
     names = _differences(facts, likest)
     return [_words(name, likest.get(name), facts.get(name)) for name in names] or [
         "something that buildd does not record"
     ]
+
+
+def _role(facts: Facts) -> str:
+    """A training step has a forward and a backward graph: neither is a later version of the other."""
+    found = (value[1] for name, value in facts.items() if "is_backward" in name)
+    return "backward" if next(found, "") == "True" else "forward"
 
 
 def _differences(now: Facts, before: Facts) -> list[str]:

@@ -2,8 +2,8 @@
 
 Runs in the user's own process; standard library and JAX only. Knows the functions of JAX's persistent compilation cache
 and of its compiler; `entries` stores and checks. JAX asks this cache whether or not the user has a folder for JAX's own
-one; a user's folder is asked first, and filled as ever. Uses no daemon. If anything goes wrong, JAX works as without
-buildd.
+one; a user's folder is asked first, and filled as ever. Compiles without a daemon; the daemon is asked for what other
+machines have compiled (`tier_door`). If anything goes wrong, JAX works as without buildd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import jax_installation, jax_why, triton_cache
+from . import jax_installation, jax_why, tier_door, triton_cache
 from .entries import FOUND_PROGRAM, Entry, Shelf, is_on, note_found, tell
 
 FOLDER = "jax"
@@ -103,6 +103,7 @@ class Programs:
             if shelf is not None:
                 named = _named(key)
                 shelf.put(Entry(named, GROUP, {GROUP: value}))
+                tier_door.offer(shelf, named, GROUP)
                 if _thread.key == key:
                     with jax_why.careful(_log, "why a program is compiled cannot be recorded"):
                         jax_why.note(self._store, named, _identity(), *_thread.asked)
@@ -135,8 +136,12 @@ class Programs:
             if triton_cache.waited(lock):
                 _thread.lock = lock
                 found = self._taken(shelf, key)
-                if found is not None:
-                    _release()
+        if found is None and is_writable:
+            with jax_why.careful(_log, "not fetched"):
+                if tier_door.fetch(shelf, _named(key), GROUP):
+                    found = self._taken(shelf, key)
+        if found is not None:
+            _release()
         return found
 
     def _taken(self, shelf: Shelf, key: str) -> bytes | None:

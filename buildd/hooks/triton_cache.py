@@ -1,8 +1,8 @@
 """Triton's cache in the store: every kernel is whole and checked, found from any folder, and compiled once.
 
 Runs in the user's own process: standard library and triton only. Knows Triton's interface; `entries` knows the format.
-Uses no daemon. Keeps nothing that depends on something outside Triton's key. If anything goes wrong, Triton's own cache
-works as without buildd.
+Compiles without a daemon; the daemon is asked for what other machines have compiled (`tier_door`). Keeps nothing that
+depends on something outside Triton's key. If anything goes wrong, Triton's own cache works as without buildd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from . import entries, proof
+from . import entries, proof, tier_door
 from .entries import Entry, Shelf, is_on
 
 FOLDER = "triton"
@@ -155,8 +155,8 @@ def manager_of(base: Any) -> Any:
                     writable = self._shelf.open()
                     if not is_on("BUILDD_RECACHE"):
                         found = self._find(filename)
-                        if found is None and writable and not proof.is_on():
-                            found = self._wait(filename)
+                        if found is None and writable:
+                            found = self._wait(filename) if not proof.is_on() else self._fetch(filename)
                         if found is not None:
                             return found
                     if writable:
@@ -200,11 +200,19 @@ def manager_of(base: Any) -> Any:
             if not waited(lock):
                 return None
             self._lock = lock
-            found = self._find(filename)
+            found = self._find(filename) or self._fetch(filename)
             if found is not None:
                 lock.release()
                 self._lock = None
             return found
+
+        def _fetch(self, filename: str) -> dict[str, str] | None:
+            """Look for the entry in the shared tier."""
+            assert self._shelf is not None
+            with _fails_open("not fetched"):
+                if tier_door.fetch(self._shelf, self._kernel, filename):
+                    return self._find(filename)
+            return None
 
         def _keep(self, filename: str, group: dict[str, str]) -> None:
             if self._shelf is None or not _is_keyed() or set(group) - set(self._made):
@@ -213,6 +221,7 @@ def manager_of(base: Any) -> Any:
             if facts["target"]["backend"] in _BACKENDS and not facts.get("ir_override"):
                 self._shelf.open()
                 self._shelf.put(Entry(self._kernel, filename, {name: self._made[name] for name in group}))
+                tier_door.offer(self._shelf, self._kernel, filename)
 
     return CacheManager
 

@@ -265,7 +265,7 @@ class Lookup:
         folders = dict(tool.roots)
         for name, folder in known.roots:
             if folders.get(name) != folder:
-                return f"folder {folder}: its path can reach the result, and is now {folders.get(name)}"
+                return f"folder {folder}: the result may contain its path, which is now {folders.get(name)}"
         snapshot = self.snapshot
         list_of = (id(names), id(known.files), action.text)
         fits = self._fits.get(list_of)

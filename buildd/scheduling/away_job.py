@@ -1,4 +1,4 @@
-"""A job on a node of a cluster. What comes back is believed only if the node had the same files; else the job is lost.
+"""A job on a node of a cluster. What comes back is believed only if the tool read the same files; else the job is lost.
 
 Knows the engine, and that only this process writes results. A lost job runs again here: `state` decides that.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from buildd.cluster.node_task import digest_of
 from buildd.cluster.parcel import Parcel, new_folder
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.remote_tool import RemoteTool
-from buildd.errors import RunnerError
 from buildd.processes.executor import Executor
 from buildd.processes.launch import EndReason, Launch
+from buildd.scheduling.carriage import Carriage, declared
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.job_failures import storage_failure
-from buildd.scheduling.travel import depfiles_of, files_of, outputs_of
+from buildd.scheduling.second_start import SecondStart
+from buildd.scheduling.travel import depfiles_of, outputs_of, tool_files
 from buildd.state.events import Ending
 
 
@@ -37,7 +39,9 @@ class AwayJob(Execution):
         super().__init__(*args, **more)
         self._engine = engine
         self._parcel = Parcel()
-        self._tool: RemoteTool | None = None
+        self._carriages: list[Carriage] = []
+        """Its ways to a node, at most two; the last one counts."""
+        self._here = Launch((), "")
         self._seen: frozenset[str] = frozenset()
         self._why = ""
         self._stays = False
@@ -52,13 +56,17 @@ class AwayJob(Execution):
         return self._engine.name_of(self._tool.node) if self._tool is not None and self._tool.node else ""
 
     @property
+    def _tool(self) -> RemoteTool | None:
+        return self._carriages[-1].tool if self._carriages else None
+
+    @property
     def why_lost(self) -> str:
         return self._why
 
     def prepare(self) -> Launch:
-        super().prepare()
+        self._here = super().prepare()
         folder, action = new_folder(), self.action
-        files = {path: digest_of(path) for path in files_of(self.build, action)}
+        files = {path: digest_of(path) for path in tool_files(self.build, action)}
         snapshot = self.build.inputs.snapshot
         taken = self.build.inputs.lookup.precompiled_of(action)
         self._stays = bool(taken.present or taken.computed)
@@ -71,6 +79,7 @@ class AwayJob(Execution):
             search=tuple(dict.fromkeys(map(snapshot.absolute, search))),
             cpus=action.resources.cpus,
             memory_bytes=self.build.resources[self.index].memory_bytes,
+            cargo=declared(self.build, action),
         )
         return self._launch_in(folder)
 
@@ -78,19 +87,28 @@ class AwayJob(Execution):
         if self._stays:
             return self._lose("")
         self._began_ns = time.time_ns()
-        try:
-            self._tool = self._engine.lane(self._parcel).begin(launch, self._line)
-        except RunnerError as error:
-            return self._lose(error.message)
-        self._job = self._tool
+        first = Carriage(
+            self._engine,
+            self.build,
+            self.action,
+            launch=launch,
+            here=self._here,
+            parcel=self._parcel,
+            in_pool=self._in_pool,
+            runner=runner,
+            on_line=self._line,
+        )
+        start = SecondStart(self._engine, first, self._launch_in, self._in_pool, self._line_again, self.expected_s)
+        self._carriages = start.carriages
         if self._kill is not None:
-            self._tool.kill(self._kill)
-        exit = await self._tool.wait()
-        if exit.cancelled or self._kill is EndReason.CANCELLED:
+            first.end(self._kill)
+        counts = await start.run()
+        self._parcel, exit, tool = counts.parcel, counts.exit, counts.tool
+        if self._kill is EndReason.CANCELLED or (exit is not None and exit.cancelled):
             return Ending.KILLED
-        if exit.lost:
-            return self._lose(self._tool.why)
-        if not exit.ok or self._tool.found is None:
+        if exit is None or exit.lost or tool is None:
+            return self._lose(counts.problem)
+        if tool.found is None or not exit.ok:
             # Only a failure on this machine is the user's: the node may have a full disk, or lack a header.
             return self._lose(f"{self.action.kind} ended with status {exit.status}")
         private, folder = os.fsencode(self._private), os.fsencode(self._parcel.folder)
@@ -98,18 +116,36 @@ class AwayJob(Execution):
             exit, stdout=exit.stdout.replace(folder, private), stderr=exit.stderr.replace(folder, private)
         )
         try:
-            other: str = await self._in_pool(self._unpack, self._tool.found)
+            other: str = await self._in_pool(self._unpack, tool.found)
         except OSError as error:
             self.failure = storage_failure(error, self._private)
             return Ending.FAILED
+        if other and tool.listed:
+            self._engine.distrust(tool, other)
+        elif other:
+            # The next jobs bring their files.
+            self._engine.holds.apart.add(self.build.project)
         if other:
-            self._engine.distrust(self._tool, other)
             return self._lose(other)
         return None
 
+    def kill(self, reason: EndReason) -> None:
+        self._kill = self._kill or reason
+        for carriage in self._carriages:
+            carriage.end(reason)
+
     def _line(self, stream: str, text: str) -> None:
+        if self._here.quiet:
+            return  # what a step says is told with the job that it is a part of
         self.told[stream, text] += 1
         super()._line(stream, text)
+
+    def _line_again(self, told: Counter[tuple[str, str]], stream: str, text: str) -> None:
+        """Tell a line of a second start, unless the first one has told it: it is in `told` then, and leaves it."""
+        if told[stream, text]:
+            told[stream, text] -= 1
+        else:
+            self._line(stream, text)
 
     def _lose(self, why: str) -> Ending:
         self._why = f"{self.node or 'the cluster'}: {why}" if why else ""
@@ -135,6 +171,8 @@ class AwayJob(Execution):
                 return f"{path} is another file there"
         assert self._tool is not None and self._tool.found is not None
         self._seen = frozenset(map(os.path.normpath, (*absolute.values(), *self._tool.found.rivals)))
+        if self._tool.listed:
+            self._seen |= self._carriages[-1].told
         return ""
 
     def _seen_there(self) -> frozenset[str] | None:

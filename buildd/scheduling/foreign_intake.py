@@ -16,6 +16,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from buildd.builds import shared_results
 from buildd.builds.active_build import ActiveBuild, StoredResults
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
@@ -153,7 +154,7 @@ class ForeignIntake:
 
         build: ActiveBuild = await self._in_pool(begin)
         if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
-            known = await self._in_pool(lambda: build.look(0, fresh=False))
+            known = await self._in_pool(lambda: shared_results.look(build, 0))
             if isinstance(known, Missing):
                 named = os.path.normpath(os.path.join(request.project, compile.source or compile.output))
                 log.append(call_notes.need(request, named, known.reasons))

@@ -69,11 +69,14 @@ class FailedCompiles:
         build: the build's id, as in BUILDD_BUILD_ID.
         command: what the run carries out.
         is_timed: keep the times of its jobs (AIT_TIME_COMPILATION).
+        project: the folder of the run; empty for the working folder.
 
     Raises: OSError.
     """
 
-    def __init__(self, store: Path, build: BuildId, command: Sequence[str] = (), *, is_timed: bool = False) -> None:
+    def __init__(
+        self, store: Path, build: BuildId, command: Sequence[str] = (), *, is_timed: bool = False, project: str = ""
+    ) -> None:
         folder = _folder(store)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in folder.iterdir():
@@ -83,9 +86,8 @@ class FailedCompiles:
         self._paths = [folder / (name_of(build) + suffix) for suffix in suffixes]
         self._descriptors = [held(path) for path in self._paths]
         self._descriptor, self._calls, self._jobs, self._programs = self._descriptors[:4]
-        here = OngoingRun(
-            build_id=build, command=_shown(command), project=os.path.realpath(os.getcwd()), started_ns=time.time_ns()
-        )
+        self.project = os.path.realpath(project or os.getcwd())
+        here = OngoingRun(build_id=build, command=_shown(command), project=self.project, started_ns=time.time_ns())
         os.write(self._descriptor, msgspec.json.encode(here) + b"\n")
 
     def told(self) -> Failures:
@@ -307,7 +309,7 @@ def keep(
     row = Build(
         build_id=build,
         request_id=name,
-        project=os.path.realpath(os.getcwd()),
+        project=run.project,
         targets=(),
         started_ns=started_ns,
         finished_ns=finished_ns,

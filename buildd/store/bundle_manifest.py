@@ -15,7 +15,7 @@ from protocol.messages import Kernel
 
 MAX_NAME_BYTES = 4096
 MAX_KERNEL_BYTES = 256 << 20
-KERNEL_NAME = re.compile(rb"((inductor|jax)/)?[0-9a-f]{32}")
+KERNEL_NAME = re.compile(rb"((inductor|jax|ccache)/)?[0-9a-f]{32}")
 MOST_LISTS = 1 << 20
 
 # Checked while a manifest is decoded: many empty items would need sixty times the memory of the bytes that hold them.

@@ -1,8 +1,8 @@
-"""Triton's kernels, Inductor's graphs, JAX's programs and Python's bytecode beside the store: bound, verification and
-figures.
+"""Triton's kernels, Inductor's graphs, JAX's programs, ccache's values and Python's bytecode beside the store: bound,
+verification and figures.
 
 The users' processes write and find them (`hooks/triton_cache`, `hooks/inductor_cache`, `hooks/jax_cache`,
-`hooks/bytecode`); the format of an entry is in `hooks/entries`.
+`hooks/bytecode`, `ccache_storage`); the format of an entry is in `hooks/entries`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from buildd.hooks.entries import NOTE, Entry, Shelf, check
 from buildd.hooks.triton_cache import FOLDER
 from buildd.store.areas import Area, Checked, Held
 
-FOLDERS = (FOLDER, inductor_cache.FOLDER, jax_cache.FOLDER)
+CCACHE = "ccache"
+"""The folder of ccache's values."""
+FOLDERS = (FOLDER, inductor_cache.FOLDER, jax_cache.FOLDER, CCACHE)
 SHARE = 10
 """Kernels and graphs may hold the store's bound divided by this, beside the store."""
+_NOTE = "of Triton, graphs of Inductor, programs of JAX, values of ccache"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TORN_S = 3600.0
 _NOTES = 1000
@@ -73,13 +76,32 @@ def sound(store: Path) -> Iterator[tuple[str, bytes]]:
 
     A graph's name begins with its folder.
     """
-    keys = signatures.keys(os.environ)
+    for place in places(store):
+        with contextlib.suppress(OSError, ValueError):
+            yield place.removeprefix(f"{FOLDER}/"), signed(store, place)
+
+
+def places(store: Path) -> list[str]:
+    """The place of each entry in a store, such as "triton/5f0c...", in the order of their last use."""
+    found = []
     for folder in FOLDERS:
-        for file in [entry.name for entry, _ in _statuses(store, folder) if _NAME.fullmatch(entry.name)]:
-            with contextlib.suppress(OSError, ValueError):
-                content = (store / folder / file).read_bytes()
-                check(content, f"{folder}/{file}", keys)
-                yield (file if folder == FOLDER else f"{folder}/{file}"), Entry.decode(content).encode()
+        for entry, status in _statuses(store, folder):
+            if _NAME.fullmatch(entry.name):
+                found.append((status.st_mtime_ns, f"{folder}/{entry.name}"))
+    return [place for _, place in sorted(found)]
+
+
+def is_place(text: str) -> bool:
+    """Whether an entry may be there."""
+    folder, _, file = text.partition("/")
+    return folder in FOLDERS and _NAME.fullmatch(file) is not None
+
+
+def signed(store: Path, place: str) -> bytes:
+    """The content, without its signature, of an entry that a trusted key has signed. Raises OSError, ValueError."""
+    content = (store / place).read_bytes()
+    check(content, place, signatures.keys(os.environ))
+    return Entry.decode(content).encode()
 
 
 def read(store: Path, name: str) -> bytes:
@@ -125,7 +147,7 @@ def verify(store: Path) -> tuple[int, int]:
 
 
 class KernelArea(Area):
-    """The folders of Triton's kernels, Inductor's graphs and JAX's programs."""
+    """The folders of Triton's kernels, Inductor's graphs, JAX's programs and ccache's values."""
 
     name = "kernels"
 
@@ -134,7 +156,7 @@ class KernelArea(Area):
 
     def held(self) -> Held:
         entries, size_bytes = held(self._store)
-        return Held(entries=entries, bytes=size_bytes, note="of Triton, graphs of Inductor, programs of JAX")
+        return Held(entries=entries, bytes=size_bytes, note=_NOTE)
 
     def trim(self, limit_bytes: int) -> None:
         trim(self._store, limit_bytes // SHARE)

@@ -1,7 +1,7 @@
 """Opens a carrier by URL.
 
-`file:` and absolute paths are folders, `http:` and `https:` Bazel's cache, everything else is obstore's. Imports only
-the one that is asked for.
+`file:` and absolute paths are folders, `http:` and `https:` Bazel's cache, and buckets' schemes are obstore's. For any
+other scheme a storage helper of ccache's is looked for. Imports only the one that is asked for.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def carrier_of(url: str) -> Carrier:
                 from buildd.tier.object_carrier import ObjectCarrier
 
                 return ObjectCarrier(parts)
+            case scheme:
+                from buildd.tier.helper_carrier import HelperCarrier, program_of
+
+                if (program := program_of(scheme)) is not None:
+                    return HelperCarrier(program, url)
     except ImportError as error:
         raise TierError(
             f"the tier {shown(url)} needs obstore", next_step="install it: pip install 'buildd[tier]'"
@@ -50,7 +55,10 @@ def carrier_of(url: str) -> Carrier:
     raise TierError(f"the tier's URL cannot be read: {shown(url)!r}", next_step=_NEXT_STEP)
 
 
-_NEXT_STEP = "give a folder, or a URL that begins with http://, https://, s3://, gs:// or az://"
+_NEXT_STEP = (
+    "give a folder, or a URL that begins with http://, https://, s3://, gs:// or az://, or with NAME: "
+    "where the program ccache-storage-NAME is on PATH"
+)
 
 
 def shown(url: str) -> str:

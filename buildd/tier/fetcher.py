@@ -91,9 +91,8 @@ class Fetcher:
                 return known
             if not self._tier.may_be_asked():
                 return None
-            silence_s = min(_MOST_SILENCE_S, max(_LEAST_SILENCE_S, expected_s * _SHARE))
             try:
-                future = self._asking.submit(self._answer, first, fitting, silence_s, waits_s(expected_s))
+                future = self._asking.submit(self._answer, first, fitting, patience_of(expected_s))
             except RuntimeError:  # the store is being closed
                 return None
             self._open[first] = future
@@ -112,12 +111,12 @@ class Fetcher:
 
     # ----------------------------------------------------------------
 
-    def _answer(self, first: Digest, fitting: Fitting, silence_s: float, total_s: float) -> Fetched | None:
+    def _answer(self, first: Digest, fitting: Fitting, patience: Callable[[], Patience]) -> Fetched | None:
         answer = TierAnswer.ABSENT
         try:
             if (meanwhile := self._found_meanwhile(first, fitting)) is not None:
                 return meanwhile
-            found = self._fetch(raw_of(first), fitting, Patience(silence_s, time.monotonic() + total_s))
+            found = self._fetch(raw_of(first), fitting, patience())
             if found is not None:
                 answer = TierAnswer.HIT
         except CarrierError:
@@ -235,6 +234,12 @@ class Fetcher:
         except StoreError:  # it is being closed
             return ()
         return {*firsts} - {first for (first,) in rows}
+
+
+def patience_of(expected_s: float) -> Callable[[], Patience]:
+    """Begins the patience with the tier of a job that would take so long, when the tier is asked."""
+    silence_s = min(_MOST_SILENCE_S, max(_LEAST_SILENCE_S, expected_s * _SHARE))
+    return lambda: Patience(silence_s, time.monotonic() + waits_s(expected_s))
 
 
 def waits_s(expected_s: float) -> float:

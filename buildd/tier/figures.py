@@ -32,6 +32,17 @@ class TierFigures:
         self._counts = dict.fromkeys(TierAnswer, 0)
         self._usual_s = 0.0
         self._problem = ""
+        self._received_bytes = 0
+
+    def received(self, size_bytes: int) -> None:
+        """Note an object that came from the tier."""
+        with self._lock:
+            self._received_bytes += size_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Size of all objects that came from the tier."""
+        return self._received_bytes
 
     def count(self, answer: TierAnswer, problem: str = "") -> None:
         with self._lock:

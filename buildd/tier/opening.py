@@ -28,25 +28,32 @@ class Opened:
     problem: str = ""
 
 
-def open_tier(settings: Settings, environ: Mapping[str, str]) -> Opened:
-    """The user's tier. Raises nothing."""
+def open_tier(
+    settings: Settings, environ: Mapping[str, str], *, serves_programs: bool = False, least_job_s: float = 0.0
+) -> Opened:
+    """The user's tier. Raises nothing.
+
+    Args:
+        serves_programs: whether programs may ask this process for entries.
+        least_job_s: see `Tier`.
+    """
     try:
         wanted = read(settings, environ)
         if wanted is None:
             return Opened()
         problem = wanted.unwritable or ("" if wanted.believed else _BELIEVES_NOBODY)
-        return Opened(Tier(wanted), problem)
+        return Opened(Tier(wanted, serves_programs=serves_programs, least_job_s=least_job_s), problem)
     except (RequestError, BuilddError) as error:
         return Opened(None, in_one_line(error))
 
 
-def open_users_tier(environ: Mapping[str, str]) -> Opened:
+def open_users_tier(environ: Mapping[str, str], *, least_job_s: float = 0.0) -> Opened:
     """The tier of a command that runs without the daemon."""
     try:
         settings = Settings(request_env=dict(environ), user_values=user_values(environ))
     except RequestError as error:
         return Opened(None, in_one_line(error))
-    return open_tier(settings, environ)
+    return open_tier(settings, environ, least_job_s=least_job_s)
 
 
 def status_of(opened: Opened, stores: Collection[StoreTier]) -> TierStatus | None:

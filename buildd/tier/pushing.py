@@ -5,12 +5,18 @@ Knows no command line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from buildd.errors import StoreError
+from buildd.store import shared_kernels
+from buildd.store.profiles import Profile
 from buildd.store.store import Store
+from buildd.tier import shared_profiles
+from buildd.tier.carrier import CarrierError
 from buildd.tier.carriers import TierError
+from buildd.tier.entry_uploader import EntryUploader
 from buildd.tier.figures import TierAnswer
 from buildd.tier.opening import open_users_tier
 from buildd.tier.uploader import Uploader
@@ -22,15 +28,20 @@ from protocol.messages import Digest
 class Pushed:
     """How a push ended."""
 
-    written: int
+    results: int
+    """How many results were written."""
+    entries: int
+    """How many kernels, graphs and programs."""
+    profiles: int
+    """How many measurements of kernels the tier did not have."""
     left: int
-    """Results that still wait because the tier failed."""
+    """How many still wait because the tier failed."""
     problem: str
     """The tier's last failure, in words; empty where there was none."""
 
 
-def push(store: Store, environ: Mapping[str, str]) -> Pushed:
-    """Write all results of the store to the tier.
+def push(store: Store, environ: Mapping[str, str], profiles: Iterable[Profile] = ()) -> Pushed:
+    """Write all results of the store to the tier, the kernels, graphs and programs beside them, and profiles.
 
     Raises `TierError` where the user has named no tier that may be written, `StoreError`.
     """
@@ -49,14 +60,23 @@ def push(store: Store, environ: Mapping[str, str]) -> Pushed:
     if store.read_only:
         raise StoreError("the store is read-only, so nothing can be noted in it", file=str(store.folder))
     uploader = Uploader(tier, store, tier.settings.signer)
+    entries = EntryUploader(tier, store, tier.settings.signer, uploader.queue.folder)
     try:
         for key, first in _everything(store):
             uploader.queue.add(key, first)
+        for place in shared_kernels.places(store.folder):
+            entries.queue.add(place)
         left = uploader.write_all()
+        results = tier.figures.counts()[TierAnswer.KEPT]
+        left += entries.write_all()
+        new = 0
+        with suppress(CarrierError):  # the tier's figures have it
+            new = shared_profiles.write(tier, tier.settings.signer, profiles)
     finally:
         tier.close()
         uploader.close()
-    return Pushed(tier.figures.counts()[TierAnswer.KEPT], left, tier.figures.problem)
+        entries.close()
+    return Pushed(results, entries.written, new, left, tier.figures.problem)
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:

@@ -1,4 +1,5 @@
-"""The tier's records and their signatures: what earlier runs of an action read, a run's result, and trails.
+"""The tier's records and their signatures: what earlier runs of an action read, a run's result, trails, and programs'
+entries.
 
 A record is signed over everything that it says: its format, the name that it answers to, the digests, the writer and
 the time. `opened` gives a record only to a caller who asked for exactly this name of this writer, so that an entry of
@@ -17,6 +18,7 @@ import msgspec
 
 from buildd.store.bundle_manifest import BundledInputs, BundledResult, Files, Manifest, RawDigest, problem_of
 from buildd.store.packing import Encoding
+from buildd.store.profiles import Profile
 from buildd.store.signing import Signer, is_signed
 from buildd.store.values import compress, decompress
 from buildd.tier import action_result
@@ -30,6 +32,8 @@ MOST_CARRIED_BYTES = 256 << 10
 """The most bytes of objects in one record: a reader that wants one result of it waits for all of them."""
 MOST_STEPS = 1024
 """Actions on one trail."""
+MOST_PROFILES = 100_000
+"""Rows of one writer: the newest."""
 MOST_RECORD_BYTES = 64 << 20
 _SIGNED = b"buildd tier record\n"
 
@@ -42,6 +46,10 @@ class Kind(Enum):
     RESULT = "result"
     TRAIL = "trail"
     """The actions whose results one machine wrote one after another."""
+    PROFILES = "profiles"
+    """Measurements of kernels."""
+    ENTRY = "entry"
+    """What programs keep beside the results: a kernel of Triton, a program of JAX, a graph of Inductor."""
 
 
 class SharedBlob(msgspec.Struct, frozen=True, array_like=True):
@@ -120,13 +128,42 @@ class TrailRecord(msgspec.Struct, frozen=True, array_like=True):
     """The first-level keys of the actions, in the order in which they were written."""
 
 
+class EntryRecord(msgspec.Struct, frozen=True, array_like=True):
+    """An entry of `hooks.entries`, without the signature that it has in a store."""
+
+    format: int
+    kind: Kind
+    name: RawDigest
+    entry: RawDigest
+    """The key of its place in a store (`entry_key`)."""
+    writer: RawDigest
+    time_s: int
+    blob: SharedBlob
+    object: bytes | None
+    """The blob as `cas/` would have it; None where it is there."""
+
+
+class ProfilesRecord(msgspec.Struct, frozen=True, array_like=True):
+    """All measurements of one writer."""
+
+    format: int
+    kind: Kind
+    name: RawDigest
+    about: RawDigest
+    """The one key that there is of this kind."""
+    writer: RawDigest
+    time_s: int
+    rows: Annotated[list[Profile], msgspec.Meta(max_length=MOST_PROFILES)]
+
+
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     writer: RawDigest
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
     packed: bytes
 
 
-Record = TypeVar("Record", InputsRecord, ResultRecord, TrailRecord)
+AnyRecord = InputsRecord | ResultRecord | TrailRecord | EntryRecord | ProfilesRecord
+Record = TypeVar("Record", InputsRecord, ResultRecord, TrailRecord, EntryRecord, ProfilesRecord)
 
 
 class RefusedRecord(Exception):
@@ -134,19 +171,27 @@ class RefusedRecord(Exception):
 
 
 def name_of(kind: Kind, key: bytes, writer: bytes) -> bytes:
-    """The name under `ac/` of a writer's record about a first-level key, a result's key or a trail."""
+    """The name under `ac/` of a writer's record about a first-level key, a result's key, a trail or an entry."""
     return hashlib.sha256(b"buildd tier %d %s\n%b%b" % (FORMAT, kind.value.encode(), key, writer)).digest()
 
 
-def sealed(record: InputsRecord | ResultRecord | TrailRecord, signer: Signer) -> bytes:
+def entry_key(place: str) -> bytes:
+    """The key of an entry, from its place in a store, such as "triton/5f0c..."."""
+    return hashlib.sha256(b"buildd entry\n" + place.encode()).digest()
+
+
+def sealed(record: AnyRecord, signer: Signer) -> bytes:
     """The entry that holds a record: signed, and in the form that Bazel's servers accept."""
     packed = compress(msgspec.msgpack.encode(record))
     envelope = msgspec.msgpack.encode(_Envelope(signer.public, signer.sign(_SIGNED + packed), packed))
-    files = []
-    # Only here: a server that has dropped a blob drops the entry that names it. A record of inputs that carries results
-    # stands without `cas/`, and one lost blob must not take all other results with it.
+    blobs: list[SharedBlob] = []
+    # Only these: a server that has dropped a blob drops the entry that names it. A record of inputs that carries
+    # results stands without `cas/`, and one lost blob must not take all other results with it.
     if isinstance(record, ResultRecord):
-        files = [action_result.NamedFile(b.digest.hex(), b.sha256, b.stored) for b in record.blobs]
+        blobs = record.blobs
+    elif isinstance(record, EntryRecord) and record.object is None:
+        blobs = [record.blob]
+    files = [action_result.NamedFile(b.digest.hex(), b.sha256, b.stored) for b in blobs]
     return action_result.encode(files, f"buildd {signer.public.hex()[:16]}", envelope)
 
 
@@ -154,7 +199,7 @@ def opened(entry: bytes, record: type[Record], kind: Kind, key: bytes, writer: b
     """The record in an entry that was asked for by its name.
 
     Args:
-        key: the first-level key, the result's key or the trail that it must be about.
+        key: the first-level key, the result's key, the trail or the entry that it must be about.
         writer: the trusted key that must have signed it.
 
     Raises `RefusedRecord`.
@@ -211,7 +256,7 @@ def problem_of_result(result: BundledResult, blobs: list[SharedBlob], led: Share
     return ""
 
 
-def _about(record: InputsRecord | ResultRecord | TrailRecord) -> bytes:
+def _about(record: AnyRecord) -> bytes:
     match record:
         case InputsRecord():
             return record.first
@@ -219,3 +264,7 @@ def _about(record: InputsRecord | ResultRecord | TrailRecord) -> bytes:
             return record.result.key
         case TrailRecord():
             return record.trail
+        case EntryRecord():
+            return record.entry
+        case ProfilesRecord():
+            return record.about

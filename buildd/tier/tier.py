@@ -25,8 +25,19 @@ class Tier:
     Raises `TierError` where the URL leads to no carrier.
     """
 
-    def __init__(self, settings: TierSettings, carrier: Carrier | None = None) -> None:
+    def __init__(
+        self,
+        settings: TierSettings,
+        carrier: Carrier | None = None,
+        *,
+        serves_programs: bool = False,
+        least_job_s: float = 0.0,
+    ) -> None:
         self.settings = settings
+        self.serves_programs = serves_programs
+        """Programs may ask this process for entries: it is the daemon."""
+        self.least_job_s = least_job_s
+        """Look-ups may take as long as one for a job of this length, if the job itself is shorter."""
         self.shown = shown(settings.url)
         """Its URL, for people."""
         self.figures = TierFigures()
@@ -59,6 +70,7 @@ class Tier:
         found = self._attempt(self._reading, lambda: self._carrier.get(kind, name, patience))
         if kind is ObjectKind.RECORDS:  # blobs take as long as they are large
             self.figures.took(time.monotonic() - began_s)
+        self.figures.received(len(found or b""))
         return found
 
     def get_ahead(self, name: str, patience: Patience, most_bytes: int) -> bytes | None:
@@ -70,7 +82,9 @@ class Tier:
             except LargeObject:
                 return None
 
-        return self._attempt(self._reading, work)
+        found = self._attempt(self._reading, work)
+        self.figures.received(len(found or b""))
+        return found
 
     def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         """Put an object."""

@@ -10,7 +10,6 @@ was under way must have ended, and is added again where it is gone. Knows no bui
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from buildd.store.result_rows import InputSet, Result, raw_of
 from buildd.store.signing import Signer
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
+from buildd.tier.background import Background, persist
 from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind, Patience, for_up_to
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
@@ -52,10 +52,6 @@ THREADS = 4
 PUT_S, SILENCE_S = 20.0, 5.0
 SURE_AFTER_S = 2 * PUT_S
 """After so long every read and put that was under way has ended."""
-PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-"""Between the rounds of `write_all` that met a failure."""
-_POLL_S = 5.0
-_log = logging.getLogger(__name__)
 
 
 class Uploader:
@@ -66,66 +62,32 @@ class Uploader:
         self._tier, self._store, self._signer, self._sure_after_s = tier, store, signer, sure_after_s
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-put")
         self._trail = Trail(tier, signer)
-        self._news = threading.Event()
-        self._ended = False
-        self._thread: threading.Thread | None = None
+        self._background = Background("tier-uploads", tier, lambda: len(self.queue), self._round)
         self._one_at_a_time = threading.Lock()
 
     def start(self) -> None:
         """Go on with what an earlier process has left."""
         if len(self.queue):
-            self._begin()
+            self._background.begin()
 
     def offer(self, first: Digest, key: Digest) -> None:
         """Have a result written that was just stored."""
         if not self.queue.add(key, first):
             self._count(TierAnswer.UNKEPT, "too many results wait")
-        self._begin()
+        self._background.begin()
 
     def close(self) -> None:
         """End at once; what is left is written after the next start. The carrier is closed first."""
-        self._ended = True
-        self._news.set()
+        self._background.end()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
+        self._background.join()
 
     def write_all(self) -> int:
-        """Write everything that waits, now; how many results are left because the tier failed.
-
-        A busy server can refuse one put of many, so what failed is written again after a short pause, until the tier
-        has failed several times in a row.
-        """
-        pauses_s = iter(PAUSES_S)
-        while (self._ready() or self._trail.is_unwritten) and self._tier.may_be_written():
-            if self._round():
-                continue
-            pause_s = next(pauses_s, None)
-            if pause_s is None or self._tier.paused_s()[1] > 0:
-                break
-            time.sleep(pause_s)
+        """Write everything that waits, now; how many results are left because the tier failed."""
+        persist(self._tier, lambda: bool(self._ready()) or self._trail.is_unwritten, self._round)
         return sum(not one.is_written for one in self.queue.waiting())
 
     # ----------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self._news.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="tier-uploads", daemon=True)
-            self._thread.start()
-
-    def _work(self) -> None:
-        while not self._ended:
-            self._news.clear()
-            try:
-                if len(self.queue) and self._tier.may_be_written():
-                    self._round()
-            except Exception:  # the edge: no fault of an upload may reach a build
-                _log.exception("an upload failed inside")
-            if self._ended:
-                return
-            # Without anything to write it sleeps until there is.
-            self._news.wait(timeout=max(_POLL_S, self._tier.paused_s()[1]) if len(self.queue) else None)
 
     def _ready(self) -> list[Waiting]:
         return [one for one in self.queue.waiting() if is_due(one, self._sure_after_s)]
@@ -150,16 +112,16 @@ class Uploader:
         return self._write_trail() and all(written)
 
     def _write_trail(self) -> bool:
-        if self._trail.is_unwritten and not self._ended:
+        if self._trail.is_unwritten and not self._background.is_ended:
             try:
-                self._trail.write(_patience(0))
+                self._trail.write(patience_for(0))
             except CarrierError:
                 return False
         return True
 
     def _write_several(self, several: list[Waiting], trail: bytes | None) -> bool:
         for one in several:
-            if self._ended or self._tier.paused_s()[1] > 0:
+            if self._background.is_ended or self._tier.paused_s()[1] > 0:
                 return False
             try:
                 self._write(one, trail)
@@ -212,13 +174,13 @@ class Uploader:
         return Carried(bundled_result(result, []), blobs, objects)
 
     def _write_blob(self, blob: SharedBlob, stored: bytes) -> None:
-        self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, _patience(len(stored)))
+        self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, patience_for(len(stored)))
 
     def _write_result(self, gathered: Carried) -> None:
         key, writer = gathered.result.key, self._signer.public
         name = name_of(Kind.RESULT, key, writer)
         record = ResultRecord(FORMAT, Kind.RESULT, name, writer, int(time.time()), gathered.result, gathered.blobs)
-        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), patience_for(0))
 
     def _add_inputs(
         self, one: Waiting, known: InputSet, gathered: Callable[[], Carried | None], trail: bytes | None
@@ -232,7 +194,7 @@ class Uploader:
         first, writer = raw_of(one.first), self._signer.public
         name = name_of(Kind.INPUTS, first, writer)
         sets: list[SharedInputs] = []
-        entry = self._tier.get(ObjectKind.RECORDS, name.hex(), _patience(0))
+        entry = self._tier.get(ObjectKind.RECORDS, name.hex(), patience_for(0))
         if entry is not None:
             try:
                 there = opened(entry, InputsRecord, Kind.INPUTS, first, writer)
@@ -248,7 +210,7 @@ class Uploader:
             mine = msgspec.structs.replace(mine, carried=carried)
         sets = within_bounds([mine, *(each for each in sets if each.key != key)])
         record = InputsRecord(FORMAT, Kind.INPUTS, name, first, writer, int(time.time()), sets, trail)
-        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), _patience(0))
+        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), patience_for(0))
         self._trail.named()
         return True
 
@@ -257,6 +219,6 @@ class Uploader:
         self._store.tally.count_reasoned(Reasoned.TIER, answer.value)
 
 
-def _patience(size_bytes: int) -> Patience:
+def patience_for(size_bytes: int) -> Patience:
     """Longer for large objects: a megabyte may take a second."""
     return for_up_to(PUT_S + size_bytes / 1e6, SILENCE_S)

@@ -54,6 +54,8 @@ class MakeTree:
         self.targets = tuple(targets) or (os.path.basename(self.folder),)
         """Names to show."""
         self._targets = tuple(targets)
+        self._kernels: dict[str, tuple[_Stamp, tuple[m.Kernel, ...]]] = {}
+        """Output -> its stamp, and the kernels in it."""
         self._shares = bool(environ.get("BUILDD_JOBSERVER"))
         self._toolkits = toolkits(environ)
         # The database is parsed: it has to be English, and parallel makes must not mix theirs.
@@ -66,22 +68,29 @@ class MakeTree:
         return ["make", *(() if jobs is None or self._shares else (f"-j{jobs}",)), *self._targets]
 
     def reader(self, *, everything: bool) -> MakeReader:
-        return MakeReader(self, {} if everything else self.objects())
+        return MakeReader(self)
+
+    @property
+    def title(self) -> str:
+        """The targets, in one name."""
+        return " ".join(self.targets)
 
     def notice(self) -> str:
         return ""
 
-    def objects(self) -> dict[str, _Stamp]:
-        """The stamps of the outputs that may hold device code."""
-        found: dict[str, _Stamp] = {}
+    def kernels(self) -> tuple[m.Kernel, ...]:
+        """The kernels of all outputs as they are now; reads those that have changed since the last call."""
+        known, self._kernels = self._kernels, {}
         for path in sorted(self.outputs):
             if path.endswith(_OBJECTS):
                 try:
                     status = os.stat(path)
                 except OSError:
                     continue
-                found[path] = status.st_ino, status.st_size, status.st_mtime_ns
-        return found
+                stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                before, kernels = known.get(path, (None, ()))
+                self._kernels[path] = stamp, kernels if before == stamp else kernels_of_file(path)
+        return tuple(kernel for _, kernels in self._kernels.values() for kernel in kernels)
 
     def describe(self) -> None:
         database = _Database(self.folder)
@@ -161,14 +170,9 @@ class _Database:
 
 @dataclass(slots=True)
 class MakeReader:
-    """Reads one run as a single command: make does not say which recipe printed a line. See `trees.tree.Reader`.
-
-    Args:
-        before: the objects before the run; the kernels of new and changed objects are reported.
-    """
+    """Reads one run as a single command: make does not say which recipe printed a line. See `trees.tree.Reader`."""
 
     tree: MakeTree
-    before: dict[str, _Stamp]
     problem: str = ""
     _edge: Edge | None = None
     _began_s: float = field(default_factory=time.monotonic)
@@ -189,13 +193,13 @@ class MakeReader:
         return []
 
     def end(self, status: int) -> list[m.EventBody]:
-        now = self.tree.objects()
-        kernels = tuple(
-            kernel for path, stamp in now.items() if self.before.get(path) != stamp for kernel in kernels_of_file(path)
-        )
+        kernels = self.tree.kernels()
         if self._edge is None and not status:
             planned = m.Planned(targets=self.tree.targets, actions=1)
-            return [planned, m.CacheHit(job_id=m.JobId(0), action="make", reason="up to date", kernels=kernels)]
+            return [
+                planned,
+                m.CacheHit(job_id=m.JobId(0), action=self.tree.title, reason="up to date", kernels=kernels),
+            ]
         edge, told = self._begin()
         edge.status = status
         return [*told, edge.ended(time.monotonic() - self._began_s, kernels)]
@@ -205,7 +209,7 @@ class MakeReader:
         if self._edge is not None:
             return self._edge, []
         edge = self._edge = Edge(
-            1, "make", f"cd {shlex.quote(self.tree.folder)} && {shlex.join(self.tree.command(None))}"
+            1, self.tree.title, f"cd {shlex.quote(self.tree.folder)} && {shlex.join(self.tree.command(None))}"
         )
         planned = m.Planned(targets=self.tree.targets, actions=1)
         return edge, [planned, m.Queued(job_id=m.JobId(edge.number), action=edge.action), edge.begun]

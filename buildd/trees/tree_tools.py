@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from buildd.client.foreign_build import offered_jobserver, variables
+from buildd.client.foreign_build import offered_jobserver, paths_below, variables
 from buildd.client.run_settings import complete
 from buildd.errors import BuilddError
 from buildd.trees.make_tree import MakeTree
@@ -39,20 +39,21 @@ def tree_of(ninja: str | None, make: str | None, targets: Iterable[str], environ
 
 @contextmanager
 def with_compilers(
-    environ: Mapping[str, str], jobs: int | None, note: Callable[[str], None]
+    environ: Mapping[str, str], jobs: int | None, note: Callable[[str], None], map_paths: bool | None = None
 ) -> Iterator[dict[str, str]]:
     """The environment in which compilers go through the daemon and, if `jobs` is given, tools share a jobserver.
 
     Args:
         jobs: the most jobs at once.
         note: gets the reason why compilers run without the daemon, and what is wrong with variables.
+        map_paths: as for `buildd run`.
     """
     inside = {**environ, "PATH": environ.get("PATH", os.defpath)}
     for line in complete(inside, says=True):
         note(line)
     provide_ninja(inside)
     try:
-        inside.update(variables(inside, "", jobs))
+        inside.update(variables(inside, "", jobs) | paths_below(os.getcwd(), map_paths))
         sharing = offered_jobserver(inside, jobs)
     except (ProtocolError, BuilddError, OSError) as error:
         note(f"{getattr(error, 'message', error)}; compilers run without the cache")

@@ -12,16 +12,19 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from buildd.client.foreign_build import figures_of, summary
+from buildd.client.run_logs import RunLogs
 from buildd.client.watch_session import Listener, News, Saves, new_name
 from buildd.errors import BuilddError
+from buildd.shims import run_log
 from buildd.shims.interposition import below
+from buildd.shims.run_log import FailedCompiles
 from buildd.store.hit_notes import Notes
 from buildd.trees.ninja_tree import STATUS
 from buildd.trees.tree import Reader, Tree, is_by_product
@@ -226,20 +229,24 @@ class Run:
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
-        with self._process, _notes(environ, self._name) as notes:
+        build, store, started_ns = m.BuildId(self._name), Path(environ["BUILDD_DIR"]), time.time_ns()
+        with self._process, RunLogs(store, build, command, project=self._tree.folder) as logs:
             self._tell(reader.foresee())
             self._read(self._process, reader)
             status = self._process.wait()
             if self._stopping:
                 return m.Done(outcome=m.Outcome.CANCELLED)
             self._tell(reader.end(status))
-            figures = figures_of(environ, m.BuildId(self._name), notes) if self._ran and notes else m.BuildFigures()
-        if figures != m.BuildFigures():
-            self._tell([m.Notice(text=f"compilers: {summary(figures)}")])
-        if status == 0:
-            return m.Done(outcome=m.Outcome.BUILT, hits=self._hits, saved_s=figures.saved_s)
-        message = reader.problem or f"{command[0]} ended with status {status}"
-        return m.Done(outcome=m.Outcome.FAILED, message=message, file=self._tree.folder)
+            figures = figures_of(environ, build, logs.notes) if self._ran and logs.notes else m.BuildFigures()
+            done = m.Done(outcome=m.Outcome.BUILT, hits=self._hits, saved_s=figures.saved_s)
+            if status != 0:
+                message = reader.problem or f"{command[0]} ended with status {status}"
+                done = m.Done(outcome=m.Outcome.FAILED, message=message, file=self._tree.folder)
+            if figures != m.BuildFigures():
+                self._tell([m.Notice(text=f"compilers: {summary(figures)}")])
+                if logs.failures is not None and logs.notes is not None:
+                    _keep(store, build, command, started_ns, figures, done, logs.failures, logs.notes)
+        return done
 
     def _read(self, process: subprocess.Popen[bytes], reader: Reader) -> None:
         assert process.stdout is not None
@@ -268,13 +275,23 @@ class Run:
             self._put(News(self._name, event))
 
 
-@contextmanager
-def _notes(environ: Mapping[str, str], name: m.RequestId) -> Iterator[Notes | None]:
-    """The notes that shims write during one run; None if there is no place for them."""
-    try:
-        notes = Notes(Path(environ["BUILDD_DIR"]), name)
-    except (KeyError, OSError):  # a full disk is no reason not to build
-        yield None
-        return
-    with notes:
-        yield notes
+def _keep(
+    store: Path,
+    build: m.BuildId,
+    command: list[str],
+    started_ns: int,
+    figures: m.BuildFigures,
+    done: m.Done,
+    failures: FailedCompiles,
+    notes: Notes,
+) -> None:
+    """Add a run that called compilers to the build log, for `buildd log` and `buildd explain --last`."""
+    counted = msgspec.structs.replace(
+        done,
+        hits=figures.hits,
+        misses=figures.misses,
+        failures=figures.failures,
+        wall_s=max(0, time.time_ns() - started_ns) / 1e9,
+    )
+    with suppress(BuilddError, OSError):  # a full disk is no reason to stop watching
+        run_log.keep(store, build, command, started_ns, summary(figures), counted, failures, notes.keys())

@@ -125,9 +125,10 @@ def cluster_lines(cluster: ClusterStatus | None) -> Iterator[str]:
     slots = sum(node.cpus for node in cluster.nodes)
     has = f"{count(len(cluster.nodes), 'node')} with {count(slots, 'CPU')}" if cluster.nodes else "not connected"
     lost = f", {cluster.losses} lost" if cluster.losses else ""
-    yield f"cluster  Ray at {clean(cluster.address)}: {has}; {count(cluster.done, 'job')} came back{lost}"
+    again = f", {cluster.second_starts} begun on a second node" if cluster.second_starts else ""
+    yield f"cluster  Ray at {clean(cluster.address)}: {has}; {count(cluster.done, 'job')} came back{lost}{again}"
     for node in cluster.nodes:
-        other = ", has other files: gets nothing for a while" if node.avoided else ""
+        other = ", cannot be given the right files: gets nothing for a while" if node.avoided else ""
         yield f"  {clean(node.name)}: {node.jobs} of {node.cpus}{other}"
     if cluster.waiting:
         yield f"  {count(cluster.waiting, 'job')} on the way to a node"

@@ -43,15 +43,18 @@ _COLUMNS: tuple[tuple[str, Callable[[m.Kernel], int], str, bool], ...] = (
 """Title, value, unit, and whether it stays if it is 0 in all rows. The last ones are left out first."""
 
 
-def kernel_table(changes: Sequence[Pair], *, whole: bool = False, columns: int = 0) -> list[Line]:
+def kernel_table(
+    changes: Sequence[Pair], *, whole: bool = False, columns: int = 0, most: int = MOST_KERNELS
+) -> list[Line]:
     """The lines of the table.
 
     Args:
         whole: there is no earlier build, so no kernel is marked as new.
         columns: width that no line exceeds; 0: any.
+        most: number of rows.
     """
     ordered = sorted(changes, key=worsened, reverse=True) if not whole else list(changes)
-    shown = ordered[:MOST_KERNELS]
+    shown = ordered[:most]
     names = in_short(demangled([(now or before or _NOBODY).name for before, now in shown]))
     cells = [(title, [_cell(pair, value, unit) for pair in shown]) for title, value, unit, _ in _said(shown)]
     marks = ["" if whole or (before and now) else "+ " if now else "- " for before, now in shown]

@@ -57,6 +57,7 @@ class Telling(msgspec.Struct, frozen=True):
         refusals: print refusals and daemon errors; a command that ends with the build prints those to stderr itself.
         output_lines: most lines of one job's output; the log has the rest. 0 means no limit.
         build: id of the build, for `buildd log`.
+        commands: actions are commands of another build tool, of which nobody knows whether they compile.
     """
 
     listing: bool = True
@@ -69,6 +70,7 @@ class Telling(msgspec.Struct, frozen=True):
     refusals: bool = False
     output_lines: int = 0
     build: str = ""
+    commands: bool = False
     verbosity: Verbosity = Verbosity.INFO
 
 
@@ -334,6 +336,8 @@ class Narrator:
         # Single events were dropped, or never sent (`buildd run`); their sum was sent.
         if not compiled and (body.outcome is Outcome.BUILT or not self.model.planned):
             compiled = max(0, body.misses - body.failures)
+        if self.telling.commands:
+            return f"{text.count(compiled, 'command')} run"
         return f"{text.count(hits, 'hit')}, {compiled} compiled"
 
     def _artifact_lines(self) -> list[Line]:

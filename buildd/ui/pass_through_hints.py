@@ -9,7 +9,6 @@ _HINTS = {
     Reason.UNSUPPORTED_OPTION: "leave the option out of cached compiles",
     Reason.MACHINE: "name the architecture, as -arch=sm_90 or -march=x86-64-v3",
     Reason.ENVIRONMENT: "unset the variable for the build",
-    Reason.LINK: "compile with -c; links are not cached, but for nvcc's links of objects",
     Reason.SEVERAL_SOURCES: "compile each source by a command of its own",
     Reason.STANDARD_INPUT: "write the source to a file",
     Reason.NO_FILE: "name a regular file",

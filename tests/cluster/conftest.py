@@ -1,4 +1,4 @@
-"""One small cluster for the tests of this folder that do no harm to it."""
+"""For the tests of this folder: one small cluster that they do no harm to, and the library that all builds make."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def address() -> Iterator[str]:
         yield cluster.address
     finally:
         cluster.close()
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The library, as a build without a cluster makes it."""
+    from protocol import messages as m
+    from tests.support.travelling_builds import project
+
+    other = project(tmp_path_factory.mktemp("alone"))
+    assert other.build().done.outcome is m.Outcome.BUILT
+    return other.library

@@ -11,8 +11,9 @@ from buildd.cluster import bridge, ray_engine, remote_tool
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
 from protocol import messages as m
-from tests.support.clusters import environ, fake_settings, travelling_plan
+from tests.support.clusters import environ, fake_settings
 from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.support.travelling_builds import assert_built_once, built_with, connected, nodes_of, project
 from tests.support.waiting import until_async
 
 
@@ -28,52 +29,6 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> RaySettings:
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     return project(tmp_path)
-
-
-def project(folder: Path) -> Workspace:
-    workspace = Workspace(folder, make=travelling_plan, cpus=1)
-    workspace.write("include/x.h", "x\n")
-    for name in "abc":
-        workspace.write(f"src/{name}.cu", f'#include "x.h"\n//! line says {name}\n{name}\n')
-    return workspace
-
-
-async def connected(engine: RayEngine) -> None:
-    engine.wake()
-    await until_async(lambda: engine.slots() > 0, "the engine has slots")
-
-
-def built_with(workspace: Workspace, settings: RaySettings, **fields: object) -> tuple[Story, RayEngine]:
-    """Build once, with a cluster that is connected."""
-    engine = RayEngine(settings, environ())
-
-    async def run() -> Story:
-        async with Harness(workspace, cluster=engine) as harness:
-            await connected(engine)
-            return await harness.build(workspace.request(**fields))
-
-    return asyncio.run(run()), engine
-
-
-def nodes_of(story: Story) -> dict[str, str]:
-    return {event.action: event.node for event in story.of(m.Finished)}
-
-
-def assert_built_once(story: Story, workspace: Workspace, alone: bytes) -> None:
-    """The build ended well, with the library of a build without a cluster, and no line was lost or told twice."""
-    assert story.done.outcome is m.Outcome.BUILT, story
-    assert workspace.library == alone
-    lines = [event.text for event in story.of(m.LogLine) if event.stream == "stdout"]
-    assert sorted(lines) == ["says a", "says b", "says c"]
-    assert sorted(event.action for event in story.of(m.Finished)) == ["a.cu.o", "all.so", "b.cu.o", "c.cu.o"]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The library, as a build without a cluster makes it."""
-    other = project(tmp_path_factory.mktemp("alone"))
-    assert other.build().done.outcome is m.Outcome.BUILT
-    return other.library
 
 
 def gated(workspace: Workspace) -> None:

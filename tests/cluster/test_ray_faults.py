@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from buildd.cluster.ray_engine import RayEngine
+from buildd.cluster.ray_settings import RaySettings
+from buildd.scheduling import second_start
 from protocol import messages as m
-from tests.support.ray_builds import FAULTS, SOURCES, build_under, project
+from tests.support.clusters import environ
+from tests.support.ray_builds import DEADLINE_S, FAULTS, SOURCES, build_under, project, stop_tools
 from tests.support.ray_cluster import RayCluster
+from tests.support.scheduler_harness import Harness, Story
+from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.ray
 MOST_S = 30.0
@@ -33,6 +40,34 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     workspace.write("gate", "")
     assert workspace.build().done.outcome is m.Outcome.BUILT
     return workspace.library
+
+
+def test_a_node_whose_tools_stand_still_holds_no_build_up(
+    cluster: RayCluster, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node itself is well, and says so: only the time tells."""
+    monkeypatch.setattr(second_start, "SLOWNESS", 0.1)
+    workspace = project(tmp_path)
+    engine = RayEngine(RaySettings(cluster.address, cluster.python), environ())
+
+    async def run() -> Story:
+        async with Harness(workspace, cluster=engine) as harness:
+            engine.wake()
+            await until_async(lambda: engine.slots() >= 4, "the nodes are there", DEADLINE_S)
+            log = harness.submit(workspace.request())
+            ran = workspace.project / "ran"
+            await until_async(lambda: ran.exists() and len(ran.read_text().splitlines()) >= 5, "all run", DEADLINE_S)
+            await asyncio.to_thread(stop_tools, cluster, engine)
+            workspace.write("gate", "")
+            return await harness.finish(log)
+
+    story = asyncio.run(run())
+    assert story.done.outcome is m.Outcome.BUILT and workspace.library == alone
+    assert sorted(event.text for event in story.of(m.LogLine)) == [f"says {name}" for name in SOURCES]
+    assert len(story.of(m.Finished)) == len(SOURCES) + 1, "each job ended once"
+    assert engine.second_starts and not engine.losses
+    assert {event.node for event in story.of(m.Finished)} == {"", "gamma"}
+    assert workspace.build().done.hits == len(SOURCES) + 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)

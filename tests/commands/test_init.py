@@ -69,6 +69,17 @@ def test_a_library_a_program_and_their_include_folders(tmp_path: Path, capsys: p
     assert 'left out python/bind.cpp: it includes torch: write a target of kind "extension"' in said
 
 
+def test_a_guess_is_called_one_and_the_folder_of_another_tool_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "proj", {"k.cu": "__global__ void k() {}\n", "build/CMakeCache.txt": ""})
+    assert made(folder, "--arch", "sm_90a")["project"] == {"name": "proj", "build_dir": "build-buildd"}
+    assert "are a guess" not in capsys.readouterr().out and "guess" not in (folder / "buildd.toml").read_text()
+    (folder / "buildd.toml").unlink()
+    assert made(folder, "--arch", "gfx90a")["target"]["proj"]["arch"] == ["sm_80"]
+    assert "are a guess" in capsys.readouterr().out and "# a guess" in (folder / "buildd.toml").read_text()
+
+
 @pytest.mark.cuda
 def test_what_it_writes_builds(tmp_path: Path) -> None:
     if shutil.which("g++") is None:

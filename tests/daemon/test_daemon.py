@@ -156,6 +156,7 @@ ANEW = """
 import os, sys
 from buildd.daemon import daemon, idle
 idle.IDLE_CAP_BYTES, idle.REST_AFTER_S, become = 1, 0.05, os.execv
+idle.RESTART_AFTER_S = 0.2
 os.execv = lambda program, arguments: become(sys.argv[1], arguments)
 daemon.serve()
 """
@@ -203,6 +204,7 @@ import os
 from buildd.daemon import daemon, idle
 from buildd.processes.runner import Runner
 idle.IDLE_CAP_BYTES, idle.REST_AFTER_S, looks = 1, 0.05, []
+idle.RESTART_AFTER_S = 0.2
 Runner.warm_s = lambda runner: looks.append(0) or (0.1 if len(looks) < 3 else 0.0)
 os.execv = lambda program, arguments: print(f"{len(looks)} looks", flush=True) or os._exit(0)
 daemon.serve()

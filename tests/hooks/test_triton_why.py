@@ -196,6 +196,13 @@ def test_each_part_of_a_graphs_key_has_its_words(number: int, line: str, said: l
     assert inductor_why.reasons(inductor_why.facts_of(changed), [far, facts, far]) == said
 
 
+def test_a_backward_graph_is_compared_with_backward_graphs() -> None:
+    forward, backward = (inductor_why.facts_of([*LINES, f"[{n}] is_backward: {n}"]) for n in (False, True))
+    assert inductor_why.reasons(backward, [forward]) == ["no backward graph was compiled here before"]
+    other = inductor_why.facts_of([*LINES, "[True] is_backward: True", "[x] inductor_config[x]: 1"])
+    assert inductor_why.reasons(other, [backward, forward]) == ["option x: new"]
+
+
 def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> None:
     store = tmp_path / "store"
     inductor_why.note("k", LINES, triton_why, str(store))
@@ -207,13 +214,16 @@ def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> Non
                 f"k{number}", [*LINES, f"[{number}] inductor_config[x]: {number}"], triton_why, str(store)
             )
     found = noted(store)
-    assert [one.reasons for one in found[:2]] == [["no graph was compiled here before"], ["option x: 0 before, 1 now"]]
+    assert [one.reasons for one in found[:2]] == [
+        ["no forward graph was compiled here before"],
+        ["option x: 0 before, 1 now"],
+    ]
     assert len(found) == 12
     place = store / triton_why.FOLDER / inductor_why.PLACE
     for damage in (b"", b'[1, {"key": "k"}]', b"{}"):
         place.write_bytes(damage)
         inductor_why.note("k99", LINES, triton_why, str(store))
-        assert noted(store)[-1].reasons == ["no graph was compiled here before"]
+        assert noted(store)[-1].reasons == ["no forward graph was compiled here before"]
 
 
 # ---------------------------------------------------------------- a program

@@ -16,7 +16,7 @@ def test_each_reason_has_its_kind() -> None:
         "command: added -O3": MissKind.COMMAND,
         "tool nvcc: content changed": MissKind.TOOL,
         "locale: C -> C.UTF-8": MissKind.LOCALE,
-        "folder /a: its path can reach the result, and is now /b": MissKind.FOLDER,
+        "folder /a: the result may contain its path, which is now /b": MissKind.FOLDER,
         "asked to run again": MissKind.ASKED,
         "its result was evicted": MissKind.NOT_STORED,
     }

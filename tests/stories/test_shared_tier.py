@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.serving import short_folder
+from tests.support.tier_users import Machines, machines_at, until_written
 from tests.support.tiers import HttpCache, http_cache
-from tests.support.user import User
-
-Machines = Callable[..., User]
-_DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -25,35 +19,8 @@ def cache() -> Iterator[HttpCache]:
 
 @pytest.fixture
 def machines(cache: HttpCache) -> Iterator[Machines]:
-    """Makes users of the tier; the first one writes, and the others trust the first one's key."""
-    made: list[User] = []
-    with short_folder() as folder:
-
-        def work(**more: str) -> User:
-            place = Path(folder) / str(len(made))
-            place.mkdir()
-            path = f"{os.environ['PATH']}:/usr/bin:/bin"
-            user = User(place, {"BUILDD_TIER": cache.url, "PATH": path, **more})
-            if made:
-                _, key = made[0].buildd("cache", "key")
-                assert user.buildd("cache", "trust", key.strip(), "first")[0] == 0
-            else:
-                user.buildd("cache", "key")
-            made.append(user)
-            return user
-
-        try:
-            yield work
-        finally:
-            for user in made:
-                user.end()
-
-
-def until_written(cache: HttpCache, records: int) -> None:
-    until = time.monotonic() + _DEADLINE_S
-    while len(cache.records()) < records:
-        assert time.monotonic() < until, f"{len(cache.records())} records"
-        time.sleep(0.05)
+    with machines_at(cache) as made:
+        yield made
 
 
 def test_compilers_below_run_hit_in_the_tier(tmp_path: Path, cache: HttpCache, machines: Machines) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import msgspec
 
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
-from codegen.plan import Discovery, Knowledge, Plan
+from codegen.plan import Discovery, Knowledge, Place, Plan, Ref, Tool, ToolFile
 from protocol import messages as m
 from tests.support.paths import FAKES, ROOT
 from tests.support.scheduler_harness import fake_plan
@@ -22,11 +24,13 @@ def fake_cluster(folder: Path, *, fault: str = "", **nodes: int) -> RayEngine:
     return RayEngine(fake_settings(folder, fault=fault, **nodes), environ())
 
 
-def fake_settings(folder: Path, *, fault: str = "", **nodes: int) -> RaySettings:
+def fake_settings(folder: Path, *, fault: str = "", hidden: Path | None = None, **nodes: int) -> RaySettings:
+    """`hidden`: a folder that is empty for the nodes."""
     python = folder / "fake-python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES}/fake-ray-bridge" "$@"\n')
     python.chmod(0o700)
-    return RaySettings(json.dumps({"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault}), str(python))
+    plan = {"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault, "hidden": str(hidden or "")}
+    return RaySettings(json.dumps(plan), str(python))
 
 
 def environ() -> dict[str, str]:
@@ -47,3 +51,31 @@ def travelling_plan(request: m.Request, knowledge: Knowledge) -> Plan:
         for action in plan.actions
     )
     return msgspec.structs.replace(plan, actions=actions)
+
+
+def gcc_plan(request: m.Request, knowledge: Knowledge, *options: str) -> Plan:
+    """The compiles of `travelling_plan` with gcc, for C, and no link."""
+    plan = travelling_plan(request, knowledge)
+    actions = tuple(
+        msgspec.structs.replace(
+            action,
+            argv=("gcc", *options, "-x", "c", "-c", action.inputs[0], "-o", Ref(place=Place.OUTPUT, name="o")),
+            environment=(("PATH", "/usr/bin:/bin"),),
+            path_sensitive="-g" in options,
+        )
+        for action in plan.actions
+        if action.discovery is Discovery.GCC
+    )
+    tool = Tool(
+        name="fake",
+        files=(ToolFile(role="driver", path=gcc_program("gcc")), ToolFile(role="cc1", path=gcc_program("cc1"))),
+    )
+    return msgspec.structs.replace(plan, actions=actions, tools=(tool,), artifacts=())
+
+
+def gcc_program(name: str) -> str:
+    """The path of gcc, or of a program that it calls."""
+    if name == "gcc":
+        return str(shutil.which(name))
+    asked = subprocess.run(["gcc", f"-print-prog-name={name}"], capture_output=True, text=True, check=True)
+    return asked.stdout.strip()

@@ -55,17 +55,16 @@ class Build:
         return self.workspace.project / "build/t/obj/src/k.cu.o"
 
 
-def plain(workspace: Workspace, made: Path) -> subprocess.CompletedProcess[str]:
-    """What nvcc itself makes of the project's first source."""
+def plain(workspace: Workspace, made: Path, name: str = "") -> subprocess.CompletedProcess[str]:
+    """What nvcc itself makes of the project's first source, or of the one with an action of this name."""
     plan = plan_for(request_for(workspace.project))
-    launch = launch_of(
-        plan.actions[0], plan.tools[0], project=str(workspace.project), private=str(made.parent), where=str
-    )
+    action = next(each for each in plan.actions if name in ("", each.name))
+    launch = launch_of(action, plan.tools[0], project=str(workspace.project), private=str(made.parent), where=str)
     shutil.rmtree(made.parent, ignore_errors=True)
     made.parent.mkdir()
     done = subprocess.run(
         launch.argv, cwd=launch.cwd, env=dict(launch.environment), capture_output=True, text=True, check=False
     )
     if done.returncode == 0:
-        (made.parent / "k.cu.o").rename(made)
+        (made.parent / action.outputs[0].path.rpartition("/")[2]).rename(made)
     return done

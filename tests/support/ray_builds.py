@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +77,12 @@ def stop_worker(cluster: RayCluster, engine: RayEngine) -> None:
         each.suspend()
 
 
+def stop_tools(cluster: RayCluster, engine: RayEngine) -> None:
+    """Stop the tools of a node; its workers go on."""
+    for each in _tools(cluster):
+        each.suspend()
+
+
 def freeze_node(cluster: RayCluster, engine: RayEngine) -> None:
     """Stop all of a node's processes: its connections stay open, and nobody answers."""
     for each in cluster.nodes["beta"].below():
@@ -85,12 +90,18 @@ def freeze_node(cluster: RayCluster, engine: RayEngine) -> None:
             each.suspend()
 
 
+def cut_link(cluster: RayCluster, engine: RayEngine) -> None:
+    assert cluster.network is not None
+    cluster.network.cut()
+
+
 def _workers(cluster: RayCluster) -> list[psutil.Process]:
     """The processes of a node that have a tool below them."""
-    found = [
-        each.parent() for each in cluster.nodes["beta"].below() if any("fake-cc" in word for word in each.cmdline())
-    ]
-    return [each for each in found if each is not None]
+    return [each for each in (tool.parent() for tool in _tools(cluster)) if each is not None]
+
+
+def _tools(cluster: RayCluster) -> list[psutil.Process]:
+    return [each for each in cluster.nodes["beta"].below() if any("fake-cc" in word for word in each.cmdline())]
 
 
 FAULTS: dict[str, Callable[[RayCluster, RayEngine], None]] = {
@@ -102,10 +113,19 @@ FAULTS: dict[str, Callable[[RayCluster, RayEngine], None]] = {
     "head killed": kill_head,
 }
 
+LINK_FAULTS = {"link cut": cut_link}
+"""Faults of a cluster with a network of its own."""
 
-def build_under(fault: str, cluster: RayCluster, workspace: Workspace) -> Met:
-    """Build, and let the fault happen once all slots here and there are taken."""
-    engine = RayEngine(RaySettings(cluster.address, sys.executable), environ())
+
+def build_under(
+    fault: str, cluster: RayCluster, workspace: Workspace, *, after: Callable[[], None] = lambda: None
+) -> Met:
+    """Build, and let the fault happen once all slots here and there are taken.
+
+    Args:
+        after: called once the fault was noticed.
+    """
+    engine = RayEngine(RaySettings(cluster.address, cluster.python), environ())
 
     async def run() -> Met:
         async with Harness(workspace, cluster=engine) as harness:
@@ -114,10 +134,11 @@ def build_under(fault: str, cluster: RayCluster, workspace: Workspace) -> Met:
             log = harness.submit(workspace.request())
             ran = workspace.project / "ran"
             await until_async(lambda: ran.exists() and len(ran.read_text().splitlines()) >= 5, "all run", DEADLINE_S)
-            await asyncio.to_thread(FAULTS[fault], cluster, engine)
+            await asyncio.to_thread({**FAULTS, **LINK_FAULTS}[fault], cluster, engine)
             began_s = time.monotonic()
             await until_async(lambda: engine.losses, "the fault is noticed", DEADLINE_S)
             noticed_s = time.monotonic() - began_s
+            await asyncio.to_thread(after)
             workspace.write("gate", "")
             story = await harness.finish(log)
             begun = ran.read_text().splitlines()

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from buildd.cluster.bridge import TUNING
+from tests.support.node_network import FAR_IP, NEAR_IP, NodeNetwork
 
 DEADLINE_S = 120.0
 
@@ -61,27 +62,64 @@ class RayNode:
 
 
 class RayCluster:
-    """A cluster. Ends with `close`."""
+    """A cluster. Ends with `close`.
 
-    def __init__(self) -> None:
+    Args:
+        network: its head is on the near host of it. None: all is on this machine's own loopback.
+    """
+
+    def __init__(self, network: NodeNetwork | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long paths
         self.port = _free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.network = network
+        self.address = f"{NEAR_IP if network else '127.0.0.1'}:{self.port}"
+        self.python = str(network.python(self.folder)) if network else sys.executable
+        """The Python of bridges."""
         self.nodes: dict[str, RayNode] = {}
         self._start(
             "head",
             ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"],
+            prefix=self._host(far=False),
         )
 
-    def add(self, name: str, cpus: int = 2, *, environ: dict[str, str] | None = None) -> RayNode:
-        """Start a worker node, and wait until it serves."""
-        return self._start(name, [f"--address={self.address}", f"--num-cpus={cpus}"], environ)
+    def add(
+        self,
+        name: str,
+        cpus: int = 2,
+        *,
+        environ: dict[str, str] | None = None,
+        hidden: Path | None = None,
+        far: bool = False,
+    ) -> RayNode:
+        """Start a worker node, and wait until it serves. For it, the folder `hidden` is empty.
 
-    def _start(self, name: str, options: list[str], environ: dict[str, str] | None = None) -> RayNode:
+        Args:
+            far: it is on the far host of the network.
+        """
+        # With a user namespace also root has one here: such a node allows what any user's node allows.
+        prefix = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)] if hidden else []
+        options = [f"--address={self.address}", f"--num-cpus={cpus}"]
+        return self._start(name, options, environ, [*self._host(far=far), *prefix], far=far)
+
+    def _host(self, *, far: bool) -> list[str]:
+        return [] if self.network is None else self.network.inside(self.network.far if far else self.network.near)
+
+    def _start(
+        self,
+        name: str,
+        options: list[str],
+        environ: dict[str, str] | None = None,
+        prefix: list[str] | None = None,
+        *,
+        far: bool = False,
+    ) -> RayNode:
+        if self.network is not None:
+            options = [f"--node-ip-address={FAR_IP if far else NEAR_IP}", *options]
         log = self.folder / f"{name}.start"
         with open(log, "wb") as said:
             process = subprocess.Popen(
                 [
+                    *(prefix or ()),
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
                     *("--object-store-memory=80000000", f"--node-name={name}", *options),
                 ],

@@ -48,7 +48,7 @@ ROOMS = (
         "buildd.web",
     ),
     *("buildd.daemon", "buildd.commands", "buildd.cli_client", "buildd.cli_server", "buildd.cli"),
-    *("buildd.__main__", "buildd.jax_plugin", "buildd.loader", "buildd.torch_backend"),
+    *("buildd.__main__", "buildd.ccache_storage", "buildd.jax_plugin", "buildd.loader", "buildd.torch_backend"),
 )
 """From the ground up. What stands below `buildd.commands` are the doors: nothing imports them."""
 SEVERAL = {"buildd": "buildd.identity", "codegen": "codegen.plan"}

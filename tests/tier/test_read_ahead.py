@@ -266,7 +266,7 @@ def test_a_push_leaves_a_trail_in_the_order_of_the_build_and_readers_follow_it(
     (home / ".config/buildd/signing.key").chmod(0o600)
     environ = {"HOME": str(home), "BUILDD_TIER": cache.url, "BUILDD_TIER_WRITE": "1"}
     with Store.open(first.store) as store:
-        assert push(store, environ).written == 8
+        assert push(store, environ).results == 8
     firsts = firsts_of(first)
     (left,) = trails(cache, set(firsts))
     assert left.firsts == firsts

@@ -64,12 +64,13 @@ def test_a_push_writes_everything_and_another_machine_hits(
 ) -> None:
     own = signing.own(environ)
     assert push({**environ, "BUILDD_TIER_WRITE": "1"}, workspace, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"written": 3, "waiting": 0, "problem": ""}
+    said = {"written": 3, "entries": 0, "profiles": 0, "waiting": 0, "problem": ""}
+    assert json.loads(capsys.readouterr().out) == said
     second = machine(tmp_path, "second")
     assert built(second, tier_at(server.url, believes=(own,))).ran() == []
     assert cache.run(["--store", str(second.store), "stats"], environ=environ) == 0
-    said = capsys.readouterr().out
-    assert "3         of all, fetched from the tier" in said and "3         hits" in said
+    shown = capsys.readouterr().out
+    assert "3         of all, fetched from the tier" in shown and "3         hits" in shown
 
 
 def test_a_push_without_the_right_to_write_says_what_to_do(

@@ -194,7 +194,7 @@ def test_a_makefile(tree: Tree) -> None:
     )
     session = tree.watch("--make", str(tree.folder))
     try:
-        assert compiled(session) == {"make"}
+        assert compiled(session) == {"project"}
         watching(session)
         tree.write("include/x.h", "#define X 2\n")
         session.until(lambda body: body["type"] == "changed" and "include/x.h" in body["paths"])
@@ -202,5 +202,10 @@ def test_a_makefile(tree: Tree) -> None:
         tree.write("src/b.c", "int b = y;\n")
         failed = session.until(lambda body: body["type"] == "failed")
         assert failed["diagnostics"][0]["file"] == "src/b.c"
+        session.until(lambda body: body["type"] == "done" and body["outcome"] == "failed")
     finally:
         session.end()
+    # Each run that called a compiler is in the log, under the tree's folder.
+    (status, said) = tree.user.buildd("explain", "--last", "-C", str(tree.folder))
+    assert status == 0 and "failed" in said and "run -- make" in said, said
+    assert "input src/b.c: content changed" in said

@@ -121,12 +121,12 @@ def test_the_queue_of_a_gpu_is_shown_with_everybody_in_it() -> None:
 def test_the_nodes_of_a_cluster_are_shown() -> None:
     nodes = (NodeStatus(name="beta", cpus=8, jobs=3), NodeStatus(name="gamma", cpus=8, avoided=True))
     cluster = ClusterStatus(
-        address="head:1", nodes=nodes, done=12, losses=2, waiting=1, problem="gamma: x.h is another"
+        address="head:1", nodes=nodes, done=12, losses=2, second_starts=1, waiting=1, problem="gamma: x.h is another"
     )
     assert status_lines(msgspec.structs.replace(status(), cluster=cluster))[2:] == [
-        "cluster  Ray at head:1: 2 nodes with 16 CPUs; 12 jobs came back, 2 lost",
+        "cluster  Ray at head:1: 2 nodes with 16 CPUs; 12 jobs came back, 2 lost, 1 begun on a second node",
         "  beta: 3 of 8",
-        "  gamma: 0 of 8, has other files: gets nothing for a while",
+        "  gamma: 0 of 8, cannot be given the right files: gets nothing for a while",
         "  1 job on the way to a node",
         "  last problem: gamma: x.h is another",
     ]

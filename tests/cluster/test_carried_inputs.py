@@ -1,0 +1,147 @@
+"""Builds on nodes that do not see the project: its files are carried there, and results stay those of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildd.cluster.ray_engine import RayEngine
+from codegen.generate import make_plan
+from protocol import messages as m
+from tests.support import objects
+from tests.support.clusters import environ, fake_settings
+from tests.support.nvcc_project import plain
+from tests.support.scheduler_harness import Harness, Workspace
+from tests.support.travelling_builds import (
+    SOURCE,
+    assert_built_once,
+    built_objects,
+    built_with,
+    c_project,
+    connected,
+    differences_from_nvcc,
+    needs_namespaces,
+    nodes_of,
+    nvcc_project,
+    project,
+)
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[Path]:
+    """The folder in which nodes on this machine keep files; empty at first."""
+    needs_namespaces()
+    folder = Path(f"/tmp/buildd-inputs-{os.getuid()}")
+    shutil.rmtree(folder, ignore_errors=True)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return project(tmp_path)
+
+
+def test_a_node_that_sees_no_file_of_the_project_builds_it(workspace: Workspace, alone: bytes) -> None:
+    story, engine = built_with(workspace, fake_settings(workspace.folder, hidden=workspace.project))
+    assert_built_once(story, workspace, alone)
+    assert any(nodes_of(story).values()) and not engine.losses and not story.of(m.Notice)
+    assert workspace.build().done.hits == 4, "results of nodes are stored"
+    workspace.write("include/x.h", "y\n")
+    assert len(workspace.build().ran()) == 4, "headers that were read there are known"
+
+
+@pytest.mark.parametrize("hidden", ["the folder above the project", "nothing, but a header is another one"])
+def test_gcc_makes_the_same_object_there(tmp_path: Path, hidden: str) -> None:
+    workspace = c_project(tmp_path / "held", "-g3", "-O1")
+    assert workspace.build(store=str(tmp_path / "other")).done.outcome is m.Outcome.BUILT
+    here = built_objects(workspace)
+    shutil.rmtree(workspace.project / "build")
+    place = workspace.folder if hidden.startswith("the folder") else None
+    settings = fake_settings(tmp_path, hidden=place or workspace.project / "other")
+    story, engine = built_with(workspace, settings)
+    assert story.done.outcome is m.Outcome.BUILT and built_objects(workspace) == here
+    assert any(nodes_of(story).values()) or not place, engine.problem
+    assert not engine.losses and workspace.build().done.hits == 3
+    if not place:  # what differs there is a header: the first jobs are lost, the next ones carry it
+        for name in "abc":
+            workspace.write(f"src/{name}.cu", SOURCE.replace("NAME", f"{name}{name}"))
+        assert built_with(workspace, settings)[0].done.outcome is m.Outcome.BUILT
+
+
+@pytest.mark.cuda
+def test_nvcc_makes_the_same_object_there(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, make=make_plan, cpus=1)
+    text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\ninclude = ["include"]\n'
+    workspace.write("buildd.toml", f'{text}arch = ["sm_80"]\noutput = "object"\n')
+    workspace.write("include/h.h", "#define HOST 4\n")
+    workspace.write("include/d.h", "static __device__ int d() { return __LINE__; }\n")
+    for name in ("first", "second"):
+        body = f"__global__ void k_{name}(int *p) {{\n#ifdef __CUDA_ARCH__\n*p = d();\n#endif\n}}\n"
+        top = '#ifdef __CUDA_ARCH__\n#include "d.h"\n#else\n#include "h.h"\n#endif\n'
+        workspace.write(f"src/{name}.cu", f'{top}{body}extern "C" const char *{name}() {{ return __FILE__; }}\n')
+    settings = fake_settings(tmp_path, hidden=workspace.project)
+    story, engine = built_with(workspace, settings, environment=dict(os.environ))
+    assert story.done.outcome is m.Outcome.BUILT, story
+    away = [action for action, node in nodes_of(story).items() if node]
+    assert away and not engine.losses, engine.problem
+    names = objects.Names(("first", "second"))
+    for action in away:
+        plain(workspace, tmp_path / "plain/k.o", action)
+        made = workspace.project / f"build/t/obj/src/{action.rpartition('/')[2]}"
+        found = objects.described(made, names=names), objects.described(tmp_path / "plain/k.o", names=names)
+        assert not objects.differences(*found)
+
+
+def test_what_a_node_has_kept_is_not_sent_again(workspace: Workspace, kept: Path) -> None:
+    engine = RayEngine(fake_settings(workspace.folder, hidden=workspace.project), environ())
+    sent: list[int] = []
+
+    async def run() -> None:
+        async with Harness(workspace, cluster=engine) as harness:
+            await connected(engine)
+            for text in ("a", "b"):
+                for name in "abc":
+                    workspace.write(f"src/{name}.cu", f'#include "x.h"\n//! line says {name}\n{name}{text}\n')
+                # Another store each time: it has learned nothing of these quick jobs.
+                request = workspace.request(store=str(workspace.folder / text))
+                assert (await harness.build(request)).done.outcome is m.Outcome.BUILT
+                sent.append(len(list(kept.iterdir())))
+
+    asyncio.run(run())
+    assert 2 <= sent[0] <= 4 and sent[0] < sent[1] <= sent[0] + 3, "the header is there once"
+
+
+def test_a_damaged_file_on_a_node_spoils_no_result(workspace: Workspace, kept: Path, alone: bytes) -> None:
+    settings = fake_settings(workspace.folder, hidden=workspace.project)
+    built_with(workspace, settings)
+    for each in kept.iterdir():
+        each.chmod(0o600)
+        each.write_bytes(each.read_bytes() + b"damage\n")
+    story, engine = built_with(workspace, settings, store=str(workspace.folder / "second"))
+    assert workspace.library == alone and story.done.outcome is m.Outcome.BUILT
+    assert not any(nodes_of(story).values()) and "is another file" in engine.problem
+    story, engine = built_with(workspace, settings, store=str(workspace.folder / "third"))
+    assert any(nodes_of(story).values()) and workspace.library == alone, "what was damaged is gone"
+
+
+def test_where_nodes_allow_no_mounts_the_jobs_stay_here(workspace: Workspace, alone: bytes) -> None:
+    settings = fake_settings(workspace.folder, hidden=workspace.project, fault="closed")
+    story, engine = built_with(workspace, settings)
+    assert_built_once(story, workspace, alone)
+    assert not any(nodes_of(story).values()) and "the node allows no namespaces for mounts" in engine.problem
+
+
+@pytest.mark.cuda
+def test_steps_of_one_compile_go_to_nodes(tmp_path: Path) -> None:
+    workspace = nvcc_project(tmp_path / "held")
+    settings = fake_settings(tmp_path, hidden=workspace.folder)
+    story, engine = built_with(workspace, settings, environment=dict(os.environ))
+    assert story.done.outcome is m.Outcome.BUILT, story
+    assert engine.done and not engine.losses, engine.problem
+    assert not differences_from_nvcc(workspace, tmp_path / "plain/k.o")

@@ -1,0 +1,62 @@
+"""Two hosts on this machine with a link between them that can be cut: network namespaces. Only root can make them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NEAR_IP, FAR_IP = "10.77.0.1", "10.77.0.2"
+
+
+class NodeNetwork:
+    """A near host, where daemons and the head are, and a far one. Ends with `close`."""
+
+    def __init__(self) -> None:
+        self.near, self.far = f"buildd-{os.getpid()}-near", f"buildd-{os.getpid()}-far"
+        for name in (self.near, self.far):
+            _ip("netns", "add", name)
+        _ip("link", "add", "near", "netns", self.near, "type", "veth", "peer", "name", "far", "netns", self.far)
+        for name, link, address in ((self.near, "near", NEAR_IP), (self.far, "far", FAR_IP)):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            for each in (link, "lo"):
+                _ip("-n", name, "link", "set", each, "up")
+
+    def inside(self, name: str) -> list[str]:
+        """The beginning of a command that runs on one of the hosts."""
+        return ["ip", "netns", "exec", name]
+
+    def python(self, folder: Path) -> Path:
+        """A Python that runs on the near host."""
+        script = folder / "near-python"
+        script.write_text(f'#!/bin/sh\nexec ip netns exec {self.near} "{sys.executable}" "$@"\n')
+        script.chmod(0o700)
+        return script
+
+    def cut(self) -> None:
+        """Nothing arrives any more, and nobody is told."""
+        _ip("-n", self.far, "link", "set", "far", "down")
+
+    def heal(self) -> None:
+        _ip("-n", self.far, "link", "set", "far", "up")
+
+    def close(self) -> None:
+        for name in (self.near, self.far):
+            _ip("netns", "del", name)
+
+
+def needs_root() -> None:
+    """Skip the test where no network namespace can be made."""
+    if os.getuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("only root can make network namespaces, with iproute2")
+    if subprocess.run(["ip", "netns", "add", "buildd-try"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no network namespaces")
+    _ip("netns", "del", "buildd-try")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
