@@ -19,7 +19,7 @@ import ctypes
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,21 +150,24 @@ def load_model(path: str | os.PathLike[str], constants: Mapping[str, Any] | None
     return Model(library, symbol, described, constants or {})
 
 
-def load_jax(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = False) -> JaxProgram:
+def load_jax(
+    path: str | os.PathLike[str], *, device: Any = None, devices: Sequence[Any] | None = None, untuned: bool = False
+) -> JaxProgram:
     """Load a function that kind `jax` compiled: native code, so load only packages that you trust.
 
     Args:
         device: one of jax.devices(); by default the first one of the package's platform.
+        devices: those of the mesh, if the package was compiled for one; by default the first ones.
         untuned: load it although XLA had no timings of such a GPU: it may run several times slower.
 
     Raises:
         OSError: the file cannot be read.
-        buildd.runtime.jax_program.PackageError: the package is damaged, untuned, or for another jaxlib, GPU or
-            processor.
+        buildd.runtime.jax_program.PackageError: the package is damaged, untuned, or for another jaxlib, GPU,
+            processor or number of devices.
     """
     from buildd.runtime import jax_program
 
-    return jax_program.load(path, device=device, untuned=untuned)
+    return jax_program.load(path, device=device, devices=devices, untuned=untuned)
 
 
 def _opened(path: str | os.PathLike[str], name: str) -> tuple[ctypes.CDLL, str, dict[str, Any]]:

@@ -128,14 +128,17 @@ def _parser() -> Any:
     )
     export.add_argument("--oci", action="store_true", help="write an OCI image layout: FILE is a folder")
     export.add_argument("--all", action="store_true", help="export every result, and Triton's kernels")
+    export.add_argument("--xla", action="store_true", help="write XLA's timings of a GPU, for `autotune` of kind jax")
+    export.add_argument("--gpu", metavar="NAME", default="", help="with --xla: the GPU's name, or a part of it")
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
     export.add_argument("-f", "--file", dest="project_file", metavar="FILE", default="", help="the project file")
     export.add_argument("--arch", metavar="A", action="append", default=[], help="as for `buildd warm`")
     imports = add(
-        "import", "add the results of a file or folder that `export` wrote, or the profiles of AITemplate's cuda.db"
+        "import", "add the results of a file or folder that `export` wrote, or profiles of AITemplate and XLA"
     )
     imports.add_argument("file", type=Path)
     imports.add_argument("--aitemplate", action="store_true", help="the file is AITemplate's cuda.db")
+    imports.add_argument("--xla", action="store_true", help="the file has XLA's timings: NAME.autotune of kind jax")
     asking = add("query", "print rows of the store's index; changes nothing")
     asking.add_argument(
         "asked",

@@ -27,6 +27,8 @@ def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
     from buildd.store.bundle_export import export
     from buildd.store.profile_cache import open_profiles
 
+    if options.xla:
+        return _export_timings(store, options)
     keys = None if options.all else _keys_of(options, store)
     # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
     folder = options.directory or os.getcwd()
@@ -61,9 +63,11 @@ def _keys_of(options: Namespace, store: Store) -> list[Digest]:
 
 
 def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:
-    """Take a bundle, or AITemplate's profiles, into the store; the figures, and the lines that tell them."""
+    """Take a bundle, or profiles of AITemplate or XLA, into the store; the figures, and the lines that tell them."""
     if options.aitemplate:
         return _import_profiles(store, options)
+    if options.xla:
+        return _import_timings(store, options)
     from buildd.store import oci_layout, signing
     from buildd.store.bundle_import import import_
 
@@ -96,3 +100,22 @@ def _import_profiles(store: Store, options: Namespace) -> tuple[object, list[str
     _keep_profiles(store, profiles, older=True)
     found = aitemplate_cache.figures(profiles)
     return found, [f"{found.rows} profiles imported, {found.usable} of kernels that buildd makes as well"]
+
+
+def _import_timings(store: Store, options: Namespace) -> tuple[object, list[str]]:
+    from buildd.profiling import xla_timings
+
+    rows = xla_timings.read(options.file)
+    _keep_profiles(store, rows, older=True)
+    found = xla_timings.figures(rows)
+    return found, [f"{count(found.timings, 'timing')} of {found.gpu} and jaxlib {found.jaxlib} imported"]
+
+
+def _export_timings(store: Store, options: Namespace) -> tuple[object, list[str]]:
+    from buildd.profiling import xla_timings
+    from buildd.store.profile_cache import open_profiles
+
+    folder = options.directory or os.getcwd()
+    with open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache:
+        found = xla_timings.write(cache.everything(), options.gpu, options.file)
+    return found, [f"{options.file}: {count(found.timings, 'timing')} of {found.gpu} and jaxlib {found.jaxlib}"]

@@ -31,13 +31,20 @@ GPU here, and the jaxlib of the target has to be this one. CUDA_VISIBLE_DEVICES 
     command.add_argument(
         "--python", metavar="PATH", default=sys.executable, help="the Python that has JAX (default: buildd's own)"
     )
+    command.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="describe so many GPUs, for targets with a mesh (default: 1)",
+    )
     options = command.parse_args(arguments)
     path = os.path.abspath(options.file)
     new = f"{path}.{os.getpid()}"
     environ = {**os.environ, "JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(
-            [options.python, str(FOLDER / "jax_worker.py"), "--topology", new],
+            [options.python, str(FOLDER / "jax_worker.py"), "--topology", new, str(options.devices)],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

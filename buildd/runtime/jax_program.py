@@ -11,14 +11,13 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 1
+from buildd.runtime.jax_placement import PackageError, Placement, axes_text, placement
 
-
-class PackageError(RuntimeError):
-    """A package that cannot be used here; the message says why and what to do."""
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,16 @@ class Argument:
 class JaxProgram:
     """A loaded function; see `buildd.loader.load_jax`."""
 
-    def __init__(self, jax: Any, executable: Any, device: Any, described: dict[str, Any]) -> None:
+    def __init__(self, jax: Any, executable: Any, place: Placement, described: dict[str, Any]) -> None:
         self.name: str = described["name"]
         self.arguments = tuple(Argument(a["name"], tuple(a["shape"]), a["dtype"]) for a in described["arguments"])
         self.is_tuned: bool | None = described["tuned"]
         """Whether XLA had a timing for each kernel that it tunes; None for a CPU, where it tunes none."""
         self._jax = jax
         self._executable = executable
-        self._device = device
+        self._place = place
+        self.mesh: Any = place.mesh
+        """The jax.sharding.Mesh over which arguments and results are split; None for one device."""
         self._kept: tuple[int, ...] | None = tuple(described["kept"])
         if len(self._kept) == len(self.arguments):
             self._kept = None
@@ -54,7 +55,7 @@ class JaxProgram:
         """Structure of arguments that fits -> structure of the result."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the function; returns what it returns, on the device of the package.
+        """Call the function; returns what it returns, on the devices of the package.
 
         Raises:
             ValueError: an argument is missing, or has another structure, shape or type than the function was compiled
@@ -65,24 +66,24 @@ class JaxProgram:
         if result is None:
             result = self._known[tree] = self._fitting(arguments, named)
         arrays = [
-            self._array(number, leaf) if not self._fits(leaf, kind) else leaf
+            leaf if self._fits(number, leaf, kind) else self._array(number, leaf)
             for number, (leaf, kind) in enumerate(zip(leaves, self._kinds, strict=True))
         ]
         if self._kept is not None:
             arrays = [arrays[number] for number in self._kept]
         made = self._executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
-        return self._jax.tree_util.tree_unflatten(result, [shards[0] for shards in made])
+        return self._jax.tree_util.tree_unflatten(result, self._place.joined(self._jax, made))
 
-    def _fits(self, leaf: Any, kind: tuple[tuple[int, ...], Any]) -> bool:
+    def _fits(self, number: int, leaf: Any, kind: tuple[tuple[int, ...], Any]) -> bool:
         return (
             isinstance(leaf, self._jax.Array)
             and not isinstance(leaf, self._jax.core.Tracer)
             and (leaf.shape, leaf.dtype) == kind
-            and leaf.sharding.device_set == {self._device}
+            and self._place.fits(number, leaf)
         )
 
     def _array(self, number: int, value: Any) -> Any:
-        """Return an argument as an array on the device. Raises ValueError."""
+        """Return an argument as an array at its place. Raises ValueError."""
         wanted, (shape, dtype) = self.arguments[number], self._kinds[number]
         if isinstance(value, self._jax.core.Tracer):
             raise ValueError(f"{self.name} is compiled already: call it outside of jax.jit, jax.grad and jax.vmap")
@@ -93,15 +94,17 @@ class JaxProgram:
         if (tuple(value.shape), value.dtype) != (shape, dtype):
             found = Argument(wanted.name, tuple(value.shape), str(value.dtype))
             raise ValueError(f"{self.name}: {wanted.name} has to be {wanted}, not {found}; build the target with it")
-        if isinstance(value, self._jax.Array) and value.committed and value.sharding.device_set != {self._device}:
-            places = ", ".join(sorted(map(str, value.sharding.device_set)))
-            raise ValueError(f"{self.name}: {wanted.name} is on {places}, and the function runs on {self._device}")
-        return self._jax.device_put(value, self._device)
+        if isinstance(value, self._jax.Array) and self._place.is_elsewhere(number, value):
+            raise ValueError(
+                f"{self.name}: {wanted.name} is on {_shown(value.sharding)}, and the function runs on"
+                f" {self._place.shown(number)}"
+            )
+        return self._jax.device_put(value, self._place.arguments[number])
 
     def _fitting(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the structure of the result. Raises ValueError if these arguments have another structure."""
         flat, _ = self._jax.tree_util.tree_flatten_with_path((arguments, named))
-        found = [self._place(path) for path, _ in flat]
+        found = [self._name(path) for path, _ in flat]
         wanted = [one.name for one in self.arguments]
         if found != wanted:
             missing = [f"{one.name}, {one}," for one in self.arguments if one.name not in found]
@@ -111,7 +114,7 @@ class JaxProgram:
             raise ValueError(f"{self.name}: {'; '.join(words) or 'the arguments stand in another order'}")
         return self._structure(self._result, arguments, named)
 
-    def _place(self, path: Any) -> str:
+    def _name(self, path: Any) -> str:
         first = path[1].idx if hasattr(path[1], "idx") else path[1].key
         name = f"argument {first + 1}" if isinstance(first, int) else first
         return f"{name}{self._jax.tree_util.keystr(path[2:])}"
@@ -134,7 +137,16 @@ class JaxProgram:
         return several if kind == "list" else tuple(several)
 
 
-def load(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = False) -> JaxProgram:
+def _shown(sharding: Any) -> str:
+    """Return the place of an array for people."""
+    if getattr(sharding, "spec", None) is not None:
+        return f"{sharding.spec} of {axes_text(sharding.mesh.shape.items())}"
+    return ", ".join(sorted(map(str, sharding.device_set)))
+
+
+def load(
+    path: str | os.PathLike[str], *, device: Any = None, devices: Sequence[Any] | None = None, untuned: bool = False
+) -> JaxProgram:
     """Load a package; see `buildd.loader.load_jax`."""
     executable, described = _read(os.fspath(path))
     try:
@@ -152,12 +164,8 @@ def load(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = Fa
             f"{here} is untuned: {missing} no timing, so it may run several times slower than what JAX compiles itself;"
             " name a profile with `autotune` and build it again, or load it with untuned=True"
         )
-    place = device if device is not None else _device(jax, here, described["platform"])
-    if place.device_kind != described["device_kind"]:
-        raise PackageError(
-            f"{here} was compiled for {described['device_kind']}, and {place} is {place.device_kind}: build it with the"
-            " topology of this GPU"
-        )
+    chosen = devices if devices is not None else None if device is None else (device,)
+    place = placement(jax, here, described, chosen)
     if missing_sets := _missing_instructions(described["processor"]):
         raise PackageError(
             f"{here} was compiled for a processor with {', '.join(missing_sets[:5])}, which this one has not:"
@@ -165,9 +173,11 @@ def load(path: str | os.PathLike[str], *, device: Any = None, untuned: bool = Fa
         )
     import numpy
 
-    settings = compiler.get_compile_options(1, 1, device_assignment=numpy.array([[place.id]]), backend=place.client)
+    first = place.devices[0]
+    assigned = numpy.array([[one.id for one in place.devices]])
+    settings = compiler.get_compile_options(1, len(place.devices), device_assignment=assigned, backend=first.client)
     try:
-        loaded = place.client.deserialize_executable(executable, xla_client.DeviceList((place,)), settings)
+        loaded = first.client.deserialize_executable(executable, xla_client.DeviceList(place.devices), settings)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise PackageError(f"{here} cannot be loaded: {error}; build it again") from error
     return JaxProgram(jax, loaded, place, described)
@@ -185,13 +195,6 @@ def _read(path: str) -> tuple[bytes, dict[str, Any]]:
             f"{path} was built by another version of buildd (format {described.get('format')}): build it again"
         )
     return executable, described
-
-
-def _device(jax: Any, path: str, platform: str) -> Any:
-    try:
-        return jax.local_devices(backend=platform)[0]
-    except RuntimeError as error:
-        raise PackageError(f"{path} is for {platform}, and JAX has no such device here: {error}") from error
 
 
 def _missing_instructions(described: str) -> list[str]:

@@ -55,6 +55,8 @@ class Outcome(Enum):
     """A short run was so much slower than the best that it was not measured in full."""
     IMPORTED = "imported"
     """Another program chose it; its time is not known."""
+    KEPT = "kept"
+    """Another program's own record, whose bytes are in `note`; no plan reads it."""
     REFUSED = "refused"
     """The candidate itself says that it cannot do this problem."""
     WRONG = "wrong"

@@ -317,6 +317,8 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Instead of `shape` and `dtype`: a function whose result has the shapes; JAX computes nothing of it."""
     donate: bool = False
     """The function may write its result into this argument's memory, as jax.jit's donate_argnums."""
+    sharding: tuple[str, ...] = ()
+    """For each dimension the axis of the mesh over which it is split, or "". Counts for each array of a tree."""
 
 
 class JaxTarget(Target, frozen=True, kw_only=True):
@@ -334,6 +336,11 @@ class JaxTarget(Target, frozen=True, kw_only=True):
     """Arguments by name whose values are part of the program, as jax.jit's static_argnames."""
     device: str = "cpu"
     """"cpu" or "cuda"."""
+    mesh: dict[str, int] = {}
+    """The devices that the function is spread over: names and sizes of the axes, in order. Empty for one device."""
+    shardings: str = ""
+    """A function of `source` that takes the mesh (a `jax.sharding.Mesh`) and returns (in_shardings, out_shardings), as
+    jax.jit takes them."""
     topology: str = ""
     """File of `buildd topology`, or XLA's GpuTargetConfigProto as text (.txtpb): the GPU to compile for. Without it,
     device "cuda" is the GPU of this machine."""

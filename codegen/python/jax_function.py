@@ -41,6 +41,8 @@ from codegen.variables.variable import ToolFamily
 
 WORKER = FOLDER / "jax_worker.py"
 TRACER = FOLDER / "jax_trace_worker.py"
+DEVICES_OF = FOLDER / "jax_devices.py"
+"""What both of them load."""
 ENDING = ".jax"
 PROFILE_ENDING = ".autotune"
 DEVICES = ("cpu", "cuda")
@@ -68,6 +70,9 @@ class LoweringSpec(Frozen, frozen=True):
     keyword_inputs: dict[str, ArraySpec]
     static: dict[str, OptionValue]
     device: str
+    mesh: tuple[tuple[str, int], ...]
+    """Pairs, because the order of the axes counts."""
+    shardings: str
 
 
 class CompilingSpec(Frozen, frozen=True):
@@ -159,6 +164,15 @@ def _check(context: Context, target: JaxTarget) -> None:
             _refuse(target, f"{name} has a function and a shape or dtype", "write one of both")
         if any(size < 0 for size in one.shape):
             _refuse(target, f"{name} has a size below 0", "XLA compiles for fixed sizes: write each of them")
+        for axis in filter(None, one.sharding):
+            if axis not in target.mesh:
+                axes = ", ".join(target.mesh) or "none"
+                _refuse(target, f'{name} is split over "{axis}", and the mesh has {axes}', "name it in `mesh`")
+    if target.shardings and not target.mesh:
+        _refuse(target, "shardings needs a mesh", "write mesh = { data = 4 }")
+    for axis, size in target.mesh.items():
+        if size < 1:
+            _refuse(target, f'axis "{axis}" of the mesh has {size} devices', "write a size of 1 or more")
     for name in target.static:
         if name in target.keyword_inputs:
             _refuse(target, f'"{name}" is in static and in keyword_inputs', "remove it from one of them")
@@ -199,6 +213,7 @@ def _tool(target: JaxTarget, worker: Worker, identity: JaxIdentity, gpu: JaxGpu 
         name="jax" if target.device == "cpu" else f"jax for {'this GPU' if gpu else 'GPUs'}",
         files=(
             ToolFile(role="worker", path=str(WORKER)),
+            ToolFile(role="worker's devices", path=str(DEVICES_OF)),
             *(ToolFile(role=role, path=path) for role, path in files.items()),
         ),
         facts=tuple(facts),
@@ -210,6 +225,7 @@ def _trace(context: Context, target: JaxTarget, worker: Worker, tool: Tool, *, i
     """Return the action that lowers the function, and its tool."""
     source, name = os.path.normpath(target.source), f"{target.output_name or target.name}.lowered"
     fields = {field: getattr(target, field) for field in LoweringSpec.__struct_fields__}
+    mesh = tuple(target.mesh.items())
     # The user's code may read files in its home folder.
     home = context.environment.get("HOME", "")
     environment = {**dict(worker.environment), **({"HOME": home} if home else {})}
@@ -226,7 +242,7 @@ def _trace(context: Context, target: JaxTarget, worker: Worker, tool: Tool, *, i
             *topology,
         ),
         environment=tuple(sorted(environment.items())),
-        payload=msgspec.json.encode(LoweringSpec(**{**fields, "source": source}), order="sorted"),
+        payload=msgspec.json.encode(LoweringSpec(**{**fields, "source": source, "mesh": mesh}), order="sorted"),
         inputs=(source, *topology),
         outputs=(Output(name="lowered", path=f"{context.build}/{target.name}/{name}"),),
         discovery=Discovery.REPORTED,

@@ -53,24 +53,28 @@ def lower(spec: dict[str, Any], lowered: str, depfile: str, topology: str = "") 
     """Lower the function of `spec`.
 
     Args:
-        spec: source, function, inputs, keyword_inputs, static, device.
+        spec: as `LoweringSpec` of `codegen.python.jax_function`.
         lowered: path of the result.
         depfile: path of the list of imported modules, one per line.
-        topology: file that describes the GPU; empty for the CPU, and for the GPU of this machine.
+        topology: file that describes the GPUs; empty for the CPU, and for the GPUs of this machine.
     """
     source = spec["source"]
     try:
         jax = warm_up()
         content = _content(topology) if topology else b""
-        device = _device(jax, spec, content, topology)
+        devices = _devices_of(jax, spec, content, topology)
     except _worker.Refused as error:
         raise Refused(str(error), error.where or source) from error
     before = frozenset(sys.modules)  # with the modules of JAX's plugins
     module = _load(source)
-    function, donated = _function(jax, spec, module)
+    mesh = _worker._devices.mesh_of(jax, spec["mesh"], devices) if spec["mesh"] else None
     try:
-        given, named = _given(jax, spec, module, device)
-        made = function.lower(*given, **named, **spec["static"])
+        # Inside, a PartitionSpec alone is enough for with_sharding_constraint and shard_map.
+        with jax.set_mesh(mesh) if mesh is not None else _worker._devices.kernels_for(jax, devices[0]):
+            arguments, results = _split(jax, spec, module, mesh)
+            function, donated = _function(jax, spec, module, results)
+            given, named = _given(jax, spec, module, devices[0], mesh, arguments)
+            made = function.lower(*given, **named, **spec["static"])
     except Refused:
         raise
     except (Exception, SystemExit) as error:  # the user's code, while JAX traces it
@@ -96,10 +100,15 @@ def warm_up() -> Any:
     return _worker.warm_up()
 
 
-def _device(jax: Any, spec: dict[str, Any], content: bytes, topology: str) -> Any:
+def _devices_of(jax: Any, spec: dict[str, Any], content: bytes, topology: str) -> list[Any]:
+    count = _worker._devices.size_of(spec["mesh"])
     if content:
-        return _worker.compile_only_device(content, topology)
-    return jax.local_devices(backend="cpu")[0] if spec["device"] == "cpu" else _worker._gpu()
+        found = _worker._devices.compile_only(jax, content, topology, count)
+    elif spec["device"] == "cpu":
+        found = _worker._devices.processors(jax, count)
+    else:
+        found = _worker._devices.gpus(jax, count)
+    return list(found)
 
 
 def _load(source: str) -> types.ModuleType:
@@ -132,8 +141,8 @@ def _named(module: types.ModuleType, name: str, source: str) -> Any:
     return value
 
 
-def _function(jax: Any, spec: dict[str, Any], module: types.ModuleType) -> tuple[Any, bool]:
-    """Return the function as JAX compiles it, and whether it gives arguments away."""
+def _function(jax: Any, spec: dict[str, Any], module: types.ModuleType, results: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the function as JAX compiles it, and whether it gives arguments away. `results` has its out_shardings."""
     name, source = spec["function"], spec["source"]
     value = _named(module, name, source)
     places = [place for place, one in enumerate(spec["inputs"]) if one.get("donate")]
@@ -141,21 +150,74 @@ def _function(jax: Any, spec: dict[str, Any], module: types.ModuleType) -> tuple
     if hasattr(value, "lower") and hasattr(value, "trace"):
         if places or names:
             raise Refused(f"{name} is compiled by jax.jit already: write donate_argnums there, not `donate`", source)
+        if results:
+            raise Refused(f"{name} is compiled by jax.jit already: its out_shardings have to stand there", source)
         return value, False
     return jax.jit(
-        value, static_argnames=tuple(spec["static"]), donate_argnums=tuple(places), donate_argnames=tuple(names)
+        value,
+        static_argnames=tuple(spec["static"]),
+        donate_argnums=tuple(places),
+        donate_argnames=tuple(names),
+        **results,
     ), bool(places or names)
 
 
-def _given(jax: Any, spec: dict[str, Any], module: types.ModuleType, device: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the shapes of the arguments, by position and by name."""
-    here = jax.sharding.SingleDeviceSharding(device)
+def _split(jax: Any, spec: dict[str, Any], module: types.ModuleType, mesh: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return in_shardings, one for each argument by position, and out_shardings as jax.jit takes them."""
+    name, source = spec["shardings"], spec["source"]
+    if not name:
+        return [None] * len(spec["inputs"]), {}
+    found = _named(module, name, source)(mesh)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], tuple | list):
+        raise Refused(f"{name}() has to return (in_shardings, out_shardings), as jax.jit takes them", source)
+    arguments, results = list(found[0]), found[1]
+    if len(arguments) != len(spec["inputs"]):
+        raise Refused(f"{name}() has {len(arguments)} in_shardings, and there are {len(spec['inputs'])} inputs", source)
+    if results is None:
+        return arguments, {}
+    placed = jax.tree_util.tree_map(lambda one: _sharding(jax, one, mesh), results, is_leaf=_is_spec)
+    return arguments, {"out_shardings": placed}
+
+
+def _is_spec(value: Any) -> bool:
+    return value is None or type(value).__name__ == "PartitionSpec"
+
+
+def _sharding(jax: Any, value: Any, mesh: Any) -> Any:
+    """Return a PartitionSpec as a sharding of the mesh; a sharding and None stay as they are."""
+    is_spec = isinstance(value, jax.sharding.PartitionSpec)
+    return jax.sharding.NamedSharding(mesh, value) if is_spec else value
+
+
+def _given(
+    jax: Any, spec: dict[str, Any], module: types.ModuleType, device: Any, mesh: Any, arguments: list[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the shapes of the arguments with their places, by position and by name."""
+
+    def shapes(one: dict[str, Any], given: Any) -> Any:
+        here: Any = jax.sharding.SingleDeviceSharding(device)
+        if mesh is not None:
+            parts = (part or None for part in one.get("sharding", ()))
+            here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+        tree = _shapes(jax, spec, one, module)
+        places = [here] * len(jax.tree_util.tree_leaves(tree))
+        if given is not None:
+            spread = broadcast_prefix(given, tree, is_leaf=_is_spec)
+            places = [here if place is None else _sharding(jax, place, mesh) for place in spread]
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        return structure.unflatten(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+            for leaf, place in zip(leaves, places, strict=True)
+        )
+
+    from jax._src.tree_util import broadcast_prefix
+
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        given = [_shapes(jax, spec, one, module, here) for one in spec["inputs"]]
-        return given, {name: _shapes(jax, spec, one, module, here) for name, one in spec["keyword_inputs"].items()}
+        given = [shapes(one, place) for one, place in zip(spec["inputs"], arguments, strict=True)]
+        return given, {name: shapes(one, None) for name, one in spec["keyword_inputs"].items()}
 
 
-def _shapes(jax: Any, spec: dict[str, Any], one: dict[str, Any], module: types.ModuleType, here: Any) -> Any:
+def _shapes(jax: Any, spec: dict[str, Any], one: dict[str, Any], module: types.ModuleType) -> Any:
     source = spec["source"]
     if one.get("function"):
         function = _named(module, one["function"], source)
@@ -173,7 +235,7 @@ def _shapes(jax: Any, spec: dict[str, Any], one: dict[str, Any], module: types.M
         if jax.dtypes.canonicalize_dtype(kind) != kind:
             raise Refused(f"{wanted} needs 64 bits, which are off in JAX: set JAX_ENABLE_X64=1", source)
         tree = jax.ShapeDtypeStruct(tuple(one.get("shape", ())), kind)
-    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree)
+    return tree
 
 
 # ---------------------------------------------------------------- the description
@@ -194,15 +256,25 @@ def _described(jax: Any, spec: dict[str, Any], made: Any, given: list[Any], name
         **dict(enumerate(children[0].children())),
         **dict(zip(sorted(named), children[1].children(), strict=True)),
     }
-    kept = made._lowering.compile_args["kept_var_idx"]
+    lowering = made._lowering.compile_args
+    results = jax.tree_util.tree_leaves(made.out_info)
     return {
         "format": _worker.FORMAT,
         "name": spec["function"],
         "platform": spec["device"],
         "arguments": [
-            {"name": _place(jax, path), "shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in leaves
+            {
+                "name": _place(jax, path),
+                "shape": list(leaf.shape),
+                "dtype": str(leaf.dtype),
+                "split": _worker._devices.written(leaf.sharding.spec) if spec["mesh"] else [],
+            }
+            for path, leaf in leaves
         ],
-        "kept": sorted(kept),
+        "mesh": spec["mesh"],
+        "results": [list(one.shape) for one in results],
+        "free": ["Unspecified" in type(one).__name__ for one in lowering["out_shardings"]],
+        "kept": sorted(lowering["kept_var_idx"]),
         "static": spec["static"],
         "result": _structure(made.out_tree, inputs, spec),
     }
@@ -250,8 +322,13 @@ def _check_effects(made: Any, spec: dict[str, Any]) -> None:
             f"{spec['function']} has constants outside of its program: leave jax_use_simplified_jaxpr_constants off",
             spec["source"],
         )
-    if arguments["num_devices"] != 1:
-        raise Refused(f"{spec['function']} is spread over several devices: kind jax takes one", spec["source"])
+    count = _worker._devices.size_of(spec["mesh"])
+    if arguments["num_devices"] != count:
+        raise Refused(
+            f"{spec['function']} is spread over {arguments['num_devices']} devices, and the target's mesh has {count}:"
+            " write `mesh`, and take the mesh that `shardings` gets",
+            spec["source"],
+        )
 
 
 def _without_places(module: Any) -> Any:

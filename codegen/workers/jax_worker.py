@@ -7,7 +7,7 @@ and its description; nothing in it is a pickle.
 
     python jax_worker.py --identify
     python jax_worker.py --identify-gpu
-    python jax_worker.py --topology FILE
+    python jax_worker.py --topology FILE COUNT
     python jax_worker.py LOWERED PACKAGE [PROFILE | --collect PROFILE] < spec.json
 """
 
@@ -22,17 +22,19 @@ if __name__ == "__main__":
 import base64
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import re
+import types
 import warnings
 import zipfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.dont_write_bytecode = True
 
-FORMAT = 1
+FORMAT = 2
 """Of topology files, lowered functions and packages."""
 _CODE = re.compile(r"\.so(\.\d+)*$")
 _PLUGINS = re.compile(r"(jax_cuda|jax_rocm)\w*$|jax_plugins$")
@@ -41,15 +43,25 @@ _PARTNERS = ("ml_dtypes", "numpy", "opt_einsum", "scipy", "flatbuffers")
 _REQUIRE = "xla_gpu_require_complete_aot_autotune_results"
 _LEVEL = "xla_gpu_autotune_level"
 _PROFILE_FOLDER = "xla_gpu_per_fusion_autotune_cache_dir"
+_ABOUT = "about.json"
+"""The part of a file of timings that says where they were made; the others are XLA's."""
 _UNTUNED = re.compile(r"Failed to get configs for: (\d+) out of (\d+)|No cached config found|autotun", re.IGNORECASE)
 
 
-class Refused(Exception):
-    """One message for the user: `where` is a file, if it is known."""
+def _module_of(name: str) -> types.ModuleType:
+    """Return a script beside this one as a module."""
+    # No user's module has such a name.
+    found = importlib.util.spec_from_file_location(
+        f"buildd {name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    )
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
-    def __init__(self, message: str, where: str = "") -> None:
-        super().__init__(message)
-        self.where = where
+
+_devices = _module_of("jax_devices.py")
+Refused = _devices.Refused
 
 
 @functools.cache
@@ -66,10 +78,6 @@ def warm_up() -> Any:
     except ImportError as error:
         raise Refused(f"JAX cannot be imported by {sys.executable}: {error}") from error
     return jax
-
-
-def _jaxlib() -> str:
-    return str(sys.modules["jaxlib"].__version__)  # JAX has imported it
 
 
 # ---------------------------------------------------------------- identity
@@ -126,28 +134,21 @@ def _partners() -> dict[str, str]:
 
 def identify_gpu() -> dict[str, Any]:
     """Return everything about the GPU on which compiled code depends."""
-    device = _gpu()
+    (device,) = _devices.gpus(warm_up(), 1)
     return {"name": device.device_kind, "platform_version": device.client.platform_version}
-
-
-def _gpu() -> Any:
-    jax = warm_up()
-    try:
-        return jax.local_devices(backend="cuda")[0]
-    except RuntimeError as error:
-        raise Refused(f"JAX sees no GPU: {_said(error)}") from error
 
 
 # ---------------------------------------------------------------- topology
 
 
-def write_topology(path: str) -> None:
-    """Write a description of this machine's first GPU, with which a machine without one compiles for it."""
+def write_topology(path: str, count: int) -> None:
+    """Write a description of this machine's first GPUs, with which a machine without them compiles for them."""
     jax = warm_up()
     from jax._src.lib import xla_client
 
-    device = _gpu()
-    topology = xla_client.get_topology_for_devices([device])
+    found = _devices.gpus(jax, count)
+    device = found[0]
+    topology = xla_client.get_topology_for_devices(found)
     if not hasattr(topology, "serialize"):
         raise Refused(
             f"jax {jax.__version__} cannot save a topology: take jax 0.11 or newer, or name a file of XLA's"
@@ -158,7 +159,7 @@ def write_topology(path: str) -> None:
         "platform": "cuda",
         "device_kind": device.device_kind,
         "platform_version": device.client.platform_version,
-        "jaxlib": _jaxlib(),
+        "jaxlib": _devices.jaxlib_version(),
         "topology": base64.b64encode(topology.serialize()).decode(),
     }
     with open(path, "w", encoding="utf-8") as stream:
@@ -166,44 +167,27 @@ def write_topology(path: str) -> None:
         stream.write("\n")
 
 
-def compile_only_device(content: bytes, where: str) -> Any:
-    """Return the device of a topology: one that compiles and runs nothing.
+# ---------------------------------------------------------------- compiling
+
+
+class Lowered(NamedTuple):
+    """A lowered function and what it is compiled for.
 
     Args:
-        content: what `write_topology` wrote, or XLA's GpuTargetConfigProto as text.
+        module: StableHLO as bytecode.
+        devices: one, or those of the mesh.
+        axes: the mesh, [["data", 2], ["model", 4]]; empty for one device.
+        is_free: for each result, whether XLA chooses how to split it.
+        is_ahead: the devices are those of a topology.
         where: its file, for messages.
     """
-    jax = warm_up()
-    from jax._src import xla_bridge
-    from jax._src.lib import xla_client
 
-    try:
-        jax.local_devices(backend="cpu")  # this looks for plugins, too
-        if not content.lstrip().startswith(b"{"):
-            made = xla_bridge.make_pjrt_topology(
-                "cuda", "1x1x1", topology="1x1x1", target_config=content.decode(errors="replace")
-            )
-        else:
-            described = json.loads(content)
-            if described["jaxlib"] != _jaxlib():
-                raise Refused(
-                    f"was made by jaxlib {described['jaxlib']}; this one is {_jaxlib()}: make it again with"
-                    " the jaxlib of the target",
-                    where,
-                )
-            if not hasattr(xla_client.DeviceTopology, "deserialize"):
-                raise Refused(f"cannot be read by jaxlib {_jaxlib()}: take 0.11 or newer", where)
-            made = xla_client.DeviceTopology.deserialize(base64.b64decode(described["topology"]))
-        return made._make_compile_only_devices()[0]
-    except (KeyError, ValueError, TypeError) as error:
-        raise Refused(f"is not a file of `buildd topology`: {_said(error)}", where) from error
-    except NotImplementedError as error:
-        raise Refused(f"no plugin of JAX compiles for it: {_said(error)}", where) from error
-    except jax.errors.JaxRuntimeError as error:
-        raise Refused(f"cannot be used: {_said(error)}", where) from error
-
-
-# ---------------------------------------------------------------- compiling
+    module: bytes
+    devices: list[Any]
+    axes: list[list[Any]]
+    is_free: list[bool]
+    is_ahead: bool
+    where: str
 
 
 def compile_lowered(spec: dict[str, Any], lowered: str, package: str, profile: str = "", collected: str = "") -> None:
@@ -222,22 +206,33 @@ def compile_lowered(spec: dict[str, Any], lowered: str, package: str, profile: s
             module, described = stream.read("module"), json.loads(stream.read("description.json"))
             topology = stream.read("topology") if "topology" in stream.namelist() else b""
     except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise Refused(f"is not a lowered function: {_said(error)}", lowered) from error
+        raise Refused(f"is not a lowered function: {_devices.said(error)}", lowered) from error
     # XLA reads them when its first backend starts.
     os.environ["XLA_FLAGS"] = described["xla_flags"]
+    axes = described["mesh"]
+    count = _devices.size_of(axes)
     if topology:
-        device = compile_only_device(topology, described["topology_file"])
+        found = _devices.compile_only(jax, topology, described["topology_file"], count)
     else:
-        device = jax.local_devices(backend="cpu")[0] if spec["device"] == "cpu" else _gpu()
+        found = _devices.processors(jax, count) if spec["device"] == "cpu" else _devices.gpus(jax, count)
+    function = Lowered(module, found, axes, described["free"], bool(topology), lowered)
     with _profile_folder(profile) as folder:
         options = {**described["options"], **spec["options"]}
         if spec["device"] != "cpu":
             options[_PROFILE_FOLDER] = folder
-        executable, tuning = _tuned(module, device, options, bool(topology), lowered)
-        versions = {"jax": jax.__version__, "jaxlib": _jaxlib()}
-        described |= {**versions, "device_kind": _kind_of(device, topology), "processor": spec["processor"], **tuning}
+        executable, specs, tuning = _tuned(function, options)
+        versions = {"jax": jax.__version__, "jaxlib": _devices.jaxlib_version()}
+        kind = _kind_of(found[0], topology)
+        described |= {**versions, "device_kind": kind, "processor": spec["processor"], **tuning}
+        described["splits"] = specs
         if collected:
-            _pack(collected, {name: _content(os.path.join(folder, name)) for name in _below(folder)})
+            about = {
+                "device_kind": kind,
+                "jaxlib": versions["jaxlib"],
+                "platform_version": found[0].client.platform_version,
+            }
+            parts = {name: _content(os.path.join(folder, name)) for name in _below(folder)}
+            _pack(collected, {_ABOUT: json.dumps(about, sort_keys=True).encode(), **parts})
         _pack(package, {"description.json": json.dumps(described, sort_keys=True).encode(), "executable": executable})
     if described["tuned"] is False:
         missing = f" ({described['missing']} kernels have no timing)" if described["missing"] else ""
@@ -254,28 +249,25 @@ def _kind_of(device: Any, topology: bytes) -> str:
     return str(described.get("device_kind", device.device_kind))
 
 
-def _tuned(
-    module: bytes, device: Any, options: dict[str, Any], is_ahead: bool, where: str
-) -> tuple[bytes, dict[str, Any]]:
-    """Return the executable, and whether XLA had a timing for each kernel that it tunes.
+def _tuned(function: Lowered, options: dict[str, Any]) -> tuple[bytes, list[list[Any]], dict[str, Any]]:
+    """Return the executable, how its results are split, and whether XLA had a timing for each kernel that it tunes.
 
     XLA by itself falls back to a default where a timing is missing, and says nothing.
     """
-    if device.platform != "cpu" and _measures_nothing(options):
-        return _compiled(module, device, options, where, is_ahead=is_ahead), {"tuned": False, "missing": ""}
-    if not is_ahead:
-        executable = _compiled(module, device, options, where, is_ahead=False)
-        return executable, {"tuned": None if device.platform == "cpu" else True, "missing": ""}
+    is_cpu = function.devices[0].platform == "cpu"
+    if not is_cpu and _measures_nothing(options):
+        return *_compiled(function, options), {"tuned": False, "missing": ""}
+    if not function.is_ahead:
+        return *_compiled(function, options), {"tuned": None if is_cpu else True, "missing": ""}
     try:
         # XLA logs each kernel that it has no timing for, straight to the file descriptor.
         with _silent():
-            executable = _compiled(module, device, {**options, _REQUIRE: True}, where, is_ahead=True)
-            return executable, {"tuned": True, "missing": ""}
+            return *_compiled(function, {**options, _REQUIRE: True}), {"tuned": True, "missing": ""}
     except Refused as error:
         if not (said := _UNTUNED.search(str(error))):
             raise
         missing = f"{said[1]} of {said[2]}" if said[1] else ""
-    return _compiled(module, device, options, where, is_ahead=True), {"tuned": False, "missing": missing}
+    return *_compiled(function, options), {"tuned": False, "missing": missing}
 
 
 def _measures_nothing(options: dict[str, Any]) -> bool:
@@ -285,7 +277,8 @@ def _measures_nothing(options: dict[str, Any]) -> bool:
     return level is not None and str(level) == "0"
 
 
-def _compiled(module: bytes, device: Any, options: dict[str, Any], where: str, *, is_ahead: bool) -> bytes:
+def _compiled(function: Lowered, options: dict[str, Any]) -> tuple[bytes, list[list[Any]]]:
+    """Return the executable and, if it is for a mesh, how its results are split over it."""
     jax = warm_up()
     import numpy
     from jax._src import compiler
@@ -293,18 +286,29 @@ def _compiled(module: bytes, device: Any, options: dict[str, Any], where: str, *
     from jax._src.lib import xla_client
     from jax._src.lib.mlir import ir
 
-    client = device.client
-    assigned = numpy.array([[device.id]])
+    client = function.devices[0].client
+    assigned = numpy.array([[device.id for device in function.devices]])
     try:
-        settings = compiler.get_compile_options(1, 1, device_assignment=assigned, env_options_overrides=options)
+        settings = compiler.get_compile_options(
+            1, len(function.devices), device_assignment=assigned, env_options_overrides=options
+        )
+        if function.axes:
+            settings.executable_build_options.allow_spmd_sharding_propagation_to_output = function.is_free
         with mlir.make_ir_context():
-            parsed = ir.Module.parse(module)
+            parsed = ir.Module.parse(function.module)
             # The client of a topology's device can load nothing.
-            make = client.compile if is_ahead else client.compile_and_load
-            made = make(parsed, executable_devices=xla_client.DeviceList((device,)), compile_options=settings)
-        return bytes(made.serialize() if hasattr(made, "serialize") else client.serialize_executable(made))
+            make = client.compile if function.is_ahead else client.compile_and_load
+            places = xla_client.DeviceList(tuple(function.devices))
+            made = make(parsed, executable_devices=places, compile_options=settings)
+        specs = []
+        if len(function.devices) > 1:
+            mesh = _devices.mesh_of(jax, function.axes, function.devices)
+            specs = _devices.result_specs(made, mesh, len(function.is_free))
+        elif function.axes:
+            specs = [[] for _ in function.is_free]
+        return bytes(made.serialize() if hasattr(made, "serialize") else client.serialize_executable(made)), specs
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise Refused(f"cannot be compiled: {_said(error)}", where) from error
+        raise Refused(f"cannot be compiled: {_devices.said(error)}", function.where) from error
 
 
 @contextlib.contextmanager
@@ -317,6 +321,8 @@ def _profile_folder(profile: str) -> Iterator[str]:
             try:
                 with zipfile.ZipFile(profile) as stream:
                     for name in stream.namelist():
+                        if name == _ABOUT:
+                            continue
                         if os.path.normpath(name) != name or name.startswith(("/", "..")):
                             raise Refused(f"holds a file outside of it: {name}", profile)
                         place = os.path.join(folder, name)
@@ -324,7 +330,7 @@ def _profile_folder(profile: str) -> Iterator[str]:
                         with open(place, "wb") as file:
                             file.write(stream.read(name))
             except (OSError, zipfile.BadZipFile) as error:
-                raise Refused(f"is not a profile of kind jax: {_said(error)}", profile) from error
+                raise Refused(f"is not a profile of kind jax: {_devices.said(error)}", profile) from error
         yield folder
 
 
@@ -362,12 +368,6 @@ def _pack(path: str, parts: dict[str, bytes]) -> None:
 # ---------------------------------------------------------------- messages
 
 
-def _said(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = "; ".join(lines[:3]) or "no message"
-    return f"{type(error).__name__}: {text[:1000]}"
-
-
 def main(arguments: list[str]) -> int:
     try:
         match arguments:
@@ -375,8 +375,8 @@ def main(arguments: list[str]) -> int:
                 print(json.dumps(identify()))
             case ["--identify-gpu"]:
                 print(json.dumps(identify_gpu()))
-            case ["--topology", path]:
-                write_topology(path)
+            case ["--topology", path, count]:
+                write_topology(path, int(count))
             case [lowered, package, "--collect", collected]:
                 compile_lowered(json.load(sys.stdin), lowered, package, collected=collected)
             case [lowered, package, *profile]:

@@ -97,7 +97,7 @@ def test_a_threshold_of_the_users_own_counts(program: JaxProgram) -> None:
 
 
 def test_processes_at_once_compile_each_program_once(program: JaxProgram) -> None:
-    running = [program.start() for _ in range(4)]
+    running = [program.start() for _ in range(8)]
     ran = [program.end(process) for process in running]
     assert sum(one.compiled for one in ran) == len(entries_of(program.user))
     assert len({one.loss for one in ran}) == 1

@@ -9,17 +9,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.jax_project import Project
 from tests.support.user import User
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
@@ -103,64 +99,9 @@ print(json.dumps({"same": same, "given away": given["w"].is_deleted(), "said": s
 """
 
 
-class Project:
-    """A project of kind jax, of a user with a daemon."""
-
-    def __init__(self, user: User, name: str) -> None:
-        self.user, self.folder = user, user.folder / name
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        self.write(NET)
-        shutil.copy(ROOT / "tests/data/h100.txtpb", self.folder)
-        self.target()
-
-    def write(self, code: str) -> None:
-        (self.folder / "net.py").write_text(code)
-
-    def target(self, **changes: Any) -> None:
-        table: dict[str, Any] = {
-            "kind": "jax",
-            "source": "net.py",
-            "function": "step",
-            "inputs": [{"function": "parameters", "donate": True}, {"function": "state"}, {"shape": [4, 16]}],
-            "static": {"layers": 3},
-            **changes,
-        }
-        lines = (f"{key} = {toml(value)}\n" for key, value in table.items())
-        (self.folder / "buildd.toml").write_text("[target.step]\n" + "".join(lines))
-
-    def build(self, *arguments: str) -> tuple[int, str]:
-        return self.user.buildd("build", "-C", str(self.folder), *arguments, timeout_s=200)
-
-    def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=self.folder,
-            env={**self.user.environ, "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    @property
-    def package(self) -> Path:
-        return self.folder / "build/step/step.jax"
-
-    def described(self) -> dict[str, Any]:
-        with zipfile.ZipFile(self.package) as stream:
-            found: dict[str, Any] = json.loads(stream.read("description.json"))
-        return found
-
-
-def toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
-    return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
-
-
 @pytest.fixture
 def project(kept_user: User) -> Iterator[Project]:
-    yield Project(kept_user, "one")
+    yield Project(kept_user, "one", NET)
 
 
 def test_a_program_loads_what_was_compiled_and_computes_the_same(project: Project) -> None:
@@ -182,7 +123,7 @@ def test_a_program_loads_what_was_compiled_and_computes_the_same(project: Projec
 
 def test_another_checkout_and_a_change_that_changes_nothing_hit(project: Project) -> None:
     project.build("--recache")
-    other = Project(project.user, "another")
+    other = Project(project.user, "another", NET)
     status, said = other.build()
     assert status == 0 and "hit step/step.jax" in said, said
     assert other.package.read_bytes() == project.package.read_bytes()
@@ -194,6 +135,24 @@ def test_another_checkout_and_a_change_that_changes_nothing_hit(project: Project
     assert status == 0, said
     other.write(NET.replace("0.1 * p", "0.3 * p"))
     assert other.user.buildd("warm", "--prove", "-C", str(other.folder))[0] == 1
+
+
+def test_eight_builds_at_once_compile_once(project: Project) -> None:
+    # The code counts how often it is traced: a build that comes late traces again, and finds the package.
+    traces = project.user.folder / "traces"
+    count = f"with open({str(traces)!r}, 'a') as file:\n    file.write('x')\n"
+    project.write(count + NET.replace("0.1 * p", "0.7 * p"))
+    before = ran(project.user)
+    running = [project.user.start("build", "-C", str(project.folder)) for _ in range(8)]
+    said = [process.communicate(timeout=280)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * 8, said
+    assert ran(project.user) - before - len(traces.read_text()) == 1
+
+
+def ran(user: User) -> int:
+    """How many actions the daemon has run."""
+    status: dict[str, Any] = json.loads(user.buildd("status", "--json")[1].splitlines()[0])
+    return int(status["counters"]["misses"])
 
 
 def test_flags_that_the_users_code_adds_reach_the_compile_once(project: Project) -> None:
