@@ -28,6 +28,7 @@ STORE_NAMES = (
     "triton-why",
     "inductor",
     "jax",
+    "ccache",
     "bytecode",
     "lock",
     "said-where-the-store-is",
