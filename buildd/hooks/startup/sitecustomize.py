@@ -43,6 +43,17 @@ def _record_inductor(heuristics: "Any") -> None:
         _beside("triton_record").begin_inductor()
 
 
+def _use_heuristics(heuristics: "Any") -> None:
+    _carefully("torch._inductor.runtime.triton_heuristics", _record_inductor, heuristics)
+    _carefully("torch._inductor.runtime.triton_heuristics", _keep_descents, heuristics)
+
+
+def _keep_descents(heuristics: "Any") -> None:
+    """Keep Inductor from repeating the coordinate descents of earlier processes."""
+    if os.environ.get("BUILDD_DIR") and _beside("inductor_tunings").is_wanted():
+        _beside("inductor_descent").begin(heuristics)
+
+
 def _explain_inductor(codecache: "Any") -> None:
     """Note the parts of graphs' keys."""
     if os.environ.get("BUILDD_DIR"):
@@ -331,7 +342,7 @@ _THEN = {
     "torch._inductor.runtime.autotune_cache": _keep_tunings,
     "torch._inductor.runtime.benchmarking": _time_in_turn,
     "torch._inductor.runtime.compile_tasks": _name_assembler,
-    "torch._inductor.runtime.triton_heuristics": _record_inductor,
+    "torch._inductor.runtime.triton_heuristics": _use_heuristics,
     "torch.utils.file_baton": _free_extensions,
 }
 """Module -> function to call once it is imported."""
