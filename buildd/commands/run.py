@@ -154,7 +154,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
             if not options.quiet:
                 found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)
-                for line in tier_trouble(_tier(client)):
+                for line in tier_trouble(_tier(client)) if figures.misses else ():
                     print_note(f"buildd: {line}")
             if logs.failures is not None and logs.notes is not None:
                 keys = logs.notes.keys()

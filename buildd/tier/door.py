@@ -1,8 +1,8 @@
 """The door of one store: a socket by which programs have entries fetched from the tier, and tell of new ones.
 
 The programs' side is `hooks.tier_door`. A line of JSON asks. The first answer is a line that says how long the second
-one may take: so a program knows at once whether the daemon is well. Whoever may connect may only have entries fetched
-that are signed by somebody whom the user trusts, and have entries uploaded that are in the store. Knows no entry.
+one may take: so a program knows at once whether the daemon is well. A program can only have entries fetched that a
+key which the user trusts has signed, and entries uploaded that are in the store. Knows no entry.
 """
 
 from __future__ import annotations

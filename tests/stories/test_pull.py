@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from buildd.store.store import Store
 from tests.support.profile_rows import profiles_of, row
-from tests.support.tier_users import Machines, machines_at, until_written
-from tests.support.tiers import Fault, HttpCache, http_cache
+from tests.support.tier_users import Machines, until_written
+from tests.support.tiers import Fault, HttpCache
 from tests.support.triton_program import lay_out
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
-
-
-@pytest.fixture
-def machines(cache: HttpCache) -> Iterator[Machines]:
-    with machines_at(cache) as made:
-        yield made
 
 
 @pytest.mark.cuda

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.tier_users import Machines, machines_at, until_written
-from tests.support.tiers import Fault, HttpCache, http_cache
+from tests.support.tier_users import Machines, until_written
+from tests.support.tiers import Fault, HttpCache
 from tests.support.triton_program import lay_out
 from tests.support.user import User
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
-
-
-@pytest.fixture
-def machines(cache: HttpCache) -> Iterator[Machines]:
-    with machines_at(cache) as made:
-        yield made
 
 
 def laid_out(user: User) -> Path:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.tier_users import Machines, machines_at, until_written
-from tests.support.tiers import HttpCache, http_cache
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
-
-
-@pytest.fixture
-def machines(cache: HttpCache) -> Iterator[Machines]:
-    with machines_at(cache) as made:
-        yield made
+from tests.support.tier_users import Machines, until_written
+from tests.support.tiers import HttpCache
 
 
 def test_compilers_below_run_hit_in_the_tier(tmp_path: Path, cache: HttpCache, machines: Machines) -> None:
