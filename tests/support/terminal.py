@@ -80,7 +80,10 @@ class Terminal:
         return int(termios.tcgetattr(self._ours)[3])
 
     def has_shown(self, words: bytes) -> None:
-        until(lambda: words in self.output, f"{words!r} is not in {self.output!r}")
+        try:
+            until(lambda: words in self.output)
+        except TimeoutError as error:
+            raise TimeoutError(f"{words!r} is not in {self.output!r}") from error
 
     def type(self, keys: bytes) -> None:
         os.write(self._ours, keys)

@@ -66,8 +66,8 @@ def test_the_command_has_the_terminal_as_without_us() -> None:
 
 
 def test_a_resize_reaches_the_command() -> None:
-    script = (
-        "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size(1).columns, 'columns', flush=True))\n"
+    script = (  # not by print: a second signal inside of it would end the program
+        "signal.signal(signal.SIGWINCH, lambda *_: os.write(1, b'%d columns\\n' % os.get_terminal_size(1).columns))\n"
         "print('ready', flush=True)\nsys.stdin.read(1)"
     )
     with relayed(*python(script)) as terminal:

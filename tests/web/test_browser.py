@@ -125,7 +125,10 @@ def reader(browser: Any, site: Site) -> Iterator[Reader]:
 def cells(page: Any, table: str) -> list[str]:
     """The lines of a table that are in the document, read at one moment."""
     lines = page.locator(f'[role=table][aria-label="{table}"] .line')
-    return lines.evaluate_all("lines => lines.map((line) => line.innerText.replaceAll('\\n', ' '))")
+    # Cell by cell: `innerText` of a line that a live page has just replaced holds no breaks.
+    return lines.evaluate_all(
+        "lines => lines.map((line) => [...line.children].map((cell) => cell.textContent).join(' '))"
+    )
 
 
 def test_the_token_leaves_the_address(reader: Reader) -> None:
