@@ -69,6 +69,27 @@ def linker_words(flags: Iterable[str]) -> Iterator[str]:
             yield from flag.split(",")[1:]
 
 
+def openmp(flags: Iterable[str], libraries: Iterable[str]) -> tuple[ToolFile, ...]:
+    """Return the files that gcc reads for a link with -fopenmp and that ld does not list: its specs, in the first
+    folder that has them.
+
+    Args:
+        flags: gcc's, or nvcc's that hand them on.
+        libraries: the folders that gcc searches, in order.
+
+    Raises:
+        PassThrough: an installed accelerator compiler would take part in the link.
+    """
+    if not any("-fopenmp" in flag for flag in flags):
+        return ()
+    if any(os.path.isdir(os.path.join(folder, "accel")) for folder in libraries):
+        raise PassThrough(Reason.LINK, "gcc has an accelerator compiler")
+    return tuple(
+        ToolFile(role=f"libgomp.spec {place}", path=os.path.join(folder, "libgomp.spec"))
+        for place, folder in enumerate(libraries)
+    )
+
+
 def describe(
     knowledge: Knowledge, driver: str, compiler: HostCompiler, environment: Environment, flags: Iterable[str]
 ) -> Linker:

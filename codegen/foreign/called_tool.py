@@ -68,7 +68,7 @@ def sent_variables() -> tuple[str, ...]:
 
 def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     """Return everything that a description depends on, other than the files on disk."""
-    offloads = "-fopenmp" in compile.flags
+    offloads = any("-fopenmp" in flag for flag in compile.flags)
     makes = (compile.makes, offloads) if compile.makes is Makes.LINKED else None
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
     left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
@@ -145,6 +145,9 @@ def _nvcc(
     folders = dict(compiler.environment)["PATH"].split(os.pathsep)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"nvcc {path}")
     environment = _environment(variables, ToolFamily.CUDA, folders)
+    if compile.makes is Makes.LINKED:
+        specs = linking.openmp(compile.flags, compiler.libraries)
+        tool = msgspec.structs.replace(tool, files=(*tool.files, *specs))
     gpus: tuple[str, ...] | None = ()
     if compile.native:
         nvcc = os.path.join(dict(tool.roots)["cuda"], "bin", os.path.basename(compiler.program.suffix))

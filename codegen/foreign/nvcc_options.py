@@ -101,9 +101,9 @@ _SPLIT_BY_FATBINARY = re.compile(r",(?=[^/]*\Z)")
 """What a source's own name cannot hold, because nvcc names temporary files after it."""
 _FOR_COMPILES = re.compile(
     r"-f(PIC|pic|PIE|pie|(no-)?strict-aliasing|(no-)?exceptions|(no-)?rtti|visibility(-inlines-hidden)?(=\w+)?)"
-    r"|-fpermissive|-W[a-z][\w=+-]*|-O[0-3s]?|-D[A-Za-z_]\w*(=[\w.]*)?|-std=[\w+]+|-w|-m64"
+    r"|-fpermissive|-fopenmp|-W[a-z][\w=+-]*|-O[0-3s]?|-D[A-Za-z_]\w*(=[\w.]*)?|-std=[\w+]+|-w|-m64"
 )
-"""Flags of the host compiler that have no effect on linking."""
+"""Flags of the host compiler that have no effect on linking, or one that `linking.openmp` knows."""
 
 
 class NvccParser(Parser):

@@ -231,7 +231,7 @@ def test_nvccs_depfile_options() -> None:
         ("nvcc a.cu -shared -rdc=true -o a", Reason.LINK),
         ("nvcc a.cu -rdc=true -o a", Reason.LINK),
         ("nvcc a.cu -Xlinker -Tscript -o a", Reason.LINK),
-        ("nvcc a.cu -Xcompiler -fopenmp -o a", Reason.LINK),
+        ("nvcc a.cu -Xcompiler -fprofile-arcs -o a", Reason.LINK),
         ("nvcc a.cu -MD -o a", Reason.LINK),
         ("nvcc -c a.cu -keep", Reason.UNSUPPORTED_OPTION),
         ("nvcc -c a.cu --dryrun", Reason.QUERY),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from codegen.compilers import linking
+from codegen.compilers.command_parser import PassThrough
 from tests.support.foreign_project import ForeignProject
 from tests.support.nvcc_project import KERNEL
 from tests.support.objects import contents
@@ -120,6 +122,17 @@ def test_a_program_from_one_source_is_found_from_another_checkout(cuda: ForeignP
     named = re.compile(rb"_GLOBAL__N__[0-9a-f]{8}_4_k_cu_\w+")
     kernels = [{*named.findall((checkout / "k.so").read_bytes())} for checkout in checkouts]
     assert kernels[0] and not kernels[0] & kernels[1], "one process may load both"
+
+
+def test_a_link_with_openmp_reads_the_specs_of_gcc(tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("near", "far")]
+    assert linking.openmp(("-O2",), folders) == ()
+    for flag in ("-fopenmp", "-Xcompiler=-O2,-fopenmp"):
+        read = [file.path for file in linking.openmp((flag,), folders)]
+        assert read == [f"{folder}/libgomp.spec" for folder in folders], "one that comes later counts too"
+    (tmp_path / "far/accel").mkdir(parents=True)
+    with pytest.raises(PassThrough):
+        linking.openmp(("-fopenmp",), folders)
 
 
 def test_a_library_from_objects_is_nvccs(cuda: ForeignProject) -> None:
