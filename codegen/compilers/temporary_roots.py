@@ -35,6 +35,8 @@ _TEMPORARY = re.compile(
 )
 _PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/\d+/[^/]+")
 """An object of a command that was divided (`codegen.foreign.several_sources`)."""
+_COMMAND = "this command"
+"""Name of the folder of a divided command's objects. People read it in explanations of misses."""
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
 _FOLDER = re.compile(
@@ -62,7 +64,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     """
     if compile.objects:
         parts = {os.path.dirname(os.path.dirname(path)) for path in compile.objects if is_part(path)}
-        return (("parts", parts.pop()),) if len(parts) == 1 else ()
+        return ((_COMMAND, parts.pop()),) if len(parts) == 1 else ()
     if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # hipcc names modules after the source's absolute path
     if compile.makes is Makes.HEADER:
