@@ -56,6 +56,10 @@ class ProgramEntries:
         if self.uploader is not None:
             self.uploader.start()
 
+    def rest(self) -> None:
+        """Give memory back."""
+        self.fetcher.rest()
+
     def close(self) -> None:
         """End everything; the tier is closed before."""
         if self._door is not None:

@@ -1,8 +1,8 @@
-"""Reads records of inputs from the tier before look-ups ask for them, along the trails that writers leave.
+"""Reads records from the tier before look-ups ask for them, along the trails that writers leave.
 
-Actions whose results were written one after another are asked for one after another: so the record of one leads to
-those near it. Nothing waits for a record that is read ahead, and nothing is believed of it: it is the tier's answer,
-a little early, and the look-up that asks for it checks it. Knows no store and no files.
+Actions whose results were written one after another are asked for one after another, and so are programs' entries: the
+record of one leads to those near it. Nothing waits for a record that is read ahead, and nothing is believed of it: it
+is the tier's answer, a little early, and the look-up that asks for it checks it. Knows no store and no files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNDER_WAY = 16
 MOST_AHEAD = 64
 """Records that are under way or in memory, and that nobody has asked for."""
 AFTER, BEFORE = 48, 16
-"""How far from an action its trail is read. Builds with several jobs leave no exact order."""
+"""How far from an action or an entry its trail is read. Builds with several jobs leave no exact order."""
 MOST_RECORD_BYTES = 4 << 20
 MOST_BYTES = 32 << 20
 """The most bytes of all records in memory."""
@@ -55,18 +55,20 @@ class _Trail:
     firsts: Sequence[bytes]
     names: Sequence[bytes]
     places: dict[bytes, int]
-    """First-level key -> where it is on the trail."""
+    """Key -> where it is on the trail."""
 
 
 class ReadAhead:
-    """Records of inputs, read ahead for one store. Every method may be called from any thread.
+    """Records of one kind, read ahead for one store. Every method may be called from any thread.
 
     Args:
-        lacking: those of some actions, by their first-level keys, of which the store knows no run.
+        lacking: those of some actions, by their first-level keys, of which the store knows no run; or those of some
+            entries, by their keys, that the store lacks.
+        kind: of the records: inputs or entries.
     """
 
-    def __init__(self, tier: Tier, lacking: Lacking) -> None:
-        self._tier, self._lacking = tier, lacking
+    def __init__(self, tier: Tier, lacking: Lacking, kind: Kind = Kind.INPUTS) -> None:
+        self._tier, self._lacking, self._kind = tier, lacking, kind
         self._pool = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="tier-ahead")
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, _Ahead] = OrderedDict()
@@ -99,7 +101,7 @@ class ReadAhead:
         return self._tier.get(ObjectKind.RECORDS, name.hex(), patience)
 
     def follow(self, trail: bytes, first: bytes, writer: bytes, silence_s: float) -> None:
-        """Read the records near an action's on its trail, in the background."""
+        """Read the records near that of an action or an entry on its trail, in the background."""
         now_s = time.monotonic()
         if self._tier.figures.usual_s < _NEAR_S or now_s < self._silent_until_s:
             return
@@ -184,7 +186,7 @@ class ReadAhead:
                 firsts = opened(entry, TrailRecord, Kind.TRAIL, trail, writer).firsts
             except RefusedRecord as why:
                 self._tier.figures.count(TierAnswer.REFUSED, f"refused a trail: {why}")
-        names = [name_of(Kind.INPUTS, first, writer) for first in firsts]
+        names = [name_of(self._kind, first, writer) for first in firsts]
         return _Trail(firsts, names, {first: place for place, first in enumerate(firsts)})
 
     def _asked(self, name: bytes, silence_s: float) -> bytes | None:
