@@ -54,7 +54,7 @@ class LaidFiles(Protocol):
         """The command that becomes the tool; faults before that go to the descriptor `told`."""
 
 
-class Watch(Protocol):
+class ProcessWatch(Protocol):
     """Sees the processes that a tool starts: `node_steps.Steps`."""
 
     def look(self, memory: Mapping[int, int]) -> None:
@@ -121,7 +121,7 @@ def _names_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
-def run(spec: Mapping[str, Any], lay: Lay, watching: Callable[[], Watch]) -> Iterator[tuple[Any, ...]]:
+def run(spec: Mapping[str, Any], lay: Lay, watching: Callable[[], ProcessWatch]) -> Iterator[tuple[Any, ...]]:
     """Carry a job out: yields ("refused", why), or ("lacks", digests), or ("begun",), ("output", stream, bytes) and
     ("beat", memory) as they come, and at last ("ended", what was seen) or ("late",).
 
@@ -165,7 +165,7 @@ def _sweep(place: str, prefix: str) -> None:
 
 
 def _in_folder(
-    spec: Mapping[str, Any], folder: str, laid: LaidFiles | None, watching: Callable[[], Watch]
+    spec: Mapping[str, Any], folder: str, laid: LaidFiles | None, watching: Callable[[], ProcessWatch]
 ) -> Iterator[tuple[Any, ...]]:
     for name in spec["outputs"]:
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
@@ -228,7 +228,7 @@ def _started(
 
 
 def _watched(
-    tool: subprocess.Popen[bytes], payload: bytes, end_s: float, watch: Watch
+    tool: subprocess.Popen[bytes], payload: bytes, end_s: float, watch: ProcessWatch
 ) -> Generator[tuple[Any, ...], None, bool]:
     """The tool's output and signs of its life, until it has closed both streams. Returns whether its time is over."""
     assert tool.stdout is not None and tool.stderr is not None
