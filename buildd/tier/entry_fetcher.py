@@ -23,7 +23,7 @@ from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind, Pati
 from buildd.tier.fetcher import THREADS, patience_of
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import content_of
-from buildd.tier.read_ahead import ReadAhead
+from buildd.tier.read_ahead import Read, ReadAhead
 from buildd.tier.records import EntryRecord, Kind, RefusedRecord, entry_key, name_of, opened
 from buildd.tier.tier import Tier
 
@@ -31,6 +31,8 @@ _TRIM_BYTES = 64 << 20
 """After so many new bytes the entries are trimmed to their bound."""
 _LISTED_S = 5.0
 """So long a list of the store's entries is used again. An entry that is newer may be read ahead in vain."""
+_MOST_BARE_BYTES = 2048
+"""A longer record carries its entry."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -42,7 +44,7 @@ class EntryFetcher:
         self._tier, self._store = tier, store
         self._asking = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-entry")
         self._carrying = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-get-entry")
-        self._ahead = ReadAhead(tier, self._lacking, Kind.ENTRY)
+        self._ahead = ReadAhead(tier, self._lacking, Kind.ENTRY, _object_behind)
         self._listed_s, self._here = 0.0, frozenset[bytes]()
         self._lock = threading.Lock()
         self._open: dict[str, Future[bool]] = {}
@@ -106,20 +108,24 @@ class EntryFetcher:
         near = [one for one in named if self._ahead.is_near(one[1])]
         # What was read ahead costs no round trip. If it is sound, no other writer is asked.
         for several in (near, [one for one in named if one not in near]):
-            entries = self._at_once(lambda one: self._ahead.get(one[1], patience), several)
-            for (writer, _), entry in zip(several, entries, strict=True):
-                if entry is not None and self._taken(place, entry, writer, patience):
+            answers = self._at_once(lambda one: self._ahead.get_whole(one[1], patience), several)
+            for (writer, _), read in zip(several, answers, strict=True):
+                if read.record is not None and self._taken(place, read.record, read.object, writer, patience):
                     return True
         return False
 
-    def _taken(self, place: str, entry: bytes, writer: bytes, patience: Patience) -> bool:
-        """Whether the entry in or behind a record is in the store now. Raises as `_fetch`."""
+    def _taken(self, place: str, entry: bytes, stored: bytes | None, writer: bytes, patience: Patience) -> bool:
+        """Whether the entry in or behind a record is in the store now. Raises as `_fetch`.
+
+        Args:
+            stored: what is behind it, where that was read ahead.
+        """
         key = entry_key(place)
         try:
             record = opened(entry, EntryRecord, Kind.ENTRY, key, writer)
             if record.trail is not None:
                 self._ahead.follow(record.trail, key, writer, patience.silence_s)
-            content = self._content(record, patience)
+            content = self._content(record, stored, patience)
             if content is None:
                 return False
             if not shared_kernels.take_in(self._store.folder, place, content):
@@ -138,12 +144,12 @@ class EntryFetcher:
             self._listed_s = now_s
         return {*keys} - self._here
 
-    def _content(self, record: EntryRecord, patience: Patience) -> bytes | None:
+    def _content(self, record: EntryRecord, stored: bytes | None, patience: Patience) -> bytes | None:
         """The entry; None where the tier no longer has it. Raises `RefusedRecord`, `CarrierError`."""
         blob = record.blob
         if not (0 <= blob.size <= MAX_OBJECT_BYTES and 0 <= blob.stored <= MAX_OBJECT_BYTES):
             raise RefusedRecord("it has an impossible size")
-        stored = record.object
+        stored = stored if record.object is None else record.object
         if stored is None:
             stored = self._tier.get(ObjectKind.CONTENT, blob.sha256.hex(), patience)
             if stored is None:
@@ -156,7 +162,7 @@ class EntryFetcher:
             raise RefusedRecord("it carries other bytes than it names")
         return content
 
-    def _at_once(self, get: Callable[[T], bytes | None], wanted: list[T]) -> Iterable[bytes | None]:
+    def _at_once(self, get: Callable[[T], Read], wanted: list[T]) -> Iterable[Read]:
         return map(get, wanted) if len(wanted) < 2 else list(self._carrying.map(get, wanted))
 
     def _refuse(self, why: str) -> None:
@@ -170,3 +176,14 @@ class EntryFetcher:
                 return
             self._untrimmed = 0
         shared_kernels.trim(self._store.folder, self._store.limit_bytes // shared_kernels.SHARE)
+
+
+def _object_behind(entry: bytes, key: bytes, writer: bytes) -> str:
+    """The name in `cas/` of what a record of an entry leads to; empty where the record carries it, or is refused."""
+    if len(entry) > _MOST_BARE_BYTES:
+        return ""
+    try:
+        record = opened(entry, EntryRecord, Kind.ENTRY, key, writer)
+    except RefusedRecord:  # that counts when somebody asks for it
+        return ""
+    return record.blob.sha256.hex() if record.object is None else ""

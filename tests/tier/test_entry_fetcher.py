@@ -12,7 +12,7 @@ from buildd.hooks import tier_door
 from buildd.hooks.entries import Entry, Shelf
 from buildd.store.signing import Signer
 from buildd.store.store import Store
-from buildd.tier import entry_fetcher, read_ahead
+from buildd.tier import entry_fetcher, entry_uploader, read_ahead
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import FORMAT, EntryRecord, Kind, entry_key, name_of, opened, sealed
@@ -113,6 +113,34 @@ def test_the_first_kernel_brings_those_after_it(tmp_path: Path, cache: HttpCache
         cache.fault = Fault.NO_RIGHTS
         assert all(second.finds(number) for number in range(1, KERNELS)), "nothing more is asked of the tier"
         assert asked_for(cache) == 1 + KERNELS and second.count(TierAnswer.HIT) == KERNELS
+
+
+def test_large_kernels_come_with_their_records(
+    tmp_path: Path, cache: HttpCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their contents are in `cas/`, one round trip behind the records."""
+    monkeypatch.setattr(entry_uploader, "MOST_CARRIED_BYTES", -1)
+    fill(tmp_path / "first", cache)
+    assert len(cache.blobs()) == KERNELS
+    with machine(tmp_path / "second", cache.url) as second:
+        assert second.finds(0)
+        until(lambda: all(second.is_near(number) for number in range(1, KERNELS)))
+        until(lambda: asked_for(cache) == 1 + 2 * KERNELS)
+        cache.fault = Fault.NO_RIGHTS
+        assert all(second.finds(number) for number in range(1, KERNELS)), "nothing more is asked of the tier"
+
+
+def test_a_large_kernel_that_was_read_ahead_is_checked(
+    tmp_path: Path, cache: HttpCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_uploader, "MOST_CARRIED_BYTES", -1)
+    fill(tmp_path / "first", cache)
+    with machine(tmp_path / "victim", cache.url) as victim:
+        blob, _ = packed(kernel(1).encode())
+        cache.objects[f"/x/cas/{blob.sha256.hex()}"] = b"of the attacker"
+        assert victim.finds(0)
+        until(lambda: victim.is_near(1))
+        assert not victim.finds(1) and victim.count(TierAnswer.REFUSED) == 1
 
 
 def test_what_the_store_has_is_not_read_ahead(tmp_path: Path, cache: HttpCache) -> None:
