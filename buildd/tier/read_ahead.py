@@ -31,6 +31,8 @@ MOST_BYTES = 32 << 20
 HELD_S = 60.0
 """So long an answer may be old, and so long nothing is read ahead after a failure."""
 READ_S = 10.0
+LEAST_SILENCE_S = 2.0
+"""So long the tier may be silent at least: nobody waits, and many records that are asked for at once come later."""
 _NEAR_S = 0.003
 """A tier that answers faster is not worth the threads."""
 _MOST_TRAILS = 8
@@ -219,7 +221,9 @@ class ReadAhead:
         if self._tier.paused_s()[0] > 0:
             return None
         try:
-            return self._tier.get_ahead(kind, name, for_up_to(READ_S, silence_s), MOST_RECORD_BYTES)
+            return self._tier.get_ahead(
+                kind, name, for_up_to(READ_S, max(silence_s, LEAST_SILENCE_S)), MOST_RECORD_BYTES
+            )
         except CarrierError:
             with self._lock:
                 self._silent_until_s = time.monotonic() + HELD_S
