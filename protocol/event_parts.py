@@ -82,6 +82,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peak_rss_bytes: int = 0
     hit: bool = False
     """It did not run."""
+    node: str = ""
+    """Name of the machine of a cluster that it ran on; empty for the daemon's own."""
 
 
 class FailureKind(Enum):

@@ -63,6 +63,8 @@ class Ran:
     note: str = ""
     began_ns: int = 0
     """When its tool was started, by the file system's clock."""
+    node: str = ""
+    """The machine of a cluster that it ran on; empty for this one."""
 
 
 @dataclass(frozen=True, slots=True)

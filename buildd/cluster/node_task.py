@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 BEAT_S = 1.0
 """Between two signs of life of a job that says nothing."""
+LOOK_S = 0.03
+"""Between two looks at the processes of a tool."""
 LINGER_S = 2.0
 """How long processes that a tool left behind may hold its output open."""
 OLD_S = 24 * 3600.0
@@ -50,6 +52,16 @@ class LaidFiles(Protocol):
 
     def command(self, spec: Mapping[str, Any], environment: Mapping[bytes, bytes], told: int) -> list[str]:
         """The command that becomes the tool; faults before that go to the descriptor `told`."""
+
+
+class ProcessWatch(Protocol):
+    """Sees the processes that a tool starts: `node_steps.Steps`."""
+
+    def look(self, memory: Mapping[int, int]) -> None:
+        """Take note of the processes that live now, by process id, and of their resident bytes."""
+
+    def found(self) -> tuple[Any, ...]:
+        """What was seen of them."""
 
 
 Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "LaidFiles | tuple[Any, ...] | None"]
@@ -109,13 +121,14 @@ def _names_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
-def run(spec: Mapping[str, Any], lay: Lay) -> Iterator[tuple[Any, ...]]:
+def run(spec: Mapping[str, Any], lay: Lay, watching: Callable[[], ProcessWatch]) -> Iterator[tuple[Any, ...]]:
     """Carry a job out: yields ("refused", why), or ("lacks", digests), or ("begun",), ("output", stream, bytes) and
     ("beat", memory) as they come, and at last ("ended", what was seen) or ("late",).
 
     Args:
         spec: a `buildd.cluster.wire.Errand`, as a mapping.
         lay: lays its files out, see `node_inputs.lay_out`.
+        watching: begins to watch what the tool starts.
     """
     for path, wanted in spec["files"].items():
         digest = digest_of(path)
@@ -134,7 +147,7 @@ def run(spec: Mapping[str, Any], lay: Lay) -> Iterator[tuple[Any, ...]]:
         if isinstance(laid, tuple):
             yield laid
             return
-        yield from _in_folder(spec, folder, laid)
+        yield from _in_folder(spec, folder, laid, watching)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -151,7 +164,9 @@ def _sweep(place: str, prefix: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _in_folder(spec: Mapping[str, Any], folder: str, laid: LaidFiles | None) -> Iterator[tuple[Any, ...]]:
+def _in_folder(
+    spec: Mapping[str, Any], folder: str, laid: LaidFiles | None, watching: Callable[[], ProcessWatch]
+) -> Iterator[tuple[Any, ...]]:
     for name in spec["outputs"]:
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
     environment = {**dict(spec["environment"]), **{os.fsencode(name): b"" for name in HIDDEN}}
@@ -159,6 +174,7 @@ def _in_folder(spec: Mapping[str, Any], folder: str, laid: LaidFiles | None) -> 
     # What a tool leaves behind becomes a child of this process, and is found at the end.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = frozenset(_children(os.getpid()))
+    watch = watching()
     try:
         tool, problem = _started(spec, environment, laid)
     except OSError as error:
@@ -170,7 +186,7 @@ def _in_folder(spec: Mapping[str, Any], folder: str, laid: LaidFiles | None) -> 
         return
     try:
         yield ("begun",)
-        if (yield from _watched(tool, spec["payload"], began_s + spec["timeout_s"])):
+        if (yield from _watched(tool, spec["payload"], began_s + spec["timeout_s"], watch)):
             yield ("late",)
             return
         _, status, usage = os.wait4(tool.pid, 0)
@@ -178,7 +194,8 @@ def _in_folder(spec: Mapping[str, Any], folder: str, laid: LaidFiles | None) -> 
     finally:
         _end(tool, before)
     figures = (time.monotonic() - began_s, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
-    yield ("ended", {"status": tool.returncode, "figures": figures, **_found(spec, folder, tool.returncode, laid)})
+    found = _found(spec, folder, tool.returncode, laid)
+    yield ("ended", {"status": tool.returncode, "figures": figures, "steps": watch.found(), **found})
 
 
 def _started(
@@ -210,11 +227,14 @@ def _started(
                 os.close(descriptor)
 
 
-def _watched(tool: subprocess.Popen[bytes], payload: bytes, end_s: float) -> Generator[tuple[Any, ...], None, bool]:
+def _watched(
+    tool: subprocess.Popen[bytes], payload: bytes, end_s: float, watch: ProcessWatch
+) -> Generator[tuple[Any, ...], None, bool]:
     """The tool's output and signs of its life, until it has closed both streams. Returns whether its time is over."""
     assert tool.stdout is not None and tool.stderr is not None
     left = memoryview(payload)
-    beat_s, gone_s = time.monotonic(), 0.0
+    beat_s, gone_s, looked_s = time.monotonic(), 0.0, 0.0
+    memory: dict[int, int] = {}
     with selectors.DefaultSelector() as selector:
         for name, stream in (("stdout", tool.stdout), ("stderr", tool.stderr)):
             selector.register(stream, selectors.EVENT_READ, name)
@@ -223,7 +243,7 @@ def _watched(tool: subprocess.Popen[bytes], payload: bytes, end_s: float) -> Gen
             selector.register(tool.stdin, selectors.EVENT_WRITE, "stdin")
         # Ray interrupts a task between two steps of Python only: no call here may take long.
         while any(key.data != "stdin" for key in selector.get_map().values()):
-            for key, _ in selector.select(0.05):
+            for key, _ in selector.select(LOOK_S):
                 if key.data == "stdin":
                     left = _write(key.fd, left)
                     if not left:
@@ -241,9 +261,12 @@ def _watched(tool: subprocess.Popen[bytes], payload: bytes, end_s: float) -> Gen
                 gone_s = gone_s or now_s
                 if now_s - gone_s > LINGER_S:  # what it has started holds its output open
                     return False
+            if now_s - looked_s >= LOOK_S:
+                looked_s, memory = now_s, {pid: _memory_bytes(pid) for pid in _below(tool.pid)}
+                watch.look(memory)
             if now_s - beat_s >= BEAT_S:
                 beat_s = now_s
-                yield ("beat", sum(map(_memory_bytes, [tool.pid, *_below(tool.pid)])))
+                yield ("beat", _memory_bytes(tool.pid) + sum(memory.values()))
     return False
 
 

@@ -137,7 +137,8 @@ async def main(descriptor: int, address: str) -> None:
     ray = importlib.import_module("ray")
     node_task = importlib.import_module("node_task")
     node_inputs = importlib.import_module("node_inputs")
-    for module in (node_task, node_inputs):
+    node_steps = importlib.import_module("node_steps")
+    for module in (node_task, node_inputs, node_steps):
         ray.cloudpickle.register_pickle_by_value(module)
     entry = Path(__file__).with_name("node_root.py").read_text(encoding="utf-8")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="buildd")
@@ -145,7 +146,11 @@ async def main(descriptor: int, address: str) -> None:
     def carry_out(errand: dict[str, Any], blobs: dict[str, bytes]) -> Any:
         context = importlib.import_module("ray").get_runtime_context()
         yield ("at", context.get_node_id())
-        yield from node_task.run(errand, lambda spec, digest_of: node_inputs.lay_out(spec, blobs, digest_of, entry))
+        yield from node_task.run(
+            errand,
+            lambda spec, digest_of: node_inputs.lay_out(spec, blobs, digest_of, entry),
+            node_steps.Steps,
+        )
 
     # A lost job is retried by the daemon alone: it knows what the job has said already.
     task = ray.remote(max_retries=0, num_returns="streaming")(carry_out)

@@ -166,6 +166,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """Files on the node that the tool's search could have found as well."""
     too_large: bool = False
     """The outputs did not come back for that."""
+    steps: tuple[tuple[str, float, float, int], ...] = ()
+    """The processes that the tool started, as far as they were seen: name, start (s after the tool's), wall time (s),
+    most memory (bytes)."""
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):

@@ -1,4 +1,4 @@
-"""Asks the daemon for an entry of the shared tier, and tells it of a new one.
+"""Asks the daemon for an entry of the shared tier or for measurements, and tells it of new ones.
 
 Runs in the user's own process: standard library only. The daemon listens on a socket in the store (`buildd.tier.door`),
 if the user has named a tier; it fetches, checks and signs, and the entry is then in the store as any other one. Nothing
@@ -43,11 +43,11 @@ def fetch(shelf: Shelf, key: str, group: str) -> bool:
     now_s = time.monotonic()
     if now_s < _Pause.until_s:
         return False
-    with _connected(shelf) as door:
+    with _connected(shelf.store) as door:
         if door is None:
             return False
         try:
-            found = _answer(door, place)
+            found = _answer(door, {"get": place})
         except (OSError, ValueError):
             _Pause.until_s = time.monotonic() + _Pause.length_s
             _Pause.length_s = min(2 * _Pause.length_s, _LONGEST_PAUSE_S)
@@ -66,13 +66,29 @@ def offer(shelf: Shelf, key: str, group: str) -> None:
         place = f"{shelf.kind}/{shelf.name_of(key, group)}"
         since_s = _asked.pop(place, None)
         seconds = time.monotonic() - since_s if since_s is not None else 0.0
-        with _connected(shelf) as door:
+        with _connected(shelf.store) as door:
             if door is not None:
                 _send(door, {"made": place, "seconds": seconds})
 
 
-def _answer(door: socket.socket, place: str) -> bool:
-    _send(door, {"get": place})
+def fetch_rows(store: str, gpu: str) -> bool | None:
+    """Whether the daemon has put new measurements of a GPU model into a store; None where nobody listens there.
+
+    Raises OSError, ValueError.
+    """
+    with _connected(store) as door:
+        return None if door is None else _answer(door, {"rows": gpu})
+
+
+def tell_measured(store: str) -> None:
+    """Tell the daemon that a store has new measurements. Waits for nothing, and raises nothing."""
+    with contextlib.suppress(OSError, ValueError), _connected(store) as door:
+        if door is not None:
+            _send(door, {"measured": True})
+
+
+def _answer(door: socket.socket, question: dict[str, object]) -> bool:
+    _send(door, question)
     line = b""
     while not line.endswith(b"\n"):
         line += _received(door)
@@ -94,10 +110,10 @@ def _received(door: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def _connected(shelf: Shelf) -> Iterator[socket.socket | None]:
-    """The daemon's socket of a shelf's store; None where nobody listens."""
+def _connected(store: str) -> Iterator[socket.socket | None]:
+    """The daemon's socket of a store; None where nobody listens."""
     try:
-        folder = os.open(os.path.join(shelf.store, FOLDER), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(os.path.join(store, FOLDER), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         yield None
         return

@@ -58,7 +58,7 @@ async def profile(
     Raises: RequestError, BuilddError, ProtocolError.
     """
     from buildd.errors import StoreError
-    from buildd.profiling import log_row
+    from buildd.profiling import log_row, shared_rows
     from buildd.profiling.agenda import Plan
     from buildd.profiling.campaign import Profiling
     from buildd.profiling.gpus import find_amd_gpus, shown_gpus
@@ -85,6 +85,8 @@ async def profile(
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
                 say(line)
+            if plan.measures and any(not cache.of(plan.setting(case), case.problem) for case in survey.cases):
+                await shared_rows.fetch(request, alike[0], store, cache, say)
             _check_known(plan)
             tried: list[Tried] = []
 
@@ -95,6 +97,8 @@ async def profile(
 
             began_ns = time.time_ns()
             summary = await Profiling(plan, await building, cache, hear, say).run()
+            if summary.measured:
+                shared_rows.tell(store)
             if is_logged:
                 try:
                     log_row.keep(store, request, tried, summary, began_ns)

@@ -1,21 +1,21 @@
 """`buildd build` of targets with the key `profile`: measures them on a GPU first, then builds.
 
-Knows the order only: the plan says whether something needs measuring, `profile` measures. If measuring fails, the build
-loses only the faster kernel, and says so in one line.
+Knows the order only: the plan says whether something needs measuring, the shared cache may have what another machine
+measured, `profile` measures. If measuring fails, the build loses only the faster kernel, and says so in one line.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from buildd.client.perform import carry_out, stopping_signals
 from buildd.errors import BuilddError
-from buildd.profiling.devices import recall, remember, visible
+from buildd.profiling.devices import Gpu, recall, remember, visible
 from buildd.ui.problems import print_note
 from buildd.ui.view import View
 from codegen.errors import RequestError
@@ -45,22 +45,34 @@ def carry_out_measured(
     capabilities = capabilities_here(request, environ)
     if not capabilities:
         return carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
-    asked = _Asked(view)
-    done = carry_out(
-        msgspec.structs.replace(request, measures=capabilities), asked, no_daemon=options.no_daemon, environ=environ
-    )
+
+    def unless_unmeasured(request: Request, view: View) -> Done:
+        request = msgspec.structs.replace(request, measures=capabilities)
+        return carry_out(request, _Asked(view), no_daemon=options.no_daemon, environ=environ)
+
+    done = unless_unmeasured(request, view)
     if done.code != NOT_MEASURED:
         return done
     import asyncio  # late: most builds measure nothing
 
     try:
         with stopping_signals():
-            asyncio.run(_measure(request, options, environ))
+            gpus = _gpus(request, environ)
+            is_shared = asyncio.run(_fetch(request, gpus))
+        if is_shared:
+            done = unless_unmeasured(_again(request), views())
+            if done.code != NOT_MEASURED:
+                return done
+        with stopping_signals():
+            asyncio.run(_measure(request, options, environ, gpus))
     except (RequestError, BuilddError, ProtocolError, OSError) as error:
         print_note(f"buildd: nothing is measured: {getattr(error, 'message', '') or error}")
-    # Sent a second time, it is another request of the same build.
-    request = msgspec.structs.replace(request, request_id=RequestId(os.urandom(6).hex()))
-    return carry_out(request, views(), no_daemon=options.no_daemon, environ=environ)
+    return carry_out(_again(request), views(), no_daemon=options.no_daemon, environ=environ)
+
+
+def _again(request: Request) -> Request:
+    """A request that is sent once more: it is another one of the same build."""
+    return msgspec.structs.replace(request, request_id=RequestId(os.urandom(6).hex()))
 
 
 def capabilities_here(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -84,53 +96,86 @@ class _Asked:
             self._view.event(event)
 
 
-async def _measure(request: Request, options: Namespace, environ: Mapping[str, str]) -> None:
+def _say(words: str) -> None:
+    print_note(f"buildd: {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpus:
+    """The machine's GPUs, and those that may measure: they are of one model."""
+
+    every: tuple[Gpu, ...]
+    alike: tuple[Gpu, ...]
+
+
+def _gpus(request: Request, environ: Mapping[str, str]) -> _Gpus:
+    from buildd.profiling.gpus import find_gpus, shown_gpus
+
+    gpus, why = find_gpus(environ)
+    if gpus:
+        remember(request.store, environ, gpus)
+    alike, why = shown_gpus(gpus, why, _devices(request), _say)
+    if not alike:
+        _say(f"{why}: nothing is measured")
+    return _Gpus(gpus, alike)
+
+
+async def _fetch(request: Request, gpus: _Gpus) -> bool:
+    """Whether measurements came from other machines."""
     from pathlib import Path
 
+    from buildd.profiling import shared_rows
+    from buildd.store.profile_cache import open_profiles
+    from buildd.store.store import Store
+
+    if not gpus.alike:
+        return False
+    environment = settings_of(request).merged()
+    with Store.open(Path(request.store)) as store, open_profiles(environment, store, request.project) as cache:
+        return await shared_rows.fetch(request, gpus.alike[0], store, cache, _say)
+
+
+async def _measure(request: Request, options: Namespace, environ: Mapping[str, str], gpus: _Gpus) -> None:
+    from pathlib import Path
+
+    from buildd.profiling import shared_rows
     from buildd.profiling.agenda import Plan
     from buildd.profiling.campaign import Profiling
-    from buildd.profiling.gpus import find_gpus, shown_gpus
     from buildd.profiling.preparation import builder_for, survey_of
     from buildd.profiling.reports import Chosen, Told, Tried, chosen_words
     from buildd.store.profile_cache import open_profiles
     from buildd.store.store import Store
 
-    def say(words: str) -> None:
-        print_note(f"buildd: {words}")
-
     def tell(told: Told) -> None:
         if isinstance(told, Chosen):
-            say(f"{told.target}: {chosen_words(told)}")
+            _say(f"{told.target}: {chosen_words(told)}")
         elif isinstance(told, Tried) and told.note and told.outcome != "skipped":
-            say(f"{told.target}: {told.candidate}: {told.outcome}: {told.note}")
+            _say(f"{told.target}: {told.candidate}: {told.outcome}: {told.note}")
 
-    gpus, why = find_gpus(environ)
+    if not gpus.alike:
+        return
     with Store.open(Path(request.store)) as store:
-        if gpus:
-            remember(request.store, environ, gpus)
-        alike, why = shown_gpus(gpus, why, _devices(request), say)
-        if not alike:
-            say(f"{why}: nothing is measured")
-            return
-        survey = await survey_of(request, [], store, first_on=alike[0].capability)
+        survey = await survey_of(request, [], store, first_on=gpus.alike[0].capability)
         # The project may restrict the GPUs, too.
-        alike = tuple(gpu for gpu in visible(gpus, survey.devices) if gpu in alike)
+        alike = tuple(gpu for gpu in visible(gpus.every, survey.devices) if gpu in gpus.alike)
         if not survey.cases or not alike:
             return
         names = ", ".join(dict.fromkeys(case.target for case in survey.cases))
-        say(f"{names}: measuring on {alike[0].name} first")
+        _say(f"{names}: measuring on {alike[0].name} first")
         plan = Plan(request=request, survey=survey, gpus=alike)
         if options.jobs:
             plan = replace(plan, most_builds=options.jobs)
         plan = plan.with_room()
         with open_profiles(survey.environment, store, request.project) as cache:
             for line in cache.notices:
-                say(line)
+                _say(line)
             builder = await builder_for(options, request, environ)
             try:
-                await Profiling(plan, builder, cache, tell, say).run()
+                summary = await Profiling(plan, builder, cache, tell, _say).run()
             finally:
                 await builder.close()
+        if summary.measured:
+            shared_rows.tell(store)
 
 
 def _devices(request: Request) -> tuple[str, ...] | None:

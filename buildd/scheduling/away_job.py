@@ -26,6 +26,7 @@ from buildd.scheduling.job_failures import storage_failure
 from buildd.scheduling.second_start import SecondStart
 from buildd.scheduling.travel import depfiles_of, outputs_of, tool_files
 from buildd.state.events import Ending
+from protocol import messages as m
 
 
 class AwayJob(Execution):
@@ -42,6 +43,8 @@ class AwayJob(Execution):
         self._carriages: list[Carriage] = []
         """Its ways to a node, at most two; the last one counts."""
         self._here = Launch((), "")
+        self._given_s = 0.0
+        """When it was given to the cluster."""
         self._seen: frozenset[str] = frozenset()
         self._why = ""
         self._stays = False
@@ -54,6 +57,23 @@ class AwayJob(Execution):
     @property
     def node(self) -> str:
         return self._engine.name_of(self._tool.node) if self._tool is not None and self._tool.node else ""
+
+    @property
+    def steps(self) -> tuple[m.Step, ...]:
+        """The processes that the tool started on its node."""
+        tool = self._tool
+        if tool is None or tool.found is None:
+            return ()
+        return tuple(
+            m.Step(
+                name=name,
+                start_s=max(0.0, tool.begun_s - self._given_s) + start_s,
+                wall_s=wall_s,
+                peak_rss_bytes=peak_bytes,
+                node=self.node,
+            )
+            for name, start_s, wall_s, peak_bytes in tool.found.steps
+        )
 
     @property
     def _tool(self) -> RemoteTool | None:
@@ -86,7 +106,7 @@ class AwayJob(Execution):
     async def perform(self, runner: Executor, launch: Launch) -> Ending | None:
         if self._stays:
             return self._lose("")
-        self._began_ns = time.time_ns()
+        self._began_ns, self._given_s = time.time_ns(), time.monotonic()
         first = Carriage(
             self._engine,
             self.build,

@@ -116,7 +116,7 @@ class Execution:
     def ran(self) -> Ran:
         """What the job leaves to its followers, once it has ended well."""
         assert self.exit is not None
-        return Ran(tuple(self.result.made), self.exit, self.read, self.result.note, self._began_ns)
+        return Ran(tuple(self.result.made), self.exit, self.read, self.result.note, self._began_ns, self.node)
 
     def time_lines(self) -> tuple[str, ...]:
         """The lines of AIT_TIME_COMPILATION for the job and its steps."""

@@ -63,8 +63,9 @@ class StepwiseJob(Execution, ABC):
                 wall_s=exit.timing.wall_s if exit is not None else 0.0,
                 peak_rss_bytes=exit.timing.peak_rss_bytes if exit is not None else 0,
                 hit=exit is None,
+                node=node,
             )
-            for name, began_ns, exit in (self._inner.report.done if self._inner is not None else ())
+            for name, began_ns, exit, node in (self._inner.report.done if self._inner is not None else ())
         )
 
     def time_line(self) -> str:

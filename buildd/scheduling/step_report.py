@@ -41,8 +41,8 @@ class StepReport(Report[ActiveBuild]):
         """Standard output and error of the steps that ended or were found."""
         self.reads: dict[int, tuple[str, ...] | None] = {}
         """The files that each of them read; None where it did not say."""
-        self.done: list[tuple[str, int, Exit | None]] = []
-        """Name of each step that is done, when it began, how it ended where it ran."""
+        self.done: list[tuple[str, int, Exit | None, str]] = []
+        """Name of each step that is done, when it began, how it ended where it ran, and the node that it ran on."""
         self.failures: dict[int, Failure] = {}
         self._exits: list[Exit] = []
         """Exits of the steps that ran."""
@@ -51,13 +51,13 @@ class StepReport(Report[ActiveBuild]):
         store, action = self.build.store, self.build.plan.actions[index]
         stdout, stderr = (store.get(digest) or b"" if digest else b"" for digest in (result.stdout, result.stderr))
         self.said[index] = (stdout, stderr)
-        self.done.append((action.name, time.time_ns(), None))
+        self.done.append((action.name, time.time_ns(), None, ""))
         self.reads[index] = self.build.inputs.lookup.used_by(action)
 
     def handed_over(self, index: int, ran: Ran) -> None:
         self._ended(index, ran.exit)
         self.reads[index] = ran.read
-        self.done.append((self.build.plan.actions[index].name, ran.began_ns, ran.exit))
+        self.done.append((self.build.plan.actions[index].name, ran.began_ns, ran.exit, ran.node))
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         self.failures[index] = failure

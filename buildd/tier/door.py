@@ -1,8 +1,9 @@
-"""The door of one store: a socket by which programs have entries fetched from the tier, and tell of new ones.
+"""The door of one store: a socket by which programs have entries fetched from the tier, and tell of new ones, and by
+which commands do so with measurements.
 
 The programs' side is `hooks.tier_door`. A line of JSON asks. The first answer is a line that says how long the second
-one may take: so a program knows at once whether the daemon is well. A program can only have entries fetched that a
-key which the user trusts has signed, and entries uploaded that are in the store. Knows no entry.
+one may take: so a program knows at once whether the daemon is well. A program can only have things fetched that a key
+which the user trusts has signed, and things uploaded that are in the store. Knows no entry and no measurement.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class _Question(msgspec.Struct, frozen=True):
-    """What a program says: one of two fields."""
+    """What a program says: one of the fields but `seconds`."""
 
     get: str = ""
     made: str = ""
+    rows: str = ""
+    """A GPU model, whose measurements are wanted."""
+    measured: bool = False
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     """How long it took to make; 0 where that is unknown."""
 
@@ -49,6 +53,8 @@ class Door:
         store: the store's folder.
         begin: begins a look-up, and says how long it may take; None where the tier is not asked.
         made: gets the place of a new entry, and how long it took to make.
+        begin_rows: as `begin`, for the measurements of a GPU model.
+        measured: is told that the store has new measurements.
     """
 
     def __init__(
@@ -56,8 +62,10 @@ class Door:
         store: Path,
         begin: Callable[[str], tuple[Future[bool], float] | None],
         made: Callable[[str, float], None],
+        begin_rows: Callable[[str], tuple[Future[bool], float] | None],
+        measured: Callable[[], None],
     ) -> None:
-        self._begin, self._made = begin, made
+        self._begin, self._made, self._begin_rows, self._measured = begin, made, begin_rows, measured
         folder = store / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -120,8 +128,10 @@ class Door:
         asked = msgspec.json.decode(line, type=described(_Question))
         if is_place(asked.made):
             self._made(asked.made, asked.seconds)
-        elif is_place(asked.get):
-            begun = self._begin(asked.get)
+        elif asked.measured:
+            self._measured()
+        elif is_place(asked.get) or asked.rows:
+            begun = self._begin(asked.get) if asked.get else self._begin_rows(asked.rows)
             if begun is None:
                 program.sendall(b"0\n0")
                 return

@@ -20,6 +20,8 @@ class TierAnswer(Enum):
     REFUSED = "refused entries"
     LATE = "not waited for"
     FAILED = "failures"
+    MEASUREMENTS = "measurements"
+    """Rows about kernels that were new here."""
     KEPT = "results written"
     UNKEPT = "results not written"
 
@@ -44,9 +46,9 @@ class TierFigures:
         """Size of all objects that came from the tier."""
         return self._received_bytes
 
-    def count(self, answer: TierAnswer, problem: str = "") -> None:
+    def count(self, answer: TierAnswer, problem: str = "", amount: int = 1) -> None:
         with self._lock:
-            self._counts[answer] += 1
+            self._counts[answer] += amount
             self._problem = problem or self._problem
 
     def took(self, seconds: float) -> None:

@@ -1,4 +1,5 @@
-"""Programs' entries in the tier, for one store: the door at which programs ask, look-ups and uploads.
+"""Programs' entries in the tier, for one store: the door at which programs ask, look-ups and uploads; and measurements,
+which commands ask for at the same door.
 
 Learns how long programs take to make their entries, since nobody should wait for the tier for longer. Knows no record.
 """
@@ -17,6 +18,7 @@ from buildd.tier.door import Door
 from buildd.tier.entry_fetcher import EntryFetcher
 from buildd.tier.entry_uploader import EntryUploader
 from buildd.tier.fetcher import waits_s
+from buildd.tier.profile_exchange import ProfileExchange
 from buildd.tier.tier import Tier
 
 _USUAL_S = {triton_cache.FOLDER: 1.0, inductor_cache.FOLDER: 5.0, jax_cache.FOLDER: 1.0, CCACHE: 2.0}
@@ -27,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProgramEntries:
-    """The entries of one store. Every method may be called from any thread.
+    """The entries and the measurements of one store. Every method may be called from any thread.
 
     Args:
         queues: the folder of the store's queues for this tier; None where nothing is written.
@@ -37,12 +39,13 @@ class ProgramEntries:
         self.fetcher = EntryFetcher(tier, store)
         signer = tier.settings.signer
         self.uploader = EntryUploader(tier, store, signer, queues) if signer is not None and queues else None
+        self.profiles = ProfileExchange(tier, store)
         self._usual_s = dict(_USUAL_S)
         self._lock = threading.Lock()
         self._door: Door | None = None
         if tier.serves_programs and not store.read_only:
             try:
-                self._door = Door(store.folder, self._begin, self._made)
+                self._door = Door(store.folder, self._begin, self._made, self.profiles.begin, self.profiles.measured)
             except OSError as error:  # on some network file systems there are no sockets
                 _log.warning("programs cannot ask the tier: %s: %s", store.folder, error.strerror)
 
@@ -56,11 +59,16 @@ class ProgramEntries:
         if self.uploader is not None:
             self.uploader.start()
 
+    def rest(self) -> None:
+        """Give memory back."""
+        self.fetcher.rest()
+
     def close(self) -> None:
         """End everything; the tier is closed before."""
         if self._door is not None:
             self._door.close()
         self.fetcher.close()
+        self.profiles.close()
         if self.uploader is not None:
             self.uploader.close()
 

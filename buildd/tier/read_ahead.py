@@ -1,8 +1,8 @@
-"""Reads records of inputs from the tier before look-ups ask for them, along the trails that writers leave.
+"""Reads records from the tier before look-ups ask for them, along the trails that writers leave.
 
-Actions whose results were written one after another are asked for one after another: so the record of one leads to
-those near it. Nothing waits for a record that is read ahead, and nothing is believed of it: it is the tier's answer,
-a little early, and the look-up that asks for it checks it. Knows no store and no files.
+Actions whose results were written one after another are asked for one after another, and so are programs' entries: the
+record of one leads to those near it. Nothing waits for a record that is read ahead, and nothing is believed of it: it
+is the tier's answer, a little early, and the look-up that asks for it checks it. Knows no store and no files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from buildd.tier.carrier import CarrierError, ObjectKind, Patience, for_up_to
 from buildd.tier.figures import TierAnswer
@@ -23,18 +24,31 @@ UNDER_WAY = 16
 MOST_AHEAD = 64
 """Records that are under way or in memory, and that nobody has asked for."""
 AFTER, BEFORE = 48, 16
-"""How far from an action its trail is read. Builds with several jobs leave no exact order."""
+"""How far from an action or an entry its trail is read. Builds with several jobs leave no exact order."""
 MOST_RECORD_BYTES = 4 << 20
 MOST_BYTES = 32 << 20
 """The most bytes of all records in memory."""
 HELD_S = 60.0
 """So long an answer may be old, and so long nothing is read ahead after a failure."""
 READ_S = 10.0
+LEAST_SILENCE_S = 2.0
+"""So long the tier may be silent at least: nobody waits, and many records that are asked for at once come later."""
 _NEAR_S = 0.003
 """A tier that answers faster is not worth the threads."""
 _MOST_TRAILS = 8
 _MOST_KNOWN = 10_000
 Lacking = Callable[[Collection[bytes]], Collection[bytes]]
+Behind = Callable[[bytes, bytes, bytes], str]
+"""Gives the name of the object in `cas/` that a record leads to; empty if none is to be read. Gets the record, which it
+checks, its key and its writer."""
+
+
+class Read(NamedTuple):
+    """What was read, unchecked."""
+
+    record: bytes | None = None
+    object: bytes | None = None
+    """What the record leads to, where that was read too."""
 
 
 @dataclass(slots=True)
@@ -42,7 +56,7 @@ class _Ahead:
     """A record that was read ahead, or asked for."""
 
     since_s: float
-    reading: Future[bytes | None] | None = None
+    reading: Future[Read] | None = None
     """None once a look-up has asked for it, and where it did not fit into the memory."""
     is_unasked: bool = False
     size_bytes: int = 0
@@ -55,18 +69,27 @@ class _Trail:
     firsts: Sequence[bytes]
     names: Sequence[bytes]
     places: dict[bytes, int]
-    """First-level key -> where it is on the trail."""
+    """Key -> where it is on the trail."""
 
 
 class ReadAhead:
-    """Records of inputs, read ahead for one store. Every method may be called from any thread.
+    """Records of one kind, read ahead for one store. Every method may be called from any thread.
 
     Args:
-        lacking: those of some actions, by their first-level keys, of which the store knows no run.
+        lacking: those of some actions, by their first-level keys, of which the store knows no run; or those of some
+            entries, by their keys, that the store lacks.
+        kind: of the records: inputs or entries.
+        behind: names what is to be read after a record.
     """
 
-    def __init__(self, tier: Tier, lacking: Lacking) -> None:
-        self._tier, self._lacking = tier, lacking
+    def __init__(
+        self,
+        tier: Tier,
+        lacking: Lacking,
+        kind: Kind = Kind.INPUTS,
+        behind: Behind = lambda record, key, writer: "",
+    ) -> None:
+        self._tier, self._lacking, self._kind, self._behind = tier, lacking, kind, behind
         self._pool = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="tier-ahead")
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, _Ahead] = OrderedDict()
@@ -85,6 +108,10 @@ class ReadAhead:
 
     def get(self, name: bytes, patience: Patience) -> bytes | None:
         """A record, unchecked; None where there is none. Raises `CarrierError`."""
+        return self.get_whole(name, patience).record
+
+    def get_whole(self, name: bytes, patience: Patience) -> Read:
+        """The same, with what it leads to if that was read ahead. Raises `CarrierError`."""
         now_s = time.monotonic()
         with self._lock:
             self._forget_before(now_s - HELD_S)
@@ -94,12 +121,12 @@ class ReadAhead:
                 found = reading.result(timeout=patience.left_s())
             except TimeoutError:
                 raise self._tier.too_slow() from None
-            if found is not None:
+            if found.record is not None:
                 return found
-        return self._tier.get(ObjectKind.RECORDS, name.hex(), patience)
+        return Read(self._tier.get(ObjectKind.RECORDS, name.hex(), patience))
 
     def follow(self, trail: bytes, first: bytes, writer: bytes, silence_s: float) -> None:
-        """Read the records near an action's on its trail, in the background."""
+        """Read the records near that of an action or an entry on its trail, in the background."""
         now_s = time.monotonic()
         if self._tier.figures.usual_s < _NEAR_S or now_s < self._silent_until_s:
             return
@@ -113,7 +140,7 @@ class ReadAhead:
                         self._trails.popitem(last=False)
             except RuntimeError:  # the store is being closed
                 return
-        reading.add_done_callback(lambda done: self._go_on(done, first, silence_s))
+        reading.add_done_callback(lambda done: self._go_on(done, first, writer, silence_s))
 
     def forget(self) -> None:
         """Give the memory back."""
@@ -127,7 +154,7 @@ class ReadAhead:
 
     # ----------------------------------------------------------------
 
-    def _go_on(self, done: Future[_Trail], first: bytes, silence_s: float) -> None:
+    def _go_on(self, done: Future[_Trail], first: bytes, writer: bytes, silence_s: float) -> None:
         if done.cancelled() or done.exception() is not None:
             return
         trail = done.result()
@@ -146,24 +173,27 @@ class ReadAhead:
                     break
                 if trail.firsts[at] in wanted and name not in self._known:
                     try:
-                        reading = self._pool.submit(self._read, name, silence_s)
+                        reading = self._pool.submit(self._read, name, trail.firsts[at], writer, silence_s)
                     except RuntimeError:  # the store is being closed
                         break
                     self._known[name] = _Ahead(now_s, reading, is_unasked=True)
                     self._ahead += 1
 
-    def _read(self, name: bytes, silence_s: float) -> bytes | None:
+    def _read(self, name: bytes, key: bytes, writer: bytes, silence_s: float) -> Read:
         try:
-            found = self._asked(name, silence_s)
+            record = self._asked(ObjectKind.RECORDS, name.hex(), silence_s)
+            behind = self._behind(record, key, writer) if record is not None else ""
+            found = Read(record, self._asked(ObjectKind.CONTENT, behind, silence_s) if behind else None)
         except CarrierError:
             self._drop(name)
             raise
-        if found is not None:
+        if found.record is not None:
+            size_bytes = len(found.record) + len(found.object or b"")
             with self._lock:
                 known = self._known.get(name)
-                if known is not None and known.reading is not None and self._bytes + len(found) <= MOST_BYTES:
-                    self._bytes += len(found) - known.size_bytes
-                    known.size_bytes = len(found)
+                if known is not None and known.reading is not None and self._bytes + size_bytes <= MOST_BYTES:
+                    self._bytes += size_bytes - known.size_bytes
+                    known.size_bytes = size_bytes
                     return found
             self._drop(name)
         return found
@@ -178,20 +208,22 @@ class ReadAhead:
     def _read_trail(self, trail: bytes, writer: bytes, silence_s: float) -> _Trail:
         """A trail; an empty one where there is none that can be believed."""
         firsts: Sequence[bytes] = ()
-        entry = self._asked(name_of(Kind.TRAIL, trail, writer), silence_s)
+        entry = self._asked(ObjectKind.RECORDS, name_of(Kind.TRAIL, trail, writer).hex(), silence_s)
         if entry is not None:
             try:
                 firsts = opened(entry, TrailRecord, Kind.TRAIL, trail, writer).firsts
             except RefusedRecord as why:
                 self._tier.figures.count(TierAnswer.REFUSED, f"refused a trail: {why}")
-        names = [name_of(Kind.INPUTS, first, writer) for first in firsts]
+        names = [name_of(self._kind, first, writer) for first in firsts]
         return _Trail(firsts, names, {first: place for place, first in enumerate(firsts)})
 
-    def _asked(self, name: bytes, silence_s: float) -> bytes | None:
+    def _asked(self, kind: ObjectKind, name: str, silence_s: float) -> bytes | None:
         if self._tier.paused_s()[0] > 0:
             return None
         try:
-            return self._tier.get_ahead(name.hex(), for_up_to(READ_S, silence_s), MOST_RECORD_BYTES)
+            return self._tier.get_ahead(
+                kind, name, for_up_to(READ_S, max(silence_s, LEAST_SILENCE_S)), MOST_RECORD_BYTES
+            )
         except CarrierError:
             with self._lock:
                 self._silent_until_s = time.monotonic() + HELD_S
@@ -211,7 +243,7 @@ class ReadAhead:
             if reading is not None:
                 reading.cancel()
 
-    def _taken(self, known: _Ahead) -> Future[bytes | None] | None:
+    def _taken(self, known: _Ahead) -> Future[Read] | None:
         """What a look-up gets of a record, which then is no longer held here. The lock is held."""
         reading, known.reading = known.reading, None
         self._ahead -= known.is_unasked

@@ -31,7 +31,7 @@ MOST_SETS = 32
 MOST_CARRIED_BYTES = 256 << 10
 """The most bytes of objects in one record: a reader that wants one result of it waits for all of them."""
 MOST_STEPS = 1024
-"""Actions on one trail."""
+"""Actions or entries on one trail."""
 MOST_PROFILES = 100_000
 """Rows of one writer: the newest."""
 MOST_RECORD_BYTES = 64 << 20
@@ -45,7 +45,7 @@ class Kind(Enum):
     """The sets of files that earlier runs of an action read, each with the key of the result that it leads to."""
     RESULT = "result"
     TRAIL = "trail"
-    """The actions whose results one machine wrote one after another."""
+    """The actions whose results, or the entries, that one machine wrote one after another."""
     PROFILES = "profiles"
     """Measurements of kernels."""
     ENTRY = "entry"
@@ -115,7 +115,8 @@ class ResultRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrailRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A trail. A build that asks for one of its actions is likely to ask for those near it next."""
+    """A trail of actions, or one of entries. A build that asks for one of its actions is likely to ask for those near
+    it next, and so is a program with entries."""
 
     format: int
     kind: Kind
@@ -125,7 +126,7 @@ class TrailRecord(msgspec.Struct, frozen=True, array_like=True):
     writer: RawDigest
     time_s: int
     firsts: Annotated[list[RawDigest], msgspec.Meta(max_length=MOST_STEPS)]
-    """The first-level keys of the actions, in the order in which they were written."""
+    """The first-level keys of the actions, or the keys of the entries, in the order in which they were written."""
 
 
 class EntryRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -141,6 +142,8 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True):
     blob: SharedBlob
     object: bytes | None
     """The blob as `cas/` would have it; None where it is there."""
+    trail: RawDigest | None = None
+    """The trail that it is on."""
 
 
 class ProfilesRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from buildd.store.profiles import Profile
 from buildd.store.signing import Signer
-from buildd.tier.carrier import ObjectKind, for_up_to
+from buildd.tier.carrier import ObjectKind, Patience, for_up_to
 from buildd.tier.figures import TierAnswer
 from buildd.tier.records import FORMAT, MOST_PROFILES, Kind, ProfilesRecord, RefusedRecord, name_of, opened, sealed
 from buildd.tier.tier import Tier
@@ -39,14 +39,19 @@ def write(tier: Tier, signer: Signer, rows: Iterable[Profile]) -> int:
     return new
 
 
-def read(tier: Tier) -> list[Profile]:
-    """The rows of all trusted writers. Raises `CarrierError`."""
-    return _latest(row for writer, _ in tier.settings.believed for row in _of_writer(tier, writer))
+def read(tier: Tier, patience: Patience | None = None) -> list[Profile]:
+    """The rows of all trusted writers. Raises `CarrierError`.
+
+    Args:
+        patience: of a build that waits; None: as long as a push or a pull waits.
+    """
+    return _latest(row for writer, _ in tier.settings.believed for row in _of_writer(tier, writer, patience))
 
 
-def _of_writer(tier: Tier, writer: bytes) -> list[Profile]:
+def _of_writer(tier: Tier, writer: bytes, patience: Patience | None = None) -> list[Profile]:
     """A writer's rows; none where the record cannot be believed."""
-    entry = tier.get(ObjectKind.RECORDS, name_of(Kind.PROFILES, KEY, writer).hex(), for_up_to(READ_S, SILENCE_S))
+    patience = patience or for_up_to(READ_S, SILENCE_S)
+    entry = tier.get(ObjectKind.RECORDS, name_of(Kind.PROFILES, KEY, writer).hex(), patience)
     if entry is None:
         return []
     try:

@@ -39,6 +39,7 @@ class StoreTier:
     def rest(self) -> None:
         """Give memory back, while nothing is being built."""
         self.fetcher.rest()
+        self.entries.rest()
 
     def close(self) -> None:
         """End everything; the tier is closed before."""

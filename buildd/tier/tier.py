@@ -73,12 +73,12 @@ class Tier:
         self.figures.received(len(found or b""))
         return found
 
-    def get_ahead(self, name: str, patience: Patience, most_bytes: int) -> bytes | None:
-        """A record that no look-up waits for; None where there is none, or where it is large."""
+    def get_ahead(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int) -> bytes | None:
+        """An object that no look-up waits for; None where there is none, or where it is large."""
 
         def work() -> bytes | None:
             try:
-                return self._carrier.get(ObjectKind.RECORDS, name, patience, most_bytes)
+                return self._carrier.get(kind, name, patience, most_bytes)
             except LargeObject:
                 return None
 

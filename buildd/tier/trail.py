@@ -1,7 +1,7 @@
-"""The trail that an uploader leaves: which actions' results it wrote one after another.
+"""The trail that an uploader leaves: which actions' results, or which entries, it wrote one after another.
 
 Readers follow it (`read_ahead`). A trail is written whole each time that it has grown; it ends after a pause, because
-the next build has little to do with the last one. Knows no result.
+the next build has little to do with the last one. Knows no result and no entry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from buildd.store.signing import Signer
-from buildd.tier.carrier import ObjectKind, Patience
+from buildd.tier.carrier import CarrierError, ObjectKind, Patience
 from buildd.tier.records import FORMAT, MOST_STEPS, Kind, TrailRecord, name_of, sealed
 from buildd.tier.tier import Tier
 
@@ -31,10 +31,10 @@ class Trail:
         """A record in the tier names it; the tier has all of it."""
 
     def lead_past(self, firsts: Iterable[bytes]) -> bytes:
-        """Lead the trail past some actions, in this order; the key that their records name.
+        """Lead the trail past some actions or entries, in this order; the key that their records name.
 
         Args:
-            firsts: first-level keys, at most `MOST_STEPS`.
+            firsts: first-level keys, or keys of entries, at most `MOST_STEPS`.
         """
         new = dict.fromkeys(firsts)
         now_s = time.monotonic()
@@ -53,8 +53,16 @@ class Trail:
         """Whether a reader could look for it, and would find less of it than there is."""
         return self._is_named and not self._is_whole
 
-    def write(self, patience: Patience) -> None:
-        """Write it to the tier. Raises `CarrierError`."""
+    def catch_up(self, patience: Patience) -> bool:
+        """Write it to the tier if it is unwritten; False where the tier failed."""
+        if self.is_unwritten:
+            try:
+                self._write(patience)
+            except CarrierError:
+                return False
+        return True
+
+    def _write(self, patience: Patience) -> None:
         name = name_of(Kind.TRAIL, self._key, self._signer.public)
         record = TrailRecord(
             FORMAT, Kind.TRAIL, name, self._key, self._signer.public, int(time.time()), list(self._firsts)

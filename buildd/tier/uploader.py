@@ -112,12 +112,7 @@ class Uploader:
         return self._write_trail() and all(written)
 
     def _write_trail(self) -> bool:
-        if self._trail.is_unwritten and not self._background.is_ended:
-            try:
-                self._trail.write(patience_for(0))
-            except CarrierError:
-                return False
-        return True
+        return self._background.is_ended or self._trail.catch_up(patience_for(0))
 
     def _write_several(self, several: list[Waiting], trail: bytes | None) -> bool:
         for one in several:

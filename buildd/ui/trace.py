@@ -1,12 +1,12 @@
 """A build's events as a Chrome trace (chrome://tracing, Perfetto): one lane per job slot, its steps below, hits as
-instants. The jobs on each node of a cluster have lanes of their own.
+instants. The jobs and steps on each node of a cluster have lanes of their own.
 
 Pure: events in, JSON bytes out. Format: "Trace Event Format", JSON array form; times in microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -60,8 +60,8 @@ class _Tracer:
         self._started: dict[JobId, tuple[int, messages.Started]] = {}
         self._reasons: dict[JobId, tuple[str, ...]] = {}
         self._lane_count = 0
-        self._rows: dict[int, int] = {}
-        """Lane -> number of lanes that its jobs' steps take."""
+        self._rows: dict[tuple[int, int], int] = {}
+        """Process and lane -> number of lanes that its jobs' steps take."""
         self._away: dict[str, list[int]] = {}
         """Name of a node -> when each of its lanes is free again (ns)."""
         self._entries: list[dict[str, Any]] = []
@@ -77,8 +77,8 @@ class _Tracer:
                     self._start(event.time_ns, body)
                 case messages.Finished() as body:
                     peak = {"outputs_bytes": sum(output.size_bytes for output in body.outputs)}
-                    lane, began_ns = self._end(event.time_ns, body.job_id, body.action, body.timing, peak, body.node)
-                    self._add_steps(lane, began_ns, body.steps)
+                    place = self._end(event.time_ns, body.job_id, body.action, body.timing, peak, body.node)
+                    self._add_steps(place, body)
                 case messages.Failed() as body:
                     what = {"failed": clean(body.message), "exit_status": body.exit_status}
                     self._end(event.time_ns, body.job_id, body.action, body.timing, what)
@@ -108,8 +108,8 @@ class _Tracer:
         timing: messages.Timing,
         more: dict[str, Any],
         node: str = "",
-    ) -> tuple[int, int]:
-        """Draw a job; returns its lane and its start."""
+    ) -> tuple[int, int, int]:
+        """Draw a job; returns its process, its lane and its start."""
         lane = self._lanes.pop(job_id, 1)
         started_ns, body = self._started.pop(job_id, (time_ns - int(timing.wall_s * 1e9), None))
         process, thread = self._lane_at(node, started_ns, time_ns) if node else (_PROCESS, lane)
@@ -135,8 +135,7 @@ class _Tracer:
                 },
             }
         )
-
-        return lane, started_ns
+        return process, thread, started_ns
 
     def _lane_at(self, node: str, started_ns: int, ended_ns: int) -> tuple[int, int]:
         """The node's number among the processes, and a lane of it that is free from a job's start to its end."""
@@ -145,27 +144,42 @@ class _Tracer:
         free_ns[row : row + 1] = [ended_ns]
         return _PROCESS + 1 + list(self._away).index(clean(node)), row + 1
 
-    def _add_steps(self, lane: int, began_ns: int, steps: Iterable[messages.Step]) -> None:
-        """Draw the steps that ran, on lanes below the job's: one lane for each that ran side by side."""
+    def _add_steps(self, place: tuple[int, int, int], body: messages.Finished) -> None:
+        """Draw the steps that ran, on lanes below the job's: one lane for each that ran side by side.
+
+        A step that ran on a node, of a job that ran here, is drawn among the jobs of that node too.
+        """
+        process, lane, began_ns = place
         free_s: list[float] = []
-        for step in sorted(steps, key=lambda step: step.start_s):
+        for step in sorted(body.steps, key=lambda step: step.start_s):
             if step.hit:
                 continue
             row = next((row for row, at_s in enumerate(free_s) if at_s <= step.start_s), len(free_s))
             free_s[row : row + 1] = [step.start_s + step.wall_s]
-            self._rows[lane] = max(self._rows.get(lane, 0), row + 1)
-            self._entries.append(
-                {
-                    "name": clean(step.name),
-                    "cat": "step",
-                    "ph": "X",
-                    "ts": self._microseconds(began_ns) + step.start_s * 1e6,
-                    "dur": step.wall_s * 1e6,
-                    "pid": _PROCESS,
-                    "tid": _STEP_LANES * lane + row,
-                    "args": {"peak_rss_bytes": step.peak_rss_bytes},
-                }
-            )
+            self._rows[process, lane] = max(self._rows.get((process, lane), 0), row + 1)
+            self._add_step(step, clean(step.name), (process, _STEP_LANES * lane + row), began_ns)
+            if step.node and step.node != body.node:
+                started_ns = began_ns + int(step.start_s * 1e9)
+                there = self._lane_at(step.node, started_ns, started_ns + int(step.wall_s * 1e9))
+                self._add_step(step, f"{clean(body.action)}: {clean(step.name)}", there, began_ns)
+
+    def _add_step(self, step: messages.Step, name: str, place: tuple[int, int], began_ns: int) -> None:
+        process, thread = place
+        self._entries.append(
+            {
+                "name": name,
+                "cat": "step",
+                "ph": "X",
+                "ts": self._microseconds(began_ns) + step.start_s * 1e6,
+                "dur": step.wall_s * 1e6,
+                "pid": process,
+                "tid": thread,
+                "args": {
+                    "peak_rss_bytes": step.peak_rss_bytes,
+                    **({"node": clean(step.node)} if step.node else {}),
+                },
+            }
+        )
 
     def _instant(self, time_ns: int, body: messages.CacheHit) -> None:
         self._entries.append(
@@ -182,15 +196,23 @@ class _Tracer:
         )
 
     def _names(self) -> list[dict[str, Any]]:
-        lanes = {_STORE_LANE: "hits"} | {lane: f"slot {lane}" for lane in range(1, self._lane_count + 1)}
-        for lane, rows in self._rows.items():
-            lanes |= {_STEP_LANES * lane + row: f"slot {lane}, steps" for row in range(rows)}
-        names = [{"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "buildd"}}]
-        for lane, name in lanes.items():
-            names.append({"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": lane, "args": {"name": name}})
+        names = list(
+            _named(_PROCESS, "buildd", {_STORE_LANE: "hits", **self._lanes_of(_PROCESS, "slot", self._lane_count)})
+        )
         for process, (node, free_ns) in enumerate(self._away.items(), start=_PROCESS + 1):
-            names.append({"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": node}})
-            for lane in range(1, len(free_ns) + 1):
-                name = f"{node} {lane}"
-                names.append({"name": "thread_name", "ph": "M", "pid": process, "tid": lane, "args": {"name": name}})
+            names += _named(process, node, self._lanes_of(process, node, len(free_ns)))
         return names
+
+    def _lanes_of(self, process: int, name: str, count: int) -> dict[int, str]:
+        """Number -> name of each lane of a process: of its jobs, and of their steps."""
+        lanes = {lane: f"{name} {lane}" for lane in range(1, count + 1)}
+        for (of, lane), rows in self._rows.items():
+            if of == process:
+                lanes |= {_STEP_LANES * lane + row: f"{name} {lane}, steps" for row in range(rows)}
+        return lanes
+
+
+def _named(process: int, name: str, lanes: dict[int, str]) -> Iterator[dict[str, Any]]:
+    yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
+    for lane, words in lanes.items():
+        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": lane, "args": {"name": words}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from buildd.cluster import bridge, ray_engine, remote_tool
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
+from buildd.ui.trace import chrome_trace
 from protocol import messages as m
 from tests.support.clusters import environ, fake_settings
+from tests.support.recorded import events
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.travelling_builds import assert_built_once, built_with, connected, nodes_of, project
 from tests.support.waiting import until_async
@@ -127,6 +130,21 @@ def test_what_cannot_be_stored_is_not_taken_from_a_node(workspace: Workspace) ->
     story, engine = built_with(workspace, fake_settings(workspace.folder))
     assert story.done.outcome is m.Outcome.BUILT and engine.done
     assert not any(nodes_of(story).values())
+
+
+def test_the_steps_of_a_compile_on_a_node_are_told(workspace: Workspace) -> None:
+    seen = [("cicc", 0.5, 2.0, 1 << 20), ("ptxas", 2.5, 0.25, 1 << 10)]
+    story, _ = built_with(workspace, fake_settings(workspace.folder, steps=seen))
+    away = [event for event in story.of(m.Finished) if event.node]
+    assert away and not any(event.steps for event in story.of(m.Finished) if not event.node)
+    for event in away:
+        cicc, ptxas = event.steps
+        assert (cicc.name, cicc.wall_s, cicc.peak_rss_bytes, cicc.node) == ("cicc", 2.0, 1 << 20, event.node)
+        assert cicc.start_s >= 0.5 and ptxas.start_s == pytest.approx(cicc.start_s + 2.0)
+    lanes = json.loads(chrome_trace(events(*enumerate(story))))
+    names = {(lane["pid"], lane["tid"]): lane["args"]["name"] for lane in lanes if lane["name"] == "thread_name"}
+    drawn = {names[lane["pid"], lane["tid"]] for lane in lanes if lane["name"] == "ptxas"}
+    assert drawn <= {f"{node} {lane}, steps" for node in ("beta", "gamma") for lane in (1, 2)} and drawn
 
 
 def test_a_cancelled_build_ends_its_jobs_on_nodes(workspace: Workspace, settings: RaySettings) -> None:

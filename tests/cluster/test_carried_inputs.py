@@ -144,4 +144,8 @@ def test_steps_of_one_compile_go_to_nodes(tmp_path: Path) -> None:
     story, engine = built_with(workspace, settings, environment=dict(os.environ))
     assert story.done.outcome is m.Outcome.BUILT, story
     assert engine.done and not engine.losses, engine.problem
+    (compiled,) = [event for event in story.of(m.Finished) if event.steps]
+    nodes = {step.name: step.node for step in compiled.steps}
+    assert not compiled.node and {"", "beta", "gamma"} >= set(nodes.values()) != {""}, nodes
+    assert sum(map(bool, nodes.values())) == engine.done
     assert not differences_from_nvcc(workspace, tmp_path / "plain/k.o")

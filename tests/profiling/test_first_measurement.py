@@ -12,6 +12,8 @@ import pytest
 
 from buildd.profiling.devices import Gpu, recall, remember
 from buildd.profiling.first_measurement import capabilities_here
+from buildd.tier import shared_profiles
+from buildd.tier.records import Kind, name_of
 from codegen.errors import RequestError
 from codegen.gemm.best_kernels import Best, Published, Setting
 from codegen.gemm.capability import ANY, best_arch, guessing_notice, to_measure
@@ -25,6 +27,8 @@ from tests.support.carry_out import KNOWLEDGE, answered, plan_for, request_for
 from tests.support.cutlass import cutlass_in
 from tests.support.developer import Developer
 from tests.support.profiling_cases import smi
+from tests.support.tiers import http_cache
+from tests.support.waiting import until
 
 H200 = Gpu(index=0, uuid="GPU-1", name="NVIDIA H200", driver="580.1", capability="9.0")
 BOTH = ("sm_80", "sm_90a")
@@ -180,14 +184,12 @@ print('{{"outcome": "measured", "time_us": %d, "samples": 9}}' % time_us, flush=
 """
 
 
-@pytest.mark.cuda
-@pytest.mark.slow
-def test_a_build_measures_first_what_nobody_has_measured(developer: Developer) -> None:
+def with_measuring_toolkit(developer: Developer) -> Path:
+    """A project with a GEMM, and a toolkit whose program that measures is a fake; the folder of the user's tools."""
     developer.write("buildd.toml", PROJECT)
     developer.environ["CUTLASS_PATH"] = str(cutlass_in(developer.folder))
     tools, home = developer.folder / "tools", developer.folder / "cuda"
     tools.mkdir()
-    # A toolkit whose program that measures is one.
     measure = tools / "measure"
     measure.write_text(MEASURE)
     measure.chmod(0o755)
@@ -199,6 +201,21 @@ def test_a_build_measures_first_what_nobody_has_measured(developer: Developer) -
     )
     (home / "bin/nvcc").chmod(0o755)
     developer.environ["CUDA_HOME"] = str(home)
+    return tools
+
+
+def with_a100(developer: Developer, tools: Path) -> Path:
+    """A machine with a GPU, by what `nvidia-smi` says; the file in which each question to it is a line."""
+    asked = developer.folder / "asked"
+    listed = f'echo "$*" >> {asked}\ncase "$*" in *query-gpu*) echo "0, GPU-1, NVIDIA A100, 580.1, 8.0";; esac'
+    developer.environ["PATH"] = f"{smi(tools, listed)['PATH']}:{developer.environ['PATH']}"
+    return asked
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_build_measures_first_what_nobody_has_measured(developer: Developer) -> None:
+    tools = with_measuring_toolkit(developer)
 
     def build(*targets: str, **environ: str) -> str:
         before = dict(developer.environ)
@@ -211,9 +228,7 @@ def test_a_build_measures_first_what_nobody_has_measured(developer: Developer) -
     guessed = "g: nothing was measured for sm_80, so buildd uses the likeliest kernels"
     first = build("g")
     assert first.count(guessed) == 1 and "3 compiled" in first
-    asked = developer.folder / "asked"
-    listed = f'echo "$*" >> {asked}\ncase "$*" in *query-gpu*) echo "0, GPU-1, NVIDIA A100, 580.1, 8.0";; esac'
-    developer.environ["PATH"] = f"{smi(tools, listed)['PATH']}:{developer.environ['PATH']}"
+    asked = with_a100(developer, tools)
     assert guessed in build("g", CUDA_VISIBLE_DEVICES="") and not asked.exists()
     assert guessed in build("g", DISABLE_PROFILER_CODEGEN="1") and not asked.exists()
     measured = build("uses", "-j4")
@@ -232,3 +247,26 @@ def test_a_build_measures_first_what_nobody_has_measured(developer: Developer) -
     (tools / "nvidia-smi").write_text("#!/bin/sh\necho no driver\nexit 9\n")
     broken = build("g", FLUSH_PROFILE_CACHE="1")
     assert "nvidia-smi: no driver: nothing is measured" in broken and guessed in broken, broken
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_build_takes_what_another_machine_has_measured(developer: Developer) -> None:
+    """The second machine has an empty store and the same GPU; it compiles no candidate and measures nothing."""
+    with http_cache() as cache:
+        with_a100(developer, with_measuring_toolkit(developer))
+        developer.environ |= {"BUILDD_TIER": cache.url, "BUILDD_TIER_WRITE": "1"}
+        _, key = developer.buildd("cache", "key")
+        first = developer.build("g")
+        assert "measuring on NVIDIA A100 first" in first.text, first.text
+        writer = bytes.fromhex(key.strip())
+        name = f"/x/ac/{name_of(Kind.PROFILES, shared_profiles.KEY, writer).hex()}"
+        until(lambda: name in cache.objects)
+        developer.buildd("down")
+        developer.environ |= {"BUILDD_DIR": str(developer.folder / "second"), "BUILDD_TIER_WRITE": "0"}
+        assert developer.buildd("cache", "trust", key.strip(), "first")[0] == 0
+        second = developer.build("g")
+        assert second.status == 0 and "2 measurements on NVIDIA A100 from the shared cache" in second.text, second.text
+        assert "measuring on" not in second.text and "the best on NVIDIA A100" in second.text
+        assert "2 measurements" in developer.buildd("status")[1]
+        assert "from the shared cache" not in developer.build("g").text, "now the store has them"

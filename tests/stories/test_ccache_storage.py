@@ -74,7 +74,7 @@ def test_ccache_on_another_machine_hits(tmp_path: Path) -> None:
         assert "values of ccache" in first.buildd("cache", "stats")[1]
         stop(first)
         assert first.buildd("cache", "push")[0] == 0
-        until_written(cache, 2)
+        until_written(cache, 3)  # and the trail
         second = machines()
         with_daemon(second)
         found, counts = compiled(second, source)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from buildd.cluster.node_steps import Step
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
 from codegen.plan import Discovery, Knowledge, Place, Plan, Ref, Tool, ToolFile
@@ -24,12 +25,15 @@ def fake_cluster(folder: Path, *, fault: str = "", **nodes: int) -> RayEngine:
     return RayEngine(fake_settings(folder, fault=fault, **nodes), environ())
 
 
-def fake_settings(folder: Path, *, fault: str = "", hidden: Path | None = None, **nodes: int) -> RaySettings:
-    """`hidden`: a folder that is empty for the nodes."""
+def fake_settings(
+    folder: Path, *, fault: str = "", hidden: Path | None = None, steps: list[Step] | None = None, **nodes: int
+) -> RaySettings:
+    """`hidden`: a folder that is empty for the nodes. `steps`: what they have seen of each job; None: what they see."""
     python = folder / "fake-python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES}/fake-ray-bridge" "$@"\n')
     python.chmod(0o700)
     plan = {"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault, "hidden": str(hidden or "")}
+    plan |= {} if steps is None else {"steps": steps}
     return RaySettings(json.dumps(plan), str(python))
 
 

@@ -43,7 +43,7 @@ def machines_at(cache: HttpCache) -> Iterator[Machines]:
 
 
 def until_written(cache: HttpCache, records: int) -> None:
-    """Wait until the tier has so many records."""
+    """Wait until the tier has so many records; a trail is one, too."""
     until = time.monotonic() + _DEADLINE_S
     while len(cache.records()) < records:
         assert time.monotonic() < until, f"{len(cache.records())} records"

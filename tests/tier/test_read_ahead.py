@@ -296,7 +296,7 @@ def test_a_trail_ends_after_a_pause_or_when_it_is_long(cache: HttpCache, monkeyp
     grown.named()
     assert grown.is_unwritten
     assert grown.lead_past([first_of(2)]) == begun
-    grown.write(for_up_to(DEADLINE_S, DEADLINE_S))
+    assert grown.catch_up(for_up_to(DEADLINE_S, DEADLINE_S))
     assert not grown.is_unwritten
     entry = cache.objects[place_of(Kind.TRAIL, begun)]
     assert opened(entry, TrailRecord, Kind.TRAIL, begun, ALICE.public).firsts == [first_of(1), first_of(2)]

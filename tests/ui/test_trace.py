@@ -126,3 +126,25 @@ def test_each_node_of_a_cluster_has_lanes_of_its_own() -> None:
         ("process_name", 3, 0): "gamma",
         ("thread_name", 3, 1): "gamma 1",
     }
+
+
+def test_steps_on_a_node_are_drawn_there_and_inside_their_job() -> None:
+    """One job ran here and gave a step away; another one went to the node whole."""
+    shared = (Step(name="cudafe++", start_s=0.0, wall_s=1.0), Step(name="cicc", start_s=0.5, wall_s=1.5, node="beta"))
+    whole = (Step(name="cc1plus", start_s=0.25, wall_s=0.5, node="beta"), Step(name="as", start_s=0.75, node="beta"))
+    here = msgspec.structs.replace(finished(1, "a.o", 3.0), steps=shared)
+    there = msgspec.structs.replace(finished(2, "b.o", 1.0, node="beta"), steps=whole)
+    entries = traced(events((0, started(1, "a.o")), (1, started(2, "b.o")), (2, there), (3, here)))
+    drawn = [(e["name"], e["pid"], e["tid"], e["ts"] / 1e6) for e in of_phase(entries, "X")]
+    assert sorted(drawn) == [
+        ("a.o", 1, 1, 0.0),
+        ("a.o: cicc", 2, 2, 0.5),
+        ("as", 2, 1000, 1.75),
+        ("b.o", 2, 1, 1.0),
+        ("cc1plus", 2, 1000, 1.25),
+        ("cicc", 1, 1001, 0.5),
+        ("cudafe++", 1, 1000, 0.0),
+    ]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_phase(entries, "M") if e["name"] == "thread_name"}
+    assert names[1, 1001] == "slot 1, steps" and names[2, 1000] == "beta 1, steps" and names[2, 2] == "beta 2"
+    assert {e["args"].get("node") for e in of_phase(entries, "X") if e["name"].endswith("cicc")} == {"beta"}
