@@ -8,9 +8,10 @@ makes sure that shims never say yes where this module says no, unless all conten
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from buildd.files.stamp import listing_stamp
+from buildd.files.stamp import Stamp, listing_stamp, trustworthy
 from buildd.native import sweep
 
 
@@ -61,6 +62,22 @@ class Stamps:
                 if folder.stamp != 0:
                     return False
         return sweeper.all_equal(self.paths, self.stamps, worth_files=sweep.WORTH_FILES_LOADED)
+
+
+def trusted_stamps(files: Sequence[tuple[str, Stamp]], folders: Iterable[FolderStamp], since_ns: int) -> Stamps | None:
+    """A set of stamps; None where the stamps of now would not tell every change since a moment.
+
+    Args:
+        files: paths with their stamps.
+        since_ns: the moment, by the file system's clock.
+    """
+    folders = tuple(folders)
+    if any(folder.stamp == -1 and folder.there is None for folder in folders):
+        return None
+    if not all(trustworthy(stamp, since_ns) for _, stamp in files):
+        return None
+    numbers = sweep.packed([number for _, stamp in files for number in stamp])
+    return Stamps([os.fsencode(path) for path, _ in files], numbers, folders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from buildd.keys.text_digests import filed_digest, is_bare
 from buildd.native.bare_text import bare_text_of
 from buildd.store.store import InputSet
 from codegen.compilers.checkout_roots import checkouts, is_checkout
-from codegen.plan import MAPPED, Action, TextUse, Tool
+from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
 from codegen.reach import Reach, reach_of, read_regular
 from protocol.messages import Digest
 
@@ -132,7 +132,9 @@ def file_run(
     moving = checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
     mentions = False
-    for path in (*action.inputs, *used):
+    # No preprocessor reads the objects of a link.
+    declared = () if action.discovery is Discovery.GCC_LINKER and _are_objects(action.inputs) else action.inputs
+    for path in (*declared, *used):
         fact = None if snapshot.is_produced(path) else snapshot.fact(path)
         if fact is None or fact.traits is Traits.NONE:
             continue
@@ -220,6 +222,10 @@ def _used(
     # A file that is gone now was there when the tool read it: it counts as changed.
     stale = [path for path, spelled in used.items() if not untouched(path, spelled, started_ns, moved)]
     return list(used), stale
+
+
+def _are_objects(paths: Iterable[str]) -> bool:
+    return all(path.endswith((".o", ".obj")) for path in paths)
 
 
 def unsound_reason(snapshot: Snapshot, path: str, fact: Fact, action: Action, tool: Tool) -> str:

@@ -118,7 +118,8 @@ class CommandOutputs(Outputs[ActiveBuild]):
 
     def published(self, result: Result, held: temporary_roots.Roots) -> None:
         self.result = result
-        self.holds_path = not {*held}.isdisjoint(checkout_roots.others(self.roots))
+        bound = not {*held}.isdisjoint(checkout_roots.others(self.roots))
+        self.holds_path = bound and not self.delivery.compile.objects  # a link's has the same name each time
         for output in result.outputs:
             if output.name != DEPENDENCIES:
                 self._vouch_for(output.digest)

@@ -50,7 +50,8 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
     """
     if compile.family is Family.HIPCC or compile.relocatable:
         return ()
-    if compile.makes is not Makes.OBJECT and (compile.makes is not Makes.RULES or compile.family is not Family.GCC):
+    lists = compile.makes is Makes.RULES and compile.family is Family.GCC
+    if not (compile.makes is Makes.OBJECT or compile.objects or lists):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
     shows = inspect(flags).path_sensitive
@@ -59,7 +60,7 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
     if is_apart:
         candidates = {_RUN: run_folder}
     else:
-        source = os.path.dirname(os.path.join(folder, compile.source))
+        source = folder if compile.objects else os.path.dirname(os.path.join(folder, compile.source))
         top = os.path.commonpath((folder, os.path.normpath(source)))
         if _is_in(top, run_folder):
             top = run_folder

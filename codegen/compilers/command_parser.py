@@ -136,7 +136,7 @@ _TAKEN = {
 }
 _OBJECTS = (".o", ".obj")
 PARTS = "/tmp/buildd-parts-"
-"""Beginning of the folders for the objects of one command with several sources: a link of these never comes again."""
+"""Beginning of the folders for the objects of one command that was divided: see `several_sources`."""
 _STDOUT = "-"
 """Names standard output to gcc's preprocessor and compiler proper, and a file to its assembler."""
 _LISTS = ("-M", "-MM", "--generate-dependencies", "--generate-nonsystem-dependencies")
@@ -277,8 +277,7 @@ class Parser(ABC):
         library of kernels is rarely linked anew."""
         named = tuple(self.kept[index] for index in self.sources)
         is_link = makes is Makes.LINKED and family is Family.NVCC and not self.language
-        stays = all(path.endswith(_OBJECTS) and not path.startswith(PARTS) for path in named)
-        return named if is_link and stays else ()
+        return named if is_link and all(path.endswith(_OBJECTS) for path in named) else ()
 
     def _makes(self) -> Makes:
         if self.lists:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from codegen.compilers.command_parser import Compile, Family, Makes
+from codegen.compilers.command_parser import PARTS, Compile, Family, Makes
 from codegen.flags import inspect
 from codegen.plan import MAPPED, Argument, Place, Ref
 
@@ -33,6 +33,8 @@ _TEMPORARY = re.compile(
     r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
     r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
 )
+_PARTS = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}}/.*)/\d+/[^/]+")
+"""An object of a command that was divided (`codegen.foreign.several_sources`), and the folder of all of them."""
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
 _FOLDER = re.compile(
@@ -58,6 +60,9 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         mapped: value of MAP_PATHS.
         clang: the compiler is clang.
     """
+    if compile.objects:
+        parts = {match[1] for path in compile.objects if (match := _PARTS.fullmatch(path))}
+        return (("parts", parts.pop()),) if len(parts) == 1 else ()
     if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # hipcc names modules after the source's absolute path
     if compile.makes is Makes.HEADER:
@@ -142,6 +147,8 @@ def names_in(content: bytes, roots: Roots, *, lines: bool = False) -> set[str]:
     for name, folder in roots:
         match = _TEMPORARY.match(folder)
         random = match and next(filter(None, match.group("pip_random", "uv_random", "python_random", "cmake_random")))
+        if folder.startswith(PARTS):
+            random = folder[len(PARTS) :].partition("/")[0]
         if random and _mentions(content, random.encode(), lines=lines):
             found.add(name)
     return found

@@ -1,17 +1,18 @@
 """Divides a command that compiles several sources, or compiles and links, into commands with one source each.
 
 The shim carries them out one after another (shims/several.c). A compile that comes from it is like any other one: found
-again, in steps. The link is the user's own command with objects in the place of sources, and nobody caches it. Reads no
-file but response files; a command that is not surely the same in parts is not divided.
+again, in steps. The link is the user's own command with objects in the place of sources: nvcc's is found again, gcc's
+runs each time. Reads no file but response files; a command that is not surely the same in parts is not divided.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
 
-from codegen.compilers.command_parser import PARTS, Family, Parser, language_of
+from codegen.compilers.command_parser import PARTS, Compile, Family, Makes, Parser, language_of
 from codegen.foreign.command_line import read_command
 from codegen.plan import Frozen
 
@@ -32,6 +33,8 @@ class Parts(Frozen, frozen=True):
     commands: tuple[tuple[str, ...], ...]
     folder: str = ""
     """A new folder for the objects of the first commands, which the last one links; empty if no command links."""
+    reads_options: bool = False
+    """Some of the words came from a response file."""
     keeps_going: bool = False
     """After a compile that fails, the compiler compiles the other sources, and links nothing."""
 
@@ -41,9 +44,27 @@ def new_folder(random: bytes) -> str:
     return PARTS + random.hex()
 
 
+def folder_of(command: Sequence[str], folder: str, user: int) -> str:
+    """Return the folder for the objects of a command that is the same each time: with -lineinfo, nvcc's link writes an
+    object's path into the program.
+
+    Args:
+        folder: the working folder, absolute.
+        user: the caller's user id.
+    """
+    words = "\0".join((str(user), folder, *command)).encode(errors="surrogateescape")
+    return new_folder(hashlib.blake2b(words, digest_size=8).digest())
+
+
 def is_part(output: str) -> bool:
     """Tell whether this is an object of a command that was divided."""
     return _PART.match(output) is not None
+
+
+def is_better_divided(compile: Compile) -> bool:
+    """Tell whether this command with one source is better carried out in parts: nvcc compiles a source in steps, and
+    finds it from another checkout, if the same command does not link."""
+    return compile.family is Family.NVCC and compile.makes is Makes.LINKED and not compile.objects
 
 
 def stable(output: str) -> str:
@@ -62,7 +83,7 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
     Raises:
         PassThrough: the command has an option that no compile may have.
     """
-    parser, family, _ = read_command(command, folder)
+    parser, family, read = read_command(command, folder)
     names = [parser.kept[index] for index in parser.sources]
     compiled = [name for name in names if not (_LINKED.fullmatch(name) or language_of(name) == "")]
     links = not parser.compiles
@@ -101,7 +122,12 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
     if links:
         linked = [made.get(at, word) for at, word in enumerate(_without_language(parser))]
         commands.append((tool, *host, *filter(None, linked), *(("-o", parser.output) if parser.output else ())))
-    return Parts(tuple(commands), objects if links else "", family is not Family.NVCC)
+    return Parts(
+        commands=tuple(commands),
+        folder=objects if links else "",
+        reads_options=bool(read),
+        keeps_going=family is not Family.NVCC,
+    )
 
 
 def _without_language(parser: Parser) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.foreign_project import ForeignProject
 from tests.support.nvcc_project import KERNEL
 from tests.support.objects import contents
 from tests.support.user import User
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cuda
 
@@ -36,6 +38,12 @@ def toolkit(foreign: ForeignProject) -> Path:
     return Path(real).resolve().parents[1]
 
 
+def made_of(program: Path) -> list[object]:
+    """Symbols and device code of a linked file. The linker orders symbols by their names, which hold modules' ids."""
+    found = contents(program)
+    return [sorted(found["symbols"].splitlines()), found["machine code"], found["ptx"]]
+
+
 @pytest.mark.parametrize("more", [(), ("-Xlinker", "-rpath=/nowhere", "-lineinfo", "-Xcudafe", "--diag_suppress=177")])
 def test_a_library_from_one_source_is_nvccs(cuda: ForeignProject, more: tuple[str, ...]) -> None:
     """As tilelang and many users of ctypes compile: with `-l` of a library that the project makes."""
@@ -46,22 +54,62 @@ def test_a_library_from_one_source_is_nvccs(cuda: ForeignProject, more: tuple[st
     command = ("nvcc", *options, *more, "--shared", "k.cu", "-Iinclude", folder, "-L.", "-lother", "-o", "made.so")
     before = cuda.counts()
     cuda.good(*command)
-    ours = contents(cuda.folder / "made.so")
+    ours = made_of(cuda.folder / "made.so")
     assert ctypes.CDLL(str(cuda.folder / "libother.so")) and ctypes.CDLL(str(cuda.folder / "made.so")).first() == 7
     (cuda.folder / "made.so").unlink()
     cuda.good(*command)
-    assert cuda.counts() == (before[0] + 1, before[1] + 1)
+    hits, missed = cuda.counts()
+    assert missed == before[1] + 2, "one compile, one link"
+    assert hits - before[0] in (1, 2), "the second time, perhaps without the daemon"
     assert (cuda.folder / "made.so").stat().st_mode & 0o111
     assert cuda.plainly(*command).returncode == 0
-    theirs = contents(cuda.folder / "made.so")
-    assert {name: ours[name] for name in ("symbols", "machine code", "ptx")} == {
-        name: theirs[name] for name in ("symbols", "machine code", "ptx")
-    }
+    assert ours == made_of(cuda.folder / "made.so")
     cuda.write("other.c", "int other(void) { return 6; }")
     cuda.good("gcc", "-shared", "-fPIC", "other.c", "-o", "libother.so")
-    missed = cuda.counts()[1]
+    hits, missed = cuda.counts()
     cuda.good(*command)
-    assert cuda.counts()[1] == missed + 1, "the linker read another library"
+    assert cuda.counts() == (hits + 1, missed + 1), "the linker read another library"
+
+
+def test_a_program_from_one_source_is_found_from_another_checkout(cuda: ForeignProject) -> None:
+    """One command compiles and links. Its parts are found from another folder, and then the whole, without the daemon,
+    until a file of one of them changes."""
+    command = ("nvcc", "-arch=sm_80", "-Iinclude", "-O1", f"-L{toolkit(cuda)}/lib", "main.cu", "-o", "bin/prog")
+    texts = {
+        "main.cu": '#include "answer.h"\n__global__ void k(int *p) { *p = ANSWER; }\n// plain\n'
+        "int main() { k<<<1, 1>>>(nullptr); return ANSWER; }\n",
+        "include/answer.h": "#define ANSWER 42\n",
+    }
+    checkouts = [cuda.folder / name for name in ("one", "two")]
+    for checkout in checkouts:
+        for name, text in texts.items():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_text(text)
+        (checkout / "bin").mkdir()
+
+    def made(checkout: Path, answer: int = 42) -> tuple[int, int]:
+        before = cuda.counts()
+        (checkout / "bin/prog").unlink(missing_ok=True)
+        done = cuda.call(*command, cwd=checkout)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert subprocess.run([checkout / "bin/prog"]).returncode == answer
+        after = cuda.counts()
+        return after[0] - before[0], after[1] - before[1]
+
+    one, two = checkouts
+    assert made(one) == (0, 2)
+    assert made(two) == (2, 0)
+    assert (one / "bin/prog").read_bytes() == (two / "bin/prog").read_bytes()
+    until(lambda: made(two) == (1, 0), "a direct hit")
+    (two / "main.cu").write_text(texts["main.cu"].replace("plain", "PLAIN"))
+    assert made(two)[1] == 0, "a comment"
+    (two / "include/answer.h").write_text("#define ANSWER 43\n")
+    assert made(two, 43)[1] == 2, "a header of the compile"
+    (two / "include/answer.h").write_text("#define ANSWER 42\n")
+    assert made(two)[1] == 0
+    assert cuda.plainly(*command, cwd=one).returncode == 0
+    assert made_of(one / "bin/prog") == made_of(two / "bin/prog")
+    assert not [*Path("/tmp").glob(f"buildd-parts-*{cuda.folder}")]
 
 
 def test_a_library_from_objects_is_nvccs(cuda: ForeignProject) -> None:
@@ -83,15 +131,12 @@ def test_a_library_from_objects_is_nvccs(cuda: ForeignProject) -> None:
         return after[0] - before[0], after[1] - before[1]
 
     assert linked() == (0, 1)
-    ours = contents(cuda.folder / "made.so")
+    ours = made_of(cuda.folder / "made.so")
     assert linked() == (1, 0)
     assert (cuda.folder / "made.so").stat().st_mode & 0o111
-    assert contents(cuda.folder / "made.so") == ours
+    assert made_of(cuda.folder / "made.so") == ours
     assert cuda.plainly(*link).returncode == 0
-    theirs = contents(cuda.folder / "made.so")
-    assert {name: ours[name] for name in ("symbols", "machine code", "ptx")} == {
-        name: theirs[name] for name in ("symbols", "machine code", "ptx")
-    }
+    assert ours == made_of(cuda.folder / "made.so")
     assert ctypes.CDLL(str(cuda.folder / "libother.so")) and ctypes.CDLL(str(cuda.folder / "made.so")).first() == 7
     cuda.write("main.cu", 'extern "C" int other(); int both() { return other() + 1; }')
     cuda.good("nvcc", "-arch=sm_80", "-Xcompiler=-fPIC", "-c", "main.cu", "-o", "main.obj")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from codegen.compilers.command_parser import PassThrough
-from codegen.foreign.several_sources import Parts, divided, is_part, new_folder, stable
+from codegen.foreign.several_sources import Parts, divided, folder_of, is_part, new_folder, stable
 
 FOLDER = new_folder(bytes(8))
 
@@ -40,6 +40,10 @@ def test_a_link_has_objects_in_the_places_of_sources() -> None:
         f"/usr/bin/nvcc -x cu b.cpp -lm -rdc=true -c -o {place}/1/b.o",
         f"/usr/bin/nvcc {place}/0/x.a.o {place}/1/b.o -lm -rdc=true -o bin/prog",
     ]
+    assert said("nvcc -shared k.cu -Xlinker -rpath=/x -o k.so") == [
+        f"/usr/bin/nvcc -shared k.cu -Xlinker -rpath=/x -c -o {FOLDER}/project/k.so/0/k.o",
+        f"/usr/bin/nvcc -shared {FOLDER}/project/k.so/0/k.o -Xlinker -rpath=/x -o k.so",
+    ]
     assert said("g++ a.o b.cpp libc.so.1 -shared")[1:] == [
         f"/usr/bin/g++ a.o {FOLDER}/project/a.out/0/b.o libc.so.1 -shared",
     ]
@@ -55,6 +59,13 @@ def test_the_name_of_a_part_is_the_same_each_time() -> None:
     names = [[stable(words[-1]) for words in each.commands[:-1]] for each in (one, other)]
     assert names[0] == names[1] == ["/p/a.out/0/a.o", "/p/a.out/1/b.o"]
     assert is_part(one.commands[0][-1]) and not is_part("/p/a.o")
+
+
+def test_the_folder_of_one_command_is_the_same_each_time() -> None:
+    command = ("/usr/bin/nvcc", "a.cu", "-o", "prog")
+    assert folder_of(command, "/p", 1) == folder_of(command, "/p", 1)
+    others = {folder_of((*command, "-O1"), "/p", 1), folder_of(command, "/q", 1), folder_of(command, "/p", 2)}
+    assert len({folder_of(command, "/p", 1), *others}) == 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,277 @@
+"""Publishes the answers of foreign compiles, with which shims serve the same command again without the daemon.
+
+Knows what an answer depends on: stamps of the files that were read, and of the folders that were searched. The answer
+to a command that was divided depends on the files of all its parts. `answers` knows the files that hold answers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+
+from blake3 import blake3
+
+from buildd.builds.active_build import ActiveBuild
+from buildd.files.snapshot import Snapshot
+from buildd.files.stamp_set import FolderStamp, Stamps, listed_names, trusted_stamps
+from buildd.files.traits import Traits
+from buildd.keys.include_search import asked_names, library_rivals
+from buildd.scheduling import call_notes
+from buildd.scheduling.foreign_compile import CommandOutputs
+from buildd.store.answers import Answer, Answers, question_of
+from buildd.store.store import Store
+from codegen.compilers.command_parser import Compile, Family
+from codegen.foreign.command_line import family_of
+from codegen.foreign.compile_plan import DEPENDENCIES
+from codegen.foreign.several_sources import Parts, is_part
+from codegen.plan import Action
+from codegen.reach import read_regular
+from protocol import messages as m
+
+_NO_DIGEST = bytes(32)
+_MOST_ASKING = 1 << 10
+"""Headers whose `__has_include` words are remembered."""
+_MOST_DIVIDED = 16
+"""Divided commands that wait for their link."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A compile or a link that was carried out or found, and what its answer depends on."""
+
+    outputs: CommandOutputs
+    used: tuple[str, ...]
+    tool: Stamps
+
+    @property
+    def build(self) -> ActiveBuild:
+        return self.outputs.build
+
+    @property
+    def action(self) -> Action:
+        return self.build.plan.actions[0]
+
+    @property
+    def compile(self) -> Compile:
+        return self.outputs.delivery.compile
+
+
+@dataclass(slots=True)
+class _Divided:
+    """A command that links and that a shim carries out in parts."""
+
+    request: m.Request
+    commands: tuple[tuple[str, ...], ...]
+    """The last one links."""
+    parts: dict[str, _Part] = field(default_factory=dict)
+    """The compiles that have ended, by the paths of their objects."""
+
+    def has(self, request: m.Request) -> bool:
+        """Whether a request is one of the parts. Another command may have had a folder of the same name."""
+        whole = self.request
+        same = (request.project, request.environment) == (whole.project, whole.environment)
+        return same and request.command in self.commands
+
+
+class AnswerPublisher:
+    """Publishes the answers of one store. Safe to use from several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._answers = Answers(store.folder, store.limit_bytes)
+        self._divided: OrderedDict[str, _Divided] = OrderedDict()
+        """By the folder of their objects."""
+        self._lock = threading.Lock()
+        self._asked: dict[m.Digest, frozenset[str]] = {}
+        """Words that headers ask `__has_include` for, by the header's digest. Threads may work one out twice."""
+
+    def divide(self, request: m.Request, parts: Parts) -> None:
+        """Note that the parts of a command follow. The last one, its link, publishes the answer to the whole."""
+        if not parts.folder or parts.reads_options:
+            return
+        if family_of(os.path.basename(request.command[0])) is not Family.NVCC:
+            return  # the link runs each time
+        with self._lock:
+            self._divided[parts.folder] = _Divided(request, parts.commands)
+            while len(self._divided) > _MOST_DIVIDED:
+                self._divided.popitem(last=False)
+
+    def publish(self, outputs: CommandOutputs, tool: Stamps) -> None:
+        """Publish the answer of a compile that was just built. In a worker thread.
+
+        Args:
+            tool: stamps of everything that the description of its tool depends on.
+        """
+        build, compile = outputs.build, outputs.delivery.compile
+        used = build.inputs.lookup.used_by(build.plan.actions[0])
+        if used is None or self._store.read_only:
+            return
+        if compile.native:
+            return  # no stamp tells that the store has come to another machine
+        if call_notes.are_wanted(build.request):
+            return  # the folder for notes has another name the next time
+        part = _Part(outputs, used, tool)
+        if is_part(compile.output):
+            self._hold(part)
+            return
+        linked = [path for path in compile.objects if is_part(path)]
+        request, parts = build.request, [part]
+        if linked:
+            divided = self._take(request, linked)
+            if divided is None:
+                return
+            request, parts = divided.request, [*divided.parts.values(), part]
+        answer = self._answer(request, parts)
+        if answer is not None:
+            self._answers.publish(answer)
+
+    def _hold(self, part: _Part) -> None:
+        with self._lock:
+            for folder, divided in self._divided.items():
+                if part.compile.output.startswith(f"{folder}/") and divided.has(part.build.request):
+                    divided.parts[part.compile.output] = part
+
+    def _take(self, link: m.Request, objects: Sequence[str]) -> _Divided | None:
+        """Return the command that has linked these objects; None if one of its compiles is not known."""
+        with self._lock:
+            folder = next((each for each in self._divided if objects[0].startswith(f"{each}/")), "")
+            divided = self._divided.pop(folder, None)
+        if divided is None or not divided.has(link) or divided.parts.keys() != {*objects}:
+            return None
+        return divided if len(divided.parts) == len(divided.commands) - 1 else None
+
+    # ---------------------------------------------------------------- the answer
+
+    def _answer(self, request: m.Request, parts: Sequence[_Part]) -> Answer | None:
+        """The answer to the same command while its files are as they are; None where stamps cannot tell that.
+
+        Args:
+            parts: the last one makes the command's output.
+        """
+        store, outputs = self._store, parts[-1].outputs
+        delivery, result, stamps = outputs.delivery, outputs.result, self._stamps_of(parts)
+        if result is None or stamps is None:
+            return None
+        said = [
+            part.outputs.delivery.said(store, part.outputs.result) if part.outputs.result else None for part in parts
+        ]
+        made = {output.name: output.digest for output in result.outputs}
+        listed, *content = (store.get(digest) for digest in (made.pop(DEPENDENCIES), *made.values()))
+        if listed is None or len(content) != 1 or content[0] is None:
+            return None
+        stdout, stderr = b"", b""
+        for words in said:
+            if words is None:
+                return None
+            stdout, stderr = stdout + words[0], stderr + words[1]
+        depfile = delivery.compile.depfile
+        return Answer(
+            question=question_of(request),
+            stamps=stamps,
+            output=delivery.compile.output,
+            object=content[0],
+            depfile=depfile.path if depfile else "",
+            rules=delivery.rules(listed),
+            mode=delivery.mode,
+            stdout=stdout,
+            stderr=stderr,
+            key=result.key,
+            saved_s=sum(part.outputs.result.timing.wall_s for part in parts if part.outputs.result),
+        )
+
+    def _stamps_of(self, parts: Sequence[_Part]) -> Stamps | None:
+        """Stamps of all that the parts have read and searched, other than each other's objects."""
+        try:
+            names = frozenset[str]().union(*map(self._names, parts))
+            found = [stamps for part in parts for stamps in (_stamps_of(part, parts[-1].compile, names), part.tool)]
+        except OSError:
+            return None
+        known = [stamps for stamps in found if stamps is not None]
+        return replace(reduce(Stamps.joined, known), names=names) if len(known) == len(found) else None
+
+    def _names(self, part: _Part) -> frozenset[str]:
+        """The names that matter in the folders of the outputs: those that an include could mean, since they are parts
+        of paths that were read or searched, and those that `__has_include` asked for. Raises OSError."""
+        build, action, snapshot = part.build, part.action, part.build.inputs.snapshot
+        words = set(_words(part.used))
+        beside = (os.path.dirname(path) for path in action.inputs if not is_part(path))
+        for path in (*action.search, *build.tool(action).search, *beside):
+            words.update(path.split("/"))
+        words.update(build.inputs.lookup.precompiled_of(action).names())
+        for path in (*part.used, *action.inputs):
+            fact = snapshot.fact(path)
+            if fact is not None and Traits.HAS_INCLUDE in fact.traits:
+                words.update(self._asked_words(snapshot.absolute(path), fact.digest))
+        return frozenset(words)
+
+    def _asked_words(self, path: str, digest: m.Digest) -> frozenset[str]:
+        """Parts of the names that a file asks `__has_include` for. Raises OSError."""
+        known = self._asked.get(digest)
+        if known is None:
+            content = read_regular(path)
+            known = frozenset(part for name in asked_names(content) for part in name.split("/"))
+            if len(self._asked) >= _MOST_ASKING:
+                self._asked.clear()
+            if blake3(content).hexdigest() == digest:  # otherwise it was changed just now
+                self._asked[digest] = known
+        return known
+
+
+def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | None:
+    """Stamps of what one part depends on; None where one of them cannot be trusted. Raises OSError.
+
+    Args:
+        maker: the compile or link that makes the command's output.
+        names: those that matter in the output's folders.
+    """
+    build, action, snapshot = part.build, part.action, part.build.inputs.snapshot
+    files, digests, bare = [], [], []
+    # The others are response files and precompiled headers.
+    texts = {action.inputs[0], *part.used} if build.inputs.lookup.holds_for_bare(action) else set()
+    taken = (path for path, _ in build.inputs.lookup.precompiled_of(action).present)
+    for path in dict.fromkeys((*action.inputs, *part.used, *taken, *part.compile.read)):
+        if is_part(path):
+            continue
+        fact = snapshot.fact(path)
+        if fact is None:
+            return None
+        files.append((snapshot.absolute(path), fact.stamp))
+        digests.append(bytes.fromhex(fact.digest))
+        form = bytes.fromhex(fact.bare)[: len(_NO_DIGEST)] if path in texts else b""
+        bare.append(form or _NO_DIGEST)
+    listings = _listings(snapshot, maker, names)
+    folders = [
+        FolderStamp(path, stamp, listings.get(path))
+        for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in build.inputs.lookup.folders.items())
+        if not is_part(path)
+    ]
+    stamps = trusted_stamps(files, folders, build.started_ns)
+    return None if stamps is None else replace(stamps, digests=b"".join(digests), bare=b"".join(bare))
+
+
+def _listings(snapshot: Snapshot, maker: Compile, names: frozenset[str]) -> dict[str, frozenset[tuple[str, bool]]]:
+    """Which of those names are in the folders of the outputs. Raises OSError."""
+    found = {}
+    for output in (maker.output, maker.depfile.path if maker.depfile else ""):
+        folder = os.path.realpath(os.path.join(snapshot.project, os.path.dirname(output)))
+        listed = snapshot.listed("." if folder == snapshot.project else folder)
+        now = listed_names(folder, names)
+        # Only as it was when the answer was found: files that came since are no part of it.
+        if listed is not None and {name for name, _ in now} == names & listed:
+            found[folder] = now
+    return found
+
+
+@lru_cache(maxsize=32)  # the sources of a build share their headers
+def _words(used: tuple[str, ...]) -> frozenset[str]:
+    """The names on the paths of files, and those that a linker takes in place of a library's."""
+    words = {part for path in used for part in path.split("/")}
+    return frozenset(words.union(*(library_rivals(os.path.basename(path)) for path in used)))
+
+
+def _folder(snapshot: Snapshot, folder: str) -> str:
+    return snapshot.project if folder == "." else os.path.normpath(snapshot.absolute(folder))
