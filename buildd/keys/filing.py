@@ -148,9 +148,11 @@ def file_run(
                 mentions = mentions or not expanded
                 sensitive.update(name for name, _ in moving if Traits.PATHS_LATER in fact.traits)
     if mentions and not sensitive.issuperset(name for name, _ in moving):
-        searched = [path for path in (*action.inputs, *used) if not compilers_own(path, tool)]
-        if not path_sight.is_blind(snapshot, bare_text_of(lookup.store.folder), action, searched):
-            sensitive.update(name for name, _ in moving)
+        searched: dict[str, list[str]] = {p: [] for p in (*action.inputs, *used) if not compilers_own(p, tool)}
+        for spelled in read or ():
+            if (path := files.normals.get(spelled) or files.normal(spelled)) in searched:
+                searched[path].append(spelled)
+        sensitive |= path_sight.seen_roots(snapshot, bare_text_of(lookup.store.folder), action, searched, moving)
     if moving:
         held = checkout_paths.held(snapshot, moving, (*action.inputs, *used))
         if held is None:
