@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
@@ -45,15 +45,15 @@ _lock = PatientLock()
 def seen_roots(
     snapshot: Snapshot, bare: BareText, action: Action, files: Mapping[str, Collection[str]], roots: Roots
 ) -> set[str]:
-    """The roots whose folder a file may show in another way than as it is. When in doubt: all.
+    """The roots whose folder a file may show in another way than as it is. When in doubt: all that hold a file.
 
     Args:
         files: the files that the action reads, but the compiler's own -> how the tool spelled them.
     """
     global _index
-    every = {name for name, _ in roots}
-    if len(files) > _MOST_FILES:
-        return every
+    above, holding = _above(snapshot, files, roots), holding_roots(snapshot, files, roots)
+    if not holding or len(files) > _MOST_FILES:
+        return holding
     with _lock.held():
         if len(_index.words) > _MOST_KNOWN:
             _index = _Index()
@@ -65,17 +65,25 @@ def seen_roots(
         found: set[str] = set()
         for path, words in used.items():
             if words is None or _index.sources.is_seeing(words):
-                return every
+                return holding
             # A macro's arguments stand in the file that uses it: C 2018, 5.1.1.2.
             if _index.macros.is_seeing(words):
-                found |= _above((snapshot.absolute(path), *files[path]), roots)
+                found |= above[path]
         return found
 
 
-def _above(spellings: Iterable[str], roots: Roots) -> set[str]:
-    """The roots that a file lies in, or is read through."""
-    ways = {way for spelled in spellings for way in (spelled, os.path.normpath(spelled))}
-    return {name for name, folder in roots if any(way.startswith(f"{folder}/") for way in ways)}
+def holding_roots(snapshot: Snapshot, files: Mapping[str, Collection[str]], roots: Roots) -> set[str]:
+    """The roots that hold one of the files, or through which one is read. No file shows the path of another root."""
+    return set[str]().union(*_above(snapshot, files, roots).values())
+
+
+def _above(snapshot: Snapshot, files: Mapping[str, Collection[str]], roots: Roots) -> dict[str, set[str]]:
+    """File -> the roots that its path, or one of its spellings, leads into."""
+    found = {}
+    for path, spellings in files.items():
+        ways = {way for spelled in (snapshot.absolute(path), *spellings) for way in (spelled, os.path.normpath(spelled))}
+        found[path] = {name for name, folder in roots if any(way.startswith(f"{folder}/") for way in ways)}
+    return found
 
 
 def _words(snapshot: Snapshot, bare: BareText, path: str) -> frozenset[bytes] | None:
