@@ -24,10 +24,11 @@ from buildd.scheduling import call_notes
 from buildd.scheduling.foreign_compile import CommandOutputs
 from buildd.store.answers import Answer, Answers, question_of
 from buildd.store.store import Store
-from codegen.compilers.command_parser import Compile, Family
+from codegen.compilers.command_parser import PARTS, Compile, Family
+from codegen.compilers.temporary_roots import is_part
 from codegen.foreign.command_line import family_of
 from codegen.foreign.compile_plan import DEPENDENCIES
-from codegen.foreign.several_sources import Parts, is_part
+from codegen.foreign.several_sources import Parts
 from codegen.plan import Action
 from codegen.reach import read_regular
 from protocol import messages as m
@@ -247,7 +248,7 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
     folders = [
         FolderStamp(path, stamp, listings.get(path))
         for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in build.inputs.lookup.folders.items())
-        if not is_part(path)
+        if not path.startswith(PARTS)
     ]
     stamps = trusted_stamps(files, folders, build.started_ns)
     return None if stamps is None else replace(stamps, digests=b"".join(digests), bare=b"".join(bare))

@@ -136,8 +136,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         """Moving roots whose folder stands in a text or in device code. The module's id stands for the source's."""
         roots = self._outer.outputs.roots
         checkouts = checkout_roots.checkouts(roots)
-        source = os.path.join(self._outer.project, self._outer.plan.actions[0].inputs[0])
-        naming = checkout_roots.naming(source, roots)
+        action = self._outer.plan.actions[0]
+        naming = checkout_roots.naming(action, os.path.join(self._outer.project, action.inputs[0]), roots)
         unit = module_id(self.build.plan)
         makers = [action for action in self.build.plan.actions if action.kind == StepKind.CICC.value]
         for action in filter(_is_mapped, makers):

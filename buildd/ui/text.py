@@ -129,7 +129,7 @@ def shortened(text: str, width: int) -> str:
     """`text` in at most `width` columns, cut in the middle: both the folder and the file's name matter."""
     if len(text) <= width:
         return text
-    if width <= 3:
+    if width <= 4:
         return text[-max(0, width) :] if width > 0 else ""
-    tail = (width - 1) * 2 // 3
-    return f"{text[: width - 1 - tail]}~{text[len(text) - tail :]}"
+    tail = (width - 2) * 2 // 3
+    return f"{text[: width - 2 - tail]}..{text[len(text) - tail :]}"  # a tilde would be read as a home folder

@@ -16,7 +16,7 @@ from codegen.compilers.command_parser import Compile, Family, Makes
 from codegen.compilers.temporary_roots import Roots
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
-from codegen.plan import Ref
+from codegen.plan import Action, Ref
 
 RUN_FOLDER = "BUILDD_RUN_FOLDER"
 """Variable with the folder where `buildd run` was called."""
@@ -32,6 +32,8 @@ _HIDES = re.compile(
 """Flags that make an object's content unreadable, put an unknown part of the command line or a digest of a path into
 it, or mention the path of the source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
+_EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
+"""Words of a command whose result may show its symbols to other libraries of one process."""
 _MAPPING = re.compile(r"-f[a-z]+-prefix-map=([^=]*)=.*")
 _WORD, _LETTER = re.compile(rb"[\w.]"), re.compile(rb"\w")
 _BEFORE = rb"[\s'\"`(<\[=:,;\x80-\xff]"
@@ -117,10 +119,19 @@ def of_one_build(roots: Iterable[tuple[str, str]]) -> Roots:
     return tuple(root for root in others(roots) if root[0] != temporary_roots.BUILD)
 
 
-def naming(source: str, roots: Roots) -> set[str]:
+def nameless(action: Action, roots: Roots) -> Roots:
+    """Return the roots whose folder is in no module's name. That is all of them for an object that only one command
+    links, the one which compiled it, unless others may see the symbols of what it makes: no object of another checkout
+    is in such a program."""
+    words = (word for word in action.argv if isinstance(word, str))
+    alone = temporary_roots.is_part(action.outputs[0].path) and not any(map(_EXPORTS.search, words))
+    return roots if alone else of_one_build(roots)
+
+
+def naming(action: Action, source: str, roots: Roots) -> set[str]:
     """Return the roots whose folder is in the name of a module: its source, an absolute path, leads into them, or
     through them with `..`. A folder of one build alone has one name in all builds."""
-    passing = of_one_build(roots)
+    passing = nameless(action, roots)
     is_passing = temporary_roots.is_below(source, passing)
     return {
         root[0]

@@ -33,8 +33,8 @@ _TEMPORARY = re.compile(
     r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
     r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
 )
-_PARTS = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}}/.*)/\d+/[^/]+")
-"""An object of a command that was divided (`codegen.foreign.several_sources`), and the folder of all of them."""
+_PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/\d+/[^/]+")
+"""An object of a command that was divided (`codegen.foreign.several_sources`)."""
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
 _FOLDER = re.compile(
@@ -61,7 +61,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         clang: the compiler is clang.
     """
     if compile.objects:
-        parts = {match[1] for path in compile.objects if (match := _PARTS.fullmatch(path))}
+        parts = {os.path.dirname(os.path.dirname(path)) for path in compile.objects if is_part(path)}
         return (("parts", parts.pop()),) if len(parts) == 1 else ()
     if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # hipcc names modules after the source's absolute path
@@ -121,7 +121,10 @@ def mapping(family: Family, roots: Roots) -> tuple[Argument, ...]:
 
 
 def named(path: str, roots: Roots) -> str:
-    """Return a path under the name that is the same in every such build."""
+    """Return a path under the name that is the same in every such build. The folder of a divided command's objects
+    is left out."""
+    if match := _PART.fullmatch(path):
+        path = path[match.end(1) :]
     if not roots:
         return path
     argument = _reference(path, "", path, roots)
@@ -130,6 +133,11 @@ def named(path: str, roots: Roots) -> str:
     for name, folder in roots:
         text = text.replace(f"{folder}/", f"{{{name}}}/")
     return _TRIED.sub("cmTC", text)
+
+
+def is_part(path: str) -> bool:
+    """Tell whether this is an object of a command that was divided."""
+    return _PART.fullmatch(path) is not None
 
 
 def is_below(path: str, roots: Iterable[tuple[str, str]]) -> bool:

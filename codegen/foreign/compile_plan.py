@@ -19,7 +19,6 @@ from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
-from codegen.foreign import several_sources
 from codegen.foreign.called_tool import Described
 from codegen.plan import (
     LINKED,
@@ -166,7 +165,7 @@ def plan(
     name = "program" if linked else "rules" if compile.makes is Makes.RULES else "object"
     if nvcc:
         # One program may contain two objects of one source, and they may differ.
-        called = temporary_roots.named(several_sources.stable(compile.output), roots)
+        called = temporary_roots.named(compile.output, roots)
         name += " " + hashlib.blake2b(called.encode(), digest_size=8).hexdigest()
         name += " and its depfile" if compile.depfile else ""
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC

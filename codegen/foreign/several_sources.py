@@ -24,9 +24,6 @@ _NAMED_AFTER_OUTPUT = re.compile(
 """Options with which a compiler writes or reads other files, named after its output."""
 
 
-_PART = re.compile(re.escape(PARTS) + "[0-9a-f]{16}")
-
-
 class Parts(Frozen, frozen=True):
     """The commands to which one command comes, each with the tool's path as its first word."""
 
@@ -56,20 +53,10 @@ def folder_of(command: Sequence[str], folder: str, user: int) -> str:
     return new_folder(hashlib.blake2b(words, digest_size=8).digest())
 
 
-def is_part(output: str) -> bool:
-    """Tell whether this is an object of a command that was divided."""
-    return _PART.match(output) is not None
-
-
 def is_better_divided(compile: Compile) -> bool:
     """Tell whether this command with one source is better carried out in parts: nvcc compiles a source in steps, and
     finds it from another checkout, if the same command does not link."""
     return compile.family is Family.NVCC and compile.makes is Makes.LINKED and not compile.objects
-
-
-def stable(output: str) -> str:
-    """Return an object's path without the part of it that is another one each time."""
-    return _PART.sub("", output)
 
 
 def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:

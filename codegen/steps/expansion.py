@@ -12,7 +12,7 @@ import re
 import msgspec
 from blake3 import blake3
 
-from codegen.compilers.checkout_roots import of_one_build
+from codegen.compilers.checkout_roots import nameless
 from codegen.compilers.temporary_roots import Roots, named
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Ref, Resources, Steps
 from codegen.steps import line_info
@@ -76,7 +76,7 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
     identities = [steps.identity, content] if content else [steps.identity]
     # Two checkouts may be linked into one program, so their modules have different names: those of their sources. nvcc
     # names modules after nothing else. A source outside of them, as in an installed package, is one for all of them.
-    identity = _module_id("\0".join(identities), named(ends[0], of_one_build(roots)), named(ends[1], roots))
+    identity = _module_id("\0".join(identities), named(ends[0], nameless(action, roots)), named(ends[1], roots))
     # gcc uses the seed for names that no other object sees.
     seed = _module_id("\0".join(identities), *(named(path, roots) for path in ends))
     units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]

@@ -255,7 +255,7 @@ def test_words() -> None:
     assert tool_of("cd '/p q' && A=1 B='x y' '/opt/cuda 13/bin/nvcc' -c") == "nvcc"
     assert tool_of("/usr/bin/nvcc -c a.cu") == "nvcc"
     assert tool_of("") == ""
-    assert shortened("abcdefghij", 6) == "ab~hij"
+    assert shortened("abcdefghij", 6) == "ab..ij"
     assert [len(shortened("abcdefghij", width)) for width in range(11)] == list(range(11))
     assert clean("plain") == "plain"
     assert compiler_line("x.cu(1): error: no") == Line("x.cu(1): error: no", Style.ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -39,9 +40,11 @@ def toolkit(foreign: ForeignProject) -> Path:
 
 
 def made_of(program: Path) -> list[object]:
-    """Symbols and device code of a linked file. The linker orders symbols by their names, which hold modules' ids."""
+    """Symbols and device code of a linked file. The linker orders symbols by their names, which hold modules' ids. With
+    -lineinfo, the device link names the first object."""
     found = contents(program)
-    return [sorted(found["symbols"].splitlines()), found["machine code"], found["ptx"]]
+    ptx = [line for line in found["ptx"].splitlines() if not line.startswith("identifier = ")]
+    return [sorted(found["symbols"].splitlines()), found["machine code"], ptx]
 
 
 @pytest.mark.parametrize("more", [(), ("-Xlinker", "-rpath=/nowhere", "-lineinfo", "-Xcudafe", "--diag_suppress=177")])
@@ -74,9 +77,10 @@ def test_a_library_from_one_source_is_nvccs(cuda: ForeignProject, more: tuple[st
 def test_a_program_from_one_source_is_found_from_another_checkout(cuda: ForeignProject) -> None:
     """One command compiles and links. Its parts are found from another folder, and then the whole, without the daemon,
     until a file of one of them changes."""
-    command = ("nvcc", "-arch=sm_80", "-Iinclude", "-O1", f"-L{toolkit(cuda)}/lib", "main.cu", "-o", "bin/prog")
+    command = ("nvcc", "-arch=sm_80", "-Iinclude", "-O1", f"-L{toolkit(cuda)}/lib", "k.cu", "-o", "bin/prog")
     texts = {
-        "main.cu": '#include "answer.h"\n__global__ void k(int *p) { *p = ANSWER; }\n// plain\n'
+        "k.cu": '#include "answer.h"\nextern "C" void first() {}\n// plain\n'
+        "namespace { __global__ void k(int *p) { *p = ANSWER; } }\n"
         "int main() { k<<<1, 1>>>(nullptr); return ANSWER; }\n",
         "include/answer.h": "#define ANSWER 42\n",
     }
@@ -101,7 +105,7 @@ def test_a_program_from_one_source_is_found_from_another_checkout(cuda: ForeignP
     assert made(two) == (2, 0)
     assert (one / "bin/prog").read_bytes() == (two / "bin/prog").read_bytes()
     until(lambda: made(two) == (1, 0), "a direct hit")
-    (two / "main.cu").write_text(texts["main.cu"].replace("plain", "PLAIN"))
+    (two / "k.cu").write_text(texts["k.cu"].replace("plain", "PLAIN"))
     assert made(two)[1] == 0, "a comment"
     (two / "include/answer.h").write_text("#define ANSWER 43\n")
     assert made(two, 43)[1] == 2, "a header of the compile"
@@ -110,6 +114,12 @@ def test_a_program_from_one_source_is_found_from_another_checkout(cuda: ForeignP
     assert cuda.plainly(*command, cwd=one).returncode == 0
     assert made_of(one / "bin/prog") == made_of(two / "bin/prog")
     assert not [*Path("/tmp").glob(f"buildd-parts-*{cuda.folder}")]
+    library = (*command[:-2], "-shared", "-Xcompiler=-fPIC", "-o", "k.so")
+    for checkout in checkouts:
+        assert cuda.call(*library, cwd=checkout).returncode == 0
+    named = re.compile(rb"_GLOBAL__N__[0-9a-f]{8}_4_k_cu_\w+")
+    kernels = [{*named.findall((checkout / "k.so").read_bytes())} for checkout in checkouts]
+    assert kernels[0] and not kernels[0] & kernels[1], "one process may load both"
 
 
 def test_a_library_from_objects_is_nvccs(cuda: ForeignProject) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from codegen.compilers.command_parser import PassThrough
-from codegen.foreign.several_sources import Parts, divided, folder_of, is_part, new_folder, stable
+from codegen.compilers.temporary_roots import is_part, named
+from codegen.foreign.several_sources import Parts, divided, folder_of, new_folder
 
 FOLDER = new_folder(bytes(8))
 
@@ -56,7 +57,7 @@ def test_the_name_of_a_part_is_the_same_each_time() -> None:
         divided(("/usr/bin/nvcc", "a.cu", "b.cu"), "/p", new_folder(random)) for random in (b"12345678", b"abcdefgh")
     )
     assert one and other and one != other
-    names = [[stable(words[-1]) for words in each.commands[:-1]] for each in (one, other)]
+    names = [[named(words[-1], ()) for words in each.commands[:-1]] for each in (one, other)]
     assert names[0] == names[1] == ["/p/a.out/0/a.o", "/p/a.out/1/b.o"]
     assert is_part(one.commands[0][-1]) and not is_part("/p/a.o")
 
