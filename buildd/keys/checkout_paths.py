@@ -93,8 +93,13 @@ def _mentions(content: bytes, roots: Roots) -> _Mentions:
         names=frozenset(names_in_text(content, roots)),
         climbs=tuple(dict.fromkeys(climbs)),
         computes=_COMPUTED.search(text) is not None,
-        begins=frozenset(name for name, folder in roots if os.fsencode(_first(folder)) in text),
+        begins=frozenset(name for name, folder in roots if _begins(text, os.fsencode(_first(folder)))),
     )
+
+
+def _begins(text: bytes, first: bytes) -> bool:
+    """Whether a text names a folder so that more can follow. A closed string ends there, as "/tmp" in <stdio.h> does."""
+    return first in text and first in text.replace(b'"%b"' % first, b"")
 
 
 def _first(folder: str) -> str:
@@ -110,7 +115,9 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     snapshot = files.snapshot
     folders = [folder for _, folder in roots]
     search = [snapshot.absolute(files.searched(folder)) for folder in action.search]
-    begun = {name for word in action.argv if isinstance(word, str) for name, f in roots if f"{_first(f)}/" in word}
+    # Of the command's words, only those with a definition can become a macro's text.
+    given = [word for word in action.argv if isinstance(word, str) and "=" in word]
+    begun = {name for word in given for name, folder in roots if f"{_first(folder)}/" in word}
     computes, found = False, set[str]()
     for path in paths:
         with _lock:

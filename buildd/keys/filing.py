@@ -131,7 +131,7 @@ def file_run(
     sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}.union(named)
     moving = checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
-    mentions = False
+    mentions = later = False
     # No preprocessor reads the objects of a link.
     declared = () if action.discovery is Discovery.GCC_LINKER and _are_objects(action.inputs) else action.inputs
     for path in (*declared, *used):
@@ -146,11 +146,16 @@ def file_run(
             sensitive.update(() if root.startswith(MAPPED) or is_checkout(root) else (root,))
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
-                sensitive.update(name for name, _ in moving if Traits.PATHS_LATER in fact.traits)
-    if mentions and not sensitive.issuperset(name for name, _ in moving):
-        searched = [path for path in (*action.inputs, *used) if not compilers_own(path, tool)]
-        if not path_sight.is_blind(snapshot, bare_text_of(lookup.store.folder), action, searched):
-            sensitive.update(name for name, _ in moving)
+                later = later or Traits.PATHS_LATER in fact.traits
+    if mentions or later:
+        shown: dict[str, list[str]] = {path: [] for path in (*action.inputs, *used) if not compilers_own(path, tool)}
+        for spelled in read or ():
+            if (path := files.normals.get(spelled) or files.normal(spelled)) in shown:
+                shown[path].append(spelled)
+        holding = path_sight.holding_roots(snapshot, shown, moving)
+        if not later and not sensitive.issuperset(holding):
+            holding = path_sight.seen_roots(snapshot, bare_text_of(lookup.store.folder), action, shown, moving)
+        sensitive |= holding
     if moving:
         held = checkout_paths.held(snapshot, moving, (*action.inputs, *used))
         if held is None:

@@ -1,22 +1,27 @@
-"""Whether a compile can see the path of a file: whether a text uses `__FILE__`, or a macro that leads to it.
+"""Which folders a compile can see: whether a text uses `__FILE__`, or a macro that leads to it.
 
-A header's `#define CHECK(x) ... __FILE__` shows nothing where nobody uses the macro. Knows macros as words
-(`macro_words`); knows nothing of `__builtin_FILE` and `source_location`, which the compiler proper reads.
+A header's `#define CHECK(x) ... __FILE__` shows nothing where nobody uses the macro, and where a text uses it, it shows
+the path of that text. Knows macros as words (`macro_words`); knows nothing of `__builtin_FILE` and `source_location`,
+which the compiler proper reads.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
 from buildd.keys.macro_words import Definitions, Macros, given_macros, joined_text
 from buildd.native.bare_text import BareText
+from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action
 from protocol.messages import Digest
 
-_SEEING = (b"__FILE__", b"__BASE_FILE__", b"__FILE_NAME__")
+_SOURCE = b"__BASE_FILE__"
+"""The path of the source, in whatever file it stands."""
+_SEEING = (b"__FILE__", _SOURCE, b"__FILE_NAME__")
 _ASSERTS = re.compile(rb"assert(_perror)?")
 """Macros with which an object shows a path as it is."""
 _MOST_FILES = 400
@@ -28,7 +33,7 @@ class _Index:
     """The files that were looked at."""
 
     def __init__(self) -> None:
-        self.macros = Macros(_SEEING)
+        self.macros, self.sources = Macros(_SEEING), Macros((_SOURCE,))
         self.words: dict[Digest, frozenset[bytes]] = {}
         """File -> its words outside of definitions."""
 
@@ -37,21 +42,48 @@ _index = _Index()
 _lock = PatientLock()
 
 
-def is_blind(snapshot: Snapshot, bare: BareText, action: Action, paths: Collection[str]) -> bool:
-    """Whether no file uses a macro that leads to a path. When in doubt: no.
+def seen_roots(
+    snapshot: Snapshot, bare: BareText, action: Action, files: Mapping[str, Collection[str]], roots: Roots
+) -> set[str]:
+    """The roots whose folder a file may show in another way than as it is. When in doubt: all that hold a file.
 
     Args:
-        paths: the files that the action reads, but the compiler's own.
+        files: the files that the action reads, but the compiler's own -> how the tool spelled them.
     """
     global _index
-    if len(paths) > _MOST_FILES:
-        return False
+    above, holding = _above(snapshot, files, roots), holding_roots(snapshot, files, roots)
+    if not holding or len(files) > _MOST_FILES:
+        return holding
     with _lock.held():
         if len(_index.words) > _MOST_KNOWN:
             _index = _Index()
-        _index.macros.add(given_macros(action))
-        found = [_words(snapshot, bare, path) for path in paths]
-        return not any(words is None or _index.macros.is_seeing(words) for words in found)
+        given = tuple(given_macros(action))
+        _index.macros.add(given)
+        _index.sources.add(given)
+        # All files come first: a later one may define what an earlier one uses.
+        used = {path: _words(snapshot, bare, path) for path in files}
+        found: set[str] = set()
+        for path, words in used.items():
+            if words is None or _index.sources.is_seeing(words):
+                return holding
+            # A macro's arguments stand in the file that uses it: C 2018, 5.1.1.2.
+            if _index.macros.is_seeing(words):
+                found |= above[path]
+        return found
+
+
+def holding_roots(snapshot: Snapshot, files: Mapping[str, Collection[str]], roots: Roots) -> set[str]:
+    """The roots that hold one of the files, or through which one is read. No file shows the path of another root."""
+    return set[str]().union(*_above(snapshot, files, roots).values())
+
+
+def _above(snapshot: Snapshot, files: Mapping[str, Collection[str]], roots: Roots) -> dict[str, set[str]]:
+    """File -> the roots that its path, or one of its spellings, leads into."""
+    found = {}
+    for path, spellings in files.items():
+        ways = {way for spelled in (snapshot.absolute(path), *spellings) for way in (spelled, os.path.normpath(spelled))}
+        found[path] = {name for name, folder in roots if any(way.startswith(f"{folder}/") for way in ways)}
+    return found
 
 
 def _words(snapshot: Snapshot, bare: BareText, path: str) -> frozenset[bytes] | None:
@@ -66,6 +98,8 @@ def _words(snapshot: Snapshot, bare: BareText, path: str) -> frozenset[bytes] | 
     read = Definitions(text)
     if read.is_unclear:
         return None
-    _index.macros.add(macro for macro in read.macros if not _ASSERTS.fullmatch(macro.name))
+    shown = [macro for macro in read.macros if not _ASSERTS.fullmatch(macro.name)]
+    _index.macros.add(shown)
+    _index.sources.add(shown)
     known = _index.words[fact.digest] = read.words()
     return known

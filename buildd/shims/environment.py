@@ -13,6 +13,9 @@ from buildd.errors import BuilddError, StoreError
 from protocol.errors import ProtocolError
 
 LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
+_NO_WRAPPER = "TORCH_NO_COMPILER_WRAPPER"
+"""If unset, torch puts a ccache or sccache from PATH before its compilers, and writes that into its build.ninja. The
+library takes such a call; before shims it would be another cache."""
 _PLACES = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "BUILDD_KEY_DIR", "BUILDD_RUNTIME_DIR")
 """Variables that say where this process's own keys and sockets are."""
 _NAMES = ("LOGNAME", "TMPDIR", "USER")
@@ -57,6 +60,8 @@ def variables(environ: Mapping[str, str], build: str, *, runs_already: bool = Fa
         found |= {name: launcher for name in LAUNCHERS if not environ.get(name)}
         if "nvcc" in place.tools and not environ.get("PYTORCH_NVCC"):
             found["PYTORCH_NVCC"] = str(place.programs / "nvcc")
+        if _NO_WRAPPER not in environ:
+            found[_NO_WRAPPER] = "1"
     found |= framework_environment.variables(environ)
     return found
 

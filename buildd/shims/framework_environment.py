@@ -14,8 +14,6 @@ from buildd import hooks
 
 HOOKS = os.path.join(os.path.dirname(os.path.abspath(hooks.__file__)), "startup")
 TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
-_WRAPPER = "TORCH_NO_COMPILER_WRAPPER"
-"""If unset, torch puts a ccache or sccache from PATH before the shims."""
 _WIDTH = "MAX_JOBS"
 """If unset, builds of torch extensions and the like guess: from the processors, or from the memory that is free at the
 start. As many jobs as the budget has places for are enough, and the daemon watches the memory."""
@@ -26,8 +24,6 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables to change."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != HOOKS]
     found = {TAG: tag(environ), "PYTHONPATH": os.pathsep.join((HOOKS, *folders))}
-    if _WRAPPER not in environ:
-        found[_WRAPPER] = "1"
     if not environ.get(_WIDTH):
         from codegen.variables.settings import read_settings
 

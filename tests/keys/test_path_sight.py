@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,14 +25,20 @@ def user(kept_user: User) -> User:
     return kept_user
 
 
-def found(user: User, name: str, code: str) -> bool:
-    """Whether another checkout finds the object. It must be the plain compiler's in any case."""
+def found(user: User, name: str, code: str, *flags: str, way: Path | None = None) -> bool:
+    """Whether another checkout finds the object. It must be the plain compiler's in any case.
+
+    Args:
+        way: where a link in the checkout leads.
+    """
     folder = re.sub(r"\W+", "_", name)
     for at, place in enumerate((user.folder / folder, user.folder / f"{folder}_with_a_longer_name")):
         made = ForeignProject(user, place)
         made.write("check.h", HEADER)
+        if way is not None:
+            (place / "way").symlink_to(way)
         made.write("a.cpp", f'#include "check.h"\n{code}')
-        command = ("g++", "-O1", "-c", f"{place}/a.cpp", "-o")
+        command = ("g++", "-O1", *flags, "-c", f"{place}/a.cpp", "-o")
         made.good(*command, "a.o")
         assert made.plainly(*command, "plain.o").returncode == 0
         assert (place / "a.o").read_bytes() == (place / "plain.o").read_bytes()
@@ -71,3 +78,42 @@ def test_a_macro_that_nobody_uses_ties_no_object_to_its_folder(user: User, code:
 def test_a_use_of_the_path_ties_the_object_to_its_folder(user: User, code: str) -> None:
     """The object holds the length of the path alone, so no search of the object would find it."""
     assert not found(user, f"used {code}", code)
+
+
+LIBRARY = """#pragma once
+extern "C" int failed(unsigned long);
+#define CHECK(x) ((x) ? 0 : failed(sizeof(__FILE__)))
+inline int checked(int x) { return CHECK(x); }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(user: User) -> Path:
+    """Headers outside of the checkouts."""
+    folder = user.folder / "outside"
+    folder.mkdir()
+    (folder / "library.h").write_text(LIBRARY)
+    (folder / "source.h").write_text("inline unsigned long length() { return sizeof(__BASE_FILE__); }\n")
+    return folder
+
+
+def test_a_header_outside_of_the_checkout_shows_its_own_path(user: User, library: Path) -> None:
+    assert found(user, "library", "#include <library.h>\nint f(int x) { return checked(x); }", f"-I{library}")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "#include <library.h>\nint f(int x) { return CHECK(x); }",
+        "#include <source.h>\nint f(int x) { return x + length(); }",
+    ],
+)
+def test_a_header_outside_of_the_checkout_may_make_the_checkouts_path_seen(
+    user: User, library: Path, code: str
+) -> None:
+    assert not found(user, f"made seen {code}", code, f"-I{library}")
+
+
+def test_a_header_that_is_reached_through_the_checkout_shows_the_checkouts_path(user: User, library: Path) -> None:
+    code = '#include "way/library.h"\nint f(int x) { return checked(x); }'
+    assert not found(user, "linked", code, way=library)

@@ -38,7 +38,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
-SEEN = ("PATH", "PYTORCH_NVCC", *LAUNCHERS)
+SEEN = ("PATH", "PYTORCH_NVCC", "TORCH_NO_COMPILER_WRAPPER", *LAUNCHERS)
 
 
 @needs_compiler

@@ -104,6 +104,16 @@ def _binaries(rng: random.Random, project: Project) -> None:
         mine["x.bin"] = f"{number}" * 8
 
 
+def _library(rng: random.Random, project: Project) -> None:
+    """A header beside each checkout that uses its own path, or lets the source use it."""
+    shown = rng.choice(("__FILE__", "__BASE_FILE__", "__builtin_FILE()"))
+    length = f"__builtin_strlen({shown})" if "builtin" in shown else f"sizeof({shown})"
+    text = f"#define LENGTH {length}\ninline int in_library(int x) {{ return x + (int)LENGTH; }}\n"
+    for mine in project.only.values():
+        mine["../library/w.h"] = text
+    project.links["away"] = "../library"
+
+
 FEATURES: dict[str, Feature] = {
     "file": body("char const *w() { return __FILE__; }", "int w() { return sizeof(__FILE__); }"),
     "base-file": body("char const *b() { return __BASE_FILE__; }", "static_assert(sizeof(__BASE_FILE__) > 1);"),
@@ -259,6 +269,12 @@ FEATURES: dict[str, Feature] = {
             second="#define O 2\n",
             name="../common/o.h",
         ),
+    ),
+    "outside-file": both(
+        _library,
+        flag("-I@/../library", "-I../../library", "-isystem @/../library", "-I@/away", "-isystem ../away", "-I%/library"),
+        include("#if __has_include(<w.h>)\n#include <w.h>\nint ol() { return in_library(1); }\n#endif"),
+        body("", "#ifdef LENGTH\nint ow() { return LENGTH; }\n#endif"),
     ),
     "one-only": include(
         '#if __has_include("x1.h")\n#include "x1.h"\n#endif', second="#define X1 2\nint x1;\n", name="include/x1.h"
