@@ -25,6 +25,7 @@ from codegen.plan import (
     ToolFile,
 )
 from protocol import messages as m
+from tests.support.own_programs import keep_programs, lend_programs
 from tests.support.paths import FAKES
 
 FAKE = FAKES / "fake-cc"
@@ -87,6 +88,7 @@ class Workspace:
         self.options = options
         self.project = folder / "project"
         self.store = folder / "store"
+        lend_programs(self.store)
         for sub in ("src", "first", "include"):
             (self.project / sub).mkdir(parents=True)
 
@@ -167,6 +169,7 @@ class Harness:
 
     async def __aexit__(self, *error: object) -> None:
         await self.scheduler.close()
+        keep_programs(self.workspace.store)
 
     def submit(self, request: m.Request) -> RequestLog:
         log = RequestLog(request.request_id)
