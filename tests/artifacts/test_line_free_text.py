@@ -271,7 +271,10 @@ extern "C" __global__ void k(float *x, unsigned long a, unsigned long b) {
     ("keys", "text", "part"),
     [
         ('arch = ["sm_90a"]\noutput = "object"\n', WGMMA, "(C7511) Potential Performance Loss"),
-        (f'{KEYS}, "-Xcompiler=-Wnested-externs"]\n', SOURCE, "is valid for C/ObjC but not for C++"),
+        pytest.param(
+            *(f'{KEYS}, "-Xcompiler=-Wnested-externs"]\n', SOURCE, "is valid for C/ObjC but not for C++"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ptxas", "gcc"],
 )

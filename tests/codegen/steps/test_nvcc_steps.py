@@ -197,7 +197,7 @@ def test_a_placeholder_is_a_root() -> None:
     [
         'arch = ["sm_80", "sm_90a"]\noutput = "object"\n',
         'arch = ["sm_80"]\noutput = "object"\nrdc = true\nflags = ["-lineinfo", "-O3", "--extended-lambda"]\n',
-        'arch = ["sm_80"]\noutput = "object"\nflags = ["-G", "-g"]\n',
+        pytest.param('arch = ["sm_80"]\noutput = "object"\nflags = ["-G", "-g"]\n', marks=pytest.mark.slow),
     ],
 )
 def test_the_object_holds_what_nvcc_puts_into_it(tmp_path: Path, keys: str) -> None:
@@ -321,7 +321,7 @@ def test_one_text_twice_in_a_program(tmp_path: Path, relocatable: str) -> None:
             *("#ifndef __CUDA_ARCH__", "#ifdef __CUDA_ARCH__\n__device__ int f() { return g; }\n#else", "cicc"),
             marks=pytest.mark.slow,
         ),
-        ("= offset;", '= offset; asm("nonsense;");', "ptxas"),
+        pytest.param("= offset;", '= offset; asm("nonsense;");', "ptxas", marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_step_is_told_as_nvcc_tells_it(tmp_path: Path, old: str, new: str, step: str) -> None:
