@@ -14,9 +14,9 @@ from buildd.client import machine_checks
 from buildd.native import preload
 from buildd.native.programs import NATIVE, is_sound
 from buildd.shims import interposition, shim_folders
+from tests.support.own_programs import PROGRAM_CACHE
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
-from tests.support.own_programs import PROGRAM_CACHE
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")

@@ -173,6 +173,7 @@ class Harness:
 
     def submit(self, request: m.Request) -> RequestLog:
         log = RequestLog(request.request_id)
+        lend_programs(Path(request.store))
         self.scheduler.submit(request, log)
         return log
 
