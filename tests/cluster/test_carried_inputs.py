@@ -75,6 +75,7 @@ def test_gcc_makes_the_same_object_there(tmp_path: Path, hidden: str) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.slow  # each step of an nvcc on nodes is in the core tests
 def test_nvcc_makes_the_same_object_there(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, make=make_plan, cpus=1)
     text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\ninclude = ["include"]\n'
