@@ -107,7 +107,7 @@ WHOLE = ("-Xcompiler", "-DHERE=$HOME")
     [
         pytest.param((), (), id="steps", marks=pytest.mark.slow),
         pytest.param((), ("-MMD", "-MF", "k.d"), id="steps with a depfile"),
-        pytest.param(WHOLE, (), id="whole"),
+        pytest.param(WHOLE, (), id="whole", marks=pytest.mark.slow),
         pytest.param(WHOLE, ("-MMD", "-MF", "k.d"), id="whole with a depfile", marks=pytest.mark.slow),
     ],
 )
@@ -156,6 +156,7 @@ def test_a_compile_fails_as_nvcc_fails(cuda: ForeignProject, old: str, new: str)
 
 
 @pytest.mark.cuda
+@pytest.mark.slow  # test_nvcc_steps.py links one text twice
 def test_one_source_twice_and_two_of_one_name_make_a_program(cuda: ForeignProject) -> None:
     """Relocatable: the device linker sees every symbol. One output is moved away and made again with other macros."""
     text = (cuda.folder / "src/k.cu").read_text()
