@@ -108,6 +108,12 @@ class Workspace:
         }
         return m.Request(**{**defaults, **fields})
 
+    def another_store(self, name: str) -> str:
+        """The path of a store that has no result yet."""
+        store = self.folder / name
+        lend_programs(store)
+        return str(store)
+
     def set_in(self, place: str, **variables: str) -> tuple[dict[str, str], str]:
         """The environment and the project file of a request for which variables are set in one place.
 
@@ -173,7 +179,6 @@ class Harness:
 
     def submit(self, request: m.Request) -> RequestLog:
         log = RequestLog(request.request_id)
-        lend_programs(Path(request.store))
         self.scheduler.submit(request, log)
         return log
 
