@@ -22,13 +22,13 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt
 STORY = (
     ("value of device", "value of newer", "odd.h has for the host", "optional.h", "comment line", "flag -Xptxas=-v"),
     (
-        *(
-            "second.h in the first folder",
-            "flags of the environment",
-            "toolkit's header upgraded",
-            "assembler upgraded",
-        ),
-        *("odd.h has a hidden variable", "blank line", "architectures sm_80 sm_86"),
+        "second.h in the first folder",
+        "flags of the environment",
+        "toolkit's header upgraded",
+        "assembler upgraded",
+        "odd.h has a hidden variable",
+        "blank line",
+        "architectures sm_80 sm_86",
     ),
 )
 
