@@ -23,10 +23,11 @@ from tests.support.developer import (
     make_developer,
 )
 from tests.support.foreign_project import kept_up
+from tests.support.own_programs import PROGRAM_CACHE
 from tests.support.pages import CHROMIUM
 from tests.support.serving import short_folder
 from tests.support.toolkit import make_toolkit
-from tests.support.user import PROGRAM_CACHE, User
+from tests.support.user import User
 
 
 def _package(name: str) -> bool:
@@ -91,9 +92,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs of buildd that one user of this process compiled: the next one finds them in the store."""
+    """Programs of buildd that one test has compiled: the next one, of whichever worker, finds them in its store."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "program_cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(PROGRAM_CACHE, str(tmp_path_factory.mktemp("program_cache")))
+        patched.setenv(PROGRAM_CACHE, str(folder))
         yield
 
 

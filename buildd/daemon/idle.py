@@ -107,12 +107,16 @@ class IdleWatch:
                 _log.info("idle for %.0f s: ending", quiet_s)
                 self._end(False)
                 return
-            # Before the rest, and while a client is connected, look again soon.
-            soon = not self._rested or not alone
             left_s = self._timeout_s - quiet_s
             if large and quiet_s < RESTART_AFTER_S:
                 left_s = min(left_s, RESTART_AFTER_S - quiet_s)
-            await self._sleep(REST_AFTER_S if soon else min(left_s, warm_s or left_s))
+            # Before the rest, and while a client is connected, look again soon.
+            if not alone:
+                await self._sleep(REST_AFTER_S)
+            elif not self._rested:
+                await self._sleep(min(left_s, REST_AFTER_S))
+            else:
+                await self._sleep(min(left_s, warm_s or left_s))
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep until a request arrives, at most so long."""

@@ -117,6 +117,7 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     search = [snapshot.absolute(files.searched(folder)) for folder in action.search]
     # Of the command's words, only those with a definition can become a macro's text.
     given = [word for word in action.argv if isinstance(word, str) and "=" in word]
+    given += [value for name, value in action.environment if name.endswith(("_FLAGS", "_FLAGS_APPEND"))]
     begun = {name for word in given for name, folder in roots if f"{_first(folder)}/" in word}
     computes, found = False, set[str]()
     for path in paths:

@@ -81,7 +81,9 @@ def _above(snapshot: Snapshot, files: Mapping[str, Collection[str]], roots: Root
     """File -> the roots that its path, or one of its spellings, leads into."""
     found = {}
     for path, spellings in files.items():
-        ways = {way for spelled in (snapshot.absolute(path), *spellings) for way in (spelled, os.path.normpath(spelled))}
+        ways = {
+            way for spelled in (snapshot.absolute(path), *spellings) for way in (spelled, os.path.normpath(spelled))
+        }
         found[path] = {name for name, folder in roots if any(way.startswith(f"{folder}/") for way in ways)}
     return found
 

@@ -17,6 +17,7 @@ from buildd.artifacts.device_code import kernels_of, kernels_of_file
 from buildd.artifacts.kernel_reports import completed, kernels_in, recoded
 from protocol.messages import CacheHit, Event, Finished, Kernel
 from tests.support.objects import inspector
+from tests.support.own_programs import lend_programs
 
 SOURCE = """\
 __global__ void scale(float *p, int n) {
@@ -113,6 +114,7 @@ def test_amds_kernels_as_their_metadata_tell_them_built_and_found(tmp_path: Path
     (tmp_path / "k.hip").write_text(f"#include <hip/hip_runtime.h>\n{SOURCE}")
     target = 'kind = "hip"\nsources = ["k.hip"]\narch = ["gfx90a"]\noutput = "object"\ndefine = ["FACTOR=2"]\n'
     (tmp_path / "buildd.toml").write_text(f"[target.k]\n{target}")
+    lend_programs(tmp_path / "store")
     told = []
     for _ in range(2):
         said = subprocess.run(

@@ -209,6 +209,13 @@ def test_lines_that_no_pass_sees_cost_the_preprocessors_and_nothing_else(tmp_pat
     assert counted(again) == (6, 3)
     assert again.object.read_bytes() == before
     assert_as_nvcc_makes_it(workspace, again, tmp_path / "plain")
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_lines_of_the_host_cost_what_reads_host_code(tmp_path: Path) -> None:
+    workspace = project(tmp_path, KEYS + "]\n", SOURCE)
+    assert counted(Build(workspace)) == (0, 9)
     workspace.write("include/host.h", "inline int line() { return __LINE__; }\n#define HOST line()\n")
     assert counted(Build(workspace)) == (3, 6), "cicc reads host code, too; ptxas sees none of it"
     workspace.write("include/host.h", "//\ninline int line() { return __LINE__; }\n#define HOST line()\n")
@@ -271,7 +278,10 @@ extern "C" __global__ void k(float *x, unsigned long a, unsigned long b) {
     ("keys", "text", "part"),
     [
         ('arch = ["sm_90a"]\noutput = "object"\n', WGMMA, "(C7511) Potential Performance Loss"),
-        (f'{KEYS}, "-Xcompiler=-Wnested-externs"]\n', SOURCE, "is valid for C/ObjC but not for C++"),
+        pytest.param(
+            *(f'{KEYS}, "-Xcompiler=-Wnested-externs"]\n', SOURCE, "is valid for C/ObjC but not for C++"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ptxas", "gcc"],
 )

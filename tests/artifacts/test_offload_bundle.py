@@ -103,6 +103,15 @@ def test_the_program_runs_once_and_objects_are_hipccs_own(tmp_path: Path, monkey
     workspace.write("include/device.h", "#undef FACTOR\n#define FACTOR 7\n")
     edited(workspace)
     assert_same(workspace)
+
+
+@pytest.mark.hip
+@pytest.mark.slow
+def test_the_program_runs_again_for_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_bundle, "_proven", set())
+    workspace = Workspace(tmp_path, make=make_plan, cpus=1)
+    furnish(workspace)
+    assert "bundle" in all_that_ran(build(workspace)), "nothing is known of it before"
     describe(workspace, "gfx906", "gfx90a")
     assert "bundle" in all_that_ran(build(workspace)), "other words"
     assert_same(workspace)

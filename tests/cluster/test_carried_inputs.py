@@ -59,7 +59,7 @@ def test_a_node_that_sees_no_file_of_the_project_builds_it(workspace: Workspace,
 @pytest.mark.parametrize("hidden", ["the folder above the project", "nothing, but a header is another one"])
 def test_gcc_makes_the_same_object_there(tmp_path: Path, hidden: str) -> None:
     workspace = c_project(tmp_path / "held", "-g3", "-O1")
-    assert workspace.build(store=str(tmp_path / "other")).done.outcome is m.Outcome.BUILT
+    assert workspace.build(store=workspace.another_store("other")).done.outcome is m.Outcome.BUILT
     here = built_objects(workspace)
     shutil.rmtree(workspace.project / "build")
     place = workspace.folder if hidden.startswith("the folder") else None
@@ -75,6 +75,7 @@ def test_gcc_makes_the_same_object_there(tmp_path: Path, hidden: str) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.slow  # each step of an nvcc on nodes is in the core tests
 def test_nvcc_makes_the_same_object_there(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, make=make_plan, cpus=1)
     text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\ninclude = ["include"]\n'
@@ -109,7 +110,7 @@ def test_what_a_node_has_kept_is_not_sent_again(workspace: Workspace, kept: Path
                 for name in "abc":
                     workspace.write(f"src/{name}.cu", f'#include "x.h"\n//! line says {name}\n{name}{text}\n')
                 # Another store each time: it has learned nothing of these quick jobs.
-                request = workspace.request(store=str(workspace.folder / text))
+                request = workspace.request(store=workspace.another_store(text))
                 assert (await harness.build(request)).done.outcome is m.Outcome.BUILT
                 sent.append(len(list(kept.iterdir())))
 
@@ -123,10 +124,10 @@ def test_a_damaged_file_on_a_node_spoils_no_result(workspace: Workspace, kept: P
     for each in kept.iterdir():
         each.chmod(0o600)
         each.write_bytes(each.read_bytes() + b"damage\n")
-    story, engine = built_with(workspace, settings, store=str(workspace.folder / "second"))
+    story, engine = built_with(workspace, settings, store=workspace.another_store("second"))
     assert workspace.library == alone and story.done.outcome is m.Outcome.BUILT
     assert not any(nodes_of(story).values()) and "is another file" in engine.problem
-    story, engine = built_with(workspace, settings, store=str(workspace.folder / "third"))
+    story, engine = built_with(workspace, settings, store=workspace.another_store("third"))
     assert any(nodes_of(story).values()) and workspace.library == alone, "what was damaged is gone"
 
 

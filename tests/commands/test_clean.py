@@ -15,6 +15,11 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt
 SECOND = '\n[target.second]\nkind = "cuda"\nsources = ["src/b.cu"]\noutput = "object"\narch = ["sm_80"]\n'
 
 
+@pytest.fixture
+def developer(another_developer: Developer) -> Developer:
+    return another_developer
+
+
 def test_what_is_cleaned_comes_back_from_the_store(developer: Developer) -> None:
     developer.write("buildd.toml", (developer.project / "buildd.toml").read_text() + SECOND)
     assert developer.build().status == 0

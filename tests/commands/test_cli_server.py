@@ -20,7 +20,13 @@ import pytest
 from buildd import cli_client
 from buildd.identity import PACKAGES, YOUNG_NS, package_stamp
 from protocol.client import Client
-from tests.support.developer import Developer, end_developer, make_developer
+from tests.support.developer import (
+    Developer,
+    end_another_developer,
+    end_developer,
+    make_another_developer,
+    make_developer,
+)
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler, make_toolkit
 from tests.support.user import ROOT
@@ -36,8 +42,9 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def developer(toolkit: Path) -> Iterator[Developer]:
+@contextmanager
+def with_a_daemon(toolkit: Path) -> Iterator[Developer]:
+    """A developer whose daemon takes commands."""
     made = make_developer(toolkit)
     try:
         until(package_stamp.__wrapped__, "the code is too young to be told by its stamps")
@@ -48,71 +55,91 @@ def developer(toolkit: Path) -> Iterator[Developer]:
         end_developer(made)
 
 
+@pytest.fixture
+def developer(toolkit: Path) -> Iterator[Developer]:
+    with with_a_daemon(toolkit) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def first(toolkit: Path) -> Iterator[Developer]:
+    with with_a_daemon(toolkit) as made:
+        yield made
+
+
+@pytest.fixture
+def another(first: Developer) -> Iterator[Developer]:
+    """One whom the daemon of `first` serves, for tests after which it still takes commands."""
+    made = make_another_developer(first)
+    yield made
+    end_another_developer(made)
+
+
 def submitters(developer: Developer) -> list[int]:
     """The processes that submitted builds, as the daemon's log has them."""
     (log,) = developer.run_folder.rglob("daemon.log")
     return [int(pid) for pid in re.findall(r"audit submit .*? pid=(\d+) ", log.read_text())]
 
 
-def test_a_build_is_carried_out_elsewhere_and_says_and_does_the_same(developer: Developer) -> None:
-    assert developer.build().compiled == 3
+def test_a_build_is_carried_out_elsewhere_and_says_and_does_the_same(another: Developer) -> None:
+    assert another.build().compiled == 3
     said = {}
     for served in ("0", "1"):
-        developer.environ["BUILDD_CLI_SERVER"] = served
-        developer.library.unlink()
-        process = developer.begin()
-        told = developer.finish(process)
-        assert told.status == 0 and developer.library.exists()
+        another.environ["BUILDD_CLI_SERVER"] = served
+        another.library.unlink()
+        process = another.begin()
+        told = another.finish(process)
+        assert told.status == 0 and another.library.exists()
         said[served] = re.sub(r"[\d.]+ s", "TIME", told.text)
-        assert (submitters(developer)[-1] == process.pid) is (served == "0")
+        assert (submitters(another)[-1] == process.pid) is (served == "0")
     assert said["0"] == said["1"]
 
 
-def test_a_command_is_its_callers(developer: Developer) -> None:
+def test_a_command_is_its_callers(another: Developer) -> None:
     """Its folder, umask, variables, ignored signals and streams."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "buildd", "build", "-j3", "--json"],
-        cwd=developer.project / "src",
-        env={**developer.environ, "NVCC_APPEND_FLAGS": "-DMINE", "PYTHONIOENCODING": "latin-1:replace"},
+        cwd=another.project / "src",
+        env={**another.environ, "NVCC_APPEND_FLAGS": "-DMINE", "PYTHONIOENCODING": "latin-1:replace"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         umask=0o077,
     )
     events, words = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0 and submitters(developer)[-1] != process.pid
+    assert process.returncode == 0 and submitters(another)[-1] != process.pid
     assert b'"type":"done"' in events and b"built 1 target" in words
-    assert stat.S_IMODE(developer.library.stat().st_mode) & 0o077 == 0o055, "the daemon's umask, not the caller's"
-    assert developer.build().hits == 0, "without the variable it is another result"
+    assert stat.S_IMODE(another.library.stat().st_mode) & 0o077 == 0o055, "the daemon's umask, not the caller's"
+    assert another.build().hits == 0, "without the variable it is another result"
 
 
 @pytest.mark.parametrize("arguments", [("build", "nothing"), ("build", "--nonsense"), ("status", "--nonsense")])
-def test_errors_and_statuses_are_the_same(developer: Developer, arguments: tuple[str, ...]) -> None:
-    served = developer.start(*arguments, "-C", str(developer.project))
+def test_errors_and_statuses_are_the_same(another: Developer, arguments: tuple[str, ...]) -> None:
+    served = another.start(*arguments, "-C", str(another.project))
     answer = (served.communicate(timeout=DEADLINE_S)[0], served.returncode)
-    developer.environ["BUILDD_CLI_SERVER"] = "0"
-    alone = developer.start(*arguments, "-C", str(developer.project))
+    another.environ["BUILDD_CLI_SERVER"] = "0"
+    alone = another.start(*arguments, "-C", str(another.project))
     assert answer == (alone.communicate(timeout=DEADLINE_S)[0], alone.returncode) and answer[1] != 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
-def test_what_asks_the_caller_to_stop_stops_the_build(developer: Developer, number: signal.Signals) -> None:
-    developer.write("src/b.cu", "//! sleep 600\n")
+def test_what_asks_the_caller_to_stop_stops_the_build(another: Developer, number: signal.Signals) -> None:
+    another.write("src/b.cu", "//! sleep 600\n")
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # what a shell begins in the background ignores it
     try:
-        process = developer.begin()
+        process = another.begin()
     finally:
         signal.signal(signal.SIGQUIT, before)
-    compiler = developer.until_compiling("src/b.cu")
+    compiler = another.until_compiling("src/b.cu")
     process.send_signal(number)
-    said = developer.finish(process)
+    said = another.finish(process)
     assert said.status == (-number if number == signal.SIGQUIT else 128 + number), said
     until(lambda: not compiler.lives, "it still compiles")
 
 
-def test_a_caller_that_is_killed_takes_its_build_along(developer: Developer) -> None:
-    developer.write("src/b.cu", "//! sleep 600\n")
-    process = developer.begin()
-    compiler = developer.until_compiling("src/b.cu")
+def test_a_caller_that_is_killed_takes_its_build_along(another: Developer) -> None:
+    another.write("src/b.cu", "//! sleep 600\n")
+    process = another.begin()
+    compiler = another.until_compiling("src/b.cu")
     process.kill()
     process.communicate(timeout=DEADLINE_S)
     until(lambda: not compiler.lives, "it still compiles")
@@ -139,23 +166,23 @@ def test_a_build_outlives_the_daemon_that_it_was_forked_from(developer: Develope
     assert said.status == 0 and developer.library.exists(), said
 
 
-def test_a_stopped_command_goes_on_later(developer: Developer) -> None:
-    developer.write("src/b.cu", "//! wait go\n")
+def test_a_stopped_command_goes_on_later(another: Developer) -> None:
+    another.write("src/b.cu", "//! wait go\n")
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "buildd", "build", "-C", str(developer.project)],
-        cwd=developer.folder,
-        env=developer.environ,
+        [sys.executable, "-P", "-m", "buildd", "build", "-C", str(another.project)],
+        cwd=another.folder,
+        env=another.environ,
         stdout=subprocess.PIPE,
         text=True,
         process_group=0,  # the system stops no group that nobody could wake
     )
-    developer.until_compiling("src/b.cu")
-    pid = submitters(developer)[-1]
+    another.until_compiling("src/b.cu")
+    pid = submitters(another)[-1]
     process.send_signal(signal.SIGTSTP)
     until(lambda: state(process.pid) == state(pid) == "T", "they have not stopped")
     process.send_signal(signal.SIGCONT)
-    (developer.project / "go").touch()
-    assert developer.finish(process).status == 0
+    (another.project / "go").touch()
+    assert another.finish(process).status == 0
 
 
 def state(pid: int) -> str:
@@ -163,10 +190,10 @@ def state(pid: int) -> str:
 
 
 @pytest.mark.parametrize("what", ["code", "interpreter", "warnings", "limits", "garbage"])
-def test_who_is_not_the_same_runs_alone(developer: Developer, what: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "buildd", "build", "-C", str(developer.project), "--no-daemon"]
+def test_who_is_not_the_same_runs_alone(another: Developer, what: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "buildd", "build", "-C", str(another.project), "--no-daemon"]
     if what == "code":
-        (socket_file,) = developer.run_folder.rglob(cli_client.SOCKET)
+        (socket_file,) = another.run_folder.rglob(cli_client.SOCKET)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(socket_file))
             data = b"\0".join([b"/elsewhere", *cli_client.identity()[1:]])
@@ -174,12 +201,12 @@ def test_who_is_not_the_same_runs_alone(developer: Developer, what: str, tmp_pat
             assert connection.recv(5) == b"\0" * 5
         return
     if what == "garbage":
-        (socket_file,) = developer.run_folder.rglob(cli_client.SOCKET)
+        (socket_file,) = another.run_folder.rglob(cli_client.SOCKET)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(socket_file))
             connection.sendall(b"\5\0\0\0hello")
             assert connection.recv(5) == b"\0" * 5
-        assert developer.build().status == 0, "it serves the next one"
+        assert another.build().status == 0, "it serves the next one"
         return
     command.remove("--no-daemon")
     if what == "limits":
@@ -190,10 +217,11 @@ def test_who_is_not_the_same_runs_alone(developer: Developer, what: str, tmp_pat
         link = tmp_path / "python"
         link.symlink_to(sys.executable)
         command[0] = str(link)
-        developer.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), *filter(None, sys.path)))
-    process = subprocess.Popen(command, env=developer.environ, cwd=developer.folder, stdout=subprocess.PIPE)
+        another.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), *filter(None, sys.path)))
+    before = len(submitters(another))
+    process = subprocess.Popen(command, env=another.environ, cwd=another.folder, stdout=subprocess.PIPE)
     assert b"built 1 target" in process.communicate(timeout=DEADLINE_S)[0]
-    assert submitters(developer)[-1:] in ([], [process.pid])
+    assert submitters(another)[before:] in ([], [process.pid])
 
 
 def test_code_that_was_changed_is_taken_for_other_code(toolkit: Path, tmp_path: Path) -> None:
@@ -242,7 +270,7 @@ def test_a_daemon_that_began_with_young_code_takes_commands_once_it_is_older(too
         end_developer(developer)
 
 
-def test_a_command_imports_nothing_and_makes_no_decoder(developer: Developer) -> None:
+def test_a_command_imports_nothing_and_makes_no_decoder(another: Developer) -> None:
     """It finds what all commands use: each would import it again, in its own process."""
     script = (
         "import sys\n"
@@ -256,17 +284,17 @@ def test_a_command_imports_nothing_and_makes_no_decoder(developer: Developer) ->
         # These two: where this process has no stamp of the code, it reads it.
         "print('MADE', [name for name in made[0] if 'blake3' not in name], made[1])\n"
     )
-    command = [sys.executable, "-P", "-c", script, "build", "-C", str(developer.project)]
+    command = [sys.executable, "-P", "-c", script, "build", "-C", str(another.project)]
     ran = subprocess.run(
-        command, env=developer.environ, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True
+        command, env=another.environ, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True
     )
     assert "MADE [] set()" in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize("served", ["0", "1"])
-def test_a_program_below_run_does_not_see_the_locale_that_python_made(developer: Developer, served: str) -> None:
+def test_a_program_below_run_does_not_see_the_locale_that_python_made(another: Developer, served: str) -> None:
     variables = {"BUILDD_CLI_SERVER": served}
-    bare = {name: value for name, value in developer.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    bare = {name: value for name, value in another.environ.items() if name != "LANG" and not name.startswith("LC_")}
     for given, seen in (({}, ""), ({"LC_CTYPE": "C.UTF-8"}, "C.UTF-8")):
         command = [sys.executable, "-P", "-m", "buildd", "run", "--", "sh", "-c", 'echo "locale=$LC_CTYPE"']
         done = subprocess.run(command, env={**bare, **variables, **given}, capture_output=True, text=True)

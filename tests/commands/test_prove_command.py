@@ -11,6 +11,7 @@ import pytest
 
 from buildd.programs import recording_file
 from buildd.programs.recording_file import RecordingError
+from tests.support.own_programs import lend_programs
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
 
@@ -39,6 +40,7 @@ class Machine:
         (self.app / "include").mkdir(parents=True)
         (self.app / "include/unit.h").write_text("#define UNIT 3\n")
         (self.app / "serve.sh").write_text(ENGINE)
+        lend_programs(self.folder / "store")
         self.environ = {**user.environ, "HERE": str(self.app), "BUILDD_DIR": str(self.folder / "store")}
 
     def buildd(self, *arguments: str, folder: Path | None = None, **variables: str) -> tuple[int, str]:
@@ -101,6 +103,7 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
 def test_a_proof_asks_the_shared_cache_and_says_what_it_answered(user: User) -> None:
     tier = {"BUILDD_TIER": str(user.folder / "tier"), "BUILDD_TIER_WRITE": "1"}
     (user.folder / "tier").mkdir()
+    lend_programs(user.folder / "second")
     first, second = Machine(user, "first"), {"BUILDD_DIR": str(user.folder / "second")} | tier
     first.buildd("cache", "key")
     assert first.buildd("run", "--quiet", "--", "sh", "serve.sh", **tier)[0] == 0
@@ -177,6 +180,7 @@ def test_what_one_machine_recorded_another_one_compiles_ahead(kept_user: User) -
 
     # Another store, another folder, none of the program's files: as in CI.
     ci.mkdir()
+    lend_programs(ci / "store")
     other = {"BUILDD_DIR": str(ci / "store")}
     warm = ("warm", "--manifest", str(recording))
     status, said = serving.buildd(*warm, "--prove", folder=ci, **other)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_programs import lend_programs
+
 pytestmark = pytest.mark.cuda
 
 KERNEL = """#include "scale.h"
@@ -52,6 +54,8 @@ def test_warm_here_export_import_there_and_prove_it(tmp_path: Path) -> None:
     ci, gpu = checkout(tmp_path / "ci"), checkout(tmp_path / "gpu machine")
     first, second = tmp_path / "first", tmp_path / "second"
     bundle = tmp_path / "cache.bundle"
+    for store in (first, second):
+        lend_programs(store)
 
     early = buildd("cache", "export", str(bundle), "scale", "-C", str(ci), store=first)
     assert early.returncode == 2 and "run `buildd warm` for these targets first" in early.stderr

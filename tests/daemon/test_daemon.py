@@ -22,6 +22,7 @@ from buildd.daemon.handler import ClientInfo
 from protocol import endpoint as ep
 from protocol import messages as m
 from protocol.client import Client
+from tests.support.own_programs import lend_programs
 
 DEADLINE_S = 30.0
 
@@ -39,6 +40,7 @@ class Daemon:
             "BUILDD_RUNTIME_DIR": str(self.runtime),
             "BUILDD_DIR": str(folder / "store"),
         }
+        lend_programs(folder / "store")
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, **environ: str) -> subprocess.Popen[str]:

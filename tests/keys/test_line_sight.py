@@ -11,6 +11,7 @@ from buildd.files.snapshot import Snapshot
 from buildd.keys.line_sight import is_blind
 from buildd.native.bare_text import BareText
 from codegen.plan import Action, Discovery
+from tests.support.own_programs import keep_programs, lend_programs
 from tests.support.toolkit import host_compiler
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install gcc)")
@@ -26,7 +27,12 @@ def blind(folder: Path, text: str, *, silent: bool) -> bool:
     action = Action("a.o", "g++", "g++", ("g++", "-c", "a.cpp"), ("a.cpp",), (), discovery=Discovery.GCC)
     snapshot = Snapshot(Files(), str(folder))
     used = ("a.cpp", "macros.h", "moved.h")
-    return is_blind(snapshot, BareText(folder), action, used, ("moved.h",), {"moved.h"} if silent else ())
+    store = folder / "store"
+    lend_programs(store)
+    try:
+        return is_blind(snapshot, BareText(store), action, used, ("moved.h",), {"moved.h"} if silent else ())
+    finally:
+        keep_programs(store)
 
 
 @pytest.mark.parametrize("silent", [True, False])

@@ -14,9 +14,10 @@ from buildd.client import machine_checks
 from buildd.native import preload
 from buildd.native.programs import NATIVE, is_sound
 from buildd.shims import interposition, shim_folders
+from tests.support.own_programs import PROGRAM_CACHE
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
-from tests.support.user import PROGRAM_CACHE, User
+from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 
@@ -60,13 +61,20 @@ def store(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_shim_is_made_again_in_all_its_places(store: Path, damage: Damage) -> None:
+def test_every_damage_is_seen(store: Path, damage: Damage) -> None:
+    binary = shim_folders.program(store, os.environ["PATH"])
+    assert is_sound(binary)
+    spoil(binary, damage)
+    assert not is_sound(binary)
+
+
+def test_a_damaged_shim_is_made_again_in_all_its_places(store: Path) -> None:
     environ = {"PATH": os.environ["PATH"]}
     place = shim_folders.toolkit(store, environ)
     binary = shim_folders.program(store, environ["PATH"])
     running = os.stat(binary).st_ino
     assert shim_folders.verify(store, environ)[1] == 0
-    spoil(binary, damage)
+    spoil(binary, flipped)
     assert not is_sound(place.programs / "gcc")
     assert shim_folders.toolkit(store, environ) == place
     for found in (binary, place.programs / "gcc", place.programs / shim_folders.LAUNCHER):
@@ -77,8 +85,7 @@ def test_a_damaged_shim_is_made_again_in_all_its_places(store: Path, damage: Dam
     assert b"Free Software" in done.stdout
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_verifying_replaces_what_is_damaged(store: Path, damage: Damage, tmp_path: Path) -> None:
+def test_verifying_replaces_what_is_damaged(store: Path, tmp_path: Path) -> None:
     environ = {"PATH": os.environ["PATH"]}
     binary = shim_folders.program(store, environ["PATH"])
     gcc = {"gcc": str(host_compiler())}
@@ -89,9 +96,9 @@ def test_verifying_replaces_what_is_damaged(store: Path, damage: Damage, tmp_pat
     copy = other.programs / "cc"
     shutil.copy2(binary, tmp_path / "copy")  # as on another file system
     os.replace(tmp_path / "copy", copy)
-    spoil(copy, damage)
-    spoil(tmp_path / "mine" / "gcc", damage)  # and with it all its other names
-    spoil(tmp_path / "mine" / interposition.LIBRARY, damage)
+    spoil(copy, cut)
+    spoil(tmp_path / "mine" / "gcc", flipped)  # and with it all its other names
+    spoil(tmp_path / "mine" / interposition.LIBRARY, empty)
     (store / NATIVE / "old.so").write_bytes(b"")
     places = list(shim_folders.programs(store, environ))
     assert {one.programs / "gcc", copy, tmp_path / "mine" / "gcc", store / NATIVE / "old.so"} < {*places}

@@ -22,10 +22,14 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
+def developer(another_developer: Developer) -> Developer:
+    return another_developer
+
+
+@pytest.fixture
 def client(developer: Developer) -> Iterator[Client]:
     developer.write("buildd.toml", PROJECT)
     developer.environ["CUTLASS_PATH"] = str(cutlass_in(developer.folder))
-    assert developer.buildd("up")[0] == 0
     endpoint = find(runtime_folder(developer.environ))
     assert endpoint is not None
     with Client(Route.local(endpoint), timeout_s=60.0) as made:

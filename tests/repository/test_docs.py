@@ -26,6 +26,7 @@ from codegen.project.target_table import INTERNAL_FIELDS
 from codegen.python.triton_kernel import goal_of
 from codegen.variables.environment import all_variables
 from protocol.messages import BuildId, Request, RequestId
+from tests.support.own_programs import lend_programs
 from tests.support.paths import ROOT
 
 DOCUMENTS = sorted(
@@ -93,6 +94,7 @@ def test_the_first_project_of_a_document_builds(document: str, program: str, tmp
         path = tmp_path / "project" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
+    lend_programs(tmp_path / "store")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "buildd", "build", "--no-daemon"],
         cwd=tmp_path / "project",

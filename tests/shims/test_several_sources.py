@@ -142,7 +142,14 @@ def cuda(user: User, project: ForeignProject) -> ForeignProject:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("flags", ["", "-rdc=true", "-Xcompiler -fPIC -shared"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-rdc=true",
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("-Xcompiler -fPIC -shared", marks=pytest.mark.slow),
+    ],
+)
 def test_nvcc_with_two_sources_runs_in_steps_and_hits(cuda: ForeignProject, flags: str) -> None:
     command = ("nvcc", "-arch=sm_80", *flags.split(), "k.cu", "m.cu", "-o", "prog")
     before = cuda.status().counters

@@ -200,10 +200,14 @@ NVCC_WRAPPERS = {
     "os.execv('{cuda}/bin/nvcc', ['{cuda}/bin/nvcc', '-DA=1', *words])\n",
     "nixpkgs": '#!/bin/bash -e\nexport NVCC_APPEND_FLAGS="-DA=1"\nexec -a "$0" "{aside}" "$@"\n',
 }
+NVCC_CORE = ("conda", "nixpkgs")
+"""The wrappers that the core tests call: words from two places, and a variable under another name of the program."""
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("kind", NVCC_WRAPPERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in NVCC_CORE else pytest.mark.slow) for kind in NVCC_WRAPPERS]
+)
 def test_nvcc_behind_a_wrapper_compiles_in_steps(project: ForeignProject, toolkit: Path, kind: str) -> None:
     cuda_project(project, "k.cu")
     project.user.environ |= {"CUDA_ROOT": str(toolkit), "MY_CXX": GXX}

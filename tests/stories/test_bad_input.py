@@ -279,7 +279,10 @@ def test_folders_removed_while_compiling(another_developer: Developer, what: str
     assert another_developer.library.read_bytes() == another_developer.clean()
 
 
-@pytest.mark.parametrize("change", ["flip", "cut", "empty", "grow"])
+@pytest.mark.parametrize(
+    "change",
+    ["flip", "cut", pytest.param("empty", marks=pytest.mark.slow), pytest.param("grow", marks=pytest.mark.slow)],
+)
 def test_a_damaged_store_never_shows(developer: Developer, change: str) -> None:
     """Every file of the store, at several places each; test_store.py and the campaigns do this at random."""
     developer.write("src/b.cu", "//! bytes 200000\nb\n")

@@ -64,7 +64,7 @@ FULL = {
 }
 
 
-CORE = ("64 KiB", "2048 KiB", "15 inodes")
+CORE = ("64 KiB", "15 inodes")
 """The states that the core tests try; the heavy tier tries all."""
 
 
@@ -117,8 +117,15 @@ def test_no_disk_has_room(boxed: Developer) -> None:
     assert f"error: no space left on the disk of {boxed.store}/index.db" in said.text, said.text
 
 
-@pytest.mark.parametrize("way", [(), ("--no-daemon",)], ids=["daemon", "alone"])
-@pytest.mark.parametrize("kind", ["fifo", "folder"])
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        pytest.param("fifo", (), id="fifo, daemon"),
+        pytest.param("folder", ("--no-daemon",), id="folder, alone"),
+        pytest.param("fifo", ("--no-daemon",), id="fifo, alone", marks=pytest.mark.slow),
+        pytest.param("folder", (), id="folder, daemon", marks=pytest.mark.slow),
+    ],
+)
 def test_an_index_that_cannot_be_opened(developer: Developer, kind: str, way: tuple[str, ...]) -> None:
     """The build goes on without the store, as with a full disk, and says so; nothing waits for the FIFO."""
     index = developer.store / "index.db"

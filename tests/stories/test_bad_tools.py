@@ -86,6 +86,7 @@ def test_a_host_compiler_replaced_in_place(developer: Developer) -> None:
     assert developer.build().compiled == 0 and said_by(developer, 3) == 1
 
 
+@pytest.mark.slow  # test_foreign_edits.py upgrades a header of the toolkit
 def test_a_toolkit_header_patched(developer: Developer) -> None:
     header = Path(developer.environ["CUDA_HOME"]) / "include" / "cuda_runtime.h"
     header.chmod(0o644)

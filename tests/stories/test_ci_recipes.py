@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_programs import lend_programs
 from tests.support.paths import ROOT
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
@@ -55,6 +56,7 @@ class Ci:
     def sh(self, name: str, script: str, **variables: str) -> str:
         """What a script says in a checkout whose runner has a store of its own."""
         store = {"BUILDD_DIR": str(self.folder / f"{name}-store")}
+        lend_programs(self.folder / f"{name}-store")
         done = subprocess.run(
             ["sh", "-eu", "-c", script],
             cwd=self.folder / name,

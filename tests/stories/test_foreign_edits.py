@@ -20,9 +20,16 @@ from tests.support.user import User
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 # Several at a time, so that few compiles see many edits; each shows in a number of its own.
 STORY = (
-    ("value of device", "value of newer", "odd.h has for the host", "comment line", "flag -Xptxas=-v"),
-    ("second.h in the first folder", "flags of the environment", "toolkit's header upgraded", "blank line"),
-    ("optional.h", "odd.h has a hidden variable", "assembler upgraded", "architectures sm_80 sm_86"),
+    ("value of device", "value of newer", "odd.h has for the host", "optional.h", "comment line", "flag -Xptxas=-v"),
+    (
+        "second.h in the first folder",
+        "flags of the environment",
+        "toolkit's header upgraded",
+        "assembler upgraded",
+        "odd.h has a hidden variable",
+        "blank line",
+        "architectures sm_80 sm_86",
+    ),
 )
 
 
@@ -40,12 +47,12 @@ def test_random_edits_of_plain_sources(user: User) -> None:
     beside = SideBySide(user, user.folder, "", rng, ())
     names = list(beside.work.edits())
     done = []
-    for _ in range(30):
+    for _ in range(15):
         done.append(rng.choice(names))
         assert beside.edit(done[-1]) == [], done
     assert beside.again(clean=True) == [] and beside.linked() == []
     figures = beside.foreign.figures()
-    assert figures.passed_through == {} and figures.hits > 3 and figures.misses > 10
+    assert figures.passed_through == {} and figures.hits > 1 and figures.misses > 5
     assert beside.tally.false_misses == 0
     beside.close()
 

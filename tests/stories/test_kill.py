@@ -31,12 +31,12 @@ def run(name: str, *options: str) -> str:
 
 def test_a_killed_daemon_loses_nothing_and_leaves_nothing() -> None:
     # One moment can take two daemons: an old one and the one that comes after it.
-    kills = re.match(r"(\d+) kills in \d+ trials, 0 faults", run("kill", "--kills", "6"))
-    assert kills is not None and int(kills[1]) >= 6
+    kills = re.match(r"(\d+) kills in \d+ trials, 0 faults", run("kill", "--kills", "3"))
+    assert kills is not None and int(kills[1]) >= 3
 
 
 def test_a_damaged_store_never_gives_a_wrong_artifact() -> None:
-    assert run("corrupt", "--times", "8").startswith("8 times damaged, 0 faults")
+    assert run("corrupt", "--times", "4").startswith("4 times damaged, 0 faults")
 
 
 def test_what_is_wrong_in_a_workload_is_seen(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_programs import lend_programs
 from tests.support.paths import FAKES, TESTS
 
 FOLDER = TESTS / "transcripts"
@@ -64,6 +65,7 @@ class Session:
         tools = root / "bin"
         for folder in (self.project, self.home, tools, root / "run"):
             folder.mkdir(mode=0o700)
+        lend_programs(self.home / ".cache/buildd")
         program = tools / "buildd"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m buildd "$@"\n')
         program.chmod(0o755)

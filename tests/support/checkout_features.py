@@ -272,7 +272,9 @@ FEATURES: dict[str, Feature] = {
     ),
     "outside-file": both(
         _library,
-        flag("-I@/../library", "-I../../library", "-isystem @/../library", "-I@/away", "-isystem ../away", "-I%/library"),
+        flag(
+            "-I@/../library", "-I../../library", "-isystem @/../library", "-I@/away", "-isystem ../away", "-I%/library"
+        ),
         include("#if __has_include(<w.h>)\n#include <w.h>\nint ol() { return in_library(1); }\n#endif"),
         body("", "#ifdef LENGTH\nint ow() { return LENGTH; }\n#endif"),
     ),

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.own_programs import keep_programs, lend_programs
 from tests.support.user import Process, User, start_ticks
 from tests.support.waiting import DEADLINE_S, until
 
@@ -116,6 +117,7 @@ class Developer(User):
     def _built_clean(self) -> bytes:
         store = self.environ["BUILDD_DIR"]
         self.environ["BUILDD_DIR"] = str(self.folder / "clean-store")
+        lend_programs(self.folder / "clean-store")
         copy = self.folder / "clean"
         try:
             shutil.rmtree(copy, ignore_errors=True)
@@ -157,6 +159,7 @@ def make_another_developer(kept: Developer) -> Developer:
 
 
 def end_another_developer(another_developer: Developer) -> None:
+    keep_programs(another_developer.store)
     left = another_developer.leftovers(within_s=5)
     for process in left:
         process.kill()

@@ -25,6 +25,7 @@ from codegen.plan import (
     ToolFile,
 )
 from protocol import messages as m
+from tests.support.own_programs import keep_programs, lend_programs
 from tests.support.paths import FAKES
 
 FAKE = FAKES / "fake-cc"
@@ -87,6 +88,7 @@ class Workspace:
         self.options = options
         self.project = folder / "project"
         self.store = folder / "store"
+        lend_programs(self.store)
         for sub in ("src", "first", "include"):
             (self.project / sub).mkdir(parents=True)
 
@@ -105,6 +107,12 @@ class Workspace:
             "environment": {"PATH": "/usr/bin:/bin"},
         }
         return m.Request(**{**defaults, **fields})
+
+    def another_store(self, name: str) -> str:
+        """The path of a store that has no result yet."""
+        store = self.folder / name
+        lend_programs(store)
+        return str(store)
 
     def set_in(self, place: str, **variables: str) -> tuple[dict[str, str], str]:
         """The environment and the project file of a request for which variables are set in one place.
@@ -167,6 +175,7 @@ class Harness:
 
     async def __aexit__(self, *error: object) -> None:
         await self.scheduler.close()
+        keep_programs(self.workspace.store)
 
     def submit(self, request: m.Request) -> RequestLog:
         log = RequestLog(request.request_id)

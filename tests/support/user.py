@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,15 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildd.native.programs import NATIVE
 from protocol.client import Client, find
 from protocol.endpoint import DaemonLock, open_pidfd, runtime_folder
 from protocol.errors import ProtocolError
 from protocol.session import Route
+from tests.support.own_programs import keep_programs, lend_programs
 from tests.support.paths import ROOT
 
-PROGRAM_CACHE = "PROGRAM_CACHE_OF_TESTS"
-"""Variable of the process that runs tests: a folder that keeps buildd's own compiled programs for the next user."""
 _END_S = 40.0
 _POLL_S = 0.005
 CLI_SERVER = "buildd-cli"
@@ -65,10 +62,7 @@ class User:
         self.run_folder, self.store = folder / "run", folder / "store"
         for sub in (self.run_folder, folder / "home"):
             sub.mkdir(mode=0o700, exist_ok=True)
-        if (program_cache := os.environ.get(PROGRAM_CACHE)) and not self.store.exists():
-            # Each of them takes a second to compile, and its name says what it was compiled from, and with what.
-            self.store.mkdir(mode=0o700)
-            shutil.copytree(program_cache, self.store / NATIVE)
+        lend_programs(self.store)
         self.environ = {
             "HOME": str(folder / "home"),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -166,20 +160,13 @@ class User:
         elif DaemonLock.is_held(folder):  # it is just starting
             self.buildd("down", "--now", timeout_s=_END_S)
 
-    def _put_by(self) -> None:
-        program_cache, made = os.environ.get(PROGRAM_CACHE), self.store / NATIVE
-        if program_cache and made.is_dir():
-            for program in made.iterdir():
-                if not program.name.startswith(".") and not (Path(program_cache) / program.name).exists():
-                    shutil.copy2(program, program_cache)
-
     def end(self) -> list[Process]:
         """Stop the daemon; kills what it leaves behind, and returns that."""
         try:
             self._down()
         except (ProtocolError, subprocess.TimeoutExpired):
             pass
-        self._put_by()
+        keep_programs(self.store)
         found = self.leftovers(within_s=5)
         for process in found:
             process.kill()

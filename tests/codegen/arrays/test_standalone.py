@@ -67,10 +67,10 @@ def test_the_program_finds_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch", "table"),
     [
-        pytest.param("sm_80", ROWS, marks=pytest.mark.cuda, id="rowwise"),
+        pytest.param("sm_80", ROWS, marks=[pytest.mark.cuda, pytest.mark.slow], id="rowwise"),
         pytest.param("sm_80", WAVE, marks=pytest.mark.cuda, id="elementwise"),
         pytest.param("sm_80", CONV, marks=[pytest.mark.cuda, pytest.mark.slow], id="conv2d"),
-        pytest.param("gfx90a", ROWS, marks=pytest.mark.hip, id="rowwise on AMD"),
+        pytest.param("gfx90a", ROWS, marks=[pytest.mark.hip, pytest.mark.slow], id="rowwise on AMD"),
     ],
 )
 def test_the_program_compiles_beside_its_library(tmp_path: Path, arch: str, table: dict[str, Any]) -> None:

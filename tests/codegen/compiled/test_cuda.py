@@ -114,6 +114,7 @@ def test_device_code_alone(tmp_path: Path, output: str, names: list[str]) -> Non
         assert b".target sm_80" in contents[0] and b".target sm_90a" in contents[1]
 
 
+@pytest.mark.slow  # in steps, test_nvcc_steps.py has it
 def test_two_checkouts_make_the_same_device_code(tmp_path: Path) -> None:
     """Bytes differ only in the name of nvcc's temporary file, which holds its process id."""
     plans, objects = [], []

@@ -80,6 +80,7 @@ arch = "gfx90a"
 
 
 @pytest.mark.hip
+@pytest.mark.slow
 def test_two_checkouts_make_the_same_bytes(tmp_path: Path) -> None:
     plans, contents = [], []
     for name in ("one", "two"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from codegen.compilers import temporary_roots
 from codegen.foreign.command_line import parse
 from codegen.plan import Place, Ref
 from tests.support.foreign_project import ForeignProject
+from tests.support.objects import inspector
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
@@ -209,53 +209,55 @@ def test_a_source_in_another_temporary_folder_hits(user: User) -> None:
     assert foreign.counts() == (1, 3)
 
 
+KERNELS = {
+    "plain": "__global__ void k(int *p) { *p = X; }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
+    "host": "__global__ void k(int *p) { *p = X; }\nchar const *file() { return __FILE__; }\n",
+    "device": "__global__ void k(char const **p) { *p = __FILE__; }\n",
+    "other": "namespace { __global__ void k(int *p) { *p = X + NUMBER; } }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
+}
+
+
+def nvcc_makes(foreign: ForeignProject, number: int, name: str, *, mapped: bool = False) -> bytes:
+    """The object of a kernel in a front end's folder of this number."""
+    folder = foreign.folder / f"pip-req-build-{number:08}"
+    build = foreign.folder / f"tmp{number:08}" / "build"
+    for place in (folder / "include", build):
+        place.mkdir(parents=True, exist_ok=True)
+    (folder / "include/x.h").write_text("#define X 1\n")
+    (folder / f"{name}.cu").write_text(f"#include <x.h>\n{KERNELS[name]}".replace("NUMBER", f"{number}"))
+    where = (f"-isystem={folder}/include", "-c", f"{folder}/{name}.cu", "-o", f"{name}.o", "-MD", "-MF", f"{name}.d")
+    environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(foreign.folder) if mapped else "no"}
+    done = foreign.call("nvcc", "-arch=sm_80", *where, environ=environ, cwd=build)
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}/include/x.h" in (build / f"{name}.d").read_text()
+    made = (build / f"{name}.o").read_bytes()
+    assert (f"{number:08}".encode() in made) == (name in ("host", "device") and not mapped)
+    return made
+
+
 @pytest.mark.cuda
 def test_nvcc_in_another_temporary_folder_hits(user: User) -> None:
-    """Where no path reaches the object, on either side; mapped also where it would."""
-    wheels = importlib.util.find_spec("nvidia.cu13")
-    folders = list(wheels.submodule_search_locations or ()) if wheels else []
-    foreign = ForeignProject(user, user.folder / "nvcc", f"{folders[0]}/bin" if folders else "")
-    texts = {
-        "plain": "__global__ void k(int *p) { *p = X; }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
-        "host": "__global__ void k(int *p) { *p = X; }\nchar const *file() { return __FILE__; }\n",
-        "device": "__global__ void k(char const **p) { *p = __FILE__; }\n",
-        "other": "namespace { __global__ void k(int *p) { *p = X + NUMBER; } }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
-    }
-
-    def compile(number: int, name: str, *, mapped: bool = False) -> bytes:
-        folder = foreign.folder / f"pip-req-build-{number:08}"
-        build = foreign.folder / f"tmp{number:08}" / "build"
-        for place in (folder / "include", build):
-            place.mkdir(parents=True, exist_ok=True)
-        (folder / "include/x.h").write_text("#define X 1\n")
-        (folder / f"{name}.cu").write_text(f"#include <x.h>\n{texts[name]}".replace("NUMBER", f"{number}"))
-        where = (
-            f"-isystem={folder}/include",
-            "-c",
-            f"{folder}/{name}.cu",
-            "-o",
-            f"{name}.o",
-            "-MD",
-            "-MF",
-            f"{name}.d",
-        )
-        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(foreign.folder) if mapped else "no"}
-        done = foreign.call("nvcc", "-arch=sm_80", *where, environ=environ, cwd=build)
-        assert done.returncode == 0, done.stderr
-        assert f"{folder}/include/x.h" in (build / f"{name}.d").read_text()
-        made = (build / f"{name}.o").read_bytes()
-        assert (f"{number:08}".encode() in made) == (name in ("host", "device") and not mapped)
-        return made
-
-    assert compile(1, "plain") == compile(2, "plain")
+    """Where no path reaches the object; mapped also where it would."""
+    foreign = ForeignProject.with_nvcc(user, "nvcc")
+    assert nvcc_makes(foreign, 1, "plain") == nvcc_makes(foreign, 2, "plain")
     assert foreign.counts() == (1, 1)
-    compile(1, "host"), compile(2, "host"), compile(1, "device"), compile(2, "device")
-    assert foreign.counts() == (1, 5)
-    assert compile(1, "host", mapped=True) == compile(2, "host", mapped=True)
-    assert compile(1, "device", mapped=True) == compile(2, "device", mapped=True)
-    assert foreign.counts() == (3, 7)
+    nvcc_makes(foreign, 1, "device"), nvcc_makes(foreign, 2, "device")
+    assert foreign.counts() == (1, 3)
+    assert nvcc_makes(foreign, 1, "device", mapped=True) == nvcc_makes(foreign, 2, "device", mapped=True)
+    assert foreign.counts() == (2, 4)
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_path_in_nvccs_host_code_counts_unless_it_is_mapped(user: User) -> None:
+    foreign = ForeignProject.with_nvcc(user, "host")
+    nvcc_makes(foreign, 1, "host"), nvcc_makes(foreign, 2, "host")
+    assert foreign.counts() == (0, 2)
+    assert nvcc_makes(foreign, 1, "host", mapped=True) == nvcc_makes(foreign, 2, "host", mapped=True)
+    assert foreign.counts() == (1, 3)
     # They may be linked together: what is theirs alone has names of its own.
-    modules = [set(re.findall(rb"_[0-9a-f]{8}_8_other_cu_[0-9a-f]{8}", compile(number, "other"))) for number in (1, 2)]
+    objects = [nvcc_makes(foreign, number, "other") for number in (1, 2)]
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_8_other_cu_[0-9a-f]{8}", made)) for made in objects]
     assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
 
 
@@ -327,46 +329,54 @@ __global__ void kernel_of_lines(float *x) { x[threadIdx.x] = far(near(x[0])); }
 """
 
 
+def lines_of(foreign: ForeignProject, tag: str, source: str, *flags: str, **environ: str) -> tuple[bytes, bytes]:
+    """The object of a kernel with -lineinfo in a front end's folder, and what cuobjdump finds in it."""
+    folder = foreign.folder / f"pip-req-build-{tag}"
+    (folder / "csrc").mkdir(parents=True, exist_ok=True)
+    (folder / "inc").mkdir(exist_ok=True)
+    (folder / "csrc/k.cu").write_text(LINES)
+    (folder / "csrc/h.cuh").write_text("__device__ __noinline__ inline float near(float x) { return x * 3; }\n")
+    (folder / "inc/far.cuh").write_text("__device__ __forceinline__ float far(float x) { return x + 1; }\n")
+    command = ("nvcc", "-lineinfo", "-Xptxas=-v", "-gencode", "arch=compute_80,code=[sm_80,compute_80]")
+    command += ("-no-compress", f"-I{folder}/inc", *flags, "-c", source.format(folder))
+    done = foreign.call(*command, "-o", "k.o", cwd=folder, environ={**foreign.environ, **environ})
+    assert done.returncode == 0, done.stderr
+    cubin = subprocess.run([inspector(), "-ptx", "-elf", folder / "k.o"], capture_output=True, check=True)
+    return (folder / "k.o").read_bytes(), cubin.stdout
+
+
 @pytest.mark.cuda
-def test_line_information_of_a_folder_that_a_front_end_made_is_mapped(user: User) -> None:
-    """-lineinfo, which apex, causal-conv1d and LightGBM have in their wheels: by relative and by absolute names."""
-    wheels = importlib.util.find_spec("nvidia.cu13")
-    folders = list(wheels.submodule_search_locations or ()) if wheels else []
-    foreign = ForeignProject(user, user.folder / "lines", f"{folders[0]}/bin" if folders else "")
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param("csrc/k.cu", id="relative"), pytest.param("{}/csrc/k.cu", id="absolute", marks=pytest.mark.slow)],
+)
+def test_line_information_of_a_folder_that_a_front_end_made_is_mapped(user: User, source: str) -> None:
+    """-lineinfo, which apex, causal-conv1d and LightGBM have in their wheels."""
+    foreign = ForeignProject.with_nvcc(user, f"lines-{len(source)}")
+    first, second = lines_of(foreign, "12345678", source), lines_of(foreign, "abcdefgh", source)
+    assert foreign.counts() == (1, 1)
+    assert first[0] == second[0]
+    assert b"12345678" not in first[0] + first[1]
+    for name in (b"/pip-req-build/csrc/k.cu", b"/pip-req-build/csrc/h.cuh", b"/pip-req-build/inc/far.cuh"):
+        assert name in first[1]
 
-    def compile(tag: str, source: str, *flags: str, **environ: str) -> tuple[bytes, bytes, bytes]:
-        folder = foreign.folder / f"pip-req-build-{tag}"
-        (folder / "csrc").mkdir(parents=True, exist_ok=True)
-        (folder / "inc").mkdir(exist_ok=True)
-        (folder / "csrc/k.cu").write_text(LINES)
-        (folder / "csrc/h.cuh").write_text("__device__ __noinline__ inline float near(float x) { return x * 3; }\n")
-        (folder / "inc/far.cuh").write_text("__device__ __forceinline__ float far(float x) { return x + 1; }\n")
-        command = ("nvcc", "-lineinfo", "-Xptxas=-v", "-gencode", "arch=compute_80,code=[sm_80,compute_80]")
-        command += ("-no-compress", f"-I{folder}/inc", *flags, "-c", source.format(folder))
-        done = foreign.call(*command, "-o", "k.o", cwd=folder, environ={**foreign.environ, **environ})
-        assert done.returncode == 0, done.stderr
-        made = (folder / "k.o").read_bytes()
-        cubin = subprocess.run(
-            [f"{folders[0]}/bin/cuobjdump", "-ptx", "-elf", folder / "k.o"], capture_output=True, check=True
-        )
-        return made, cubin.stdout, done.stderr
 
-    for source in ("csrc/k.cu", "{}/csrc/k.cu"):
-        hits, misses = foreign.counts()
-        first, second = compile("12345678", source), compile("abcdefgh", source)
-        assert foreign.counts() == (hits + 1, misses + 1)
-        assert first[0] == second[0]
-        assert b"12345678" not in first[0] + first[1]
-        for name in (b"/pip-req-build/csrc/k.cu", b"/pip-req-build/csrc/h.cuh", b"/pip-req-build/inc/far.cuh"):
-            assert name in first[1]
-    # Steps of a mapped compile are not those of one that is not.
+@pytest.mark.cuda
+def test_a_folder_in_other_words_is_not_mapped(user: User) -> None:
+    """The path stays in the object, and binds it to its folder."""
+    foreign = ForeignProject.with_nvcc(user, "words")
+    for tag in ("12345678", "abcdefgh"):
+        words = f"-I{foreign.folder}/pip-req-build-{tag}/../pip-req-build-{tag}/inc"
+        odd = lines_of(foreign, tag, "csrc/k.cu", words)
+    assert b"12345678" not in odd[1] and foreign.counts() == (0, 2)
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_steps_of_a_mapped_compile_are_not_those_of_one_that_is_not(user: User) -> None:
+    foreign = ForeignProject.with_nvcc(user, "steps")
     plain, mapped = (
-        compile("12345678", "csrc/k.cu", "-DX=2", **environ) for environ in ({"BUILDD_MAP_PATHS": "no"}, {})
+        lines_of(foreign, "12345678", "csrc/k.cu", **environ) for environ in ({"BUILDD_MAP_PATHS": "no"}, {})
     )
     assert b"pip-req-build-12345678/csrc/h.cuh" in plain[1] and b"/pip-req-build/csrc/h.cuh" in mapped[1]
-    # The path in other words stays, and binds the object to its folder.
-    hits, misses = foreign.counts()
-    for tag in ("12345678", "abcdefgh"):
-        odd = compile(tag, "csrc/k.cu", f"-I{foreign.folder}/pip-req-build-{tag}/../pip-req-build-{tag}/inc", "-DX=3")
-    assert b"12345678" not in odd[1] and foreign.counts() == (hits, misses + 2)
-    assert compile("12345678", "csrc/k.cu", "-G") != compile("abcdefgh", "csrc/k.cu", "-G")
+    assert lines_of(foreign, "12345678", "csrc/k.cu", "-G") != lines_of(foreign, "abcdefgh", "csrc/k.cu", "-G")

@@ -57,7 +57,14 @@ def architectures(foreign: ForeignProject) -> set[str]:
     return set(re.findall(r"\bsm_\w+", listed.stdout))
 
 
-@pytest.mark.parametrize("spelled", [("-arch=native",), ("-arch", "native"), ("--gpu-architecture=native",)])
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        ("-arch", "native"),  # other tests have "-arch=native"
+        pytest.param(("-arch=native",), marks=pytest.mark.slow),
+        pytest.param(("--gpu-architecture=native",), marks=pytest.mark.slow),
+    ],
+)
 def test_the_gpus_that_nvcc_finds_are_compiled_for(user: User, spelled: tuple[str, ...]) -> None:
     foreign = project(user, "80, 90")
     compiled(foreign, *spelled)

@@ -49,7 +49,13 @@ def made_of(program: Path) -> list[object]:
     return [sorted(found["symbols"].splitlines()), found["machine code"], ptx]
 
 
-@pytest.mark.parametrize("more", [(), ("-Xlinker", "-rpath=/nowhere", "-lineinfo", "-Xcudafe", "--diag_suppress=177")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("-Xlinker", "-rpath=/nowhere", "-lineinfo", "-Xcudafe", "--diag_suppress=177"),
+    ],
+)
 def test_a_library_from_one_source_is_nvccs(cuda: ForeignProject, more: tuple[str, ...]) -> None:
     """As tilelang and many users of ctypes compile: with `-l` of a library that the project makes."""
     cuda.write("other.c", "int other(void) { return 5; }")

@@ -255,6 +255,7 @@ def test_amd_gpus_are_what_their_driver_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.hip
+@pytest.mark.slow
 def test_the_program_that_measures_is_one_for_amd_too(tmp_path: Path) -> None:
     shutil.copyfile(MEASURE, tmp_path / "measure.hip")
     spec = {"kind": "hip", "sources": ["measure.hip"], "arch": ["gfx90a"], "output": "executable"}

@@ -57,11 +57,14 @@ def done_in_steps(foreign: ForeignProject, *command: str) -> tuple[int, int]:
     "options",
     [
         ("-cubin", "-arch=sm_90a"),
-        ("--cubin", "-gencode", "arch=compute_80,code=sm_80", "-lineinfo", "-O3", "-ccbin=g++"),
+        pytest.param(
+            ("--cubin", "-gencode", "arch=compute_80,code=sm_80", "-lineinfo", "-O3", "-ccbin=g++"),
+            marks=pytest.mark.slow,
+        ),
         ("--ptx", "-arch", "sm_80"),
-        ("-ptx", "-arch=compute_80", "-rdc=true", "-c"),
+        pytest.param(("-ptx", "-arch=compute_80", "-rdc=true", "-c"), marks=pytest.mark.slow),
         ("-fatbin", "-gencode=arch=compute_80,code=[sm_80,compute_80]", "-gencode=arch=compute_90,code=sm_90"),
-        ("--fatbin", "-arch=sm_80", "-dc", "-Xfatbin=-compress-all"),
+        pytest.param(("--fatbin", "-arch=sm_80", "-dc", "-Xfatbin=-compress-all"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -103,7 +106,10 @@ def test_code_for_the_debugger_is_nvccs(cuda: ForeignProject) -> None:
     assert any(".text.scale" in block for block in ours) and ours == code()
 
 
-@pytest.mark.parametrize("kind", ["cubin", "ptx", "fatbin"])
+@pytest.mark.parametrize(
+    "kind",
+    ["cubin", pytest.param("ptx", marks=pytest.mark.slow), pytest.param("fatbin", marks=pytest.mark.slow)],
+)
 def test_an_object_and_its_device_code_find_each_others_steps(cuda: ForeignProject, kind: str) -> None:
     first = ("nvcc", "-arch=sm_80", "-Iinclude", "-c", "k.cu", "-o", "out/k.o")
     second = ("nvcc", "-arch=sm_80", "-Iinclude", f"-{kind}", "k.cu", "-o", f"out/k.{kind}")
@@ -118,8 +124,15 @@ def test_an_object_and_its_device_code_find_each_others_steps(cuda: ForeignProje
     assert found >= (1 if kind == "ptx" else 2), ran
 
 
-@pytest.mark.parametrize(("old", "new"), [("*= FACTOR", "*= UNKNOWN"), ("*= FACTOR;", '*= FACTOR; asm("nonsense;");')])
-@pytest.mark.parametrize("kind", ["cubin", "ptx"])
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        ("cubin", "*= FACTOR;", '*= FACTOR; asm("nonsense;");'),
+        ("ptx", "*= FACTOR", "*= UNKNOWN"),
+        pytest.param("cubin", "*= FACTOR", "*= UNKNOWN", marks=pytest.mark.slow),
+        pytest.param("ptx", "*= FACTOR;", '*= FACTOR; asm("nonsense;");', marks=pytest.mark.slow),
+    ],
+)
 def test_a_failure_is_nvccs(cuda: ForeignProject, kind: str, old: str, new: str) -> None:
     cuda.write("k.cu", PLAIN.replace(old, new))
     command = ("nvcc", f"-{kind}", "-gencode=arch=compute_90,code=sm_90", "-Iinclude", "k.cu", "-o", "made")
