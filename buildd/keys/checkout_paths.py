@@ -98,7 +98,7 @@ def _mentions(content: bytes, roots: Roots) -> _Mentions:
 
 
 def _begins(text: bytes, first: bytes) -> bool:
-    """Whether a text names a folder so that more can follow. A closed string ends there, as "/tmp" in <stdio.h> does."""
+    """Whether a text names a folder so that more can follow. A closed string ends, as "/tmp" in <stdio.h> does."""
     return first in text and first in text.replace(b'"%b"' % first, b"")
 
 

@@ -73,7 +73,8 @@ _TORCH = rows(
     V("TORCH_EXTENSIONS_DIR", Kind.PATH, "", (CACHE,), "folder of built extensions",
       "none: a target's files are below build/; torch uses it below `buildd run`"),
     V("TORCH_NO_COMPILER_WRAPPER", Kind.ON_IF_1, "0", (SCHED,), "no ccache or sccache before the compiler",
-      "`buildd run` without its library sets it to 1, if it is not set: the shims cache", acts=True, set_in=SetIn.SHELL),
+      "`buildd run` without its library sets it to 1, if it is not set: the shims cache", acts=True,
+      set_in=SetIn.SHELL),
     V("ROCM_HOME", Kind.PATH, "", (KEY,), "where ROCm is, for torch",
       "buildd looks for hipcc there; its content is keyed", acts=True),
 )
