@@ -42,6 +42,10 @@ class _Mentions:
     """Roots whose first folder the text names: macros may add the rest."""
 
 
+_LINKED = (b"\x7fELF", b"!<arch>\n")
+"""How objects, libraries and archives begin. They may have a gigabyte. The key of a link has their contents: a path in
+them is the same one in every checkout. A thin archive names files, and is searched."""
+_MAGIC_BYTES = 8
 _searched: OrderedDict[tuple[str, Roots], _Mentions] = OrderedDict()
 """By the file's digest: all compiles of a project read the same headers."""
 _lock = threading.Lock()
@@ -72,7 +76,10 @@ def held(snapshot: Snapshot, roots: Roots, paths: Iterable[str]) -> set[str] | N
         if known is None:
             try:
                 with open(snapshot.absolute(path), "rb") as file:
-                    content = file.read()
+                    head = file.read(_MAGIC_BYTES)
+                    if head.startswith(_LINKED):
+                        continue
+                    content = head + file.read()
             except OSError:
                 return None
             if blake3(content).hexdigest() != digest:

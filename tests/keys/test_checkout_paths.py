@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from buildd.files.digests import Files
+from buildd.files.snapshot import Snapshot
+from buildd.keys.checkout_paths import escaping, held
+from codegen.plan import Action
 from tests.support.foreign_project import ForeignProject
 from tests.support.user import User
 
@@ -41,3 +48,32 @@ def test_a_macro_that_could_become_the_folders_path_ties_the_object_to_it(user: 
     texts = {"text": f"#define TOP {top}\n", "open-string": f'#define TOP "{top}/"\n', "definition": ""}
     flags = [f"-DTOP={top}/"] if what == "definition" else []
     assert not found(user, what, COMPUTED + texts[what], *flags)
+
+
+def test_libraries_are_not_searched_and_a_thin_archive_is(tmp_path: Path) -> None:
+    """A library may have a gigabyte. A thin archive has the names of files, and leads to others in another checkout."""
+    roots, mention = (("checkout", "/home/me/one"),), b" /home/me/one/x.o "
+    texts = {"lib.so": b"\x7fELF", "lib.a": b"!<arch>\n", "thin.a": b"!<thin>\n", "script.so": b"INPUT("}
+    for name, beginning in texts.items():
+        (tmp_path / name).write_bytes(beginning + mention)
+    snapshot = Snapshot(Files(), str(tmp_path))
+    found = {name for name in texts if held(snapshot, roots, [name])}
+    assert found == {"thin.a", "script.so"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_tied"), [("NVCC_APPEND_FLAGS=-DTOP=/home/", True), ("NVCC_APPEND_FLAGS=-O1", False)]
+)
+def test_a_definition_in_a_variable_counts_as_one_of_the_command(tmp_path: Path, variable: str, is_tied: bool) -> None:
+    top = str(tmp_path / "one")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/a.cu").write_text(COMPUTED)
+    roots = (("checkout", top),)
+    name, _, value = variable.partition("=")
+    action = Action(
+        name="a.o", kind="nvcc", tool="nvcc", argv=(), environment=((name, value.replace("/home/", f"{top}/")),)
+    )
+    snapshot = Snapshot(Files(), top)
+    files: Any = SimpleNamespace(snapshot=snapshot, searched=str)
+    assert held(snapshot, roots, ["a.cu"]) == set()
+    assert escaping(files, action, roots, ["a.cu"]) == ({"checkout"} if is_tied else set())
