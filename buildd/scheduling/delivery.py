@@ -21,6 +21,7 @@ from codegen.reach import Reach, reach_of
 from protocol import messages as m
 
 _MOST_COLUMNS = 72
+_WARNING = re.compile(rb"^nvcc warning : .*\n", re.MULTILINE)
 _LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
 
 
@@ -111,7 +112,14 @@ class Delivery:
             return None
         moves = temporary_roots.moves(listed, self.roots)
         stdout = self.rules(listed) if self.prints_rules else checkout_roots.replaced(texts[0], moves)
-        return stdout, checkout_roots.replaced(texts[1], moves)
+        return stdout, self.said_once(checkout_roots.replaced(texts[1], moves))
+
+    def said_once(self, stderr: bytes) -> bytes:
+        """Standard error without the words that an earlier part of the same command has said: nvcc warns of the same
+        options again."""
+        later = temporary_roots.is_part(self.compile.output) and not temporary_roots.is_first_part(self.compile.output)
+        again = later or any(map(temporary_roots.is_part, self.compile.objects))
+        return _WARNING.sub(b"", stderr) if again else stderr
 
     def put_depfile(self, rules: bytes) -> None:
         """Write the depfile in place, as tools do."""

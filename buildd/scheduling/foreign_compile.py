@@ -185,7 +185,8 @@ class CompileReport(Report[ActiveBuild]):
     def handed_over(self, index: int, ran: Ran) -> None:
         if not ran.exit.output_truncated:  # else the middle of the output is lost
             outputs = self._outputs
-            self._carry_out(outputs.rules if outputs.delivery.prints_rules else ran.exit.stdout, ran.exit.stderr)
+            stderr = outputs.delivery.said_once(ran.exit.stderr)
+            self._carry_out(outputs.rules if outputs.delivery.prints_rules else ran.exit.stdout, stderr)
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         self._left = failure.left or _process_named(failure)
@@ -199,7 +200,7 @@ class CompileReport(Report[ActiveBuild]):
         if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
             self._outputs.place_depfile(failure.read)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
-        self._carry_out(exit.stdout, exit.stderr)
+        self._carry_out(exit.stdout, self._outputs.delivery.said_once(exit.stderr))
 
     def _carry_out(self, stdout: bytes, stderr: bytes) -> None:
         self._said = [*pieces("stdout", stdout), *pieces("stderr", stderr)]

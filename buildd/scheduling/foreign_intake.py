@@ -111,13 +111,7 @@ class ForeignIntake:
             raise PassThrough(Reason.NO_FILE, request.project)
         compile = parse(request.command, request.project, tuple(request.environment.items()))
         described = await self._describe(compile, request)
-        # Without a GPU, nvcc warns of -arch=native once for each command.
-        warns = compile.native and not described.gpus
-        if (
-            several_sources.is_better_divided(compile)
-            and not warns
-            and self._divide(request, log, PassThrough(Reason.LINK))
-        ):
+        if several_sources.is_better_divided(compile) and self._divide(request, log, PassThrough(Reason.LINK)):
             return None
         compile = called_tool.settled(compile, described)
         system = compile_plan.system_folders(compile, described)

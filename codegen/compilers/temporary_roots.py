@@ -33,7 +33,7 @@ _TEMPORARY = re.compile(
     r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
     r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
 )
-_PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/\d+/[^/]+")
+_PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/(\d+)/[^/]+")
 """An object of a command that was divided (`codegen.foreign.several_sources`)."""
 _COMMAND = "this command"
 """Name of the folder of a divided command's objects. People read it in explanations of misses."""
@@ -140,6 +140,12 @@ def named(path: str, roots: Roots) -> str:
 def is_part(path: str) -> bool:
     """Tell whether this is an object of a command that was divided."""
     return _PART.fullmatch(path) is not None
+
+
+def is_first_part(path: str) -> bool:
+    """Tell whether this is the object of a divided command's first source."""
+    match = _PART.fullmatch(path)
+    return match is not None and match[2] == "0"
 
 
 def is_below(path: str, roots: Iterable[tuple[str, str]]) -> bool:

@@ -152,7 +152,8 @@ def plan(
     named_by_path = nvcc and not roots
     # The folder of a result that is bound to it is in the input set, so that a miss can name the other checkout.
     shows = effects.path_sensitive and not mapped and not checkout_roots.always_bound(flags, roots)
-    # The folder of a divided command's objects has another name each time: such a link has the working folder in PWD.
+    # A path-sensitive key would have the folder of a divided command's objects, which may have another name the next
+    # time: such a link has the working folder in PWD.
     sensitive = named_by_path or compile.makes is Makes.HEADER or (shows and not compile.objects)
     if sensitive or (nvcc and not temporary_roots.is_below(request.project, roots)):
         environment = tuple(sorted((*environment, ("PWD", request.project))))

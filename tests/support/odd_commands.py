@@ -32,6 +32,7 @@ FILES = {
     "k.cu": '#include "h.h"\n__global__ void k(int *x) { *x = H; }\n',
     "bad.cu": '#include "h.h"\n__global__ void k(int *x) { *x = ; }\n',
     "gone.cu": '#include "h.h"\n#include "none.h"\n__global__ void k() {}\n',
+    "prog.cu": '#include "h.h"\n__global__ void k(int *x) { *x = H; }\nint main() { return H; }\n',
     "k.hip": '#include "h.h"\n__attribute__((global)) void k(int *x) { *x = H; }\n',
     "bad.hip": '#include "h.h"\n__attribute__((global)) void k(int *x) { *x = ; }\n',
     "gone.hip": '#include "h.h"\n#include "none.h"\n',
@@ -62,7 +63,10 @@ CUDA = (
     "-c k.cu", "-c k.cu -o k.o -arch=sm_80", "-c k.cu -MD", "-c k.cu -MD -MF x.d -o k.o", "-c k.cu -MMD -MP",
     "-c bad.cu", "-c bad.cu -MD -MF x.d", "-c gone.cu -MD -MF x.d", "-c none.cu", "-c k.cu -o none/k.o", "-ptx k.cu",
     "-cubin k.cu -arch=sm_80", "-c k.cu -arch=sm_1", "-c k.cu --such-option", "--version", "",
-    "-c k.cu -Xcompiler -Wall", "-M k.cu", "-c k.cu -o -",
+    "-c k.cu -Xcompiler -Wall", "-M k.cu", "-c k.cu -o -", "prog.cu -o prog", "prog.cu -w -o none/prog",
+    "bad.cu -o prog", "prog.cu -lnone -o prog", "prog.cu none.o -o prog", "-shared -Xcompiler -fPIC k.cu -o 'k k.so'",
+    "-arch=native prog.cu", "-x cu prog.cu -Xcompiler -fopenmp -o prog", "prog.cu -MD -o prog",
+    "-O1 -O2 prog.cu -o prog",
 )  # fmt: skip
 HIP = (
     "-c k.hip", "-c k.hip -o k.o", "-c k.hip -MD", "-c k.hip -MD -MF x.d -o k.o", "-c k.hip -MMD -MP", "-c bad.hip",
