@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from buildd.tier import fetcher, uploader
+from tests.support.tiers import HttpCache, http_cache
+
+
+@pytest.fixture
+def cache() -> Iterator[HttpCache]:
+    with http_cache() as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,6 @@ from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, MALLORY, HttpCache, http_cache, tier_at, write_all
 
 EVIL = b"an object of the attacker's"
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
 
 
 @pytest.fixture(params=["carried", pytest.param("alone", marks=pytest.mark.slow)])

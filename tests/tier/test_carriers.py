@@ -70,12 +70,6 @@ def open_carrier() -> Iterator[Opens]:
         yield work
 
 
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
-
-
 @pytest.mark.parametrize(
     ("fault", "trouble"),
     [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,20 @@ from buildd.hooks import tier_door, triton_cache
 from buildd.hooks.entries import Entry, Shelf
 from buildd.store import signing
 from buildd.store.signing import Signer
-from buildd.store.store import Store
 from buildd.store.values import compress, decompress
 from buildd.tier import action_result, entry_uploader
 from buildd.tier.entry_queue import EntryQueue
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import EntryRecord, Kind, RefusedRecord, entry_key, name_of, opened, sealed
-from buildd.tier.store_tier import StoreTier
 from buildd.tier.tier import Tier
-from buildd.tier.tier_settings import TierSettings
+from tests.support.tier_machines import TierMachine, serving, serving_tier
 from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, http_cache
 from tests.support.waiting import until
 
 KEY, GROUP = "SOMEKEY", "add.json"
 FILES = {"add.cubin": bytes(range(256)) * 40, GROUP: b'{"target": {"backend": "cuda"}}'}
 EVIL = {**FILES, "add.cubin": b"of the attacker"}
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -49,18 +41,12 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_door, "ANSWER_S", 20.0)
 
 
-def settings(url: str, writer: Signer | None, believes: tuple[Signer, ...]) -> TierSettings:
-    return TierSettings(url, tuple((signer.public, "alice") for signer in believes), writer)
-
-
-class Machine:
+class Machine(TierMachine):
     """A daemon's side of a store, and a shelf of it as a program has it."""
 
     def __init__(self, folder: Path, tier: Tier) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self.tier, self.store = tier, Store.open(folder)
-        self.beside = StoreTier(tier, self.store)
-        self.shelf = Shelf(str(folder), "triton")
+        super().__init__(folder, tier)
+        self.shelf = Shelf(self.folder, "triton")
         assert self.shelf.open()
 
     def make(self, files: dict[str, bytes] = FILES) -> None:
@@ -75,21 +61,11 @@ class Machine:
         found = self.shelf.take(KEY, GROUP)
         return found.files if found is not None else None
 
-    def count(self, answer: TierAnswer) -> int:
-        return self.tier.figures.counts()[answer]
 
-    def close(self) -> None:
-        self.tier.close()
-        self.beside.close()
-        self.store.close()
-
-
-@contextmanager
 def machine(
     folder: Path, url: str, writer: Signer | None = None, believes: tuple[Signer, ...] = (ALICE,)
-) -> Iterator[Machine]:
-    with closing(Machine(folder, Tier(settings(url, writer, believes), serves_programs=True))) as made:
-        yield made
+) -> AbstractContextManager[Machine]:
+    return serving(Machine, folder, url, writer, believes)
 
 
 @pytest.fixture(params=["carried", "alone"])
@@ -139,7 +115,7 @@ def test_a_later_daemon_keeps_the_door(tmp_path: Path, cache: HttpCache) -> None
         with machine(tmp_path / "one", cache.url):
             pass
         assert not (tmp_path / "one/tier/programs").exists(), "the last one has closed its own"
-    first = Machine(tmp_path / "one", Tier(settings(cache.url, None, (ALICE,)), serves_programs=True))
+    first = Machine(tmp_path / "one", serving_tier(cache.url))
     with machine(tmp_path / "one", cache.url) as second:
         first.close()
         assert not second.find() and second.count(TierAnswer.ABSENT) == 1

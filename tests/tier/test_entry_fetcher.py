@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,17 @@ import pytest
 from buildd.hooks import tier_door
 from buildd.hooks.entries import Entry, Shelf
 from buildd.store.signing import Signer
-from buildd.store.store import Store
 from buildd.tier import entry_fetcher, entry_uploader, read_ahead
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import FORMAT, EntryRecord, Kind, entry_key, name_of, opened, sealed
-from buildd.tier.store_tier import StoreTier
 from buildd.tier.tier import Tier
-from buildd.tier.tier_settings import TierSettings
-from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, http_cache
+from tests.support.tier_machines import TierMachine, serving
+from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache
 from tests.support.waiting import until
 
 GROUP = "add.json"
 KERNELS = 40
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +35,12 @@ def kernel(number: int) -> Entry:
     return Entry(f"KEY{number}", GROUP, {GROUP: b"%d" % number})
 
 
-class Machine:
+class Machine(TierMachine):
     """A daemon's side of a store, and a program's."""
 
-    def __init__(self, folder: Path, url: str, writer: Signer | None, believes: tuple[Signer, ...]) -> None:
-        folder.mkdir(mode=0o700)
-        names = tuple((signer.public, "a writer") for signer in believes)
-        self.tier, self.store = Tier(TierSettings(url, names, writer), serves_programs=True), Store.open(folder)
-        self.beside = StoreTier(self.tier, self.store)
-        self.shelf = Shelf(str(folder), "triton")
+    def __init__(self, folder: Path, tier: Tier) -> None:
+        super().__init__(folder, tier)
+        self.shelf = Shelf(self.folder, "triton")
         assert self.shelf.open()
 
     def place(self, number: int) -> str:
@@ -73,21 +61,11 @@ class Machine:
         name = name_of(Kind.ENTRY, entry_key(self.place(number)), writer.public)
         return self.beside.entries.fetcher._ahead.is_near(name)
 
-    def count(self, answer: TierAnswer) -> int:
-        return self.tier.figures.counts()[answer]
 
-    def close(self) -> None:
-        self.tier.close()
-        self.beside.close()
-        self.store.close()
-
-
-@contextmanager
 def machine(
     folder: Path, url: str, writer: Signer | None = None, believes: tuple[Signer, ...] = (ALICE,)
-) -> Iterator[Machine]:
-    with closing(Machine(folder, url, writer, believes)) as made:
-        yield made
+) -> AbstractContextManager[Machine]:
+    return serving(Machine, folder, url, writer, believes)
 
 
 def fill(folder: Path, cache: HttpCache, writer: Signer = ALICE, numbers: range = range(KERNELS)) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,16 @@ import pytest
 from buildd.hooks import tier_door
 from buildd.store.profiles import Profile
 from buildd.store.signing import Signer
-from buildd.store.store import Store
 from buildd.store.tally import Reasoned
 from buildd.tier import shared_profiles
 from buildd.tier.figures import TierAnswer
 from buildd.tier.records import FORMAT, Kind, ProfilesRecord, name_of, sealed
-from buildd.tier.store_tier import StoreTier
-from buildd.tier.tier import Tier
-from buildd.tier.tier_settings import TierSettings
 from tests.support.profile_rows import H200, profiles_of, row
-from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, http_cache, tier_at
+from tests.support.tier_machines import TierMachine, serving
+from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, tier_at
 from tests.support.waiting import until
 
 NAME = name_of(Kind.PROFILES, shared_profiles.KEY, ALICE.public)
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +27,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_door, "ANSWER_S", 20.0)
 
 
-class Machine:
+class Machine(TierMachine):
     """A daemon's side of a store, and the door as a command has it."""
-
-    def __init__(self, folder: Path, tier: Tier) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self.folder, self.tier, self.store = str(folder), tier, Store.open(folder)
-        self.beside = StoreTier(tier, self.store)
 
     def fetch(self, gpu: str = H200.gpu) -> bool:
         found = tier_door.fetch_rows(self.folder, gpu)
@@ -53,22 +38,11 @@ class Machine:
     def rows(self) -> dict[str, Profile]:
         return {row.candidate: row for row in profiles_of(self.store).everything()}
 
-    def count(self, answer: TierAnswer) -> int:
-        return self.tier.figures.counts()[answer]
 
-    def close(self) -> None:
-        self.tier.close()
-        self.beside.close()
-        self.store.close()
-
-
-@contextmanager
 def machine(
     folder: Path, url: str, writer: Signer | None = None, believes: tuple[Signer, ...] = (ALICE,)
-) -> Iterator[Machine]:
-    names = tuple((signer.public, "alice") for signer in believes)
-    with closing(Machine(folder, Tier(TierSettings(url, names, writer), serves_programs=True))) as made:
-        yield made
+) -> AbstractContextManager[Machine]:
+    return serving(Machine, folder, url, writer, believes)
 
 
 def fill(cache: HttpCache, *rows: Profile, writer: Signer = ALICE) -> None:

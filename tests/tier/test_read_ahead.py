@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,10 @@ from buildd.tier.upload_queue import UploadQueue
 from protocol import messages as m
 from tests.support.scheduler_harness import Workspace
 from tests.support.tier_builds import built, machine
-from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, http_cache, tier_at, write_all
+from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, tier_at, write_all
 
 DEADLINE_S = 20.0
 TRAIL = b"t" * 32
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

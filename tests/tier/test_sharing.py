@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,7 @@ from codegen.plan import Action
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.tier_builds import built, machine
-from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, http_cache, tier_at, write_all
-
-
-@pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
-        yield made
+from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, tier_at, write_all
 
 
 @pytest.fixture
