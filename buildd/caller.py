@@ -99,6 +99,10 @@ def carry_out(
             os.kill(child, came.pop())
         if relay is not None:
             relay.follow(child)
+        try:
+            _wait(child)
+        except OSError:
+            pass  # no descriptor is left, or the kernel has none for processes
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         running.clear()  # its number stays taken until the next line
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -106,6 +110,31 @@ def carry_out(
         for number, handler in before:
             _signal.signal(number, handler)
     return 128 - status if status < 0 else status
+
+
+def _wait(child: int) -> None:
+    """Wait for a process's end, and let signal handlers run. A plain wait would hold back a signal that comes just
+    before it: Python's handlers run between two calls of the system."""
+    import _signal
+    import select
+
+    waiting = select.poll()
+    opened = [os.pidfd_open(child)]
+    try:
+        opened += os.pipe()
+        ended, reader, writer = opened
+        os.set_blocking(writer, False)
+        former = _signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        try:
+            for descriptor in (ended, reader):
+                waiting.register(descriptor, select.POLLIN)
+            while all(descriptor != ended for descriptor, _ in waiting.poll()):
+                os.read(reader, 64)
+        finally:
+            _signal.set_wakeup_fd(former)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _started(

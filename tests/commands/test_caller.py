@@ -22,7 +22,7 @@ from tests.support.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
 BUILDD = (sys.executable, "-P", "-m", "buildd")
-IN_C = ("errno", "pwd", "resource", "_sha256", "_signal", "_socket")
+IN_C = ("errno", "pwd", "resource", "_sha256", "_signal", "_socket", "select")
 SERVED = "grep -q zmq /proc/$PPID/maps && echo here || echo elsewhere"
 """The process that carries out the command says where the run is at work."""
 
