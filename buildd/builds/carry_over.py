@@ -1,7 +1,8 @@
-"""The last good build of watched targets, action by action: actions that a save left as they were are not looked up.
+"""The last good build of targets, action by action: actions that an edit left as they were are not looked up.
 
-Knows files, folders and plans. `watched` knows which paths were touched, and that no others were; content decides. In
-doubt nothing is carried over, and everything is looked up.
+Knows files, folders and plans. The caller knows which paths were touched, and that no others were: of watched targets
+by hints (`watched`), of others by stamps (`last_builds`). Content decides. In doubt nothing is carried over, and
+everything is looked up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from buildd.files.atomic_write import usable
 from buildd.files.digests import Fact, Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import trustworthy
-from buildd.files.stamp_set import Mark
 from buildd.native import sweep
 from codegen.plan import Action, Kept, Plan, Recompile
 from protocol.messages import RequestId
@@ -31,14 +31,12 @@ _Names = frozenset[tuple[str, bool, bool, bool]]
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A good build of watched targets that has seen everything it depends on."""
+    """A good build that has seen everything it depends on."""
 
     request_id: RequestId
     """A client that has all events of this request knows the result of every action."""
     plan: Plan
     project: str
-    mark: Mark
-    """A moment before anything was looked at."""
     able: frozenset[int]
     """The actions whose inputs are all known, and which said nothing."""
     seen: dict[str, Seen]
@@ -50,7 +48,7 @@ class Base:
     folders: dict[str, int]
     """Stamps of the folders whose names mattered, by the folder as spelled."""
     users: dict[str, frozenset[int]]
-    """The reverse index: a watched file, absolute -> the actions that read or make it."""
+    """The reverse index: a covered file, absolute -> the actions that read or make it."""
     spellings: dict[str, tuple[str, ...]]
     """Each of those files -> how the plan spells it."""
     others: frozenset[str]
@@ -58,9 +56,9 @@ class Base:
     dependents: tuple[tuple[int, ...], ...]
     """For each action the actions that read what it makes."""
     names: dict[str, _Names]
-    """Watched folders in which a new name may matter, absolute."""
+    """Covered folders in which a new name may matter, absolute."""
     elsewhere: tuple[list[bytes], bytes, tuple[tuple[str, int], ...]]
-    """Files that are not watched, their stamps, and folders that are not watched with theirs."""
+    """Files that are not covered, their stamps, and folders that are not covered with theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +78,11 @@ def taken(build: ActiveBuild, covers: Callable[[str], bool], watched_still: Set[
     everything was written down.
 
     Args:
-        covers: whether what happens in a folder gives hints.
-        watched_still: files, absolute, that are known to be watched.
+        covers: whether the caller will know which files of a folder were touched.
+        watched_still: files, absolute, that are known to be covered.
     """
     plan, lookup, snapshot = build.plan, build.inputs.lookup, build.inputs.snapshot
-    if build.request.recache or build.mark is None or plan.recompile is not Recompile.BY_CONTENT:
+    if build.request.recache or plan.recompile is not Recompile.BY_CONTENT:
         return None
     is_watched = watched_by(snapshot.project, covers)
     outside: dict[str, Fact] = {}
@@ -145,7 +143,6 @@ def taken(build: ActiveBuild, covers: Callable[[str], bool], watched_still: Set[
         request_id=build.request.request_id,
         plan=plan,
         project=snapshot.project,
-        mark=build.mark,
         able=frozenset(able),
         # Hints at a watched file that only other actions read would be ignored.
         seen={path: known for path, known in seen.items() if path not in watched or snapshot.absolute(path) in users},
@@ -188,11 +185,14 @@ def is_whole(base: Base, touched: Iterable[str]) -> bool:
     )
 
 
-def carry(base: Base, touched: Iterable[str], files: Files, sweeper: sweep.Sweep) -> Carry | None:
+def carry(
+    base: Base, touched: Iterable[str], files: Files, sweeper: sweep.Sweep, moved: Iterable[str] = ()
+) -> Carry | None:
     """The actions that stand as they did though these paths were touched. In a worker thread.
 
     Args:
-        touched: every path of watched folders that was touched since the base's mark; absolute.
+        touched: every path of covered folders that was touched since the base was built; absolute.
+        moved: covered folders that names may have come to or gone from, without a path in `touched`.
     """
     paths, stamps, elsewhere = base.elsewhere
     snapshot = Snapshot(files, "/")
@@ -202,7 +202,7 @@ def carry(base: Base, touched: Iterable[str], files: Files, sweeper: sweep.Sweep
         return None
     dirty: set[int] = set()
     again: dict[str, Seen | None] = {}
-    listed: set[str] = set()
+    listed = set(moved)
     for path in touched:
         if os.path.islink(path) or os.path.isdir(path):
             return None

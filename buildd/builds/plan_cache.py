@@ -1,4 +1,4 @@
-"""Plans of watched projects, kept while the files that they were made from are unchanged.
+"""Plans, kept while the files that they were made from are unchanged. Those of watched projects stay in memory.
 
 Knows files, folders and their stamps, not what a plan says. In doubt it has no plan, and the caller makes one.
 """
@@ -24,7 +24,9 @@ _Names = frozenset[tuple[str, bool, bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class KeptPlan:
+    """A plan, and what tells that making it again would give the same."""
+
     plan: Plan
     stamps: Stamps
     """Stamps of the files that were read, and of folders in which another tool would be found first."""
@@ -33,6 +35,18 @@ class _Kept:
     sources: tuple[str, ...]
     """Files that only have to exist."""
     searched: tuple[str, ...]
+
+    def holds(self, request: Request, sweeper: sweep.Sweep) -> bool:
+        """Whether making the plan now would give the same. In a worker thread."""
+        try:
+            return (
+                _searched(request) == self.searched
+                and self.stamps.hold(sweeper)
+                and all(_names(folder) == names for folder, names in self.listings)
+                and all(map(os.path.isfile, self.sources))
+            )
+        except OSError:
+            return False
 
 
 class Plans:
@@ -44,15 +58,15 @@ class Plans:
 
     def __init__(self, sweeper: sweep.Sweep) -> None:
         self._sweeper = sweeper
-        self._kept: dict[tuple[Digest, str, str], _Kept] = {}
+        self._kept: dict[tuple[Digest, str, str], KeptPlan] = {}
 
     def recall(self, request: Request) -> Plan | None:
         """The kept plan of a request, if making it now would give the same."""
-        name = _name(request)
+        name = name_of(request)
         kept = self._kept.get(name)
         if kept is None:
             return None
-        if self._holds(kept, request):
+        if kept.holds(request, self._sweeper):
             return kept.plan
         self._kept.pop(name, None)
         return None
@@ -63,33 +77,30 @@ class Plans:
         Args:
             since_ns: a moment before anything was read for it, by the file system's clock.
         """
-        kept = None if plan.native else _kept(request, plan, since_ns)
+        kept = kept_plan(request, plan, since_ns)
         if kept is not None:
             while len(self._kept) >= MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)), None)
-            self._kept[_name(request)] = kept
+            self._kept[name_of(request)] = kept
 
     def clear(self) -> None:
         self._kept.clear()
 
-    def _holds(self, kept: _Kept, request: Request) -> bool:
-        try:
-            return (
-                _searched(request) == kept.searched
-                and kept.stamps.hold(self._sweeper)
-                and all(_names(folder) == names for folder, names in kept.listings)
-                and all(map(os.path.isfile, kept.sources))
-            )
-        except OSError:
-            return False
 
-
-def _name(request: Request) -> tuple[Digest, str, str]:
+def name_of(request: Request) -> tuple[Digest, str, str]:
+    """Everything in a request that its plan depends on."""
     # With what a record's name leaves out: plans hold the folder as it was spelled, and where the store's profiles are.
     return up_to_date.name_of(request), request.project, request.store
 
 
-def _kept(request: Request, plan: Plan, since_ns: int) -> _Kept | None:
+def kept_plan(request: Request, plan: Plan, since_ns: int) -> KeptPlan | None:
+    """A plan to be kept; None where stamps and names do not tell every change of its inputs since a moment.
+
+    Args:
+        since_ns: the moment, before anything was read for it, by the file system's clock.
+    """
+    if plan.native:
+        return None
     searched = _searched(request)
     paths: list[bytes] = []
     numbers: list[int] = []
@@ -121,7 +132,9 @@ def _kept(request: Request, plan: Plan, since_ns: int) -> _Kept | None:
     sources = tuple(path for path in _sources(request, plan) if os.path.dirname(path) not in listings)
     if not all(map(os.path.isfile, sources)):
         return None
-    return _Kept(plan, Stamps(paths, sweep.packed(numbers), tuple(folders)), tuple(listings.items()), sources, searched)
+    return KeptPlan(
+        plan, Stamps(paths, sweep.packed(numbers), tuple(folders)), tuple(listings.items()), sources, searched
+    )
 
 
 def _searched(request: Request) -> tuple[str, ...]:

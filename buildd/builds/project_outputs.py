@@ -14,6 +14,7 @@ from pathlib import Path
 
 from buildd.builds import output_restore
 from buildd.builds.active_build import ActiveBuild
+from buildd.builds.last_builds import LastBuilds
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import Product
 from buildd.files.atomic_write import copy_file, replace_file, usable
@@ -26,9 +27,16 @@ IGNORED = "*\n"
 
 
 class ProjectOutputs(Outputs[ActiveBuild]):
-    """For a build whose outputs are files of the project."""
+    """For a build whose outputs are files of the project.
+
+    Args:
+        last_builds: keeps what the build has seen, for the next one.
+    """
 
     in_project = True
+
+    def __init__(self, last_builds: LastBuilds) -> None:
+        self._last_builds = last_builds
 
     def prepare(self) -> None:
         _write_generated(self.build)
@@ -63,6 +71,7 @@ class ProjectOutputs(Outputs[ActiveBuild]):
 
     def remember(self) -> None:
         output_restore.keep(self.build)
+        self._last_builds.keep(self.build)
 
 
 class ScratchOutputs(Outputs[ActiveBuild]):

@@ -223,7 +223,7 @@ def record_of(build: ActiveBuild, results: str = "") -> Record | None:
             folders[path] = snapshot.folder_stamp(path)
     if not _add_outputs(build, now_ns, paths, stamps, young):
         return None
-    around = _around(build, folders)
+    around = around_outputs(build, folders)
     if any(stamp == -1 and index not in around for index, stamp in enumerate(folders.values())):
         return None
     return Record(
@@ -243,7 +243,7 @@ def record_of(build: ActiveBuild, results: str = "") -> Record | None:
     )
 
 
-def _around(build: ActiveBuild, folders: Mapping[str, int]) -> dict[int, str]:
+def around_outputs(build: ActiveBuild, folders: Mapping[str, int]) -> dict[int, str]:
     """Names in the folders above outputs, where these are the names that the build has seen, and its outputs."""
     snapshot = build.inputs.snapshot
     above = folders_above(map(snapshot.absolute, build.products))

@@ -20,6 +20,7 @@ from blake3 import blake3
 from buildd.builds.active_build import ActiveBuild, StoredResults
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
+from buildd.builds.last_builds import LastBuilds
 from buildd.builds.plan_cache import Plans
 from buildd.builds.planner import Make, Planner
 from buildd.builds.project_outputs import ProjectOutputs, ScratchOutputs
@@ -68,6 +69,7 @@ class OpenStore:
         self.surveys = Memory()
         self.planner = Planner(runner, store, self.files, make)
         self.plans = Plans(sweep.sweep_of(store.folder))
+        self.last_builds = LastBuilds(sweep.sweep_of(store.folder), store.scratch_folder)
         self.tier = StoreTier(tier, store) if tier is not None and failure is None else None
         self.foreign = ForeignIntake(
             store, self.files, self.notebook, self.surveys, self.planner, in_pool, builds, self.tier
@@ -91,7 +93,7 @@ class OpenStore:
             self.notebook,
             Inputs(self.store, self.files, request.project, self.surveys, recache=request.recache),
             results=StoredResults(),
-            outputs=ProjectOutputs() if is_delivered else ScratchOutputs(),
+            outputs=ProjectOutputs(self.last_builds) if is_delivered else ScratchOutputs(),
             report=ProofReport() if request.mode is m.Mode.PROVE else TargetReport(),
             tier=self.tier,
         )
@@ -113,6 +115,7 @@ class OpenStore:
         return plan
 
     def close(self) -> None:
+        self.last_builds.close()
         if self.tier is not None:
             self.tier.close()
         self.notebook.write()

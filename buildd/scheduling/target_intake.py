@@ -58,12 +58,14 @@ class TargetIntake:
         if await self._records.answer(build, watched):
             return None
         try:
-            plan = await self._plan_or_last(opened, build, watched, is_unwanted)
+            carry = None if watched else await self._in_pool(opened.last_builds.recall, request, opened.files)
+            plan = carry.base.plan if carry else await self._plan_or_last(opened, build, watched, is_unwanted)
             if plan.recompile is Recompile.NEVER and request.mode is m.Mode.BUILD:
                 await self._in_pool(last_published.serve, build, plan)
                 return None
             _check_measured(plan, request)
-            await adopt(build, plan, await watched.carry(opened.store, opened.files, plan), self._in_pool)
+            carry = carry or await watched.carry(opened.store, opened.files, plan)
+            await adopt(build, plan, carry, self._in_pool)
             build.urgent = build.nodes_of(watched.fresh)
         except (RequestError, BuilddError, OSError) as error:
             await watched.refused()

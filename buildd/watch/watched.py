@@ -56,6 +56,8 @@ class WatchedTargets:
         self.watches: dict[m.RequestId, Watch] = {}
         self.base: Base | None = None
         """The last good build."""
+        self._mark = Mark(0, 0)
+        """A moment before the last good build looked at anything."""
         self.verified: _Verified | None = None
         self._armings = 0
         """Moves before and after the set of watched folders is changed: what is verified meanwhile does not count."""
@@ -108,22 +110,23 @@ class WatchedTargets:
         """What stands as the base left it; None where that is not sure. In a worker thread."""
         if not self.hints.barrier(store.scratch_folder()) or not self.hints.stands(base.project):
             return None
-        touched = self.hints.touched_since(base.mark)
+        touched = self.hints.touched_since(self._mark)
         return None if touched is None else carry(base, touched, files, sweep.sweep_of(store.folder))
 
     async def keep_base(self, build: ActiveBuild) -> None:
         """Keep a good build as the base of the next one."""
-        base = await self.in_pool(self._base_of, build, self.base)
-        if base is not None and self.watches:
-            self.base = base
+        mark = build.mark
+        base = None if mark is None else await self.in_pool(self._base_of, build, mark, self.base, self._mark)
+        if base is not None and mark is not None and self.watches:
+            self.base, self._mark = base, mark
 
-    def _base_of(self, build: ActiveBuild, before: Base | None) -> Base | None:
-        touched = None if before is None else self.hints.touched_since(before.mark)
+    def _base_of(self, build: ActiveBuild, mark: Mark, before: Base | None, before_mark: Mark) -> Base | None:
+        touched = None if before is None else self.hints.touched_since(before_mark)
         still = before.users.keys() - touched if before is not None and touched is not None else set()
         base = taken(build, self.hints.covers, still)
         if base is None or not self.hints.barrier(build.store.scratch_folder()):
             return None
-        touched = self.hints.touched_since(base.mark)
+        touched = self.hints.touched_since(mark)
         return base if touched is not None and is_whole(base, touched) else None
 
     def _is_untouched(self, verified: _Verified, store: Store, files: Files) -> bool:

@@ -1,0 +1,143 @@
+"""A build after an edit looks up only what the edit reaches, and its outputs are those of a clean build."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from buildd.builds.last_builds import MOST_KEPT
+from buildd.files.stamp import FINE_STEP_NS
+from protocol import messages as m
+from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.support.watch_request import built, clean
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = Workspace(tmp_path)
+    workspace.write("src/a.cu", '#include "x.h"\na\n')
+    workspace.write("src/b.cu", "b\n")
+    workspace.write("include/x.h", "x\n")
+    return workspace
+
+
+@asynccontextmanager
+async def settled(workspace: Workspace) -> AsyncIterator[Harness]:
+    """A scheduler that has built twice, the second time with every stamp old enough to tell the next write."""
+    async with Harness(workspace) as harness:
+        await built(harness, workspace.request())
+        await aged()
+        workspace.write("src/b.cu", "b, again\n")
+        await built(harness, workspace.request())
+        await aged()
+        yield harness
+
+
+async def aged() -> None:
+    """Wait until a write now changes every stamp that there is."""
+    written_ns = time.time_ns()
+    while time.time_ns() - written_ns <= 2 * FINE_STEP_NS:
+        await asyncio.sleep(2 * FINE_STEP_NS / 1e9)
+
+
+def looked_up(story: Story) -> list[str]:
+    """What hit after a look-up; what stands is told nothing of."""
+    return [hit.action for hit in story.of(m.CacheHit)]
+
+
+def test_only_what_an_edit_reaches_is_looked_up(workspace: Workspace) -> None:
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            workspace.write("src/b.cu", "saved\n")
+            story = await built(harness, workspace.request())
+            assert story.ran() == ["b.cu.o", "all.so"] and not looked_up(story)
+            assert story.done.hits == 1 and story.done.misses == 2
+            assert workspace.library == await clean(workspace)
+            await aged()
+            workspace.write("include/x.h", "and a header\n")
+            story = await built(harness, workspace.request())
+            assert story.ran() == ["a.cu.o", "all.so"] and not looked_up(story)
+            assert workspace.library == await clean(workspace)
+
+    asyncio.run(go())
+
+
+def test_it_outlives_a_rest_of_the_daemon(workspace: Workspace) -> None:
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            harness.scheduler.rest()
+            workspace.write("src/b.cu", "saved\n")
+            story = await built(harness, workspace.request())
+            assert story.ran() == ["b.cu.o", "all.so"] and not looked_up(story)
+
+    asyncio.run(go())
+
+
+def test_a_new_source_is_planned(workspace: Workspace) -> None:
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            workspace.write("src/c.cu", "came\n")
+            assert "c.cu.o" in (await built(harness, workspace.request())).ran()
+            assert workspace.library == await clean(workspace)
+
+    asyncio.run(go())
+
+
+def test_a_client_that_wants_every_action_is_told_of_it(workspace: Workspace) -> None:
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            workspace.write("include/x.h", "saved\n")
+            assert looked_up(await built(harness, workspace.request(known=""))) == ["b.cu.o"]
+
+    asyncio.run(go())
+
+
+def _shadow(workspace: Workspace) -> None:
+    workspace.write("first/x.h", "found before the other one\n")
+
+
+def _same_size_and_time(workspace: Workspace) -> None:
+    source = workspace.project / "src/a.cu"
+    status = source.stat()
+    source.write_text(source.read_text().replace("a", "z"))
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _replaced_object(workspace: Workspace) -> None:
+    workspace.write("build/a.cu.o", "damaged\n")
+
+
+def _object_gone(workspace: Workspace) -> None:
+    (workspace.project / "build/a.cu.o").unlink()
+
+
+@pytest.mark.parametrize("change", [_shadow, _same_size_and_time, _replaced_object, _object_gone])
+def test_what_an_edit_reaches_in_other_ways(workspace: Workspace, change: Callable[[Workspace], None]) -> None:
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            change(workspace)
+            workspace.write("src/b.cu", "saved\n")
+            story = await built(harness, workspace.request())
+            assert story.done.outcome is m.Outcome.BUILT
+            assert workspace.library == await clean(workspace)
+            assert (workspace.project / "build/a.cu.o").read_bytes() != b"damaged\n"
+
+    asyncio.run(go())
+
+
+def test_the_last_builds_of_a_few_targets_are_kept(workspace: Workspace) -> None:
+    async def go() -> None:
+        async with Harness(workspace) as harness:
+            for number in range(MOST_KEPT + 2):
+                await built(harness, workspace.request(environment={"PATH": "/usr/bin:/bin", "ROUND": str(number)}))
+                await aged()
+            opened = harness.scheduler.stores.get(str(workspace.store))
+            assert opened is not None and 0 < len(opened.last_builds._kept) <= MOST_KEPT
+
+    asyncio.run(go())
