@@ -1,9 +1,11 @@
 """Lets Inductor keep to the configurations that its coordinate descent found in an earlier process.
 
-torch before 2.13 stores the end of a coordinate descent, and reads it when a later process takes a kernel from the
-cache. But it forgets that the configuration comes from a descent, and does not look for kernels that have one
-configuration. So every process repeats the descents: measured on an H100, two thirds of the start of a program with
-`mode="max-autotune"`. Runs in the user's own process; knows Inductor's autotuner alone.
+Inductor stores the end of a coordinate descent, and reads it when a later process takes a kernel from the cache. It
+misses it in three cases, and the process repeats the descent: measured on an H100, two thirds of the start of a program
+with `mode="max-autotune"`. torch before 2.13 forgets that the configuration comes from a descent, and does not look for
+kernels that have one configuration. Every torch looks under the configurations that are compiled now; the result is
+filed under those that the kernel's source names, and they differ if Inductor has taken a constant out (XBLOCK), left
+out what does not compile, or added smaller blocks. Runs in the user's own process; knows Inductor's autotuner alone.
 """
 
 from __future__ import annotations
@@ -46,8 +48,11 @@ def _is_found(result: Any) -> bool:
 
 def _keep_to_found(heuristics: Any, tuner: Any, reload_kernel_from_src: Any) -> None:
     configs = [result.config for result in tuner.compile_results]
-    best, *others = heuristics.check_autotune_cache(configs, tuner.filename, tuner.inductor_meta)[0]
-    if others or not getattr(best, "found_by_coordesc", False):
+    best = _found_by_descent(heuristics.check_autotune_cache(configs, tuner.filename, tuner.inductor_meta)[0])
+    if best is None:
+        # A kernel that was just made from its source has looked under the configurations that the source names.
+        best = _found_by_descent(getattr(reload_kernel_from_src(), "configs", None))
+    if best is None:
         return
     wanted = heuristics.triton_config_to_hashable(best)
     for result in tuner.compile_results:
@@ -58,3 +63,8 @@ def _keep_to_found(heuristics: Any, tuner: Any, reload_kernel_from_src: Any) -> 
     if tuner.fn.fn is None:
         tuner.fn = reload_kernel_from_src().fn
     tuner.compile_results = [tuner._precompile_config(best)]
+
+
+def _found_by_descent(configs: Any) -> Any:
+    """The only one of these configurations, if a descent has found it; else None."""
+    return configs[0] if configs and len(configs) == 1 and getattr(configs[0], "found_by_coordesc", False) else None

@@ -35,8 +35,13 @@ def config(size: int, *, found: bool = False) -> Any:
     return SimpleNamespace(size=size, **({"found_by_coordesc": True} if found else {}))
 
 
-def rechecked(tuner: Tuner, stored: Any) -> list[tuple[int, bool]]:
-    """The configurations that a tuner has after the check, and whether it will leave them alone."""
+def rechecked(tuner: Tuner, stored: Any, named: Any = None) -> list[tuple[int, bool]]:
+    """The configurations that a tuner has after the check, and whether it will leave them alone.
+
+    Args:
+        stored: what is found under the configurations that the tuner has.
+        named: what is found under those that the kernel's source names.
+    """
 
     class Kind(Tuner):
         pass
@@ -53,7 +58,8 @@ def rechecked(tuner: Tuner, stored: Any) -> list[tuple[int, bool]]:
     )
     inductor_descent.begin(module)
     tuner.__class__ = Kind
-    tuner.recheck_autotune_cache(lambda: SimpleNamespace(fn="reloaded"))
+    own = [config(1), config(2)] if named is None else [named]
+    tuner.recheck_autotune_cache(lambda: SimpleNamespace(fn="reloaded", configs=own))
     return [(one.config.size, getattr(one.config, "found_by_coordesc", False)) for one in tuner.compile_results]
 
 
@@ -67,6 +73,14 @@ def test_another_one_is_compiled() -> None:
     tuner = Tuner(8)
     assert rechecked(tuner, config(4, found=True)) == [(4, True)]
     assert tuner.compiled == [4] and tuner.fn == "reloaded"
+
+
+def test_one_that_is_filed_under_the_configurations_of_the_source_is_found() -> None:
+    """Those that are compiled are others: one of them did not compile, say."""
+    assert rechecked(Tuner(8, 16), None, config(16, found=True)) == [(16, True)]
+    tuner = Tuner(8)
+    assert rechecked(tuner, None, config(4, found=True)) == [(4, True)] and tuner.compiled == [4]
+    assert rechecked(Tuner(8, 16), None, config(16)) == [(8, False), (16, False)]
 
 
 @pytest.mark.parametrize("stored", [None, config(8), OSError("the disk")])
