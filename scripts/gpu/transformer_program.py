@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config, StaticCache
@@ -141,7 +142,24 @@ def bits_of(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())
 
 
+def count_timings() -> list[int]:
+    """How many kernels are timed from now on, in a list of one. Inductor's own counters will not do: a graph from its
+    cache adds what its compile had counted."""
+    from torch._inductor.runtime import benchmarking
+
+    kind, calls = type(benchmarking.benchmarker), [0]
+    theirs = kind.benchmark_gpu
+
+    def benchmark_gpu(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        return theirs(*arguments, **named)
+
+    kind.benchmark_gpu = benchmark_gpu
+    return calls
+
+
 def main(family: str, task: str, mode: str, device: str, size: str) -> None:
+    timings = count_timings()
     program = Program(family, mode, device, size == "small")
     first_s, second_s, bits = program.train() if task == "train" else program.infer()
     from torch._dynamo.utils import compilation_time_metrics, counters
@@ -158,8 +176,7 @@ def main(family: str, task: str, mode: str, device: str, size: str) -> None:
         "autograd found": autograd["autograd_cache_hit"],
         "autograd missed": autograd["autograd_cache_miss"],
         "autograd bypassed": autograd["autograd_cache_bypass"],
-        "timed": sum(number for name, number in inductor.items() if name.startswith("benchmarking.")),
-        "tuned": inductor["select_algorithm_autotune"],
+        "timed": timings[0],
         "phases": {name: seconds for name, seconds in phases.items() if seconds >= _PHASES_S},
     }
     print(json.dumps(told))
