@@ -24,9 +24,9 @@ from buildd.cli_server.imported_code import ImportedCode
 from buildd.cli_server.spare import Spare, forked
 
 _PR_SET_NAME = 15
-_AHEAD_S = 0.05
-"""The fork for the next command is made so long after a command: earlier it would take processor time from a command
-that follows at once."""
+_SOON_S, _AHEAD_S = 0.002, 0.05
+"""The fork for the next command is made so long after a command: soon if a processor is free, else later, for it would
+take processor time from a command that follows at once."""
 _SPARE_S = 60.0
 """The fork for the next command waits at most so long after the last one: it holds 14 MB."""
 _BACKLOG = 64
@@ -100,11 +100,13 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
     running: dict[int, int] = {}
     spare: Spare | None = None
     wanted = False
+    is_soon = False
     waiting = select.poll()
     waiting.register(listening, select.POLLIN)
     waiting.register(lifeline, select.POLLIN)
     while True:
-        patience_ms = _SPARE_S * 1000 if spare else _AHEAD_S * 1000 if wanted else None
+        ahead_s = _SOON_S if is_soon else _AHEAD_S
+        patience_ms = _SPARE_S * 1000 if spare else ahead_s * 1000 if wanted else None
         ready = {descriptor for descriptor, _ in waiting.poll(patience_ms)}
         if lifeline in ready:
             if spare:
@@ -113,6 +115,8 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
         if not ready and spare:
             spare.dismiss()
             spare = None
+        elif not ready and is_soon and not _has_free_processor():
+            is_soon = False
         elif not ready:
             wanted = False
             with contextlib.suppress(OSError):  # no resources now: the fork is made when the next command comes
@@ -121,7 +125,7 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
             waiting.unregister(descriptor)
             os.close(descriptor)
             os.waitpid(running.pop(descriptor), 0)
-            wanted = spare is None
+            wanted = is_soon = spare is None
         if listening.fileno() in ready:
             connection, _ = listening.accept()
             with connection:
@@ -136,3 +140,13 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
             spare, wanted = None, False
             with contextlib.suppress(OSError):  # files that are being replaced
                 code.settle()
+
+
+def _has_free_processor() -> bool:
+    """Whether fewer threads run now, beside this one, than there are processors. When in doubt: no."""
+    try:
+        with open("/proc/loadavg", encoding="ascii") as file:
+            running = int(file.read().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return running <= len(os.sched_getaffinity(0))
