@@ -131,14 +131,25 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else 'no reason given'}"[:300]
 
 
+def _for_nodes(*names: str) -> list[Any]:
+    """The modules that Ray takes to the nodes. They import each other by their full names; nothing else is imported
+    from the folder that holds buildd, which may hold packages for another Python."""
+    folder = str(Path(__file__).resolve().parents[2])
+    sys.path.insert(0, folder)
+    try:
+        return [importlib.import_module(f"buildd.cluster.{name}") for name in names]
+    finally:
+        sys.path.remove(folder)
+
+
 async def main(descriptor: int, address: str) -> None:
     channel = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=channel)
     ray = importlib.import_module("ray")
-    node_task = importlib.import_module("node_task")
-    node_inputs = importlib.import_module("node_inputs")
-    node_steps = importlib.import_module("node_steps")
-    for module in (node_task, node_inputs, node_steps):
+    node_files, node_processes, node_inputs, node_steps, node_task = _for_nodes(
+        "node_files", "node_processes", "node_inputs", "node_steps", "node_task"
+    )
+    for module in (node_files, node_processes, node_inputs, node_steps, node_task):
         ray.cloudpickle.register_pickle_by_value(module)
     entry = Path(__file__).with_name("node_root.py").read_text(encoding="utf-8")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="buildd")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from buildd.cluster import wire
-from buildd.cluster.node_task import digest_of
+from buildd.cluster.node_files import digest_of
 from buildd.cluster.parcel import Parcel, new_folder
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.remote_tool import RemoteTool
