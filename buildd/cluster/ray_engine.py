@@ -16,6 +16,7 @@ from buildd.cluster import bridge, wire
 from buildd.cluster.node_contents import NodeContents
 from buildd.cluster.parcel import Parcel
 from buildd.cluster.ray_settings import RaySettings
+from buildd.cluster.remote_bench import RemoteBench
 from buildd.cluster.remote_tool import RemoteTool
 from buildd.errors import RunnerError
 from buildd.processes.launch import Launch
@@ -60,6 +61,8 @@ class RayEngine:
         self._process: bridge.BridgeProcess | None = None
         self._is_ready = False
         """The bridge is connected to the cluster."""
+        self._looked = asyncio.Event()
+        """The nodes are known."""
         self._living: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -72,6 +75,19 @@ class RayEngine:
         """Connect, unless it is connected or has just failed to."""
         if self._living is None and not self._closed and time.monotonic() >= self._connect_at_s:
             self._living = asyncio.get_running_loop().create_task(self._live())
+
+    async def connected(self, patience_s: float) -> bool:
+        """Connect if need be, also after a pause, and wait until the nodes are known; False where that fails."""
+        await asyncio.sleep(max(0.0, min(patience_s, self._connect_at_s - time.monotonic())))
+        self.wake()
+        if self._living is None:
+            return self._looked.is_set()
+        looked = asyncio.ensure_future(self._looked.wait())
+        try:
+            await asyncio.wait((self._living, looked), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looked.cancel()
+        return self._looked.is_set()
 
     def slots(self, memory_bytes: int = 0) -> int:
         """How many jobs of this size the cluster may have at once; 0 while it cannot be used. Connects if need be."""
@@ -105,6 +121,11 @@ class RayEngine:
     def tools(self) -> tuple[RemoteTool, ...]:
         """The tools that the cluster has."""
         return tuple(self._tools.values())
+
+    @property
+    def nodes(self) -> tuple[wire.ClusterNode, ...]:
+        """The nodes that may have jobs; none while it is not connected."""
+        return tuple(self._fit(time.monotonic()))
 
     @property
     def bridge_pid(self) -> int:
@@ -149,9 +170,22 @@ class RayEngine:
 
     def begin(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteTool:
         """Give a tool to the cluster. If there is none, the tool is lost at once."""
+        number = self._next()
+        return self._given(RemoteTool(number, launch, parcel, on_line, lambda force: self._recall(number, force)))
+
+    def measure(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteBench:
+        """Give a measuring process to the cluster, as `begin`. The parcel names its node."""
+        number = self._next()
+        bench = RemoteBench(number, launch, parcel, on_line, lambda force: self._recall(number, force), feed=self._send)
+        self._given(bench)
+        return bench
+
+    def _next(self) -> int:
         self._number += 1
-        number = self._number
-        tool = RemoteTool(number, launch, parcel, on_line, lambda force: self._recall(number, force))
+        return self._number
+
+    def _given(self, tool: RemoteTool) -> RemoteTool:
+        number, launch, parcel = tool.number, tool.launch, tool.parcel
         process = self._process
         if process is None or not self._is_ready:
             tool.lost(self.problem or "the cluster is not connected")
@@ -187,6 +221,7 @@ class RayEngine:
                 folders=parcel.cargo.folders,
                 tops=dict(parcel.cargo.tops),
                 blobs=parcel.blobs,
+                gpus=parcel.gpus,
             )
         )
         if self._watching is None or self._watching.done():
@@ -200,8 +235,11 @@ class RayEngine:
         self._avoided[tool.node] = time.monotonic() + AVOIDED_S
 
     def _recall(self, number: int, force: bool) -> None:
+        self._send(wire.Recall(job=number, force=force))
+
+    def _send(self, message: wire.ToBridge) -> None:
         if self._process is not None:
-            self._process.send(wire.Recall(job=number, force=force))
+            self._process.send(message)
 
     async def _watch(self) -> None:
         """Give up the jobs that nothing is heard of, as long as there are jobs."""
@@ -244,6 +282,7 @@ class RayEngine:
         finally:
             process, self._process, self._is_ready = self._process, None, False
             self._nodes.clear()
+            self._looked.clear()
             self.holds = NodeContents()
             self._connect_at_s = time.monotonic() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
@@ -266,6 +305,7 @@ class RayEngine:
             case wire.Nodes():
                 self._pause_s = FIRST_PAUSE_S
                 self._nodes = {node.id: node for node in message.nodes}
+                self._looked.set()
             case wire.Gone():
                 pass
             case _:

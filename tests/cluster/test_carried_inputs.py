@@ -174,8 +174,8 @@ def test_hipcc_makes_the_same_object_there(tmp_path: Path) -> None:
     hipcc_project.furnish(workspace)
     body = "static __device__ int d() { return __LINE__; }\n__global__ void k(int *p) { *p = d(); }\n"
     for name in ("first", "second"):
-        text = f'#include <hip/hip_runtime.h>\n#include "always.h"\n{body}extern "C" int {name}() {{ return FACTOR; }}\n'
-        workspace.write(f"src/{name}.hip", text)
+        top = '#include <hip/hip_runtime.h>\n#include "always.h"\n'
+        workspace.write(f"src/{name}.hip", f'{top}{body}extern "C" int {name}() {{ return FACTOR; }}\n')
     settings = fake_settings(tmp_path, hidden=workspace.project)
     environment = dict(os.environ)
     story, engine = built_with(workspace, settings, environment=environment)
