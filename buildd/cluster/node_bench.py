@@ -146,7 +146,9 @@ def _line_of(device: str, environment: Mapping[bytes, bytes]) -> str:
     if not wanted or program is None:
         return ""
     try:
-        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, errors="replace", timeout=_ASK_S)
+        done = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, errors="replace", timeout=_ASK_S, env=dict(environment)
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     for line in done.stdout.splitlines():

@@ -6,6 +6,7 @@ Has a bridge of its own. Nodes only measure: rows are written here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -75,6 +76,8 @@ async def find_far_gpus(settings: RaySettings | None, environ: Mapping[str, str]
     from buildd.cluster.ray_engine import RayEngine  # most users have no cluster
     from buildd.profiling.far_process import CONNECT_S
 
+    # In a command, what happens to the cluster is told by its lanes, not by a log.
+    logging.getLogger("buildd.cluster").addHandler(logging.NullHandler())
     engine = RayEngine(settings, environ)
     if not await engine.connected(CONNECT_S):
         return FarGpus(engine, (), f"cluster {settings.address}: {engine.problem or 'it does not answer'}")
