@@ -55,7 +55,10 @@ class RayEngine:
         self._avoided: dict[str, float] = {}
         """Id of a node -> until when it gets nothing (monotonic, s)."""
         self._tools: dict[int, RemoteTool] = {}
-        self._number = 0
+        self._beside = 0
+        """How many of them are a second start."""
+        self.begun = 0
+        """How many jobs were given to it."""
         self.holds = NodeContents()
         self._breaker = Breaker()
         self._process: bridge.BridgeProcess | None = None
@@ -99,7 +102,7 @@ class RayEngine:
         if self._breaker.is_open:
             return min(1, sum(node.cpus for node in fit))  # one job shows whether it is well again
         # Jobs that were begun a second time take slots of which their callers know nothing.
-        return max(0, sum(node.cpus for node in fit) - sum(bool(tool.parcel.beside) for tool in self._tools.values()))
+        return max(0, sum(node.cpus for node in fit) - self._beside)
 
     def has_room_beside(self, tool: RemoteTool) -> bool:
         """Whether a node other than a tool's could take the same job now, and no job waits for a node."""
@@ -181,8 +184,8 @@ class RayEngine:
         return bench
 
     def _next(self) -> int:
-        self._number += 1
-        return self._number
+        self.begun += 1
+        return self.begun
 
     def _given(self, tool: RemoteTool) -> RemoteTool:
         number, launch, parcel = tool.number, tool.launch, tool.parcel
@@ -191,6 +194,7 @@ class RayEngine:
             tool.lost(self.problem or "the cluster is not connected")
             return tool
         self._tools[number] = tool
+        self._beside += bool(parcel.beside)
         self.second_starts += bool(parcel.beside)
         now_s = time.monotonic()
         self._breaker.allows(now_s)
@@ -244,13 +248,18 @@ class RayEngine:
     async def _watch(self) -> None:
         """Give up the jobs that nothing is heard of, as long as there are jobs."""
         while self._tools:
+            due_s = time.monotonic() + LOOK_S
             await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
             for tool in list(self._tools.values()):
-                if tool.overdue(time.monotonic()):
+                # While this process was held up, it heard nobody: that is no node's silence.
+                tool.pardon(max(0.0, now_s - due_s))
+                if tool.overdue(now_s):
                     self._ended(tool)
 
     def _ended(self, tool: RemoteTool) -> None:
-        self._tools.pop(tool.number, None)
+        if self._tools.pop(tool.number, None) is not None:
+            self._beside -= bool(tool.parcel.beside)
         if tool.found is not None:
             self.done += 1
             self._breaker.succeeded()
@@ -293,6 +302,7 @@ class RayEngine:
             for tool in list(self._tools.values()):
                 tool.lost(reason)
             self._tools.clear()
+            self._beside = 0
             if process is not None:
                 await process.close()
             self._living = None

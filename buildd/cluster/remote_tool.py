@@ -101,6 +101,10 @@ class RemoteTool:
         self._due_s = time.monotonic() + RECALL_S
         self._recall(False)
 
+    def pardon(self, late_s: float) -> None:
+        """Give it so much more time: for so long, nothing could be heard of it."""
+        self._due_s += late_s
+
     def overdue(self, now_s: float) -> bool:
         """Whether too much time has passed without a sign of it; then it is given up."""
         if self.done or now_s < self._due_s:

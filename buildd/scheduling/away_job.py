@@ -39,7 +39,7 @@ class AwayJob(Execution):
     def __init__(self, *args: Any, engine: RayEngine, **more: Any) -> None:
         super().__init__(*args, **more)
         self._engine = engine
-        self._parcel = Parcel()
+        self._parcel = Parcel(folder="")
         self._carriages: list[Carriage] = []
         """Its ways to a node, at most two; the last one counts."""
         self._here = Launch((), "")
