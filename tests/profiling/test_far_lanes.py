@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 
 from buildd.cluster.ray_settings import RaySettings
 from buildd.profiling.devices import Gpu, recall, remember
-from buildd.profiling.far_gpus import FarGpus, find_far_gpus
+from buildd.profiling.far_gpus import find_far_gpus
 from buildd.profiling.reports import Summary, Tried
 from buildd.store.store import Store
 from tests.support.clusters import environ, fake_settings
@@ -39,13 +41,7 @@ def shown(tmp_path: Path) -> dict[str, str]:
     return {**environ(), "PATH": f"{path}:{os.environ['PATH']}"}
 
 
-def profile(
-    bench: WordBench,
-    settings: RaySettings,
-    shown: dict[str, str],
-    here: tuple[Gpu, ...] = (),
-    before: Callable[[FarGpus], Awaitable[None]] | None = None,
-) -> Summary:
+def profile(bench: WordBench, settings: RaySettings, shown: dict[str, str], here: tuple[Gpu, ...] = ()) -> Summary:
     """One call with a cluster's GPUs, beside those of this machine."""
 
     async def run() -> Summary:
@@ -146,6 +142,29 @@ def test_the_gpus_of_a_cluster_are_remembered_for_an_hour(tmp_path: Path) -> Non
     hours = os.stat(place).st_mtime - 3601
     os.utime(place, (hours, hours))
     assert recall(str(tmp_path), {}, cluster="head:1") is None
+
+
+@pytest.mark.ray
+def test_two_calls_share_the_only_gpu_of_a_cluster(tmp_path: Path, shown: dict[str, str]) -> None:
+    """A candidate fails where another one is measured at the same time."""
+    from tests.support.ray_cluster import RayCluster
+
+    alone = tmp_path / "alone"
+    cluster = RayCluster()
+    try:
+        cluster.add("beta", gpus=1)
+        with ThreadPoolExecutor() as pool, ExitStack() as stack:
+            benches = []
+            for name in ("one", "two"):
+                (tmp_path / name).mkdir()
+                store = stack.enter_context(Store.open(tmp_path / name / "store"))
+                benches.append(WordBench(tmp_path / name, store, f"alone {alone} 5", f"alone {alone} 7"))
+            settings = RaySettings(cluster.address, sys.executable)
+            calls = [pool.submit(profile, bench, settings, shown) for bench in benches]
+            for call, bench in zip(calls, benches, strict=True):
+                assert (call.result().measured, bench.said) == (2, [])
+    finally:
+        cluster.close()
 
 
 @pytest.mark.ray
