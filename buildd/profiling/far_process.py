@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from buildd.cluster.parcel import Parcel, new_folder
@@ -40,10 +40,11 @@ class FarProcess(MeasuringProcess):
         words = []
         for word in question:
             if os.path.isabs(word):
-                digest, content = await asyncio.to_thread(_content, word)
-                if digest not in self._sent:
-                    blobs[digest] = content
-                word = f"{self._bench.parcel.folder}/{digest}"
+                with suppress(OSError):  # then the process says that it is not there
+                    digest, content = await asyncio.to_thread(_content, word)
+                    if digest not in self._sent:
+                        blobs[digest] = content
+                    word = f"{self._bench.parcel.folder}/{digest}"
             words.append(os.fsencode(word) + b"\0")
         self._sent.update(blobs)
         await self._bench.give(b"".join(words), blobs=blobs)
