@@ -30,7 +30,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     rivals_us: tuple[float, ...] = ()
     """Times of the candidates that were timed in turns with it."""
     gpu: str = ""
-    """Index of the GPU that it ran on, after the name of its node if that is another machine; empty if it ran on none."""
+    """Index of the GPU that it ran on, after its node if that is another machine; empty if it ran on none."""
     wall_s: float = 0.0
     """How long that GPU was taken."""
 
