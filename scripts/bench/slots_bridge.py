@@ -1,8 +1,8 @@
-"""A bridge to a cluster that does not exist: its nodes take jobs, say so, tell that they live, and end them S seconds later.
+"""A bridge to a cluster that does not exist: its nodes take jobs, tell of them, and end them after some seconds.
 
     slots_bridge.py RAY_BRIDGE DESCRIPTOR PLAN
 
-PLAN is JSON: "nodes", how many; "cpus", of each; "job_s", how long a job takes; "beat_s", between two signs of its life.
+PLAN is JSON: "nodes", how many; "cpus", of each; "job_s", how long a job takes; "beat_s", between two signs of life.
 What comes back is what `tests/fakes/fake-cc` would have read. Stands where buildd starts the cluster's Python.
 """
 
