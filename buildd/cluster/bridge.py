@@ -129,5 +129,12 @@ async def start(
         ) from error
     finally:
         theirs.close()
-    reader, writer = await asyncio.open_connection(sock=ours)
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:  # also where the daemon ends meanwhile: nobody else knows of the process
+        ours.close()
+        said.close()
+        process.kill()
+        process.wait()
+        raise
     return BridgeProcess(process, reader, writer, said, on_message)

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from buildd.cluster.node_task import digest_of, is_text
+from buildd.cluster.node_files import digest_of, is_text
 from buildd.cluster.wire import InputFile
 
 MOST_FILES = 20_000

@@ -1,23 +1,22 @@
 """The part of a job that runs on a node of the cluster: compares the files, runs the tool, brings its outputs back.
 
-Ray sends this module to the nodes, which have no buildd: it imports nothing outside the standard library. The daemon
-imports it too, so that both sides compute the same digests and the same rivals. Knows no Ray.
+Ray sends this module to the nodes, which have no buildd: it imports the standard library and other such modules. Knows
+no Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import hashlib
 import os
-import re
 import selectors
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol
+
+from buildd.cluster.node_files import digest_of, is_text, listed_paths, names_in, rivals
+from buildd.cluster.node_processes import adopt, descendants, end, memory_bytes
 
 BEAT_S = 1.0
 """Between two signs of life of a job that says nothing."""
@@ -29,15 +28,10 @@ OLD_S = 24 * 3600.0
 MOST_OUTPUT_BYTES = 256 << 20
 """Larger outputs are made where they are needed."""
 MOST_RIVALS = 4096
-MOST_KNOWN = 100_000
-PR_SET_CHILD_SUBREAPER = 36
 HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Ray leaves these unset for a task that asked for no GPU; then the task would see all of them."""
 
-Stamp = tuple[int, int, int, int]
 _READ_BYTES = 64 << 10
-_TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
-_known: dict[str, tuple[Stamp, str]] = {}
 _swept: set[str] = set()
 
 
@@ -66,59 +60,6 @@ class ProcessWatch(Protocol):
 
 Lay = Callable[[Mapping[str, Any], Callable[[str], str]], "LaidFiles | tuple[Any, ...] | None"]
 """Lays out the files of a job; returns None where they are in their places, and a message where they cannot be."""
-
-
-def digest_of(path: str, known: dict[str, tuple[Stamp, str]] = _known) -> str:
-    """SHA-256 of a file, empty where it cannot be read. A digest is remembered as long as the file's stamp stands."""
-    try:
-        found = os.stat(path)
-        stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        before = known.get(path)
-        if before is not None and before[0] == stamp:
-            return before[1]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError):
-        return ""
-    if time.time_ns() - max(stamp[2:]) > 3_000_000_000:  # a younger file may be written again within its stamp
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        known[path] = (stamp, digest)
-    return digest
-
-
-def rivals(
-    read: Iterable[str], search: Sequence[str], folder: str, where: Callable[[str], str] = str
-) -> tuple[str, ...]:
-    """The files that exist and that a search for the read files could have found as well, the read ones included.
-
-    Args:
-        read: as the tool spelled them.
-        search: folders that it searches, in any order.
-        folder: that the tool runs in.
-        where: leads from a path of the tool's to the one at which this process finds the same.
-    """
-    absolute = [os.path.join(folder, path) for path in read]
-    places = list(dict.fromkeys([*(os.path.join(folder, each) for each in search), *map(os.path.dirname, absolute)]))
-    names: dict[str, None] = {}
-    for path in absolute:
-        tops = [top for top in places if path.startswith(f"{top}/")]
-        names.update(dict.fromkeys(path[len(top) + 1 :] for top in tops))
-    listings = {place: _names_in(where(place)) for place in places}
-    found = [
-        f"{place}/{name}"
-        for place in places
-        for name in names
-        if name.partition("/")[0] in listings[place] and os.path.lexists(where(f"{place}/{name}"))
-    ]
-    return tuple(sorted(found))
-
-
-def _names_in(folder: str) -> frozenset[str]:
-    try:
-        return frozenset(os.listdir(folder))
-    except OSError:
-        return frozenset()
 
 
 def run(spec: Mapping[str, Any], lay: Lay, watching: Callable[[], ProcessWatch]) -> Iterator[tuple[Any, ...]]:
@@ -157,7 +98,7 @@ def _sweep(place: str, prefix: str) -> None:
     if place in _swept:
         return
     _swept.add(place)
-    for name in _names_in(place):
+    for name in names_in(place):
         path = f"{place}/{name}"
         with contextlib.suppress(OSError):
             if name.startswith(prefix) and time.time() - os.lstat(path).st_mtime > OLD_S:
@@ -171,9 +112,7 @@ def _in_folder(
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
     environment = {**dict(spec["environment"]), **{os.fsencode(name): b"" for name in HIDDEN}}
     began_s = time.monotonic()
-    # What a tool leaves behind becomes a child of this process, and is found at the end.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    before = frozenset(_children(os.getpid()))
+    before = adopt()
     watch = watching()
     try:
         tool, problem = _started(spec, environment, laid)
@@ -181,7 +120,7 @@ def _in_folder(
         yield ("refused", f"{os.fsdecode(spec['argv'][0])} cannot be started: {error.strerror}")
         return
     if problem:
-        _end(tool, before)
+        end(tool, before)
         yield ("refused", problem)
         return
     try:
@@ -192,7 +131,7 @@ def _in_folder(
         _, status, usage = os.wait4(tool.pid, 0)
         tool.returncode = os.waitstatus_to_exitcode(status)
     finally:
-        _end(tool, before)
+        end(tool, before)
     figures = (time.monotonic() - began_s, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
     found = _found(spec, folder, tool.returncode, laid)
     yield ("ended", {"status": tool.returncode, "figures": figures, "steps": watch.found(), **found})
@@ -262,11 +201,11 @@ def _watched(
                 if now_s - gone_s > LINGER_S:  # what it has started holds its output open
                     return False
             if now_s - looked_s >= LOOK_S:
-                looked_s, memory = now_s, {pid: _memory_bytes(pid) for pid in _below(tool.pid)}
+                looked_s, memory = now_s, {pid: memory_bytes(pid) for pid in descendants(tool.pid)}
                 watch.look(memory)
             if now_s - beat_s >= BEAT_S:
                 beat_s = now_s
-                yield ("beat", _memory_bytes(tool.pid) + sum(memory.values()))
+                yield ("beat", memory_bytes(tool.pid) + sum(memory.values()))
     return False
 
 
@@ -289,81 +228,16 @@ def _found(spec: Mapping[str, Any], folder: str, status: int, laid: LaidFiles | 
             room -= len(outputs[name])
         if room < 0:
             return {"outputs": {}, "read": {}, "rivals": (), "too_large": True}
-    listed = [path for name in spec["depfiles"] for path in _paths(outputs.get(name, b""))]
+    listed = [path for name in spec["depfiles"] for path in listed_paths(outputs.get(name, b""))]
     # What is no UTF-8 does not travel: without a digest, the daemon believes nothing of the run.
     read = [path for path in dict.fromkeys(listed) if not path.startswith(f"{folder}/") and is_text(path)]
     cwd = os.fsdecode(spec["cwd"])
     where = str if laid is None else laid.where
-    # What was laid out is in this folder for one job.
-    known = _known if laid is None else {}
-    digests = {path: digest_of(where(os.path.join(cwd, path)), known) for path in read}
+    places = {path: where(os.path.join(cwd, path)) for path in read}
+    # What was laid out is in this folder for one job: no digest of it is remembered.
+    digests = {path: digest_of(place) if laid is None else digest_of(place, {}) for path, place in places.items()}
     if laid is not None:
         for path, digest in digests.items():
             laid.seen(os.path.join(cwd, path), digest)
     beside = tuple(filter(is_text, rivals(read, spec["search"], cwd, where))) if status == 0 else ()
     return {"outputs": outputs, "read": digests, "rivals": beside, "too_large": len(beside) > MOST_RIVALS}
-
-
-def _paths(depfile: bytes) -> Iterator[str]:
-    """All that can be a path in a depfile, of gcc or of clang: the daemon reads it properly."""
-    for token in _TOKEN.findall(depfile):
-        plain = re.sub(rb"\\([ #:])", rb"\1", token).replace(b"$$", b"$")
-        yield os.fsdecode(plain)
-
-
-def is_text(path: str) -> bool:
-    """Whether a path is UTF-8, as what travels must be."""
-    return path.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in path)
-
-
-def _end(tool: subprocess.Popen[bytes], before: frozenset[int]) -> None:
-    """Kill a tool and all that it has started, and close its pipes.
-
-    Args:
-        before: children that this process had when the tool was started.
-    """
-    while left := [pid for pid in _children(os.getpid()) if pid not in before and pid != tool.pid]:
-        for pid in [*left, *(below for each in left for below in _below(each))]:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in left:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-    if tool.returncode is None:
-        for pid in (*_below(tool.pid), tool.pid):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        tool.wait()
-        _end(tool, before)
-    for stream in (tool.stdin, tool.stdout, tool.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += [int(word) for word in file.read().split()]
-    return found
-
-
-def _below(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        children = _children(todo[0])
-        found += children
-        todo = [*todo[1:], *children]
-    return found
-
-
-def _memory_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0

@@ -32,6 +32,7 @@ class Parcel:
         search: folders that the tool searches.
         cpus: how many CPUs of a node the job takes.
         memory_bytes: how much of a node's memory.
+        gpus: how many of a node's GPUs; see `wire.Errand`.
         cargo: the files that it reads, which a node may lack.
         blobs: SHA-256 -> content of those that the node has said it lacks.
         node: id of the only node that may have it; empty for any.
@@ -45,6 +46,7 @@ class Parcel:
     search: tuple[str, ...] = ()
     cpus: int = 1
     memory_bytes: int = 0
+    gpus: int = 0
     cargo: Cargo = field(default_factory=Cargo)
     blobs: dict[str, bytes] = field(default_factory=dict)
     node: str = ""

@@ -30,11 +30,15 @@ _LENGTH_BYTES = 4
 class Bridge:
     """One connection to the daemon, and one to the cluster."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ray: Any, task: Any) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ray: Any, task: Any, bench: Any
+    ) -> None:
         self._reader, self._writer, self._ray = reader, writer, ray
         self._msgpack = importlib.import_module("msgpack")
-        self._task = task
+        self._task, self._bench = task, bench
         self._streams: dict[int, Any] = {}
+        self._benches: dict[int, Any] = {}
+        """The actors of jobs that have a GPU."""
         self._own = str(ray.get_runtime_context().get_node_id())
 
     def send(self, tag: str, **fields: Any) -> None:
@@ -53,10 +57,16 @@ class Bridge:
                 look.cancel()
                 return
             message = self._msgpack.unpackb(body, raw=False)
-            if message["type"] == "errand":
-                one = asyncio.create_task(self._carry_out(message))
+            bench = self._benches.get(message["job"])
+            if message["type"] in ("errand", "feed"):
+                work = self._carry_out(message) if message["type"] == "errand" else self._feed(bench, message)
+                one = asyncio.create_task(work)
                 serving.add(one)
                 one.add_done_callback(serving.discard)
+            elif bench is not None and not message["force"]:
+                bench.stop.remote()
+            elif bench is not None:
+                await asyncio.to_thread(self._ray.kill, bench)
             elif (stream := self._streams.get(message["job"])) is not None:
                 # A worker that hangs does not see a gentle end.
                 await asyncio.to_thread(self._ray.cancel, stream, force=message["force"])
@@ -78,6 +88,7 @@ class Bridge:
                         "name": node["NodeName"] or node["NodeID"][:8],
                         "cpus": int(node["Resources"].get("CPU", 0)),
                         "memory_bytes": int(node["Resources"].get("memory", 0)),
+                        "gpus": int(node["Resources"].get("GPU", 0)),
                     }
                     for node in nodes
                     if node["Alive"] and node["NodeID"] != self._own
@@ -90,6 +101,9 @@ class Bridge:
         try:
             if sum(map(len, blobs.values())) > MOST_BESIDE_BYTES:
                 blobs = await asyncio.to_thread(self._ray.put, blobs)
+            if errand["gpus"]:
+                await self._measure(errand, blobs)
+                return
             # The daemon fills the machine that it runs on itself.
             others = f"!in({','.join((self._own, *errand['avoided']))})"
             stream = self._task.options(
@@ -106,10 +120,36 @@ class Bridge:
         finally:
             self._streams.pop(job, None)
 
+    async def _measure(self, errand: dict[str, Any], blobs: Any) -> None:
+        """A job that has a GPU of a node alone, until its process has ended."""
+        job = errand["job"]
+        bench = self._bench.options(
+            num_cpus=0, num_gpus=errand["gpus"], label_selector={"ray.io/node-id": errand["node"]}
+        ).remote()
+        self._benches[job] = bench
+        try:
+            async for reference in bench.run.options(num_returns="streaming").remote(errand, blobs):
+                self._pass_on(job, await reference)
+        finally:
+            del self._benches[job]
+            await asyncio.to_thread(self._ray.kill, bench)  # else its GPU is another's only after a while
+
+    async def _feed(self, bench: Any, words: dict[str, Any]) -> None:
+        if bench is None:
+            return  # it has ended meanwhile
+        try:
+            await bench.take.remote(words["blobs"], words["data"], words["takes"], words["leaves"])
+        except Exception as error:  # the edge: the job's own stream says that it is lost
+            print(_in_words(error), file=sys.stderr, flush=True)
+            return
+        self.send("fed", job=words["job"], number=words["number"])
+
     def _pass_on(self, job: int, said: tuple[Any, ...]) -> None:
         match said:
             case ("at", node):
                 self.send("at", job=job, node=node)
+            case ("gpu", line):
+                self.send("gpu", job=job, line=line)
             case ("begun",):
                 self.send("begun", job=job)
             case ("refused", why):
@@ -131,14 +171,24 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else 'no reason given'}"[:300]
 
 
+def _for_nodes(*names: str) -> list[Any]:
+    """The modules that Ray takes to the nodes. They import each other by their full names; nothing else is imported
+    from the folder that holds buildd, which may hold packages for another Python."""
+    folder = str(Path(__file__).resolve().parents[2])
+    sys.path.insert(0, folder)
+    try:
+        return [importlib.import_module(f"buildd.{name}") for name in names]
+    finally:
+        sys.path.remove(folder)
+
+
 async def main(descriptor: int, address: str) -> None:
     channel = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=channel)
     ray = importlib.import_module("ray")
-    node_task = importlib.import_module("node_task")
-    node_inputs = importlib.import_module("node_inputs")
-    node_steps = importlib.import_module("node_steps")
-    for module in (node_task, node_inputs, node_steps):
+    modules = _for_nodes("cluster.node_task", "cluster.node_inputs", "cluster.node_steps", "cluster.node_bench")
+    node_task, node_inputs, node_steps, node_bench = modules
+    for module in (*modules, *_for_nodes("cluster.node_files", "cluster.node_processes", "host.gpu_lock")):
         ray.cloudpickle.register_pickle_by_value(module)
     entry = Path(__file__).with_name("node_root.py").read_text(encoding="utf-8")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="buildd")
@@ -152,9 +202,28 @@ async def main(descriptor: int, address: str) -> None:
             node_steps.Steps,
         )
 
+    class Bench:
+        """One measuring process on one GPU."""
+
+        def __init__(self) -> None:
+            self._bench = node_bench.NodeBench()
+
+        def run(self, errand: dict[str, Any], blobs: dict[str, bytes]) -> Any:
+            context = importlib.import_module("ray").get_runtime_context()
+            yield ("at", context.get_node_id())
+            yield from self._bench.run(errand, blobs, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+
+        def take(self, blobs: dict[str, bytes], data: bytes, takes: bool, leaves: bool) -> None:
+            self._bench.take(blobs, data, takes=takes, leaves=leaves)
+
+        def stop(self) -> None:
+            self._bench.stop()
+
     # A lost job is retried by the daemon alone: it knows what the job has said already.
     task = ray.remote(max_retries=0, num_returns="streaming")(carry_out)
-    bridge = Bridge(reader, writer, ray, task)
+    # It is told to end, and takes words, while it runs.
+    bench = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(Bench)
+    bridge = Bridge(reader, writer, ray, task, bench)
     bridge.send("ready", ray=str(ray.__version__))
     await bridge.serve()
     os._exit(0)  # an orderly end of ray takes seconds, and its jobs are to end now

@@ -16,6 +16,7 @@ from buildd.cluster import bridge, wire
 from buildd.cluster.node_contents import NodeContents
 from buildd.cluster.parcel import Parcel
 from buildd.cluster.ray_settings import RaySettings
+from buildd.cluster.remote_bench import RemoteBench
 from buildd.cluster.remote_tool import RemoteTool
 from buildd.errors import RunnerError
 from buildd.processes.launch import Launch
@@ -54,12 +55,17 @@ class RayEngine:
         self._avoided: dict[str, float] = {}
         """Id of a node -> until when it gets nothing (monotonic, s)."""
         self._tools: dict[int, RemoteTool] = {}
-        self._number = 0
+        self._beside = 0
+        """How many of them are a second start."""
+        self.begun = 0
+        """How many jobs were given to it."""
         self.holds = NodeContents()
         self._breaker = Breaker()
         self._process: bridge.BridgeProcess | None = None
         self._is_ready = False
         """The bridge is connected to the cluster."""
+        self._looked = asyncio.Event()
+        """The nodes are known."""
         self._living: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -73,6 +79,19 @@ class RayEngine:
         if self._living is None and not self._closed and time.monotonic() >= self._connect_at_s:
             self._living = asyncio.get_running_loop().create_task(self._live())
 
+    async def connected(self, patience_s: float) -> bool:
+        """Connect if need be, also after a pause, and wait until the nodes are known; False where that fails."""
+        await asyncio.sleep(max(0.0, min(patience_s, self._connect_at_s - time.monotonic())))
+        self.wake()
+        if self._living is None:
+            return self._looked.is_set()
+        looked = asyncio.ensure_future(self._looked.wait())
+        try:
+            await asyncio.wait((self._living, looked), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looked.cancel()
+        return self._looked.is_set()
+
     def slots(self, memory_bytes: int = 0) -> int:
         """How many jobs of this size the cluster may have at once; 0 while it cannot be used. Connects if need be."""
         self.wake()
@@ -83,7 +102,7 @@ class RayEngine:
         if self._breaker.is_open:
             return min(1, sum(node.cpus for node in fit))  # one job shows whether it is well again
         # Jobs that were begun a second time take slots of which their callers know nothing.
-        return max(0, sum(node.cpus for node in fit) - sum(bool(tool.parcel.beside) for tool in self._tools.values()))
+        return max(0, sum(node.cpus for node in fit) - self._beside)
 
     def has_room_beside(self, tool: RemoteTool) -> bool:
         """Whether a node other than a tool's could take the same job now, and no job waits for a node."""
@@ -105,6 +124,11 @@ class RayEngine:
     def tools(self) -> tuple[RemoteTool, ...]:
         """The tools that the cluster has."""
         return tuple(self._tools.values())
+
+    @property
+    def nodes(self) -> tuple[wire.ClusterNode, ...]:
+        """The nodes that may have jobs; none while it is not connected."""
+        return tuple(self._fit(time.monotonic()))
 
     @property
     def bridge_pid(self) -> int:
@@ -149,14 +173,28 @@ class RayEngine:
 
     def begin(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteTool:
         """Give a tool to the cluster. If there is none, the tool is lost at once."""
-        self._number += 1
-        number = self._number
-        tool = RemoteTool(number, launch, parcel, on_line, lambda force: self._recall(number, force))
+        number = self._next()
+        return self._given(RemoteTool(number, launch, parcel, on_line, lambda force: self._recall(number, force)))
+
+    def measure(self, launch: Launch, parcel: Parcel, on_line: OnLine) -> RemoteBench:
+        """Give a measuring process to the cluster, as `begin`. The parcel names its node."""
+        number = self._next()
+        bench = RemoteBench(number, launch, parcel, on_line, lambda force: self._recall(number, force), feed=self._send)
+        self._given(bench)
+        return bench
+
+    def _next(self) -> int:
+        self.begun += 1
+        return self.begun
+
+    def _given(self, tool: RemoteTool) -> RemoteTool:
+        number, launch, parcel = tool.number, tool.launch, tool.parcel
         process = self._process
         if process is None or not self._is_ready:
             tool.lost(self.problem or "the cluster is not connected")
             return tool
         self._tools[number] = tool
+        self._beside += bool(parcel.beside)
         self.second_starts += bool(parcel.beside)
         now_s = time.monotonic()
         self._breaker.allows(now_s)
@@ -187,6 +225,7 @@ class RayEngine:
                 folders=parcel.cargo.folders,
                 tops=dict(parcel.cargo.tops),
                 blobs=parcel.blobs,
+                gpus=parcel.gpus,
             )
         )
         if self._watching is None or self._watching.done():
@@ -200,19 +239,27 @@ class RayEngine:
         self._avoided[tool.node] = time.monotonic() + AVOIDED_S
 
     def _recall(self, number: int, force: bool) -> None:
+        self._send(wire.Recall(job=number, force=force))
+
+    def _send(self, message: wire.ToBridge) -> None:
         if self._process is not None:
-            self._process.send(wire.Recall(job=number, force=force))
+            self._process.send(message)
 
     async def _watch(self) -> None:
         """Give up the jobs that nothing is heard of, as long as there are jobs."""
         while self._tools:
+            due_s = time.monotonic() + LOOK_S
             await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
             for tool in list(self._tools.values()):
-                if tool.overdue(time.monotonic()):
+                # While this process was held up, it heard nobody: that is no node's silence.
+                tool.pardon(max(0.0, now_s - due_s))
+                if tool.overdue(now_s):
                     self._ended(tool)
 
     def _ended(self, tool: RemoteTool) -> None:
-        self._tools.pop(tool.number, None)
+        if self._tools.pop(tool.number, None) is not None:
+            self._beside -= bool(tool.parcel.beside)
         if tool.found is not None:
             self.done += 1
             self._breaker.succeeded()
@@ -244,6 +291,7 @@ class RayEngine:
         finally:
             process, self._process, self._is_ready = self._process, None, False
             self._nodes.clear()
+            self._looked.clear()
             self.holds = NodeContents()
             self._connect_at_s = time.monotonic() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
@@ -254,6 +302,7 @@ class RayEngine:
             for tool in list(self._tools.values()):
                 tool.lost(reason)
             self._tools.clear()
+            self._beside = 0
             if process is not None:
                 await process.close()
             self._living = None
@@ -266,6 +315,7 @@ class RayEngine:
             case wire.Nodes():
                 self._pause_s = FIRST_PAUSE_S
                 self._nodes = {node.id: node for node in message.nodes}
+                self._looked.set()
             case wire.Gone():
                 pass
             case _:

@@ -31,10 +31,18 @@ class RemoteTool:
 
     Args:
         recall: asks the bridge to end it; the argument says whether the worker is ended too.
+        patience_s: how long it may wait for a node.
     """
 
     def __init__(
-        self, number: int, launch: Launch, parcel: Parcel, on_line: OnLine, recall: Callable[[bool], None]
+        self,
+        number: int,
+        launch: Launch,
+        parcel: Parcel,
+        on_line: OnLine,
+        recall: Callable[[bool], None],
+        *,
+        patience_s: float | None = None,
     ) -> None:
         self.number = number
         self.launch = launch
@@ -62,7 +70,7 @@ class RemoteTool:
         self._lines = {name: Lines() for name in ("stdout", "stderr")}
         self._captures = {name: Capture() for name in ("stdout", "stderr")}
         self._reason: EndReason | None = None
-        self._due_s = time.monotonic() + PENDING_S
+        self._due_s = time.monotonic() + (PENDING_S if patience_s is None else patience_s)
         """When it is lost, unless it is heard of before."""
 
     async def wait(self) -> Exit:
@@ -92,6 +100,10 @@ class RemoteTool:
         self._reason = reason
         self._due_s = time.monotonic() + RECALL_S
         self._recall(False)
+
+    def pardon(self, late_s: float) -> None:
+        """Give it so much more time: for so long, nothing could be heard of it."""
+        self._due_s += late_s
 
     def overdue(self, now_s: float) -> bool:
         """Whether too much time has passed without a sign of it; then it is given up."""

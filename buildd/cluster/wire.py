@@ -63,6 +63,9 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True, tag="errand"):
     """Path -> top of what else must be there: links, and the folder that the tool runs in."""
     blobs: dict[str, bytes] = {}
     """SHA-256 -> content of files that the node has said it lacks."""
+    gpus: int = 0
+    """How many GPUs it has alone. Such a job is a bench: its blobs lie in its folder by their digests, its process
+    takes words as long as it runs (`Feed`), and nothing comes back but what it prints."""
 
 
 class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
@@ -71,6 +74,20 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     job: int
     force: bool
     """End the worker process too: it does not react."""
+
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True, tag="feed"):
+    """Words for the process of a bench."""
+
+    job: int
+    number: int
+    blobs: dict[str, bytes]
+    """SHA-256 -> content of files that lie in the bench's folder before the process gets the words."""
+    data: bytes
+    takes: bool
+    """Lock the GPU first, among all processes of its machine that measure."""
+    leaves: bool
+    """Unlock it at last."""
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -86,6 +103,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cpus: int
     memory_bytes: int
+    gpus: int = 0
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, tag="nodes"):
@@ -106,6 +124,21 @@ class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
     job: int
     node: str
     """Its id."""
+
+
+class OnGpu(msgspec.Struct, frozen=True, kw_only=True, tag="gpu"):
+    """A bench has a GPU."""
+
+    job: int
+    line: str
+    """What nvidia-smi says of it on its node."""
+
+
+class Fed(msgspec.Struct, frozen=True, kw_only=True, tag="fed"):
+    """A bench has taken words."""
+
+    job: int
+    number: int
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
@@ -178,8 +211,8 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
     reason: str
 
 
-ToBridge = Errand | Recall
-FromBridge = Connected | Nodes | Gone | At | Begun | Unfit | Lacks | Printed | Beat | Late | Ended | Lost
+ToBridge = Errand | Feed | Recall
+FromBridge = Connected | Nodes | Gone | At | OnGpu | Fed | Begun | Unfit | Lacks | Printed | Beat | Late | Ended | Lost
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)

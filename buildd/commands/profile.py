@@ -1,4 +1,4 @@
-"""`buildd profile`: compiles candidates of GEMMs and convolutions, measures them on local GPUs, keeps the best.
+"""`buildd profile`: compiles candidates of GEMMs and convolutions, measures them on GPUs, keeps the best.
 
 Knows options, variables and how results are shown. The daemon compiles; this process measures, so that it sees exactly
 the GPUs that the caller may use.
@@ -25,6 +25,7 @@ from protocol.messages import Mode, ProfileOptions
 
 if TYPE_CHECKING:
     from buildd.profiling.call import Seen
+    from buildd.profiling.far_gpus import FarGpus
     from buildd.profiling.reports import Summary, Told
     from protocol.messages import Request
 
@@ -82,6 +83,7 @@ async def _profile(options: Namespace, request: Request, environ: Mapping[str, s
     # The daemon starts and nvidia-smi runs while the survey asks other programs.
     building = asyncio.create_task(builder_for(options, request, environ))
     seeing = asyncio.create_task(_look(environ) if not options.no_gpu else _none())
+    reaching = asyncio.create_task(_reach(environ if not options.no_gpu else {}))
     shower = _Shower(json=options.json, exhaustive=options.exhaustive)
     try:
         summary, measured = await profile(
@@ -89,6 +91,7 @@ async def _profile(options: Namespace, request: Request, environ: Mapping[str, s
             request.profile,
             building,
             seeing,
+            reaching,
             shower.tell,
             lambda line: print_note(f"buildd: {line}"),
             most_builds=options.jobs or 0,
@@ -96,6 +99,8 @@ async def _profile(options: Namespace, request: Request, environ: Mapping[str, s
         )
     finally:
         await asyncio.wait([seeing])
+        if (far := await reaching) is not None:
+            await far.close()
         await (await building).close()
     shower.end(summary, measured=measured)
     return FAILED if shower.missing else OK
@@ -109,6 +114,16 @@ async def _look(environ: Mapping[str, str]) -> Seen:
 
 async def _none() -> Seen:
     return (), NO_GPU
+
+
+async def _reach(environ: Mapping[str, str]) -> FarGpus | None:
+    from buildd.profiling.far_gpus import cluster_of, find_far_gpus
+
+    try:
+        return await find_far_gpus(cluster_of(environ) if environ else None, environ)
+    except RequestError as error:
+        print_note(f"buildd: the cluster is not used: {error.message}")
+        return None
 
 
 class _Shower:

@@ -69,7 +69,7 @@ class GpuLock:
 @contextlib.asynccontextmanager
 async def lock(gpu: str, folder: str = FOLDER) -> AsyncIterator[None]:
     """Hold a GPU's lock. Waits for its turn, except if the folder cannot be shared."""
-    descriptor = _open(gpu, folder)
+    descriptor = open_lock(gpu, folder)
     try:
         if descriptor >= 0:
             await _locked(descriptor)
@@ -188,7 +188,8 @@ def _file_name(gpu: str) -> str:
     return "".join(letter for letter in gpu if letter.isalnum() or letter == "-")
 
 
-def _open(gpu: str, folder: str) -> int:
+def open_lock(gpu: str, folder: str = FOLDER) -> int:
+    """A descriptor of a GPU's lock, to be locked with flock; negative where the folder cannot be shared."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from buildd.client.candidate_builds import Builder
     from buildd.profiling.agenda import Plan
     from buildd.profiling.devices import Gpu
+    from buildd.profiling.far_gpus import FarGpus
     from buildd.profiling.reports import Summary, Told
     from protocol.messages import Request
 
@@ -37,6 +38,7 @@ async def profile(
     options: ProfileOptions,
     building: Awaitable[Builder],
     looking: Awaitable[Seen],
+    reaching: Awaitable[FarGpus | None],
     tell: Callable[[Told], None],
     say: Callable[[str], None],
     *,
@@ -48,6 +50,7 @@ async def profile(
     Args:
         building: makes the builder of candidates; it may connect while the survey runs.
         looking: finds the GPUs, likewise.
+        reaching: finds those of a cluster; None where no cluster is named.
         tell: gets each report.
         say: gets lines for people.
         most_builds: how many candidates are built at once; 0: as many as suit this machine.
@@ -76,6 +79,11 @@ async def profile(
         if survey.hip and options.measure:
             gpus, why = find_amd_gpus()
         alike, why = shown_gpus(gpus, why, survey.devices, say, hip=survey.hip)
+        far = None if survey.hip else await reaching
+        if far is not None:
+            alike = (*alike, *far.like(alike, say))
+            if far.why:
+                say(far.why)
         if not alike and not survey.continuous_integration and why != NO_GPU:
             say(f"{why}: compiling the likely candidates, nothing is measured")
         plan = Plan(request=request, survey=survey, gpus=alike, exhaustive=options.exhaustive)
@@ -96,7 +104,7 @@ async def profile(
                 tell(told)
 
             began_ns = time.time_ns()
-            summary = await Profiling(plan, await building, cache, hear, say).run()
+            summary = await Profiling(plan, await building, cache, hear, say, far=far).run()
             if summary.measured:
                 shared_rows.tell(store)
             if is_logged:

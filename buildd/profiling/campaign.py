@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from buildd.client.candidate_builds import Builder, Built, Presence, tidy
 from buildd.profiling.agenda import Agenda, Key, Plan, Work
-from buildd.profiling.bench import GpuFailed, Measurement
+from buildd.profiling.bench import Measurement
 from buildd.profiling.harness import harness, question
 from buildd.profiling.lanes import Lane, Lanes
 from buildd.profiling.libraries import Libraries
+from buildd.profiling.measuring_process import GpuFailed
 from buildd.profiling.playoff import Contest, Contestant, entrants, is_contested, rounds_of
 from buildd.profiling.reports import Summary, Told, Tried
 from buildd.profiling.rows import Rows, row_of
@@ -29,6 +31,9 @@ from buildd.store.profiles import Outcome
 from codegen.gemm.candidates import Ranked
 from codegen.tuning.survey import PREFIX, Case, candidate_spec
 from protocol.messages import Outcome as BuildOutcome
+
+if TYPE_CHECKING:
+    from buildd.profiling.far_gpus import FarGpus
 
 NOISY = 0.05
 """A larger spread is noted in the report."""
@@ -47,6 +52,7 @@ class Profiling:
         cache: has the rows of earlier calls, and takes new ones.
         tell: gets each report.
         say: gets lines for people about anything they may not expect.
+        far: the GPUs of a cluster's nodes; the plan's GPUs may be among them.
     """
 
     def __init__(
@@ -56,6 +62,8 @@ class Profiling:
         cache: ProfileCache,
         tell: Callable[[Told], None],
         say: Callable[[str], None],
+        *,
+        far: FarGpus | None = None,
     ) -> None:
         self._plan, self._builder, self._tell = plan, builder, tell
         self._agenda = Agenda(plan, cache, say)
@@ -66,6 +74,8 @@ class Profiling:
             {**os.environ, **plan.survey.environment},
             timeout_s=plan.timeout_s,
             turns=Turns(f"profile {_names(plan)}", say, builder.route, folder=plan.leases),
+            far=far,
+            say=say,
         )
         self._began_s = 0.0
         self._harness: asyncio.Task[tuple[str, ...]] | None = None

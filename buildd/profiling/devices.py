@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,6 +15,9 @@ import msgspec
 from protocol.described import described
 
 _MEMORY = "profiles/gpus.json"
+_FAR_MEMORY = "profiles/cluster-gpus.json"
+_FAR_AGE_S = 3600.0
+"""Nothing here shows that a cluster has other GPUs; it is asked again after so long."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +29,20 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     capability: str
     """"9.0"; of AMD's "gfx90a"."""
+    node: str = ""
+    """Id of the node of a cluster that has it; empty: this machine has it."""
+    host: str = ""
+    """That node's name."""
 
     @property
     def shown_as(self) -> str:
         """Value for `*_VISIBLE_DEVICES` that shows a process this GPU only: CUDA takes a UUID, HIP an index."""
         return str(self.index) if self.capability.startswith("gfx") else self.uuid
+
+    @property
+    def where(self) -> str:
+        """Its index; before that the name of its node."""
+        return f"{self.host}/{self.index}" if self.node else str(self.index)
 
 
 def driver_program(environ: Mapping[str, str]) -> str:
@@ -66,25 +79,32 @@ class _Seen(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...]
 
 
-def remember(store: str, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
-    """Store the GPUs that `find_gpus` found, for `recall`; does nothing if the file cannot be written."""
-    place = os.path.join(store, _MEMORY)
+def remember(store: str, environ: Mapping[str, str], gpus: Sequence[Gpu], *, cluster: str = "") -> None:
+    """Store the GPUs that `find_gpus` found, for `recall`; does nothing if the file cannot be written.
+
+    Args:
+        cluster: address of the cluster that has them; empty: this machine has them.
+    """
+    place = os.path.join(store, _FAR_MEMORY if cluster else _MEMORY)
     aside = f"{place}-{os.getpid()}"
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
         with open(aside, "wb") as file:
-            file.write(msgspec.json.encode(_Seen(_machine(environ), tuple(gpus))))
+            file.write(msgspec.json.encode(_Seen(cluster or _machine(environ), tuple(gpus))))
         os.replace(aside, place)
 
 
-def recall(store: str, environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
-    """The GPUs that `remember` stored; None if the machine or driver may have changed."""
+def recall(store: str, environ: Mapping[str, str], *, cluster: str = "") -> tuple[Gpu, ...] | None:
+    """The GPUs that `remember` stored; None if the machine, driver or cluster may have changed."""
     try:
-        with open(os.path.join(store, _MEMORY), "rb") as file:
+        with open(os.path.join(store, _FAR_MEMORY if cluster else _MEMORY), "rb") as file:
+            age_s = time.time() - os.fstat(file.fileno()).st_mtime
             seen = msgspec.json.decode(file.read(), type=described(_Seen))
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return seen.gpus if seen.machine == _machine(environ) else None
+    if cluster and not 0 <= age_s < _FAR_AGE_S:
+        return None
+    return seen.gpus if seen.machine == (cluster or _machine(environ)) else None
 
 
 def _machine(environ: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""`buildd build` of targets with the key `profile`: measures them on a GPU first, then builds.
+"""`buildd build` of targets with the key `profile`: measures them on GPUs first, here or in a cluster, then builds.
 
 Knows the order only: the plan says whether something needs measuring, the shared cache may have what another machine
 measured, `profile` measures. If measuring fails, the build loses only the faster kernel, and says so in one line.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def carry_out_measured(
     request: Request, view: View, views: Callable[[], View], options: Namespace, environ: Mapping[str, str]
 ) -> Done:
-    """Carry out and show `request`, after measuring what it wants measured on this machine's GPUs.
+    """Carry out and show `request`, after measuring what it wants measured, on GPUs of this machine or of a cluster.
 
     Args:
         view: gets every event, and is closed at the end.
@@ -42,7 +42,7 @@ def carry_out_measured(
 
     Raises: as `perform.carry_out`.
     """
-    capabilities = capabilities_here(request, environ)
+    capabilities = capabilities_here(request, environ) or capabilities_far(request, environ)
     if not capabilities:
         return carry_out(request, view, no_daemon=options.no_daemon, environ=environ)
 
@@ -84,6 +84,20 @@ def capabilities_here(request: Request, environ: Mapping[str, str]) -> tuple[str
     return (ANY,) if known is None else tuple(gpu.capability for gpu in visible(known, devices)[:1])
 
 
+def capabilities_far(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Compute capability of a cluster's GPUs, if known without asking it; empty if none is named, or it has none."""
+    from buildd.profiling.far_gpus import cluster_of
+
+    try:
+        cluster = cluster_of(environ)
+    except RequestError:  # `buildd status` tells it
+        return ()
+    if cluster is None:
+        return ()
+    known = recall(request.store, environ, cluster=cluster.address)
+    return (ANY,) if known is None else tuple(gpu.capability for gpu in known[:1])
+
+
 class _Asked:
     """A view that does not see the refusal that means "measure first"."""
 
@@ -106,6 +120,8 @@ class _Gpus:
 
     every: tuple[Gpu, ...]
     alike: tuple[Gpu, ...]
+    first: Gpu | None
+    """One of them, or of a cluster's where there is none here."""
 
 
 def _gpus(request: Request, environ: Mapping[str, str]) -> _Gpus:
@@ -115,9 +131,29 @@ def _gpus(request: Request, environ: Mapping[str, str]) -> _Gpus:
     if gpus:
         remember(request.store, environ, gpus)
     alike, why = shown_gpus(gpus, why, _devices(request), _say)
-    if not alike:
+    far = () if alike else _cluster_gpus(request, environ)
+    first = next(iter((*alike, *far)), None)
+    if first is None:
         _say(f"{why}: nothing is measured")
-    return _Gpus(gpus, alike)
+    return _Gpus(gpus, alike, first)
+
+
+def _cluster_gpus(request: Request, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs of the cluster that is named, which are remembered."""
+    import asyncio
+
+    from buildd.profiling.far_gpus import cluster_of, reached
+
+    async def look() -> tuple[Gpu, ...]:
+        async with reached(environ, _say) as far:
+            return far.gpus if far is not None else ()
+
+    cluster = cluster_of(environ)
+    if cluster is None:
+        return ()
+    gpus = asyncio.run(look())
+    remember(request.store, environ, gpus, cluster=cluster.address)
+    return gpus
 
 
 async def _fetch(request: Request, gpus: _Gpus) -> bool:
@@ -128,11 +164,11 @@ async def _fetch(request: Request, gpus: _Gpus) -> bool:
     from buildd.store.profile_cache import open_profiles
     from buildd.store.store import Store
 
-    if not gpus.alike:
+    if gpus.first is None:
         return False
     environment = settings_of(request).merged()
     with Store.open(Path(request.store)) as store, open_profiles(environment, store, request.project) as cache:
-        return await shared_rows.fetch(request, gpus.alike[0], store, cache, _say)
+        return await shared_rows.fetch(request, gpus.first, store, cache, _say)
 
 
 async def _measure(request: Request, options: Namespace, environ: Mapping[str, str], gpus: _Gpus) -> None:
@@ -141,6 +177,7 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
     from buildd.profiling import shared_rows
     from buildd.profiling.agenda import Plan
     from buildd.profiling.campaign import Profiling
+    from buildd.profiling.far_gpus import reached
     from buildd.profiling.preparation import builder_for, survey_of
     from buildd.profiling.reports import Chosen, Told, Tried, chosen_words
     from buildd.store.profile_cache import open_profiles
@@ -152,28 +189,32 @@ async def _measure(request: Request, options: Namespace, environ: Mapping[str, s
         elif isinstance(told, Tried) and told.note and told.outcome != "skipped":
             _say(f"{told.target}: {told.candidate}: {told.outcome}: {told.note}")
 
-    if not gpus.alike:
+    if gpus.first is None:
         return
     with Store.open(Path(request.store)) as store:
-        survey = await survey_of(request, [], store, first_on=gpus.alike[0].capability)
+        survey = await survey_of(request, [], store, first_on=gpus.first.capability)
         # The project may restrict the GPUs, too.
         alike = tuple(gpu for gpu in visible(gpus.every, survey.devices) if gpu in gpus.alike)
-        if not survey.cases or not alike:
+        if not survey.cases or not (alike or gpus.first.node):
             return
-        names = ", ".join(dict.fromkeys(case.target for case in survey.cases))
-        _say(f"{names}: measuring on {alike[0].name} first")
-        plan = Plan(request=request, survey=survey, gpus=alike)
-        if options.jobs:
-            plan = replace(plan, most_builds=options.jobs)
-        plan = plan.with_room()
-        with open_profiles(survey.environment, store, request.project) as cache:
-            for line in cache.notices:
-                _say(line)
-            builder = await builder_for(options, request, environ)
-            try:
-                summary = await Profiling(plan, builder, cache, tell, _say).run()
-            finally:
-                await builder.close()
+        async with reached(environ, _say) as far:
+            alike = (*alike, *far.like(alike, _say)) if far is not None else alike
+            if not alike:
+                return
+            names = ", ".join(dict.fromkeys(case.target for case in survey.cases))
+            _say(f"{names}: measuring on {alike[0].name} first")
+            plan = Plan(request=request, survey=survey, gpus=alike)
+            if options.jobs:
+                plan = replace(plan, most_builds=options.jobs)
+            plan = plan.with_room()
+            with open_profiles(survey.environment, store, request.project) as cache:
+                for line in cache.notices:
+                    _say(line)
+                builder = await builder_for(options, request, environ)
+                try:
+                    summary = await Profiling(plan, builder, cache, tell, _say, far=far).run()
+                finally:
+                    await builder.close()
         if summary.measured:
             shared_rows.tell(store)
 

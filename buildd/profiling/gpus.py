@@ -16,7 +16,8 @@ from buildd.profiling.devices import Gpu, visible
 __all__ = ["Gpu", "find_amd_gpus", "find_gpus", "shown_gpus", "visible"]
 _TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
 _AMD_DRIVER = "/sys/module/amdgpu/version"
-_QUERY = "index,uuid,name,driver_version,compute_cap"
+QUERY = "index,uuid,name,driver_version,compute_cap"
+"""What nvidia-smi is asked about each GPU."""
 _ASK_S = 20.0
 
 
@@ -29,14 +30,14 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if program is None:
         return (), "there is no nvidia-smi here, so no driver"
-    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+    command = [program, f"--query-gpu={QUERY}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer: {error}"
     if done.returncode:
         return (), f"nvidia-smi: {(done.stdout + done.stderr).strip()[:200]}"
-    found = tuple(gpu for line in done.stdout.splitlines() if (gpu := _gpu(line)) is not None)
+    found = tuple(gpu for line in done.stdout.splitlines() if (gpu := gpu_of(line)) is not None)
     return found, "" if found else "nvidia-smi lists no GPU"
 
 
@@ -81,7 +82,8 @@ def _number(word: str) -> int:
     return int(word) if word.strip().isdecimal() else 0
 
 
-def _gpu(line: str) -> Gpu | None:
+def gpu_of(line: str) -> Gpu | None:
+    """The GPU of a line of nvidia-smi's answer to `QUERY`; None where it describes none."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != 5 or not parts[0].isdecimal() or not parts[1]:
         return None

@@ -36,7 +36,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     measured_s: float = 0.0
     """When it was measured, from the beginning of the call; 0 if it was not."""
     gpu: str = ""
-    """Index of the GPU that it was measured on."""
+    """Index of the GPU that it was measured on; after the name of its node if that is another machine."""
     gpu_s: float = 0.0
     """How long that GPU was taken for it."""
 

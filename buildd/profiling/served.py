@@ -3,7 +3,9 @@
 A process of its own, so that a driver that hangs or crashes costs one request. The daemon compiles the candidates; this
 process is its client, and measures. Knows no socket of other clients.
 
-    python -P -m buildd.profiling.served < request.msgpack
+    python -P -m buildd.profiling.served [ADDRESS PYTHON] < request.msgpack
+
+ADDRESS and PYTHON are the daemon's Ray cluster, if it has one: a client does not name the machines that measure.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import sys
 import msgspec
 
 from buildd.client.candidate_builds import Builder, ThroughDaemon
+from buildd.cluster.ray_settings import RaySettings
 from buildd.errors import BuilddError
 from buildd.profiling import call
+from buildd.profiling.far_gpus import find_far_gpus
 from buildd.profiling.gpus import find_gpus
 from buildd.profiling.reports import Chosen, Told, Tried
 from codegen.errors import RequestError
@@ -61,12 +65,18 @@ async def _profile(request: m.Request) -> m.Done:
     async def look() -> call.Seen:
         return await asyncio.to_thread(find_gpus, os.environ) if options.measure else ((), call.NO_GPU)
 
+    cluster = RaySettings(*sys.argv[1:3]) if len(sys.argv) > 2 and options.measure else None
     building, looking = asyncio.create_task(builder()), asyncio.create_task(look())
+    reaching = asyncio.create_task(find_far_gpus(cluster, os.environ))
     plain = msgspec.structs.replace(request, mode=m.Mode.BUILD)
     try:
-        summary, _ = await call.profile(plain, options, building, looking, teller.tell, _say, most_builds=request.jobs)
+        summary, _ = await call.profile(
+            plain, options, building, looking, reaching, teller.tell, _say, most_builds=request.jobs
+        )
     finally:
         await asyncio.wait([looking])
+        if (far := await reaching) is not None:
+            await far.close()
         await (await building).close()
     outcome = m.Outcome.FAILED if teller.unknown else m.Outcome.BUILT
     message = f"no kernel is known to work for {', '.join(teller.unknown)}" if teller.unknown else ""

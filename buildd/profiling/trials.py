@@ -18,10 +18,11 @@ from blake3 import blake3
 
 from buildd.client.candidate_builds import Builder
 from buildd.profiling import own_calls
-from buildd.profiling.bench import TIMEOUT_S, Bench, GpuFailed, Measurement
+from buildd.profiling.bench import TIMEOUT_S, Bench, Measurement
 from buildd.profiling.gpus import Gpu, find_gpus, visible
 from buildd.profiling.harness import harness, question
 from buildd.profiling.lanes import GpuUse, Lane
+from buildd.profiling.measuring_process import GpuFailed
 from buildd.profiling.turns import FOLDER, Turns
 from codegen.tuning.own_problem import OwnCall
 from codegen.tuning.pick import for_capability

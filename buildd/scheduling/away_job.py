@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from buildd.cluster import wire
-from buildd.cluster.node_task import digest_of
+from buildd.cluster.node_files import digest_of
 from buildd.cluster.parcel import Parcel, new_folder
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.remote_tool import RemoteTool
@@ -39,7 +39,7 @@ class AwayJob(Execution):
     def __init__(self, *args: Any, engine: RayEngine, **more: Any) -> None:
         super().__init__(*args, **more)
         self._engine = engine
-        self._parcel = Parcel()
+        self._parcel = Parcel(folder="")
         self._carriages: list[Carriage] = []
         """Its ways to a node, at most two; the last one counts."""
         self._here = Launch((), "")

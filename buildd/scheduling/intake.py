@@ -14,6 +14,7 @@ from typing import Any
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
+from buildd.cluster.ray_settings import RaySettings
 from buildd.errors import BuilddError
 from buildd.processes.runner import Runner
 from buildd.scheduling import examination
@@ -38,11 +39,18 @@ class Intake:
         stores: opens their stores.
         in_pool: runs a function in a worker thread.
         runner: starts the processes of PROFILE requests.
+        cluster: measures for PROFILE requests, if the user has named one.
     """
 
-    def __init__(self, stores: OpenStores, in_pool: Callable[..., Awaitable[Any]], runner: Runner) -> None:
+    def __init__(
+        self,
+        stores: OpenStores,
+        in_pool: Callable[..., Awaitable[Any]],
+        runner: Runner,
+        cluster: RaySettings | None = None,
+    ) -> None:
         self.watches = Watches(in_pool)
-        self.profiles = ProfileRequests(runner, stores.default)
+        self.profiles = ProfileRequests(runner, stores.default, cluster)
         self.records = RecordAnswers(in_pool)
         self._stores = stores
         self._targets = TargetIntake(self.watches, self.records, in_pool)

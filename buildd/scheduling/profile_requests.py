@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from buildd.builds.event_log import RequestLog
+from buildd.cluster.ray_settings import RaySettings
 from buildd.errors import RunnerError
 from buildd.processes.launch import Launch
 from buildd.processes.runner import Runner
@@ -24,6 +25,8 @@ from protocol.described import described
 _COMMAND = ("-P", "-m", "buildd.profiling.served")
 _DAEMONS = ("BUILDD_RUNTIME_DIR", "XDG_RUNTIME_DIR", "PYTHONPATH")
 """Variables of the daemon itself: the process must find it, and its code."""
+_RAYS = "RAY_"
+"""How the names of Ray's variables begin: the cluster is the daemon's."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,10 +35,12 @@ class ProfileRequests:
 
     Args:
         default_store: of requests that name none.
+        cluster: measures too, if the daemon has one; a client's own does not.
     """
 
-    def __init__(self, runner: Runner, default_store: str) -> None:
+    def __init__(self, runner: Runner, default_store: str, cluster: RaySettings | None = None) -> None:
         self._runner, self._default_store = runner, default_store
+        self._cluster = (cluster.address, cluster.python) if cluster is not None else ()
         self._running: dict[m.RequestId, asyncio.Task[None]] = {}
         self._decoder = msgspec.json.Decoder(described(m.Candidate | m.Chosen | m.Notice | m.Done))
 
@@ -68,11 +73,12 @@ class ProfileRequests:
         del self._running[request_id]
 
     async def _run(self, request: m.Request, log: RequestLog) -> None:
-        own = {name: os.environ[name] for name in _DAEMONS if name in os.environ}
+        own = {name: os.environ[name] for name in os.environ if name in _DAEMONS or name.startswith(_RAYS)}
+        theirs = {name: value for name, value in request.environment.items() if not name.startswith(_RAYS)}
         launch = Launch(
-            argv=(sys.executable, *_COMMAND),
+            argv=(sys.executable, *_COMMAND, *self._cluster),
             cwd="/",
-            environment=tuple(sorted({**request.environment, **own}.items())),
+            environment=tuple(sorted({**theirs, **own}.items())),
             payload=msgspec.msgpack.encode(request),
             timeout_s=0.0,
         )

@@ -126,7 +126,8 @@ class Scheduler:
         self.stores = OpenStores(
             self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make, tier=tier
         )
-        self.intake = Intake(self.stores, self._in_pool, self.runner)
+        settings = cluster.settings if cluster is not None else None
+        self.intake = Intake(self.stores, self._in_pool, self.runner, settings)
         self._look_ups = LookUps(
             self.state,
             self.executions,

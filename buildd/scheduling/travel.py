@@ -1,8 +1,8 @@
 """Which jobs may run on another machine, and what has to be the same there. Knows actions, no cluster.
 
 A job travels if the other machine can be shown to have run the same compile: the files that it read are known at its
-end (`Discovery`), and it needs nothing of this machine but files. The steps of nvcc that compile device code read what
-is declared. Links, other steps and Python workers stay here.
+end (`Discovery`), and it needs nothing of this machine but files. The steps of nvcc and hipcc that compile device code
+read what is declared. Links, other steps and Python workers stay here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protocol import messages as m
 LEAST_S = 0.2
 """A job that was seen to take less is done here: on its way it would wait as long."""
 _LISTED = (Discovery.GCC, Discovery.CLANG)
-_FAR_STEPS = (StepKind.CICC.value, StepKind.PTXAS.value)
+_FAR_STEPS = (StepKind.CICC.value, StepKind.PTXAS.value, StepKind.DEVICE.value)
 _MODES = (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE)
 
 
@@ -43,7 +43,7 @@ def _is_compile(action: Action) -> bool:
 
 
 def _is_far_step(action: Action) -> bool:
-    """A step of nvcc that reads its declared inputs alone and takes long: the one for each architecture."""
+    """A step of nvcc or hipcc that reads its declared inputs alone and takes long: the one for each architecture."""
     return action.discovery is Discovery.NONE and action.kind in _FAR_STEPS
 
 

@@ -66,12 +66,13 @@ class ReadyQueue:
         return self._next_here() or self._next_away()
 
     def _next_away(self) -> tuple[ScheduledJob, tuple[RequestId, int]] | None:
-        if not self._table.queued or not self._slots(0):
+        taken = len(self._table.away)
+        if not self._table.queued or taken >= self._slots(0):
             return None
         for job, lead in self._best_first():
             looks = self._requests[lead[0]].nodes[lead[1]].looks
             # A result is delivered unchecked after the last look; see `machine.MOST_LOOKS`.
-            if job.travels and not job.alone and looks == 1 and len(self._table.away) < self._slots(job.memory_bytes):
+            if job.travels and not job.alone and looks == 1 and taken < self._slots(job.memory_bytes):
                 job.away, job.spread = True, False
                 self.waiting_for = ""
                 return job, lead

@@ -13,7 +13,7 @@ import pytest
 from buildd.cluster.ray_engine import RayEngine
 from codegen.generate import make_plan
 from protocol import messages as m
-from tests.support import objects
+from tests.support import hipcc_project, objects
 from tests.support.clusters import environ, fake_settings
 from tests.support.nvcc_project import plain
 from tests.support.scheduler_harness import Harness, Workspace
@@ -150,3 +150,40 @@ def test_steps_of_one_compile_go_to_nodes(tmp_path: Path) -> None:
     assert not compiled.node and {"", "beta", "gamma"} >= set(nodes.values()) != {""}, nodes
     assert sum(map(bool, nodes.values())) == engine.done
     assert not differences_from_nvcc(workspace, tmp_path / "plain/k.o")
+
+
+@pytest.mark.hip
+def test_device_compiles_of_hipcc_go_to_nodes(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "held", make=make_plan, cpus=2)
+    hipcc_project.furnish(workspace)
+    hipcc_project.describe(workspace, "gfx90a", "gfx908", "gfx906")
+    settings = fake_settings(tmp_path, hidden=workspace.folder)
+    story, engine = built_with(workspace, settings, environment=dict(os.environ))
+    assert story.done.outcome is m.Outcome.BUILT, story
+    assert engine.done and not engine.losses, engine.problem
+    (compiled,) = [event for event in story.of(m.Finished) if event.steps]
+    away = [step.name for step in compiled.steps if step.node]
+    assert not compiled.node and len(away) == engine.done and all("device compile" in name for name in away), away
+    hipcc_project.assert_same(workspace)
+
+
+@pytest.mark.hip
+@pytest.mark.slow  # the steps of a hipcc on nodes are in the core tests
+def test_hipcc_makes_the_same_object_there(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, make=make_plan, cpus=1)
+    hipcc_project.furnish(workspace)
+    body = "static __device__ int d() { return __LINE__; }\n__global__ void k(int *p) { *p = d(); }\n"
+    for name in ("first", "second"):
+        top = '#include <hip/hip_runtime.h>\n#include "always.h"\n'
+        workspace.write(f"src/{name}.hip", f'{top}{body}extern "C" int {name}() {{ return FACTOR; }}\n')
+    settings = fake_settings(tmp_path, hidden=workspace.project)
+    environment = dict(os.environ)
+    story, engine = built_with(workspace, settings, environment=environment)
+    assert story.done.outcome is m.Outcome.BUILT, story
+    away = [action for action, node in nodes_of(story).items() if node]
+    assert away and not engine.losses, engine.problem
+    there = built_objects(workspace)
+    shutil.rmtree(workspace.project / "build")
+    store = workspace.another_store("other")
+    assert workspace.build(store=store, environment=environment).done.outcome is m.Outcome.BUILT
+    assert built_objects(workspace) == there

@@ -13,7 +13,7 @@ import pytest
 
 from buildd.cluster import cargo, node_inputs
 from buildd.cluster.node_contents import NodeContents
-from buildd.cluster.node_task import digest_of
+from buildd.cluster.node_files import digest_of
 from buildd.cluster.wire import InputFile
 
 ENTRY = "# no process is started here"

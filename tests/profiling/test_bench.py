@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from buildd.profiling.bench import Bench, GpuFailed, Measurement
+from buildd.profiling.bench import Bench, Measurement
+from buildd.profiling.measuring_process import GpuFailed
 from buildd.store.profiles import Outcome
 from tests.support.profiling_cases import MEASURE
 

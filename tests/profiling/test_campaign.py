@@ -21,11 +21,10 @@ from buildd.host.gpu_lock import lock
 from buildd.profiling import aitemplate_cache
 from buildd.profiling.agenda import Plan
 from buildd.profiling.campaign import Profiling
-from buildd.profiling.gpus import Gpu, find_gpus, visible
+from buildd.profiling.gpus import find_gpus, visible
 from buildd.profiling.harness import harness, question
-from buildd.profiling.reports import Chosen, Summary, Told, Tried
+from buildd.profiling.reports import Summary, Told, Tried
 from buildd.store.profile_cache import ProfileCache, open_profiles
-from buildd.store.profiles import Profile
 from buildd.store.store import Store
 from codegen.errors import RequestError
 from codegen.gemm import best_kernels as best
@@ -36,82 +35,14 @@ from codegen.plan import Plan as CodePlan
 from codegen.project.target import GemmTarget
 from codegen.tuning.survey import Case, Survey, candidate_spec, survey
 from protocol import messages as m
-from protocol.session import Route
 from tests.support.carry_out import answered, plan_for, request_for
 from tests.support.cutlass import cutlass_in
 from tests.support.developer import Developer
-from tests.support.profiling_cases import A100, LISTED, MEASURE, PROJECT, TARGET, TILES, case_of, smi, survey_of
+from tests.support.profiling_cases import A100, LISTED, MEASURE, PROJECT, TARGET, case_of, smi, survey_of
 from tests.support.waiting import until_async
+from tests.support.word_bench import WordBench
 
 DEADLINE_S = 30.0
-
-
-class Bench:
-    """A builder whose libraries are words for the fake measuring process, and the reports of a campaign."""
-
-    def __init__(self, folder: Path, store: Store, *words: str) -> None:
-        self.folder, self.store = folder, store
-        self.words = words
-        """Words of the candidates, in their order."""
-        self.words_with: dict[str, tuple[str, ...]] = {}
-        """Words of the candidates that are compiled with a flag."""
-        self.asked: list[str] = []
-        self.told: list[Told] = []
-        self.said: list[str] = []
-        self.before: Callable[[int], Any] | None = None
-        self.launches = True
-        """The host compiler compiles them."""
-        self.environment: dict[str, str] = {}
-        self.route: Route | None = None
-
-    async def build(self, request: m.Request) -> Built:
-        (name,) = request.targets
-        table = msgspec.msgpack.decode(request.specs[name])
-        number = next(i for i, (t, s) in enumerate(TILES) if list(t) == table["tile"] and s == table["stages"])
-        self.asked.append(name)
-        if self.before is not None:
-            await self.before(number)
-        if not self.launches and request.environment.get("BUILDD_SPLIT_KERNELS") != "0":
-            failed = (f"{name}/build/kernels/gemm_sm90a_{number}.cpp.o",)
-            return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, failed=failed, message="no launch", misses=1)
-        words = next((self.words_with[flag] for flag in table["flags"] if flag in self.words_with), self.words)
-        if words[number] == "fail":
-            return Built(outcome=m.Outcome.FAILED, is_its_own_fault=True, message="no", misses=1)
-        place = self.folder / "build" / name / f"lib{name}.so"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(words[number])
-        return Built(outcome=m.Outcome.BUILT, paths=(str(place),), misses=1)
-
-    async def close(self) -> None:
-        pass
-
-    def open(self) -> ProfileCache:
-        return open_profiles(self.environment, self.store)
-
-    def profile(self, survey: Survey, gpus: tuple[Gpu, ...] = (A100,), **fields: Any) -> Summary:
-        with self.open() as cache:
-            return asyncio.run(asyncio.wait_for(self.begin(survey, cache, gpus, **fields).run(), DEADLINE_S))
-
-    def plan(self, survey: Survey, gpus: tuple[Gpu, ...] = (A100,), **fields: Any) -> Plan:
-        request = request_for(self.folder, store=str(self.store.folder), environment={"PATH": "/usr/bin:/bin"})
-        leases, fields = str(self.folder / "leases"), {"top": 8, **fields}
-        return Plan(request=request, survey=survey, gpus=gpus, measure=MEASURE, leases=leases, **fields)
-
-    def begin(self, survey: Survey, cache: ProfileCache, gpus: tuple[Gpu, ...] = (A100,), **fields: Any) -> Profiling:
-        return Profiling(self.plan(survey, gpus, **fields), self, cache, self.told.append, self.said.append)
-
-    @property
-    def tried(self) -> dict[str, str]:
-        return {told.candidate: told.outcome for told in self.told if isinstance(told, Tried)}
-
-    @property
-    def chosen(self) -> list[Chosen]:
-        return [told for told in self.told if isinstance(told, Chosen)]
-
-    def rows(self) -> dict[str, Profile]:
-        with self.open() as cache:
-            assert cache._own is not None
-            return {row.candidate: row for row in cache._own.everything()}
 
 
 @pytest.fixture
@@ -125,7 +56,7 @@ def names(case: Case) -> list[str]:
 
 
 def test_the_fastest_is_kept_and_known_the_next_time(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 12", "time 8", "time 30"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "time 12", "time 8", "time 30"), case_of(3)
     summary = bench.profile(survey_of(case), most_builds=1)
     first, second, third = names(case)
     assert bench.tried == {first: "measured", second: "measured", third: "hopeless"}
@@ -143,7 +74,7 @@ def test_the_fastest_is_kept_and_known_the_next_time(tmp_path: Path, store: Stor
 
 def test_whatever_a_candidate_does_costs_only_the_candidate(tmp_path: Path, store: Store) -> None:
     words = ("crash", "hang", "wrong", "fail", "time 9 0.5", "early")
-    bench, case = Bench(tmp_path, store, *words), case_of(6)
+    bench, case = WordBench(tmp_path, store, *words), case_of(6)
     summary = bench.profile(survey_of(case), timeout_s=2.0)
     outcomes = ["crashed", "hung", "wrong", "unbuilt", "measured", "hung"]
     assert bench.tried == dict(zip(names(case), outcomes, strict=True))
@@ -156,7 +87,7 @@ def test_whatever_a_candidate_does_costs_only_the_candidate(tmp_path: Path, stor
 
 
 def test_a_launch_that_does_not_compile_alone_is_compiled_with_its_kernel(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 12", "fail"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 12", "fail"), case_of(2)
     bench.launches = False
     summary = bench.profile(survey_of(case))
     first, second = names(case)
@@ -164,20 +95,20 @@ def test_a_launch_that_does_not_compile_alone_is_compiled_with_its_kernel(tmp_pa
     assert (summary.built, summary.failed) == (1, 1)
     (line,) = bench.said
     assert "no launch" in line and "BUILDD_SPLIT_KERNELS=0" in line, "once for all"
-    bench = Bench(tmp_path, store, "fail", "fail")
+    bench = WordBench(tmp_path, store, "fail", "fail")
     bench.profile(survey_of(case, again=True))
     assert len(bench.asked) == 2 and not bench.said, "what is in one source anyway is not compiled twice"
 
 
 def test_what_is_not_understood_is_no_time(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "garbage", "lie", "refused"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "garbage", "lie", "refused"), case_of(3)
     bench.profile(survey_of(case))
     assert bench.tried == dict(zip(names(case), ("crashed", "crashed", "refused"), strict=True))
     assert bench.chosen[0].time_us == 0.0
 
 
 def test_a_candidate_is_measured_while_others_are_built(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 5", "time 6"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 5", "time 6"), case_of(2)
     measured = asyncio.Event()
 
     async def wait_for_the_first(number: int) -> None:
@@ -202,7 +133,7 @@ class _Noticing(list[Told]):
 
 def test_problems_share_candidates(tmp_path: Path, store: Store) -> None:
     other = msgspec.structs.replace(TARGET, name="h", m=128)
-    bench, cases = Bench(tmp_path, store, "time 5", "time 4"), (case_of(2), case_of(2, other))
+    bench, cases = WordBench(tmp_path, store, "time 5", "time 4"), (case_of(2), case_of(2, other))
     summary = bench.profile(survey_of(*cases))
     assert (summary.built, summary.measured) == (2, 4) and len(set(bench.asked)) == len(bench.asked) == 2
     assert [one.candidate for one in bench.chosen] == [names(cases[0])[1]] * 2
@@ -213,7 +144,7 @@ def test_problems_share_candidates(tmp_path: Path, store: Store) -> None:
 def test_what_was_measured_is_published_at_the_end_also_where_a_process_was_killed_before(
     tmp_path: Path, store: Store
 ) -> None:
-    bench, case = Bench(tmp_path, store, "time 9", "time 5", "time 4"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "time 9", "time 5", "time 4"), case_of(3)
     file = store.folder / "profiles" / best.FILE
 
     def published() -> list[str]:
@@ -232,7 +163,7 @@ def test_what_was_measured_is_published_at_the_end_also_where_a_process_was_kill
 
 def test_the_same_problem_with_other_flags_is_another_one(tmp_path: Path, store: Store) -> None:
     careful = msgspec.structs.replace(TARGET, name="careful", flags=("-fmad=false",))
-    bench, cases = Bench(tmp_path, store, "time 4", "time 5", "time 6"), (case_of(3), case_of(3, careful))
+    bench, cases = WordBench(tmp_path, store, "time 4", "time 5", "time 6"), (case_of(3), case_of(3, careful))
     bench.words_with["-fmad=false"] = ("time 9", "fail", "time 8")
     first, second, third = names(cases[0])
     assert names(cases[1]) == [first, second, third] and cases[0].problem == cases[1].problem
@@ -253,7 +184,7 @@ def test_the_same_problem_with_other_flags_is_another_one(tmp_path: Path, store:
 
 
 def test_only_the_likely_are_tried_unless_all_are_asked_for(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, *["time 5"] * 5), case_of(5)
+    bench, case = WordBench(tmp_path, store, *["time 5"] * 5), case_of(5)
     far = msgspec.structs.replace(case.ranked[-1], estimate_us=26.0)
     case = msgspec.structs.replace(case, ranked=(*case.ranked[:-1], far))
     assert bench.profile(survey_of(case), top=2).measured == 2
@@ -263,14 +194,14 @@ def test_only_the_likely_are_tried_unless_all_are_asked_for(tmp_path: Path, stor
 
 
 def test_more_than_the_likely_are_compiled_where_there_is_room(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, *["time 5"] * 5), case_of(5)
+    bench, case = WordBench(tmp_path, store, *["time 5"] * 5), case_of(5)
     assert bench.profile(survey_of(case), top=2, room=2).measured == 2
     assert bench.profile(survey_of(case), top=2, room=3).measured == 1
     assert set(bench.rows()) == set(names(case)[:3]), "the likeliest of the others"
 
 
 def test_what_another_problem_compiles_is_measured_too(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 5", "time 4"), case_of(2)
     other = msgspec.structs.replace(TARGET, name="h", m=128)
     turned = msgspec.structs.replace(case_of(2, other), ranked=case_of(2, other).ranked[::-1])
     summary = bench.profile(survey_of(case, turned), top=1)
@@ -280,7 +211,7 @@ def test_what_another_problem_compiles_is_measured_too(tmp_path: Path, store: St
     assert bench.profile(survey_of(case), (), top=1).built == 1, "without a GPU there is nothing to gain"
 
 
-def five(bench: Bench, *estimates_us: float) -> Case:
+def five(bench: WordBench, *estimates_us: float) -> Case:
     """Candidates that are compiled one by one; the fourth only after the first three have been measured."""
     case, measured = case_of(5), asyncio.Event()
     told: list[Told] = []
@@ -302,7 +233,7 @@ def five(bench: Bench, *estimates_us: float) -> Case:
 
 
 def test_what_cannot_win_any_more_is_not_compiled(tmp_path: Path, store: Store) -> None:
-    bench = Bench(tmp_path, store, "time 20", "time 23", "time 25", "time 26", "time 1")
+    bench = WordBench(tmp_path, store, "time 20", "time 23", "time 25", "time 26", "time 1")
     case = five(bench, 10.0, 11.0, 12.0, 13.0, 14.0)
     summary = bench.profile(survey_of(case), most_builds=1)
     assert (summary.built, summary.measured, summary.skipped) == (4, 4, 1)
@@ -314,7 +245,7 @@ def test_what_cannot_win_any_more_is_not_compiled(tmp_path: Path, store: Store) 
 
 
 def test_what_turns_out_to_be_worth_it_is_compiled_later(tmp_path: Path, store: Store) -> None:
-    bench = Bench(tmp_path, store, "time 20", "time 23", "time 25", "time 4", "time 3")
+    bench = WordBench(tmp_path, store, "time 20", "time 23", "time 25", "time 4", "time 3")
     case = five(bench, 10.0, 11.0, 12.0, 24.0, 14.0)
     summary = bench.profile(survey_of(case), most_builds=1)
     assert (summary.built, summary.measured, summary.skipped) == (5, 5, 0), "the fourth said how far they are off"
@@ -323,7 +254,7 @@ def test_what_turns_out_to_be_worth_it_is_compiled_later(tmp_path: Path, store: 
 
 def test_who_is_nearly_as_fast_as_the_best_is_measured_again_in_turns(tmp_path: Path, store: Store) -> None:
     """Alone the first is faster, in turns the second; the third is too slow to be measured again."""
-    bench, case = Bench(tmp_path, store, "time 10 0.01 30", "time 10.2 0.01 24", "time 12 0.01 1"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "time 10 0.01 30", "time 10.2 0.01 24", "time 12 0.01 1"), case_of(3)
     summary = bench.profile(survey_of(case), most_builds=1)
     first, second, third = names(case)
     assert (summary.measured, bench.chosen[0].candidate, bench.chosen[0].time_us) == (3, second, 8.0)
@@ -336,7 +267,7 @@ def test_who_is_nearly_as_fast_as_the_best_is_measured_again_in_turns(tmp_path: 
 
 
 def test_the_best_of_an_earlier_call_defends_itself(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 10 0.01 30", "time 9.9 0.01 33", "time 20"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "time 10 0.01 30", "time 9.9 0.01 33", "time 20"), case_of(3)
     first, second, _ = names(case)
     likeliest = msgspec.structs.replace(case, ranked=case.ranked[:1])
     assert bench.profile(survey_of(likeliest)).measured == 1
@@ -347,14 +278,14 @@ def test_the_best_of_an_earlier_call_defends_itself(tmp_path: Path, store: Store
 
 
 def test_what_fails_in_turns_keeps_its_time(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 10 0.01 -1", "time 10.2 0.01 -1"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 10 0.01 -1", "time 10.2 0.01 -1"), case_of(2)
     bench.profile(survey_of(case))
     assert {row.time_us for row in bench.rows().values()} == {10.0, 10.2}
 
 
 def test_two_that_profile_at_once_take_turns_on_a_gpu(tmp_path: Path, store: Store) -> None:
     busy = tmp_path / "busy"
-    bench, case = Bench(tmp_path, store, *[f"alone {busy} {time}" for time in (5, 6, 7)]), case_of(3)
+    bench, case = WordBench(tmp_path, store, *[f"alone {busy} {time}" for time in (5, 6, 7)]), case_of(3)
     other = msgspec.structs.replace(TARGET, name="h", m=128)
 
     async def both() -> None:
@@ -372,7 +303,7 @@ def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
     second = msgspec.structs.replace(A100, index=1, uuid="GPU-b")
     place = tmp_path / "place"
     os.mkfifo(place)
-    bench, case = Bench(tmp_path, store, f"meets {place} r 5", f"meets {place} w 4"), case_of(2)
+    bench, case = WordBench(tmp_path, store, f"meets {place} r 5", f"meets {place} w 4"), case_of(2)
     summary = bench.profile(survey_of(case), (A100, second))
     assert (summary.measured, summary.failed) == (2, 0) and set(bench.tried.values()) == {"measured"}
     assert sorted(path.name for path in (tmp_path / "leases").iterdir()) == ["GPU-a", "GPU-b"]
@@ -382,7 +313,7 @@ def test_several_gpus_share_the_work(tmp_path: Path, store: Store) -> None:
 
 def test_the_program_that_measures_is_asked_for_before_its_candidates(tmp_path: Path, store: Store) -> None:
     """If the measuring program is known, contexts are made while the candidates are looked up."""
-    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+    bench, case = WordBench(tmp_path, store, "time 5"), case_of(1)
     order: list[str] = []
 
     class Known:
@@ -420,7 +351,7 @@ def test_each_gpu_has_one_context_one_after_another(
     """A driver makes contexts one by one, and a second one on a GPU takes longer than it saves."""
     starts, second = tmp_path / "starts", msgspec.structs.replace(A100, index=1, uuid="GPU-b")
     monkeypatch.setenv("STARTS", str(starts))
-    bench, case = Bench(tmp_path, store, "time 5", "time 4", "time 3"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "time 5", "time 4", "time 3"), case_of(3)
 
     async def compiles(number: int) -> None:
         await until_async(lambda: starts.exists() and len(starts.read_text().splitlines()) >= 4, "four starts")
@@ -433,7 +364,7 @@ def test_each_gpu_has_one_context_one_after_another(
 
 
 def test_who_measures_does_not_wait_for_who_writes_to_the_index(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 12", "time 8", "time 9"), case_of(3)
+    bench, case = WordBench(tmp_path, store, "time 12", "time 8", "time 9"), case_of(3)
 
     async def profile() -> Summary:
         with bench.open() as cache, closing(sqlite3.connect(store.database.path, isolation_level=None)) as other:
@@ -456,14 +387,14 @@ def test_rows_that_cannot_be_written_are_said(tmp_path: Path, store: Store, monk
         raise StoreError("no space left", file="index.db", next_step="free some space")
 
     monkeypatch.setattr(ProfileCache, "save", full)
-    bench, case = Bench(tmp_path, store, "time 12"), case_of(1)
+    bench, case = WordBench(tmp_path, store, "time 12"), case_of(1)
     assert bench.profile(survey_of(case)).dropped
     assert bench.said == [f"measurements lost: {names(case)[0]}: no space left"]
 
 
 def test_a_context_that_another_user_holds_up_holds_up_no_other_gpu(tmp_path: Path, store: Store) -> None:
     second = msgspec.structs.replace(A100, index=1, uuid="GPU-b")
-    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 5", "time 4"), case_of(2)
 
     async def profile() -> None:
         async with lock(A100.uuid, str(tmp_path / "leases")):
@@ -477,14 +408,14 @@ def test_a_context_that_another_user_holds_up_holds_up_no_other_gpu(tmp_path: Pa
 
 
 def test_a_gpu_that_goes_away_is_not_the_candidates_fault(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, *["gpu"] * 5), case_of(5)
+    bench, case = WordBench(tmp_path, store, *["gpu"] * 5), case_of(5)
     summary = bench.profile(survey_of(case), most_builds=1)
     assert set(bench.tried.values()) <= {"not measured", "unbuilt"} and summary.measured == 0
     assert bench.rows() == {}, "it is tried again when there is a GPU"
 
 
 def test_what_was_measured_before_a_flush_is_not_kept(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 5"), case_of(1)
+    bench, case = WordBench(tmp_path, store, "time 5"), case_of(1)
 
     async def flush(number: int) -> None:
         with bench.open() as cache:
@@ -495,7 +426,7 @@ def test_what_was_measured_before_a_flush_is_not_kept(tmp_path: Path, store: Sto
 
 
 def test_the_variables_of_profiling(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 5", "time 4"), case_of(2)
     assert bench.profile(survey_of(case, no_candidates=True)).built == 0, "DISABLE_PROFILER_CODEGEN"
     assert (bench.chosen[0].candidate, bench.chosen[0].time_us) == (names(case)[0], 0.0)
     assert bench.profile(survey_of(case, continuous_integration=True)).measured == 0
@@ -509,7 +440,7 @@ def test_the_variables_of_profiling(tmp_path: Path, store: Store) -> None:
 
 
 def test_without_a_gpu_the_likely_are_only_built(tmp_path: Path, store: Store) -> None:
-    bench, case = Bench(tmp_path, store, "time 5", "time 4"), case_of(2)
+    bench, case = WordBench(tmp_path, store, "time 5", "time 4"), case_of(2)
     summary = bench.profile(survey_of(case), ())
     assert (summary.built, summary.measured) == (2, 0) and set(bench.tried.values()) == {"built"}
     assert bench.rows() == {}
@@ -522,7 +453,7 @@ def test_what_does_not_work_is_not_called_the_likeliest(tmp_path: Path, store: S
         (("fail", "fail"), (), 0, ""),
         (("wrong", "crash"), (A100,), 2, ""),
     ]:
-        bench = Bench(tmp_path, store, *words)
+        bench = WordBench(tmp_path, store, *words)
         summary = bench.profile(survey_of(case), gpus)
         assert (summary.built, summary.failed) == (built, 2 if not chosen else 1)
         assert bench.chosen[0].candidate == chosen

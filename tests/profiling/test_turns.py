@@ -17,9 +17,10 @@ import pytest
 
 from buildd.host import gpu_lock
 from buildd.host.gpu_watch import GpuWatch
-from buildd.profiling.bench import Bench, GpuFailed
+from buildd.profiling.bench import Bench
 from buildd.profiling.devices import Gpu
 from buildd.profiling.lanes import GpuUse, Lane
+from buildd.profiling.measuring_process import GpuFailed
 from buildd.profiling.turns import NoTurn, Turns
 from protocol.endpoint import is_alive, read_endpoint, runtime_folder
 from protocol.session import HeldLease, Route

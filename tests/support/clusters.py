@@ -26,13 +26,20 @@ def fake_cluster(folder: Path, *, fault: str = "", **nodes: int) -> RayEngine:
 
 
 def fake_settings(
-    folder: Path, *, fault: str = "", hidden: Path | None = None, steps: list[Step] | None = None, **nodes: int
+    folder: Path,
+    *,
+    fault: str = "",
+    hidden: Path | None = None,
+    steps: list[Step] | None = None,
+    gpus: dict[str, int] | None = None,
+    **nodes: int,
 ) -> RaySettings:
-    """`hidden`: a folder that is empty for the nodes. `steps`: what they have seen of each job; None: what they see."""
+    """`hidden`: a folder that is empty for the nodes. `steps`: what they have seen of each job; None: what they see.
+    `gpus`: how many nodes have, by their names."""
     python = folder / "fake-python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES}/fake-ray-bridge" "$@"\n')
     python.chmod(0o700)
-    plan = {"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault, "hidden": str(hidden or "")}
+    plan = {"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault, "hidden": str(hidden or ""), "gpus": gpus or {}}
     plan |= {} if steps is None else {"steps": steps}
     return RaySettings(json.dumps(plan), str(python))
 

@@ -90,15 +90,17 @@ class RayCluster:
         environ: dict[str, str] | None = None,
         hidden: Path | None = None,
         far: bool = False,
+        gpus: int = 0,
     ) -> RayNode:
         """Start a worker node, and wait until it serves. For it, the folder `hidden` is empty.
 
         Args:
             far: it is on the far host of the network.
+            gpus: how many Ray gives away there; they need not exist.
         """
         # With a user namespace also root has one here: such a node allows what any user's node allows.
         prefix = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)] if hidden else []
-        options = [f"--address={self.address}", f"--num-cpus={cpus}"]
+        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
         return self._start(name, options, environ, [*self._host(far=far), *prefix], far=far)
 
     def _host(self, *, far: bool) -> list[str]:

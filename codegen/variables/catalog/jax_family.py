@@ -149,8 +149,9 @@ VARIABLES = rows(
     V("EASYDEL_GCS_CLIENT", Kind.PATH, "", (SECRET,), "credentials for Google Cloud Storage", _SECRET),
     V("PYTHONHASHSEED", Kind.STRING, "", (PASS,), "seed of Python's hashes and of eSurge's prefix cache", _NONE),
     V("RAY_ADDRESS", Kind.STRING, "", (SCHED,), "an existing Ray cluster",
-      "the daemon gives compiles to the nodes of this cluster once its own CPUs are taken; [ray] in config.toml comes "
-      "before it; no, local: none", acts=True, set_in=SetIn.START),
+      "the daemon gives compiles to the nodes of this cluster once its own CPUs are taken; `buildd profile`, and "
+      "builds that measure first, read it from their own shell and measure on the nodes' GPUs too; [ray] in "
+      "config.toml comes before it; no, local: none", acts=True, set_in=SetIn.START),
     V("RAY_EXECUTABLE_PATH", Kind.PATH, "", (PASS,), "ray, for the TPU patcher", _NONE),
     V("TPU_VERSION", Kind.STRING, "v4", (PASS,), "TPU patcher", _NONE),
     V("TPU_SLICE_SIZE", Kind.INT, "8", (PASS,), "TPU patcher", _NONE),
