@@ -24,7 +24,14 @@ class FolderCarrier(Carrier):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def get(
+        self,
+        kind: ObjectKind,
+        name: str,
+        patience: Patience,
+        most_bytes: int = MAX_OBJECT_BYTES,
+        size_bytes: int | None = None,
+    ) -> bytes | None:
         patience.left_s()
         place = self._place(kind, name)
         try:

@@ -56,7 +56,14 @@ class HelperCarrier(Carrier):
         self._busy: set[socket.socket] = set()
         self._closed = False
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def get(
+        self,
+        kind: ObjectKind,
+        name: str,
+        patience: Patience,
+        most_bytes: int = MAX_OBJECT_BYTES,
+        size_bytes: int | None = None,
+    ) -> bytes | None:
         def ask(helper: socket.socket) -> bytes | None:
             helper.sendall(_GET + _key(kind, name))
             if _status(helper, patience) == _ABSENT:

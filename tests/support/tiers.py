@@ -24,6 +24,7 @@ from buildd.tier.uploader import Uploader
 ALICE = signer_of(b"a" * 32)
 MALLORY = signer_of(b"m" * 32)
 _DEADLINE_S = 20.0
+_GRACE_S = 1.0
 
 
 class Fault(Enum):
@@ -189,7 +190,7 @@ def write_all(store: Path, url: str, writer: Signer = ALICE, *, sure_after_s: fl
 @contextmanager
 def nginx_cache(folder: Path) -> Iterator[str]:
     """nginx as a WebDAV server; the URL."""
-    port = _free_port()
+    port = free_port()
     (folder / "root").mkdir(parents=True)
     folder.chmod(0o755)
     (folder / "nginx.conf").write_text(
@@ -200,18 +201,18 @@ def nginx_cache(folder: Path) -> Iterator[str]:
         f"server {{ listen 127.0.0.1:{port}; root {folder}/root; client_max_body_size 0;\n"
         "location / { dav_methods PUT; create_full_put_path on; } } }\n"
     )
-    with _running([str(shutil.which("nginx", path=_PATH)), "-c", str(folder / "nginx.conf"), "-p", str(folder)], port):
+    with running([str(shutil.which("nginx", path=_PATH)), "-c", str(folder / "nginx.conf"), "-p", str(folder)], port):
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """rclone as an S3 server with a bucket; the URL of a tier in it. The credentials are in the environment then."""
-    port = _free_port()
+    port = free_port()
     (folder / "bucket").mkdir(parents=True)
     key, secret = "tierkey", "tiersecret"
     rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{_PATH}")
-    with _running(
+    with running(
         [str(rclone), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{key},{secret}", str(folder)], port
     ):
         os.environ.update(AWS_ACCESS_KEY_ID=key, AWS_SECRET_ACCESS_KEY=secret)
@@ -233,7 +234,8 @@ def has_rclone() -> bool:
 
 
 @contextmanager
-def _running(argv: list[str], port: int) -> Iterator[None]:
+def running(argv: list[str], port: int) -> Iterator[None]:
+    """A server as a process of its own, from when it takes connections."""
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + _DEADLINE_S
@@ -247,10 +249,15 @@ def _running(argv: list[str], port: int) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:  # rclone waits for connections whose answers nobody has read
+            process.kill()
+            process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
