@@ -86,6 +86,8 @@ def for_up_to(seconds: float, silence_s: float) -> Patience:
 class Carrier(ABC):
     """A place of objects. Every method may be called from any thread; each raises `CarrierError` alone."""
 
+    words = ""
+    """What kind of place it is, for people."""
     has_batches = False
     """Whether several objects of `cas/` take one round trip; if not, a caller asks for them in threads of its own."""
 

@@ -68,8 +68,8 @@ def carrier_of(url: str, headers: Sequence[tuple[str, str]] = ()) -> Carrier:
 
 
 _NEXT_STEP = (
-    "give a folder, or a URL that begins with http://, https://, grpc://, grpcs://, s3://, gs:// or az://, or with NAME: "
-    "where the program ccache-storage-NAME is on PATH"
+    "give a folder, or a URL that begins with http://, https://, grpc://, grpcs://, s3://, gs:// or az://, or with "
+    "NAME: where the program ccache-storage-NAME is on PATH"
 )
 
 

@@ -21,6 +21,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class FolderCarrier(Carrier):
     """A folder, which must exist: an absent one is a volume that is not mounted."""
 
+    words = "a folder"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

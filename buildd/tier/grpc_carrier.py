@@ -32,7 +32,7 @@ from buildd.tier.carrier import (
     Trouble,
 )
 from buildd.tier.grpc_place import GrpcPlace
-from buildd.tier.reapi_messages import BYTESTREAM, MESSAGES, REAPI, SHA256, ZSTD
+from buildd.tier.reapi_messages import BYTESTREAM, MESSAGES, REAPI, SHA256
 
 USUAL_BATCH_BYTES = 4 << 20
 """What a gRPC server takes in one message unless it says otherwise."""
@@ -68,6 +68,7 @@ class GrpcCarrier(Carrier):
         place: where it is, and who asks.
     """
 
+    words = "REAPI over gRPC"
     has_batches = True
 
     def __init__(self, place: GrpcPlace) -> None:
@@ -95,7 +96,7 @@ class GrpcCarrier(Carrier):
         asked = MESSAGES["GetActionResultRequest"](
             instance_name=self._place.instance, action_digest=_digest(name, _ACTION_BYTES)
         )
-        entry = self._ask("ActionCache/GetActionResult", asked, None, patience)
+        entry: bytes | None = self._ask("ActionCache/GetActionResult", asked, None, patience)
         if entry is not None and action_result.auxiliary_of(entry) == _BEHIND:
             entry = self._behind(entry, patience, most_bytes)
         if entry is not None and len(entry) > most_bytes:
@@ -142,8 +143,7 @@ class GrpcCarrier(Carrier):
         served = self._served(patience)
         takes = served.action_cache_update_capabilities.update_enabled
         room = (served.max_batch_total_size_bytes or USUAL_BATCH_BYTES) / (1 << 20)
-        packs = ", compresses with zstd" if ZSTD in served.supported_compressors else ""
-        return f"REAPI v2, {'takes' if takes else 'does not take'} results, {room:.3g} MiB in one message{packs}"
+        return f"{'takes' if takes else 'does not take'} results, {room:.3g} MiB in one message"
 
     def close(self) -> None:
         with self._lock:
@@ -227,7 +227,9 @@ class GrpcCarrier(Carrier):
             status = written.get(name)
             if status is None or status.code != _OK:
                 full = status is not None and status.code == _RESOURCE_EXHAUSTED
-                detail = f"code {status.code} {status.message}"[:200] if status is not None else "an object is not there"
+                detail = (
+                    f"code {status.code} {status.message}"[:200] if status is not None else "an object is not there"
+                )
                 raise CarrierError(Trouble.FULL if full else Trouble.UNREACHABLE, detail)
 
     def _read_stream(self, one: Content, patience: Patience) -> bytes | None:
@@ -251,7 +253,8 @@ class GrpcCarrier(Carrier):
                 raise CarrierError(Trouble.ODD, "the content was cut short")
             return b"".join(pieces)
 
-        return self._attempt(read, patience, one.size_bytes)
+        found: bytes | None = self._attempt(read, patience, one.size_bytes)
+        return found
 
     def _write_stream(self, name: str, data: bytes, patience: Patience) -> None:
         place = f"{self._place.prefix}uploads/{uuid.uuid4()}/blobs/{name}/{len(data)}"
@@ -313,7 +316,9 @@ class GrpcCarrier(Carrier):
                 trouble = Trouble.FULL
             elif puts and code is _Code.UNIMPLEMENTED:
                 trouble = Trouble.RIGHTS
-            raise CarrierError(trouble, f"{code.name}: {detail.splitlines()[0][:200]}" if detail else code.name) from error
+            raise CarrierError(
+                trouble, f"{code.name}: {detail.splitlines()[0][:200]}" if detail else code.name
+            ) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise CarrierError(Trouble.UNREACHABLE, "the tier is closed") from error
         self._heard(channel, True)

@@ -48,6 +48,7 @@ class HelperCarrier(Carrier):
 
     def __init__(self, program: str, url: str) -> None:
         self._program, self._url = program, url
+        self.words = f"the helper {os.path.basename(program)}"
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._folder = ""

@@ -31,6 +31,8 @@ class HttpCarrier(Carrier):
         headers: sent with each request.
     """
 
+    words = "Bazel's HTTP cache"
+
     def __init__(self, url: SplitResult, headers: Sequence[tuple[str, str]] = ()) -> None:
         self._host, self._port, self._path = url.hostname or "", url.port, url.path.rstrip("/")
         self._context = ssl.create_default_context() if url.scheme == "https" else None

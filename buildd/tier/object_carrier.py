@@ -32,6 +32,8 @@ class ObjectCarrier(Carrier):
     Raises `ImportError` without obstore, `ValueError` for a URL that it does not know.
     """
 
+    words = "a bucket"
+
     def __init__(self, url: SplitResult) -> None:
         import obstore
         from obstore import store

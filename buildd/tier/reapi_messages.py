@@ -11,8 +11,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-SHA256, ZSTD = 1, 1
-"""Of the enumerations DigestFunction and Compressor."""
+SHA256 = 1
+"""Of the enumeration DigestFunction."""
 REAPI = "build.bazel.remote.execution.v2"
 BYTESTREAM = "google.bytestream"
 
@@ -27,7 +27,6 @@ _MESSAGES: dict[str, dict[str, _Fields]] = {
             "digest_functions": (1, "*int32"),
             "action_cache_update_capabilities": (2, "ActionCacheUpdateCapabilities"),
             "max_batch_total_size_bytes": (4, "int64"),
-            "supported_compressors": (6, "*int32"),
         },
         "ServerCapabilities": {"cache_capabilities": (1, "CacheCapabilities")},
         "GetActionResultRequest": {"instance_name": (1, "string"), "action_digest": (2, "Digest")},
@@ -45,7 +44,12 @@ _MESSAGES: dict[str, dict[str, _Fields]] = {
         "BlobStatus": {"digest": (1, "Digest"), "status": (2, "Status")},
         "BatchUpdateBlobsResponse": {"responses": (1, "*BlobStatus")},
         "BatchReadBlobsRequest": {"instance_name": (1, "string"), "digests": (2, "*Digest")},
-        "BlobRead": {"digest": (1, "Digest"), "data": (2, "bytes"), "status": (3, "Status"), "compressor": (4, "int32")},
+        "BlobRead": {
+            "digest": (1, "Digest"),
+            "data": (2, "bytes"),
+            "status": (3, "Status"),
+            "compressor": (4, "int32"),
+        },
         "BatchReadBlobsResponse": {"responses": (1, "*BlobRead")},
     },
     BYTESTREAM: {

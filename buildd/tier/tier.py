@@ -73,6 +73,11 @@ class Tier:
         return found
 
     @property
+    def kind(self) -> str:
+        """What kind of place it is, for people."""
+        return self._carrier.words
+
+    @property
     def has_batches(self) -> bool:
         """Whether several objects of `cas/` are best asked for together."""
         return self._carrier.has_batches

@@ -67,7 +67,7 @@ def read(settings: Settings, environ: Mapping[str, str]) -> TierSettings | None:
 
 
 def _headers(text: str) -> tuple[tuple[str, str], ...]:
-    """"name=value,name=value", as in OTEL_EXPORTER_OTLP_HEADERS: %2C in a value is a comma. Raises `RequestError`."""
+    """ "name=value,name=value", as in OTEL_EXPORTER_OTLP_HEADERS: %2C in a value is a comma. Raises `RequestError`."""
     headers = []
     for one in filter(None, (part.strip() for part in text.split(","))):
         name, is_set, value = one.partition("=")

@@ -1,7 +1,7 @@
 """A small REAPI cache of the tests' own, with faults on request: what real servers do not do when they are asked to.
 
-It speaks gRPC on a real socket, and keeps its objects as `tiers.HttpCache` does, so that tests can plant them. It shares
-buildd's descriptions of the messages: whether these are right, real servers show (`reapi_servers`).
+It speaks gRPC on a real socket, and keeps its objects as `tiers.HttpCache` does, so that tests can plant them. It
+shares buildd's descriptions of the messages: whether these are right, real servers show (`reapi_servers`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from buildd.tier.reapi_messages import BYTESTREAM, MESSAGES, REAPI, SHA256, ZSTD
+from buildd.tier.reapi_messages import BYTESTREAM, MESSAGES, REAPI, SHA256
 from tests.support.tiers import Fault
 
 _Code = grpc.StatusCode
@@ -67,9 +67,13 @@ class ReapiCache:
 
     # ----------------------------------------------------------------
 
-    def begin(self, method: str, context: Any, *, writes: bool = False) -> None:
+    def methods(self) -> list[str]:
+        """What was called, without names of objects."""
+        return [line.split()[0] for line in self.asked]
+
+    def begin(self, method: str, context: Any, *names: str, writes: bool = False) -> None:
         """Note a call, and fail where a fault says so."""
-        self.asked.append(method)
+        self.asked.append(" ".join((method, *names)))
         self.headers.append({key: str(value) for key, value in context.invocation_metadata()})
         match self.fault:
             case Fault.FROZEN:
@@ -77,6 +81,12 @@ class ReapiCache:
                 context.abort(_Code.UNAVAILABLE, "thawed")
             case Fault.SLOW:
                 self.thawed.wait(2.0)
+            case Fault.DRIPPING if method != "Read":  # of one message the client sees nothing until it is whole
+                self.thawed.wait(_DEADLINE_S)
+            case Fault.CUT if method != "Read":
+                context.abort(_Code.DATA_LOSS, "half of it is gone")
+            case Fault.NO_HTTP:
+                context.abort(_Code.INTERNAL, "no answer of gRPC's")
             case Fault.NO_RIGHTS:
                 context.abort(_Code.PERMISSION_DENIED, "not you")
             case Fault.MOVED:
@@ -106,13 +116,12 @@ class ReapiCache:
                 "digest_functions": self.digest_functions,
                 "action_cache_update_capabilities": {"update_enabled": self.takes_results},
                 "max_batch_total_size_bytes": self.batch_bytes,
-                "supported_compressors": [ZSTD],
             }
         )
 
     def get_result(self, asked: Any, context: Any) -> bytes:
         self.in_instance(asked.instance_name, context)
-        self.begin("GetActionResult", context)
+        self.begin("GetActionResult", context, asked.action_digest.hash)
         found = self.found(f"ac/{asked.action_digest.hash}")
         if found is None:
             context.abort(_Code.NOT_FOUND, "no such action")
@@ -120,19 +129,17 @@ class ReapiCache:
 
     def update_result(self, asked: Any, context: Any) -> bytes:
         self.in_instance(asked.instance_name, context)
-        self.begin("UpdateActionResult", context, writes=True)
+        self.begin("UpdateActionResult", context, asked.action_digest.hash, writes=True)
         self.objects[f"/x/ac/{asked.action_digest.hash}"] = asked.action_result
         return bytes(asked.action_result)
 
     def find_missing(self, asked: Any, context: Any) -> Any:
-        self.begin("FindMissingBlobs", context)
+        self.begin("FindMissingBlobs", context, *(one.hash for one in asked.blob_digests))
         lacking = [one for one in asked.blob_digests if f"/x/cas/{one.hash}" not in self.objects]
         return MESSAGES["FindMissingBlobsResponse"](missing_blob_digests=lacking)
 
     def batch_read(self, asked: Any, context: Any) -> Any:
-        self.begin("BatchReadBlobs", context)
-        if self.fault is Fault.CUT:
-            context.abort(_Code.DATA_LOSS, "half of it is gone")
+        self.begin("BatchReadBlobs", context, *(one.hash for one in asked.digests))
         answers = []
         for one in asked.digests:
             found = self.found(f"cas/{one.hash}")
@@ -141,7 +148,7 @@ class ReapiCache:
         return MESSAGES["BatchReadBlobsResponse"](responses=answers)
 
     def batch_update(self, asked: Any, context: Any) -> Any:
-        self.begin("BatchUpdateBlobs", context, writes=True)
+        self.begin("BatchUpdateBlobs", context, *(one.digest.hash for one in asked.requests), writes=True)
         for one in asked.requests:
             self.objects[f"/x/cas/{one.digest.hash}"] = one.data
         return MESSAGES["BatchUpdateBlobsResponse"](
@@ -149,7 +156,7 @@ class ReapiCache:
         )
 
     def read(self, asked: Any, context: Any) -> Iterator[Any]:
-        self.begin("Read", context)
+        self.begin("Read", context, asked.resource_name)
         found = self.found(f"cas/{asked.resource_name.split('/')[-2]}")
         if found is None:
             context.abort(_Code.NOT_FOUND, "no such blob")
@@ -165,7 +172,7 @@ class ReapiCache:
         for one in asked:
             name = name or one.resource_name
             pieces.append(one.data)
-        self.begin("Write", context, writes=True)
+        self.begin("Write", context, name, writes=True)
         data = b"".join(pieces)
         self.objects[f"/x/cas/{name.split('/')[-2]}"] = data
         return MESSAGES["WriteResponse"](committed_size=len(data))

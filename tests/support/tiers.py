@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
+
+import pytest
 
 from buildd.store.signing import Signer, signer_of
 from buildd.store.store import Store
@@ -23,6 +26,8 @@ from buildd.tier.uploader import Uploader
 
 ALICE = signer_of(b"a" * 32)
 MALLORY = signer_of(b"m" * 32)
+HTTP_AND_GRPC = ("http", pytest.param("grpc", marks=pytest.mark.slow))
+"""For tests that plant objects in a server or break it (`cache_of`)."""
 _DEADLINE_S = 20.0
 _GRACE_S = 1.0
 
@@ -168,6 +173,20 @@ def http_cache() -> Iterator[HttpCache]:
         yield cache
     finally:
         cache.close()
+
+
+@contextmanager
+def cache_of(kind: str) -> Iterator[HttpCache]:
+    """A server of Bazel's HTTP cache; a REAPI server where the kind is "grpc"."""
+    if kind == "http":
+        with http_cache() as made:
+            yield made
+        return
+    pytest.importorskip("grpc", reason="no grpcio (extra `tier`)")
+    from tests.support.reapi_cache import reapi_cache
+
+    with reapi_cache() as other:
+        yield cast(HttpCache, other)  # its objects are planted and looked at in the same way
 
 
 def tier_at(url: str, *, writer: Signer | None = None, believes: tuple[Signer, ...] = (ALICE,)) -> Tier:
