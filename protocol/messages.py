@@ -252,6 +252,8 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     url: str
     """Without passwords; empty if the tier that was asked for cannot be used."""
+    kind: str = ""
+    """What kind of place it is, in words: "a bucket"."""
     believed: tuple[str, ...] = ()
     """Whose entries are taken."""
     writes: bool = False

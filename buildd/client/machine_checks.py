@@ -273,7 +273,7 @@ def keys(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def tier(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The shared tier, asked once; nothing where the user has named none."""
-    from buildd.tier.carrier import CarrierError, ObjectKind, for_up_to
+    from buildd.tier.carrier import CarrierError, for_up_to
     from buildd.tier.opening import open_users_tier
 
     opened = open_users_tier(environ)
@@ -285,15 +285,18 @@ def tier(environ: Mapping[str, str]) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         # No object has this name. Whatever the answer, it shows whether the place can be read.
-        found.get(ObjectKind.RECORDS, "0" * 64, for_up_to(_TIER_S, _TIER_S))
+        found.get("0" * 64, for_up_to(_TIER_S, _TIER_S))
+        took = duration(time.monotonic() - began)
+        said = found.describe(for_up_to(_TIER_S, _TIER_S))
     except CarrierError as error:
         yield Finding(
             Level.WARN, "tier", f"{found.shown}: {error}", "builds go on without it; check its URL and rights"
         )
     else:
-        took, names = duration(time.monotonic() - began), [name or key.hex() for key, name in found.settings.believed]
+        names = [name or key.hex() for key, name in found.settings.believed]
         use = "written to" if found.settings.signer is not None else "only read"
-        text = f"{found.shown} answered in {took}; {use}; trusts {', '.join(names) or 'nobody'}"
+        kind = f"{found.kind}: {said}" if said else found.kind
+        text = f"{found.shown} ({kind}) answered in {took}; {use}; trusts {', '.join(names) or 'nobody'}"
         yield Finding(Level.OK, "tier", text)
     finally:
         found.close()

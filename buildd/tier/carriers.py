@@ -1,12 +1,14 @@
 """Opens a carrier by URL.
 
-`file:` and absolute paths are folders, `http:` and `https:` Bazel's cache, and buckets' schemes are obstore's. For any
-other scheme a storage helper of ccache's is looked for. Imports only the one that is asked for.
+`file:` and absolute paths are folders, `http:` and `https:` Bazel's cache, `grpc:` and `grpcs:` REAPI, and buckets'
+schemes are obstore's. For any other scheme a storage helper of ccache's is looked for. Imports only the one that is
+asked for.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -20,8 +22,12 @@ class TierError(BuilddError):
     code = "tier"
 
 
-def carrier_of(url: str) -> Carrier:
-    """The carrier. Raises `TierError`."""
+def carrier_of(url: str, headers: Sequence[tuple[str, str]] = ()) -> Carrier:
+    """The carrier. Raises `TierError`.
+
+    Args:
+        headers: sent with each request of http: and grpc:.
+    """
     try:
         if os.path.isabs(url):
             parts = urlsplit(f"file://{url}")
@@ -36,7 +42,12 @@ def carrier_of(url: str) -> Carrier:
             case "http" | "https" if parts.hostname:
                 from buildd.tier.http_carrier import HttpCarrier
 
-                return HttpCarrier(parts)
+                return HttpCarrier(parts, headers)
+            case "grpc" | "grpcs" if parts.hostname:
+                from buildd.tier.grpc_carrier import GrpcCarrier
+                from buildd.tier.grpc_place import GrpcPlace
+
+                return GrpcCarrier(GrpcPlace(parts, headers))
             case "s3" | "s3a" | "gs" | "az" | "azure" | "abfs" | "abfss" | "adl":
                 from buildd.tier.object_carrier import ObjectCarrier
 
@@ -48,7 +59,8 @@ def carrier_of(url: str) -> Carrier:
                     return HelperCarrier(program, url)
     except ImportError as error:
         raise TierError(
-            f"the tier {shown(url)} needs obstore", next_step="install it: pip install 'buildd[tier]'"
+            f"the tier {shown(url)} needs the package {(error.name or 'obstore').partition('.')[0]}",
+            next_step="install what tiers need: pip install 'buildd[tier]'",
         ) from error
     except ValueError as error:
         raise TierError(f"the tier's URL cannot be read: {error}", next_step=_NEXT_STEP) from error
@@ -56,8 +68,8 @@ def carrier_of(url: str) -> Carrier:
 
 
 _NEXT_STEP = (
-    "give a folder, or a URL that begins with http://, https://, s3://, gs:// or az://, or with NAME: "
-    "where the program ccache-storage-NAME is on PATH"
+    "give a folder, or a URL that begins with http://, https://, grpc://, grpcs://, s3://, gs:// or az://, or with "
+    "NAME: where the program ccache-storage-NAME is on PATH"
 )
 
 

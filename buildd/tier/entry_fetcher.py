@@ -19,7 +19,7 @@ from buildd.errors import StoreError
 from buildd.store import shared_kernels
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
-from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind, Patience
+from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, Content, Patience
 from buildd.tier.fetcher import THREADS, patience_of
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import content_of
@@ -151,7 +151,7 @@ class EntryFetcher:
             raise RefusedRecord("it has an impossible size")
         stored = stored if record.object is None else record.object
         if stored is None:
-            stored = self._tier.get(ObjectKind.CONTENT, blob.sha256.hex(), patience)
+            (stored,) = self._tier.get_contents([Content(blob.sha256.hex(), blob.stored)], patience)
             if stored is None:
                 return None
         content = content_of(blob, stored)
@@ -178,12 +178,12 @@ class EntryFetcher:
         shared_kernels.trim(self._store.folder, self._store.limit_bytes // shared_kernels.SHARE)
 
 
-def _object_behind(entry: bytes, key: bytes, writer: bytes) -> str:
-    """The name in `cas/` of what a record of an entry leads to; empty where the record carries it, or is refused."""
+def _object_behind(entry: bytes, key: bytes, writer: bytes) -> Content | None:
+    """What a record of an entry leads to; None where the record carries it, or is refused."""
     if len(entry) > _MOST_BARE_BYTES:
-        return ""
+        return None
     try:
         record = opened(entry, EntryRecord, Kind.ENTRY, key, writer)
     except RefusedRecord:  # that counts when somebody asks for it
-        return ""
-    return record.blob.sha256.hex() if record.object is None else ""
+        return None
+    return Content(record.blob.sha256.hex(), record.blob.stored) if record.object is None else None

@@ -17,7 +17,7 @@ from buildd.store.signing import Signer
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
 from buildd.tier.background import Background, persist
-from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind
+from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError
 from buildd.tier.entry_queue import EntryQueue
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
@@ -105,13 +105,13 @@ class EntryUploader:
         try:
             is_carried = len(stored) <= MOST_CARRIED_BYTES
             if not is_carried:
-                self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, patience_for(len(stored)))
+                self._tier.put_contents([(blob.sha256.hex(), stored)], patience_for(len(stored)))
             key, writer = entry_key(place), self._signer.public
             name = name_of(Kind.ENTRY, key, writer)
             carried = stored if is_carried else None
             record = EntryRecord(FORMAT, Kind.ENTRY, name, key, writer, int(time.time()), blob, carried, trail)
             entry = sealed(record, self._signer)
-            self._tier.put(ObjectKind.RECORDS, name.hex(), entry, patience_for(len(entry)))
+            self._tier.put(name.hex(), entry, patience_for(len(entry)))
         except CarrierError:
             return False
         self._trail.named()

@@ -20,7 +20,7 @@ from buildd.store.bundled import input_set_of, result_of
 from buildd.store.result_rows import InputSet, raw_of
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
-from buildd.tier.carrier import CarrierError, ObjectKind, Patience
+from buildd.tier.carrier import CarrierError, Content, Patience
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import content_of
 from buildd.tier.read_ahead import ReadAhead
@@ -207,7 +207,7 @@ class Fetcher:
 
     def _alone(self, led: SharedInputs, writer: bytes, patience: Patience) -> Carried | None:
         """A result from its own record, without objects."""
-        entry = self._tier.get(ObjectKind.RECORDS, name_of(Kind.RESULT, led.key, writer).hex(), patience)
+        entry = self._tier.get(name_of(Kind.RESULT, led.key, writer).hex(), patience)
         if entry is None:
             return None
         record = opened(entry, ResultRecord, Kind.RESULT, led.key, writer)
@@ -220,7 +220,10 @@ class Fetcher:
                 raise RefusedRecord("it carries other blobs than it names")
             carried = dict(zip((blob.digest for blob in found.blobs), found.objects, strict=True))
             return [carried[blob.digest] for blob in blobs]
-        return self._at_once(lambda blob: self._tier.get(ObjectKind.CONTENT, blob.sha256.hex(), patience), blobs)
+        wanted = [Content(blob.sha256.hex(), blob.stored) for blob in blobs]
+        if self._tier.has_batches:
+            return self._tier.get_contents(wanted, patience)
+        return self._at_once(lambda one: self._tier.get_contents([one], patience)[0], wanted)
 
     def _at_once(self, get: Callable[[T], bytes | None], wanted: list[T]) -> Iterable[bytes | None]:
         """Objects that are asked for at once. Raises `CarrierError` where one cannot be had."""

@@ -21,10 +21,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class FolderCarrier(Carrier):
     """A folder, which must exist: an absent one is a volume that is not mounted."""
 
+    words = "a folder"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def get(
+        self,
+        kind: ObjectKind,
+        name: str,
+        patience: Patience,
+        most_bytes: int = MAX_OBJECT_BYTES,
+        size_bytes: int | None = None,
+    ) -> bytes | None:
         patience.left_s()
         place = self._place(kind, name)
         try:

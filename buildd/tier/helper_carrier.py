@@ -48,6 +48,7 @@ class HelperCarrier(Carrier):
 
     def __init__(self, program: str, url: str) -> None:
         self._program, self._url = program, url
+        self.words = f"the helper {os.path.basename(program)}"
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._folder = ""
@@ -56,7 +57,14 @@ class HelperCarrier(Carrier):
         self._busy: set[socket.socket] = set()
         self._closed = False
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def get(
+        self,
+        kind: ObjectKind,
+        name: str,
+        patience: Patience,
+        most_bytes: int = MAX_OBJECT_BYTES,
+        size_bytes: int | None = None,
+    ) -> bytes | None:
         def ask(helper: socket.socket) -> bytes | None:
             helper.sendall(_GET + _key(kind, name))
             if _status(helper, patience) == _ABSENT:

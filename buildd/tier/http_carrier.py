@@ -11,6 +11,7 @@ import http.client
 import socket
 import ssl
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import SplitResult, unquote
 
@@ -27,21 +28,32 @@ class HttpCarrier(Carrier):
 
     Args:
         url: http or https; a user and a password or token in it are sent as basic authentication.
+        headers: sent with each request.
     """
 
-    def __init__(self, url: SplitResult) -> None:
+    words = "Bazel's HTTP cache"
+
+    def __init__(self, url: SplitResult, headers: Sequence[tuple[str, str]] = ()) -> None:
         self._host, self._port, self._path = url.hostname or "", url.port, url.path.rstrip("/")
         self._context = ssl.create_default_context() if url.scheme == "https" else None
         self._headers = {"User-Agent": "buildd", "Accept-Encoding": "identity"}
         if url.username is not None:
             words = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(words).decode()}"
+        self._headers |= {name.title(): value for name, value in headers}
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._busy: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def get(
+        self,
+        kind: ObjectKind,
+        name: str,
+        patience: Patience,
+        most_bytes: int = MAX_OBJECT_BYTES,
+        size_bytes: int | None = None,
+    ) -> bytes | None:
         status, content = self._ask("GET", f"{self._path}/{kind.value}/{name}", None, patience, most_bytes)
         if status == _FOUND:
             return content

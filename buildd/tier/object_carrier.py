@@ -32,6 +32,8 @@ class ObjectCarrier(Carrier):
     Raises `ImportError` without obstore, `ValueError` for a URL that it does not know.
     """
 
+    words = "a bucket"
+
     def __init__(self, url: SplitResult) -> None:
         import obstore
         from obstore import store
@@ -56,7 +58,14 @@ class ObjectCarrier(Carrier):
         self._thread = threading.Thread(target=self._loop.run_forever, name="tier-objects", daemon=True)
         self._thread.start()
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def get(
+        self,
+        kind: ObjectKind,
+        name: str,
+        patience: Patience,
+        most_bytes: int = MAX_OBJECT_BYTES,
+        size_bytes: int | None = None,
+    ) -> bytes | None:
         async def work() -> bytes | None:
             found = await self._obstore.get_async(self._store, f"{kind.value}/{name}")
             if found.meta["size"] > most_bytes:

@@ -65,6 +65,7 @@ def status_of(opened: Opened, stores: Collection[StoreTier]) -> TierStatus | Non
     figures = tier.figures
     return TierStatus(
         url=tier.shown,
+        kind=tier.kind,
         believed=tuple(name or key.hex()[:16] for key, name in tier.settings.believed),
         writes=tier.settings.signer is not None,
         usual_s=figures.usual_s,

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from buildd.tier.carrier import CarrierError, ObjectKind, Patience, for_up_to
+from buildd.tier.carrier import CarrierError, Content, ObjectKind, Patience, for_up_to
 from buildd.tier.figures import TierAnswer
 from buildd.tier.records import Kind, RefusedRecord, TrailRecord, name_of, opened
 from buildd.tier.tier import Tier
@@ -38,9 +38,9 @@ _NEAR_S = 0.003
 _MOST_TRAILS = 8
 _MOST_KNOWN = 10_000
 Lacking = Callable[[Collection[bytes]], Collection[bytes]]
-Behind = Callable[[bytes, bytes, bytes], str]
-"""Gives the name of the object in `cas/` that a record leads to; empty if none is to be read. Gets the record, which it
-checks, its key and its writer."""
+Behind = Callable[[bytes, bytes, bytes], Content | None]
+"""Gives the object of `cas/` that a record leads to; None if none is to be read. Gets the record, which it checks, its
+key and its writer."""
 
 
 class Read(NamedTuple):
@@ -87,7 +87,7 @@ class ReadAhead:
         tier: Tier,
         lacking: Lacking,
         kind: Kind = Kind.INPUTS,
-        behind: Behind = lambda record, key, writer: "",
+        behind: Behind = lambda record, key, writer: None,
     ) -> None:
         self._tier, self._lacking, self._kind, self._behind = tier, lacking, kind, behind
         self._pool = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="tier-ahead")
@@ -123,7 +123,7 @@ class ReadAhead:
                 raise self._tier.too_slow() from None
             if found.record is not None:
                 return found
-        return Read(self._tier.get(ObjectKind.RECORDS, name.hex(), patience))
+        return Read(self._tier.get(name.hex(), patience))
 
     def follow(self, trail: bytes, first: bytes, writer: bytes, silence_s: float) -> None:
         """Read the records near that of an action or an entry on its trail, in the background."""
@@ -182,8 +182,10 @@ class ReadAhead:
     def _read(self, name: bytes, key: bytes, writer: bytes, silence_s: float) -> Read:
         try:
             record = self._asked(ObjectKind.RECORDS, name.hex(), silence_s)
-            behind = self._behind(record, key, writer) if record is not None else ""
-            found = Read(record, self._asked(ObjectKind.CONTENT, behind, silence_s) if behind else None)
+            behind = self._behind(record, key, writer) if record is not None else None
+            found = Read(record)
+            if behind is not None:
+                found = Read(record, self._asked(ObjectKind.CONTENT, behind.name, silence_s, behind.size_bytes))
         except CarrierError:
             self._drop(name)
             raise
@@ -217,12 +219,12 @@ class ReadAhead:
         names = [name_of(self._kind, first, writer) for first in firsts]
         return _Trail(firsts, names, {first: place for place, first in enumerate(firsts)})
 
-    def _asked(self, kind: ObjectKind, name: str, silence_s: float) -> bytes | None:
+    def _asked(self, kind: ObjectKind, name: str, silence_s: float, size_bytes: int | None = None) -> bytes | None:
         if self._tier.paused_s()[0] > 0:
             return None
         try:
             return self._tier.get_ahead(
-                kind, name, for_up_to(READ_S, max(silence_s, LEAST_SILENCE_S)), MOST_RECORD_BYTES
+                kind, name, for_up_to(READ_S, max(silence_s, LEAST_SILENCE_S)), MOST_RECORD_BYTES, size_bytes
             )
         except CarrierError:
             with self._lock:

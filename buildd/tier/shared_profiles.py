@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from buildd.store.profiles import Profile
 from buildd.store.signing import Signer
-from buildd.tier.carrier import ObjectKind, Patience, for_up_to
+from buildd.tier.carrier import Patience, for_up_to
 from buildd.tier.figures import TierAnswer
 from buildd.tier.records import FORMAT, MOST_PROFILES, Kind, ProfilesRecord, RefusedRecord, name_of, opened, sealed
 from buildd.tier.tier import Tier
@@ -35,7 +35,7 @@ def write(tier: Tier, signer: Signer, rows: Iterable[Profile]) -> int:
         name = name_of(Kind.PROFILES, KEY, signer.public)
         record = ProfilesRecord(FORMAT, Kind.PROFILES, name, KEY, signer.public, int(time.time()), merged)
         entry = sealed(record, signer)
-        tier.put(ObjectKind.RECORDS, name.hex(), entry, patience_for(len(entry)))
+        tier.put(name.hex(), entry, patience_for(len(entry)))
     return new
 
 
@@ -51,7 +51,7 @@ def read(tier: Tier, patience: Patience | None = None) -> list[Profile]:
 def _of_writer(tier: Tier, writer: bytes, patience: Patience | None = None) -> list[Profile]:
     """A writer's rows; none where the record cannot be believed."""
     patience = patience or for_up_to(READ_S, SILENCE_S)
-    entry = tier.get(ObjectKind.RECORDS, name_of(Kind.PROFILES, KEY, writer).hex(), patience)
+    entry = tier.get(name_of(Kind.PROFILES, KEY, writer).hex(), patience)
     if entry is None:
         return []
     try:

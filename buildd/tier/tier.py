@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from buildd.tier.breaker import Breaker
-from buildd.tier.carrier import Carrier, CarrierError, LargeObject, ObjectKind, Patience, Trouble
+from buildd.tier.carrier import Carrier, CarrierError, Content, LargeObject, ObjectKind, Patience, Trouble
 from buildd.tier.carriers import carrier_of, shown
 from buildd.tier.figures import TierAnswer, TierFigures
 from buildd.tier.tier_settings import TierSettings
@@ -41,7 +41,7 @@ class Tier:
         self.shown = shown(settings.url)
         """Its URL, for people."""
         self.figures = TierFigures()
-        self._carrier = carrier_of(settings.url) if carrier is None else carrier
+        self._carrier = carrier_of(settings.url, settings.headers) if carrier is None else carrier
         self._lock = threading.Lock()
         self._reading, self._writing = Breaker(), Breaker()
 
@@ -64,21 +64,40 @@ class Tier:
         with self._lock:
             return self._reading.open_for_s(now_s), self._writing.open_for_s(now_s)
 
-    def get(self, kind: ObjectKind, name: str, patience: Patience) -> bytes | None:
-        """An object, unchecked; None where there is none."""
+    def get(self, name: str, patience: Patience) -> bytes | None:
+        """A record, unchecked; None where there is none."""
         began_s = time.monotonic()
-        found = self._attempt(self._reading, lambda: self._carrier.get(kind, name, patience))
-        if kind is ObjectKind.RECORDS:  # blobs take as long as they are large
-            self.figures.took(time.monotonic() - began_s)
+        found = self._attempt(self._reading, lambda: self._carrier.get(ObjectKind.RECORDS, name, patience))
+        self.figures.took(time.monotonic() - began_s)
         self.figures.received(len(found or b""))
         return found
 
-    def get_ahead(self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int) -> bytes | None:
+    @property
+    def kind(self) -> str:
+        """What kind of place it is, for people."""
+        return self._carrier.words
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether several objects of `cas/` are best asked for together."""
+        return self._carrier.has_batches
+
+    def get_contents(self, wanted: Sequence[Content], patience: Patience) -> list[bytes | None]:
+        """Objects of `cas/`, unchecked, each None where there is none."""
+        if not wanted:
+            return []
+        found = self._attempt(self._reading, lambda: self._carrier.get_contents(wanted, patience))
+        self.figures.received(sum(len(one or b"") for one in found))
+        return found
+
+    def get_ahead(
+        self, kind: ObjectKind, name: str, patience: Patience, most_bytes: int, size_bytes: int | None = None
+    ) -> bytes | None:
         """An object that no look-up waits for; None where there is none, or where it is large."""
 
         def work() -> bytes | None:
             try:
-                return self._carrier.get(kind, name, patience, most_bytes)
+                return self._carrier.get(kind, name, patience, most_bytes, size_bytes)
             except LargeObject:
                 return None
 
@@ -86,9 +105,18 @@ class Tier:
         self.figures.received(len(found or b""))
         return found
 
-    def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
-        """Put an object."""
-        self._attempt(self._writing, lambda: self._carrier.put(kind, name, data, patience))
+    def put(self, name: str, data: bytes, patience: Patience) -> None:
+        """Put a record."""
+        self._attempt(self._writing, lambda: self._carrier.put(ObjectKind.RECORDS, name, data, patience))
+
+    def put_contents(self, objects: Sequence[tuple[str, bytes]], patience: Patience) -> None:
+        """Put objects of `cas/` by their names."""
+        if objects:
+            self._attempt(self._writing, lambda: self._carrier.put_contents(objects, patience))
+
+    def describe(self, patience: Patience) -> str:
+        """What the place says of itself, for people."""
+        return self._attempt(self._reading, lambda: self._carrier.describe(patience))
 
     def too_slow(self) -> CarrierError:
         """Note that an answer which another thread waits for did not come in time; the error to raise."""

@@ -6,9 +6,11 @@ A project file can say nothing here: it must not decide where results come from 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from buildd.store import signing
 from buildd.store.signing import Signer
@@ -20,6 +22,7 @@ _MOST_BYTES = 1 << 20
 MOST_WRITERS = 8
 """Each writer that is believed costs a question for each look-up."""
 _KEYS = ("url", "write", "trust")
+_HEADER = re.compile(r"[a-z0-9_.-]+")
 _OWN = "this user"
 _OFF = ("0", "no", "off")
 
@@ -35,6 +38,8 @@ class TierSettings:
     """Signs what is written; None where nothing is written."""
     unwritable: str = ""
     """Why nothing is written although the user asked for it."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Sent with each request of http: and grpc:. They may be secret."""
 
 
 def of_user(environ: Mapping[str, str]) -> TierSettings | None:
@@ -57,7 +62,24 @@ def read(settings: Settings, environ: Mapping[str, str]) -> TierSettings | None:
         signer = signing.own(environ)
     elif wants:
         unwritable = "there is no signing key: `buildd cache key` makes one"
-    return TierSettings(url, _believed(table, environ, wants), signer, unwritable)
+    headers = _headers(settings.text("BUILDD_TIER_HEADERS"))
+    return TierSettings(url, _believed(table, environ, wants), signer, unwritable, headers)
+
+
+def _headers(text: str) -> tuple[tuple[str, str], ...]:
+    """ "name=value,name=value", as in OTEL_EXPORTER_OTLP_HEADERS: %2C in a value is a comma. Raises `RequestError`."""
+    headers = []
+    for one in filter(None, (part.strip() for part in text.split(","))):
+        name, is_set, value = one.partition("=")
+        name, value = name.strip().lower(), unquote(value.strip())
+        if not is_set or not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
+            raise RequestError(  # the value is secret: it is not shown
+                "bad-tier",
+                f"BUILDD_TIER_HEADERS: {name[:40]!r} is no header",
+                next_step='write BUILDD_TIER_HEADERS="authorization=Bearer TOKEN", several with commas between them',
+            )
+        headers.append((name, value))
+    return tuple(headers)
 
 
 def _believed(table: Mapping[str, object], environ: Mapping[str, str], writes: bool) -> tuple[tuple[bytes, str], ...]:

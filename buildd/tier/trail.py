@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from buildd.store.signing import Signer
-from buildd.tier.carrier import CarrierError, ObjectKind, Patience
+from buildd.tier.carrier import CarrierError, Patience
 from buildd.tier.records import FORMAT, MOST_STEPS, Kind, TrailRecord, name_of, sealed
 from buildd.tier.tier import Tier
 
@@ -67,5 +67,5 @@ class Trail:
         record = TrailRecord(
             FORMAT, Kind.TRAIL, name, self._key, self._signer.public, int(time.time()), list(self._firsts)
         )
-        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), patience)
+        self._tier.put(name.hex(), sealed(record, self._signer), patience)
         self._is_whole = True

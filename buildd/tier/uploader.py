@@ -24,7 +24,7 @@ from buildd.store.signing import Signer
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
 from buildd.tier.background import Background, persist
-from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, ObjectKind, Patience, for_up_to
+from buildd.tier.carrier import MAX_OBJECT_BYTES, CarrierError, Patience, for_up_to
 from buildd.tier.figures import TierAnswer
 from buildd.tier.packed_blobs import packed
 from buildd.tier.records import (
@@ -50,6 +50,8 @@ from protocol.messages import Digest
 
 THREADS = 4
 PUT_S, SILENCE_S = 20.0, 5.0
+_HELD_BYTES = 3 << 20
+"""Objects that are put together are not larger, unless the last one is."""
 SURE_AFTER_S = 2 * PUT_S
 """After so long every read and put that was under way has ended."""
 
@@ -138,11 +140,13 @@ class Uploader:
                 if not self._add_inputs(one, known, lambda: self._gathered(result, lambda *_: None), trail):
                     self.queue.drop(one)
                 return
-            gathered = self._gathered(result, self._write_blob)
+            writing = _ContentWriter(self._tier)
+            gathered = self._gathered(result, writing.add)
             if gathered is None:
                 self._count(TierAnswer.UNKEPT, "a blob is gone, or too large")
                 self.queue.drop(one)
                 return
+            writing.flush()
             self._write_result(gathered)
             self._add_inputs(one, known, lambda: gathered, trail)
         self.queue.written(one)
@@ -168,14 +172,11 @@ class Uploader:
             objects = [*objects, stored] if bytes_left >= 0 else []
         return Carried(bundled_result(result, []), blobs, objects)
 
-    def _write_blob(self, blob: SharedBlob, stored: bytes) -> None:
-        self._tier.put(ObjectKind.CONTENT, blob.sha256.hex(), stored, patience_for(len(stored)))
-
     def _write_result(self, gathered: Carried) -> None:
         key, writer = gathered.result.key, self._signer.public
         name = name_of(Kind.RESULT, key, writer)
         record = ResultRecord(FORMAT, Kind.RESULT, name, writer, int(time.time()), gathered.result, gathered.blobs)
-        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), patience_for(0))
+        self._tier.put(name.hex(), sealed(record, self._signer), patience_for(0))
 
     def _add_inputs(
         self, one: Waiting, known: InputSet, gathered: Callable[[], Carried | None], trail: bytes | None
@@ -189,7 +190,7 @@ class Uploader:
         first, writer = raw_of(one.first), self._signer.public
         name = name_of(Kind.INPUTS, first, writer)
         sets: list[SharedInputs] = []
-        entry = self._tier.get(ObjectKind.RECORDS, name.hex(), patience_for(0))
+        entry = self._tier.get(name.hex(), patience_for(0))
         if entry is not None:
             try:
                 there = opened(entry, InputsRecord, Kind.INPUTS, first, writer)
@@ -205,13 +206,34 @@ class Uploader:
             mine = msgspec.structs.replace(mine, carried=carried)
         sets = within_bounds([mine, *(each for each in sets if each.key != key)])
         record = InputsRecord(FORMAT, Kind.INPUTS, name, first, writer, int(time.time()), sets, trail)
-        self._tier.put(ObjectKind.RECORDS, name.hex(), sealed(record, self._signer), patience_for(0))
+        self._tier.put(name.hex(), sealed(record, self._signer), patience_for(0))
         self._trail.named()
         return True
 
     def _count(self, answer: TierAnswer, problem: str = "") -> None:
         self._tier.figures.count(answer, problem)
         self._store.tally.count_reasoned(Reasoned.TIER, answer.value)
+
+
+class _ContentWriter:
+    """Puts objects of `cas/`: several in one round trip where the tier takes batches."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._held: list[tuple[str, bytes]] = []
+        self._bytes = 0
+
+    def add(self, blob: SharedBlob, stored: bytes) -> None:
+        """Put an object now or with later ones. Raises `CarrierError`."""
+        self._held.append((blob.sha256.hex(), stored))
+        self._bytes += len(stored)
+        if not self._tier.has_batches or self._bytes >= _HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put what is held. Raises `CarrierError`."""
+        held, size_bytes, self._held, self._bytes = self._held, self._bytes, [], 0
+        self._tier.put_contents(held, patience_for(size_bytes))
 
 
 def patience_for(size_bytes: int) -> Patience:

@@ -102,7 +102,8 @@ def tier_lines(tier: TierStatus | None) -> Iterator[str]:
         return
     usual = f", answers in {duration(tier.usual_s)}" if tier.usual_s else ""
     believed = ", ".join(map(clean, tier.believed)) or "nobody"
-    yield f"tier  {clean(tier.url)}{usual}, trusts {believed}, {'written to' if tier.writes else 'only read'}"
+    kind = f" ({clean(tier.kind)})" if tier.kind else ""
+    yield f"tier  {clean(tier.url)}{kind}{usual}, trusts {believed}, {'written to' if tier.writes else 'only read'}"
     if said := [f"{number} {name}" for name, number in tier.counts.items()]:
         yield f"  {', '.join(said)}" + (f", {tier.waiting} waiting" if tier.waiting else "")
     elif tier.waiting:

@@ -39,6 +39,7 @@ _ACTS = {
     },
     "tests/tier/test_tier_settings.py": {
         "test_the_variables_count_in_config_toml_too": "BUILDD_TIER BUILDD_TIER_WRITE",
+        "test_headers_come_from_a_variable_and_are_not_shown": "BUILDD_TIER_HEADERS",
     },
     "tests/cluster/test_ray_settings.py": {
         "test_the_variable_counts_in_config_toml_too": "RAY_ADDRESS",

@@ -26,7 +26,11 @@ def test_compilers_below_run_hit_in_the_tier(tmp_path: Path, cache: HttpCache, m
     assert "2 hits, 0 misses" in said, said
     assert (tmp_path / "a.o").read_bytes() == made
     status = second.buildd("status")[1]
-    assert f"tier  {cache.url}, answers in" in status and "2 hits" in status and "trusts first, only read" in status
+    assert (
+        f"tier  {cache.url} (Bazel's HTTP cache), answers in" in status
+        and "2 hits" in status
+        and "trusts first, only read" in status
+    )
     assert "of all, fetched from the tier" in second.buildd("cache", "stats")[1]
     assert cache.objects == written, "a reader wrote"
 

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
+
+import pytest
 
 from buildd.store.signing import Signer, signer_of
 from buildd.store.store import Store
@@ -23,7 +26,10 @@ from buildd.tier.uploader import Uploader
 
 ALICE = signer_of(b"a" * 32)
 MALLORY = signer_of(b"m" * 32)
+HTTP_AND_GRPC = ("http", pytest.param("grpc", marks=pytest.mark.slow))
+"""For tests that plant objects in a server or break it (`cache_of`)."""
 _DEADLINE_S = 20.0
+_GRACE_S = 1.0
 
 
 class Fault(Enum):
@@ -169,6 +175,20 @@ def http_cache() -> Iterator[HttpCache]:
         cache.close()
 
 
+@contextmanager
+def cache_of(kind: str) -> Iterator[HttpCache]:
+    """A server of Bazel's HTTP cache; a REAPI server where the kind is "grpc"."""
+    if kind == "http":
+        with http_cache() as made:
+            yield made
+        return
+    pytest.importorskip("grpc", reason="no grpcio (extra `tier`)")
+    from tests.support.reapi_cache import reapi_cache
+
+    with reapi_cache() as other:
+        yield cast(HttpCache, other)  # its objects are planted and looked at in the same way
+
+
 def tier_at(url: str, *, writer: Signer | None = None, believes: tuple[Signer, ...] = (ALICE,)) -> Tier:
     """A tier as a machine of its own sees it."""
     return Tier(TierSettings(url, tuple((signer.public, "alice") for signer in believes), writer))
@@ -189,7 +209,7 @@ def write_all(store: Path, url: str, writer: Signer = ALICE, *, sure_after_s: fl
 @contextmanager
 def nginx_cache(folder: Path) -> Iterator[str]:
     """nginx as a WebDAV server; the URL."""
-    port = _free_port()
+    port = free_port()
     (folder / "root").mkdir(parents=True)
     folder.chmod(0o755)
     (folder / "nginx.conf").write_text(
@@ -200,18 +220,18 @@ def nginx_cache(folder: Path) -> Iterator[str]:
         f"server {{ listen 127.0.0.1:{port}; root {folder}/root; client_max_body_size 0;\n"
         "location / { dav_methods PUT; create_full_put_path on; } } }\n"
     )
-    with _running([str(shutil.which("nginx", path=_PATH)), "-c", str(folder / "nginx.conf"), "-p", str(folder)], port):
+    with running([str(shutil.which("nginx", path=_PATH)), "-c", str(folder / "nginx.conf"), "-p", str(folder)], port):
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """rclone as an S3 server with a bucket; the URL of a tier in it. The credentials are in the environment then."""
-    port = _free_port()
+    port = free_port()
     (folder / "bucket").mkdir(parents=True)
     key, secret = "tierkey", "tiersecret"
     rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{_PATH}")
-    with _running(
+    with running(
         [str(rclone), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{key},{secret}", str(folder)], port
     ):
         os.environ.update(AWS_ACCESS_KEY_ID=key, AWS_SECRET_ACCESS_KEY=secret)
@@ -233,7 +253,8 @@ def has_rclone() -> bool:
 
 
 @contextmanager
-def _running(argv: list[str], port: int) -> Iterator[None]:
+def running(argv: list[str], port: int) -> Iterator[None]:
+    """A server as a process of its own, from when it takes connections."""
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + _DEADLINE_S
@@ -247,10 +268,15 @@ def _running(argv: list[str], port: int) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:  # rclone waits for connections whose answers nobody has read
+            process.kill()
+            process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from buildd.tier import fetcher, uploader
-from tests.support.tiers import HttpCache, http_cache
+from tests.support.tiers import HttpCache, cache_of
 
 
 @pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    with http_cache() as made:
+def cache(request: pytest.FixtureRequest) -> Iterator[HttpCache]:
+    """A server of Bazel's HTTP cache; a REAPI server for tests that say "grpc"."""
+    with cache_of(getattr(request, "param", "http")) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,15 @@ from buildd.tier.upload_queue import UploadQueue
 from protocol import messages as m
 from tests.support.scheduler_harness import Story, Workspace
 from tests.support.tier_builds import built, machine
-from tests.support.tiers import ALICE, MALLORY, HttpCache, http_cache, tier_at, write_all
+from tests.support.tiers import ALICE, HTTP_AND_GRPC, MALLORY, HttpCache, cache_of, http_cache, tier_at, write_all
 
 EVIL = b"an object of the attacker's"
+
+
+@pytest.fixture(params=HTTP_AND_GRPC)
+def cache(request: pytest.FixtureRequest) -> Iterator[HttpCache]:
+    with cache_of(request.param) as made:
+        yield made
 
 
 @pytest.fixture(params=["carried", pytest.param("alone", marks=pytest.mark.slow)])

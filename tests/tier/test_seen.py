@@ -42,13 +42,29 @@ def test_the_doctor_asks_it_once_and_says_what_is_wrong(environ: dict[str, str],
     (unknown, found) = tier(environ)
     assert (unknown.level, found.level) == (Level.WARN, Level.OK)
     assert "buildd cache trust" in unknown.text and "trusts nobody" in found.text
-    assert "secret" not in found.text and server.url in found.text
+    assert "secret" not in found.text and f"{server.url} (Bazel's HTTP cache)" in found.text
     assert len(server.asked) == 1
     signing.own(environ)
     server.fault = Fault.NO_RIGHTS
     (refused,) = tier({**environ, "BUILDD_TIER_WRITE": "1"})
     assert refused.level is Level.WARN and "refuses access" in refused.text
     assert list(tier({**environ, "BUILDD_TIER": "no"})) == []
+
+
+def test_the_doctor_says_what_a_reapi_server_can_do(environ: dict[str, str]) -> None:
+    pytest.importorskip("grpc", reason="no grpcio (extra `tier`)")
+    from tests.support.reapi_cache import reapi_cache
+
+    with reapi_cache() as server:
+        asked = {**environ, "BUILDD_TIER": server.url, "BUILDD_TIER_HEADERS": "authorization=Bearer t0ken"}
+        (_, found) = tier(asked)
+        assert found.level is Level.OK and "t0ken" not in found.text
+        assert f"{server.url} (REAPI over gRPC: takes results, 4 MiB in one message) answered in" in found.text
+        assert server.headers[0]["authorization"] == "Bearer t0ken"
+        server.takes_results = False
+        signing.own(environ)
+        (found,) = tier({**asked, "BUILDD_TIER_WRITE": "1"})
+        assert "does not take results" in found.text
 
 
 def push(environ: dict[str, str], workspace: Workspace, *more: str) -> int:
@@ -100,6 +116,7 @@ def test_the_status_shows_the_tier_and_its_breaker() -> None:
     assert list(tier_lines(TierStatus(url="", problem="no key"))) == ["tier  not used: no key"]
     shown = TierStatus(
         url="https://host/x",
+        kind="Bazel's HTTP cache",
         believed=("ci",),
         usual_s=0.021,
         counts={"hits": 3, "refused entries": 1},
@@ -108,7 +125,9 @@ def test_the_status_shows_the_tier_and_its_breaker() -> None:
         problem="cannot be reached: x\x1b[2J",
     )
     first, *others = tier_lines(shown)
-    assert first.startswith("tier  https://host/x, answers in ") and first.endswith(", trusts ci, only read")
+    assert first.startswith("tier  https://host/x (Bazel's HTTP cache), answers in ") and first.endswith(
+        ", trusts ci, only read"
+    )
     assert others[0] == "  3 hits, 1 refused entries, 2 waiting"
     assert "not asked for the next" in others[1] and "\x1b" not in others[2]
 

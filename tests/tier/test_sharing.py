@@ -20,7 +20,9 @@ from codegen.plan import Action
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.tier_builds import built, machine
-from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, tier_at, write_all
+from tests.support.tiers import ALICE, HTTP_AND_GRPC, MALLORY, Fault, HttpCache, tier_at, write_all
+
+OVER_HTTP_AND_GRPC = pytest.mark.parametrize("cache", HTTP_AND_GRPC, indirect=True)
 
 
 @pytest.fixture
@@ -33,6 +35,7 @@ def filled(tmp_path: Path, cache: HttpCache) -> Workspace:
     return first
 
 
+@OVER_HTTP_AND_GRPC
 def test_another_machine_runs_nothing(tmp_path: Path, filled: Workspace, cache: HttpCache) -> None:
     second = machine(tmp_path, "second")
     tier = tier_at(cache.url)
@@ -129,6 +132,7 @@ def test_uploads_wait_for_the_next_process(tmp_path: Path, cache: HttpCache) -> 
     assert tier.figures.counts()[TierAnswer.KEPT] == 3
 
 
+@OVER_HTTP_AND_GRPC
 def test_two_machines_with_one_key_lose_nothing_of_each_other(tmp_path: Path, cache: HttpCache) -> None:
     """The second writer has read before the first one wrote, and writes after it: the worst order."""
     machines = []
@@ -163,6 +167,7 @@ def test_two_writers_have_records_of_their_own(tmp_path: Path, filled: Workspace
     assert built(second, tier_at(cache.url, believes=(MALLORY, ALICE))).ran() == []
 
 
+@OVER_HTTP_AND_GRPC
 def test_requests_that_ask_at_once_fetch_each_object_once(tmp_path: Path, filled: Workspace, cache: HttpCache) -> None:
     second = machine(tmp_path, "second")
     second.options["tier"] = tier_at(cache.url)
@@ -188,6 +193,7 @@ def test_explain_and_a_proof_know_the_tier(tmp_path: Path, filled: Workspace, ca
             assert said == [f"hit: same inputs, from the tier {cache.url}, written by alice"] * 3
 
 
+@OVER_HTTP_AND_GRPC
 @pytest.mark.parametrize("path", ["/cas/", "/ac/"])
 def test_a_result_without_its_blobs_is_a_miss_and_is_mended(
     tmp_path: Path, alone: None, filled: Workspace, cache: HttpCache, path: str
@@ -208,6 +214,7 @@ FAULTS = [
 ]
 
 
+@OVER_HTTP_AND_GRPC
 @pytest.mark.usefixtures("usual_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_build_beside_a_tier_that_fails_is_right_and_hardly_later(
@@ -234,6 +241,7 @@ def test_a_build_beside_a_tier_that_fails_is_right_and_hardly_later(
     assert tier.figures.problem
 
 
+@OVER_HTTP_AND_GRPC
 def test_a_dead_tier_is_not_asked_again_and_again(tmp_path: Path, cache: HttpCache) -> None:
     cache.close()
     second = machine(tmp_path, "second")
@@ -245,6 +253,7 @@ def test_a_dead_tier_is_not_asked_again_and_again(tmp_path: Path, cache: HttpCac
     assert tier.figures.counts()[TierAnswer.FAILED] <= 32, "the link comes after the breaker has opened"
 
 
+@OVER_HTTP_AND_GRPC
 @pytest.mark.parametrize("fault", [Fault.FULL, Fault.NO_RIGHTS])
 def test_a_tier_that_takes_nothing_loses_nothing(tmp_path: Path, cache: HttpCache, fault: Fault) -> None:
     first = machine(tmp_path, "first")

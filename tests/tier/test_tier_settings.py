@@ -47,6 +47,20 @@ def test_the_variables_count_in_config_toml_too(environ: dict[str, str]) -> None
     assert named is not None and named.signer is None, "the shell wins"
 
 
+def test_headers_come_from_a_variable_and_are_not_shown(environ: dict[str, str]) -> None:
+    file = '[tier]\nurl = "grpcs://host/main"\n'
+    text = "authorization=Bearer a=b, X-BuildBuddy-Api-Key=k%2C1 ,"
+    named = settings(environ, file, BUILDD_TIER_HEADERS=text)
+    assert named is not None and "Bearer" not in repr(named)
+    assert named.headers == (("authorization", "Bearer a=b"), ("x-buildbuddy-api-key", "k,1"))
+    named = settings(environ, f'{file}[environment]\nBUILDD_TIER_HEADERS = "x-key=1"\n')
+    assert named is not None and named.headers == (("x-key", "1"),)
+    for wrong in ("s3cret", "a b=s3cret", "x=s3cret%0Ay", "=s3cret"):
+        with pytest.raises(RequestError) as refused:
+            settings(environ, file, BUILDD_TIER_HEADERS=wrong)
+        assert "s3cret" not in str(refused.value) or wrong == "s3cret"
+
+
 @pytest.mark.parametrize("variables", [{}, {"BUILDD_TIER_WRITE": "1"}])
 def test_nothing_is_written_without_the_users_word_and_key(environ: dict[str, str], variables: dict[str, str]) -> None:
     named = settings(environ, '[tier]\nurl = "/t"\n', **variables)
