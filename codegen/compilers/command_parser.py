@@ -277,10 +277,12 @@ class Parser(ABC):
         )
 
     def _objects(self, family: Family, makes: Makes) -> tuple[str, ...]:
-        """Return the objects of a link that compiles nothing. nvcc's alone: its device link takes a second, and a
-        library of kernels is rarely linked anew."""
+        """Return the objects of a link that compiles nothing: of nvcc's, whose device link takes a second, and of one
+        that stands for a divided command, which a user runs to have a program. Another link of gcc's takes less time
+        than its inputs take to be read for a key."""
         named = tuple(self.kept[index] for index in self.sources)
-        is_link = makes is Makes.LINKED and family is Family.NVCC and not self.language
+        taken = family is Family.NVCC or (family is Family.GCC and any(path.startswith(PARTS) for path in named))
+        is_link = makes is Makes.LINKED and taken and not self.language
         return named if is_link and all(path.endswith(_OBJECTS) for path in named) else ()
 
     def _makes(self) -> Makes:

@@ -40,7 +40,7 @@ _COMMAND = "this command"
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
 _FOLDER = re.compile(
-    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include)=?|)(/.*)", re.DOTALL
+    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include|-L)=?|)(/.*)", re.DOTALL
 )
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"

@@ -175,6 +175,8 @@ def plan(
     if compile.depfile and compile.depfile.twice and described.clang and not nvcc:
         raise PassThrough(Reason.UNSUPPORTED_OPTION, "-MD beside -MMD")
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
+    if compile.objects and not nvcc:
+        discovery = Discovery.LINKER  # gcc preprocesses nothing; nvcc compiles a stub
     search = include_folders((), flags, dict(described.tool.roots))
     if linked:
         # The linker may write its output's name into the output.
@@ -204,7 +206,7 @@ def plan(
             *temporary_roots.mapping(compile.family, roots),
             *listing,
             *lists,
-            *((_linker_inputs(nvcc),) if linked else ()),
+            *((_linker_inputs(nvcc, discovery),) if linked else ()),
             *(("-o", Ref(place=Place.OUTPUT, name=name)) if made else ()),
             *(temporary_roots.referring((compile.source,), roots) if apart and not compile.objects else ()),
         ),
@@ -223,10 +225,11 @@ def plan(
     return Plan(targets=(action.name,), actions=(action,), tools=(tool,), steps=stepwise)
 
 
-def _linker_inputs(nvcc: bool) -> Ref:
+def _linker_inputs(nvcc: bool, discovery: Discovery) -> Ref:
     """Return the flag that makes the linker list its inputs."""
     option = "-Xlinker=" if nvcc else "-Wl,"
-    return Ref(place=Place.DEPFILE, prefix=f"{option}--dependency-file=", suffix=LINKED)
+    suffix = "" if discovery is Discovery.LINKER else LINKED
+    return Ref(place=Place.DEPFILE, prefix=f"{option}--dependency-file=", suffix=suffix)
 
 
 def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
