@@ -122,7 +122,7 @@ class Delivery:
     def said_once(self, stderr: bytes) -> bytes:
         """Standard error without the words that an earlier part of the same command has said: nvcc warns of the same
         options again."""
-        later = temporary_roots.is_part(self.compile.output) and not temporary_roots.is_first_part(self.compile.output)
+        later = temporary_roots.part_number(self.compile.output) > 0
         again = later or any(map(temporary_roots.is_part, self.compile.objects))
         return _WARNING.sub(b"", stderr) if again else stderr
 

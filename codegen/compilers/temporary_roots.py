@@ -142,10 +142,10 @@ def is_part(path: str) -> bool:
     return _PART.fullmatch(path) is not None
 
 
-def is_first_part(path: str) -> bool:
-    """Tell whether this is the object of a divided command's first source."""
+def part_number(path: str) -> int:
+    """Return the place of this object's source among those of a divided command; -1 for another file."""
     match = _PART.fullmatch(path)
-    return match is not None and match[2] == "0"
+    return -1 if match is None else int(match[2])
 
 
 def is_below(path: str, roots: Iterable[tuple[str, str]]) -> bool:

@@ -1,8 +1,9 @@
 """Divides a command that compiles several sources, or compiles and links, into commands with one source each.
 
-The shim carries them out one after another (shims/several.c). A compile that comes from it is like any other one: found
-again, in steps. The link is the user's own command with objects in the place of sources: nvcc's is found again, gcc's
-runs each time. Reads no file but response files; a command that is not surely the same in parts is not divided.
+The shim carries them out, compiles side by side (shims/several.c). A compile that comes from it is like any other one:
+found again, in steps. The link is the user's own command with objects in the place of sources: nvcc's and gcc's are
+found again, those of clang and hipcc run each time. Reads no file but response files; a command that is not surely the
+same in parts is not divided.
 """
 
 from __future__ import annotations
