@@ -16,6 +16,7 @@ from tests.support.toolkit import copy_toolkit
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no g++ (Debian: apt install g++)")
+CLANG = next((name for name in ("clang++", *(f"clang++-{n}" for n in range(30, 10, -1))) if shutil.which(name)), "")
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,25 @@ def test_a_program_with_the_folders_name_in_it_is_bound_to_the_folder(user: User
             assert place.call("g++", *words, "-o", "prog").returncode == 0
             said = subprocess.run([place.folder / "prog"], capture_output=True, text=True, check=True).stdout
             assert said == f"{place.folder}/a.cpp\n"
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+@pytest.mark.parametrize(
+    "flags",
+    (
+        "-shared -fPIC -L . -L@ -lm",
+        "-Werror -s -Wl,-O1 -Xlinker -s",
+        "-rdynamic -no-pie -fPIE -l m",
+        "-Wa,--noexecstack",
+    ),
+)
+def test_clang_calls_no_option_unused_that_it_uses(project: ForeignProject, flags: str) -> None:
+    for sources in ("a.cpp b.cpp", "b.cpp a.cpp -Wall -DX=1 -I."):
+        command = f"{CLANG} {flags.replace('@', str(project.folder))} {sources} -o prog"
+        right = outcome(project, command, project.plain)
+        assert right[0] == 0, right
+        for _ in range(2):
+            assert outcome(project, command, project.environ) == right
 
 
 def test_compiles_side_by_side_say_their_words_in_order(project: ForeignProject) -> None:
