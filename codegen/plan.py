@@ -59,6 +59,9 @@ class Discovery(Enum):
     covers the host pass and the device pass of every architecture, which nvcc's own -MD does not."""
     CLANG = "clang"
     """CC_PRINT_HEADERS_FILE in the tool's environment: each clang -cc1 run appends the headers that it opened."""
+    CLANG_RULES = "clang+rules"
+    """As CLANG, and clang's own depfile, named like the other one with the suffix `RULES`: a DEPFILE `Ref` in argv. It
+    also lists files that only `__has_include` has found, second names of a header, and lists of sanitizers."""
     LINKER = "linker"
     """The linker's --dependency-file, named by a DEPFILE `Ref` in argv."""
     GCC_LINKER = "gcc+linker"
@@ -69,6 +72,9 @@ class Discovery(Enum):
 
 
 LINKED = ".linked"
+RULES = ".rules"
+LISTED = "listed.d"
+"""Name of the depfile that nvcc itself writes into the private folder, where it runs whole and is asked for one."""
 
 
 class Kept(Enum):

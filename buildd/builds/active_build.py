@@ -39,6 +39,8 @@ from protocol.problem import message_and_step
 
 _log = logging.getLogger(__name__)
 
+_BUILDING = (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE)
+
 
 class ActiveBuild:
     """State of one request. Methods that touch files are called from worker threads, one action at a time each.
@@ -275,7 +277,7 @@ class StoredResults:
             steps = build.steps.get(action.steps)
             if steps and steps.silent and is_noisy(build.store, build.notebook, lookup.name_key(action)):
                 build.runs_whole.add(index)
-        elif not build.is_steps and build.request.mode in (m.Mode.BUILD, m.Mode.WARM):
+        elif not build.is_steps and build.request.mode in _BUILDING:
             lookup.note_first_hit(action, build.tool(action), build.notebook)
         return answer
 

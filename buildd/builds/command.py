@@ -70,7 +70,7 @@ def launch_of(
         case Discovery.GCC | Discovery.GCC_LINKER:
             # gcc splits the value at the first space and appends; see its invoke.texi, SUNPRO_DEPENDENCIES.
             environment["SUNPRO_DEPENDENCIES"] = f"{private}/{DEPFILE} inputs"
-        case Discovery.CLANG:
+        case Discovery.CLANG | Discovery.CLANG_RULES:
             environment["CC_PRINT_HEADERS"] = "1"
             environment["CC_PRINT_HEADERS_FILE"] = f"{private}/{DEPFILE}"
         case _:

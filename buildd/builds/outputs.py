@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from buildd.builds.products import Product, Ran
+from buildd.keys.depfiles import Listing
 from buildd.store.store import Result
 from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action
@@ -25,6 +26,8 @@ class Outputs(ABC, Generic[Build]):
     build: Build
     """Set by the build that these are given to."""
 
+    lists = False
+    """Whether a depfile is made of what the tool's own would list."""
     in_project = False
     """Whether outputs are files of the project."""
     roots: Roots = ()
@@ -52,12 +55,15 @@ class Outputs(ABC, Generic[Build]):
         """Called when all that a job has made is in its place."""
         return None
 
-    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+    def finish(
+        self, action: Action, private: str, read: tuple[str, ...], listing: Listing | None = None
+    ) -> Mapping[str, bytes]:
         """Make outputs that no tool makes, once a job has ended well.
 
         Args:
             private: the job's folder.
             read: the files that its tool said it read.
+            listing: those that its own depfile lists; None where that is all of them.
 
         Returns:
             By name, the content of those that no other job reads as files; the others are written to the folder.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from buildd.keys.depfiles import Listing
 from buildd.processes.launch import Exit
 from protocol import messages as m
 from protocol.described import described
@@ -77,6 +78,8 @@ class Failure:
     exit: Exit | None = None
     read: tuple[str, ...] | None = None
     """The files that a tool says it read before it found a mistake in them; None where it does not say."""
+    listing: Listing | None = None
+    """Those that its own depfile lists; None where that is all of them."""
     left: str = ""
     """The file that only the caller of the tool can read: the tool did not fail, but the caller has to run it."""
 

@@ -6,11 +6,14 @@ Knows the formats of `codegen.plan.Discovery`, not what the paths are used for.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from codegen.plan import LINKED, Discovery
+from codegen.plan import LINKED, RULES, Discovery
 
 # Make's escapes: a space or a hash after a backslash, a dollar doubled. Everything else is literal.
 _TOKEN = re.compile(rb"(?:\\\n|\s)*((?:\\[ #:\\]|\$\$|[^\s])+)")
+_LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
 # clang -cc1 writes each name as in a C string.
 _ESCAPED = re.compile(rb'\\([\\"])')
 
@@ -19,15 +22,57 @@ def parts(discovery: Discovery) -> tuple[tuple[Discovery, str], ...]:
     """The depfiles of a tool: the format of each, and the ending of its name."""
     if discovery is Discovery.GCC_LINKER:
         return ((Discovery.GCC, ""), (Discovery.LINKER, LINKED))
+    if discovery is Discovery.CLANG_RULES:
+        return ((Discovery.GCC, RULES), (Discovery.CLANG, ""))
     return ((discovery, ""),)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files that a tool's own depfile lists, as it spells them, if those are not just all that it read."""
+
+    files: tuple[str, ...]
+    user: tuple[str, ...] | None = None
+    """Those that -MMD lists; None if only the folders of system headers tell them from the others."""
+
+
+def read_files(discovery: Discovery, content_of: Callable[[str], bytes | None]) -> tuple[str, ...] | None:
+    """All files that a tool read; None where it has not listed them.
+
+    Args:
+        content_of: returns the content of the depfile whose name has this ending.
+    """
+    found: dict[str, None] = {}
+    for part, suffix in parts(discovery):
+        content = content_of(suffix)
+        if content is None:
+            return None
+        found.update(dict.fromkeys(parse(part, content)))
+    if discovery is Discovery.CLANG_RULES:
+        opened = parse(Discovery.CLANG, content_of("") or b"")
+        if any("\\" in path for path in opened):
+            return opened  # in make rules, clang writes a slash for a backslash
+        return tuple(path for path in found if path == without_dot(path) or without_dot(path) not in found)
+    return tuple(found)
+
+
+def own_listing(discovery: Discovery, content_of: Callable[[str], bytes | None]) -> Listing | None:
+    """What the tool's own depfile lists; None where that is all that it read. Args: as `read_files`."""
+    content = content_of(RULES) if discovery is Discovery.CLANG_RULES else None
+    return Listing(parse(Discovery.GCC, content)) if content is not None else None
+
+
+def without_dot(path: str) -> str:
+    """A path as clang writes it into make rules: without "./" at its beginning."""
+    return _LEADING_DOT.sub("", path)
 
 
 def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
     """Paths in the order in which they were first named, each once, as the tool spelled them."""
     found: list[bytes]
     match discovery:
-        case Discovery.NONE | Discovery.GCC_LINKER:
-            return ()  # GCC_LINKER is several files, each of its own format
+        case Discovery.NONE | Discovery.GCC_LINKER | Discovery.CLANG_RULES:
+            return ()  # some are several files, each of its own format
         case Discovery.GCC:
             found = _make_rules(content)
         case Discovery.LINKER:

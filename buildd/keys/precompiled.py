@@ -27,6 +27,7 @@ _ENDINGS = {
     Discovery.GCC: (".gch",),
     Discovery.GCC_LINKER: (".gch",),
     Discovery.CLANG: (".gch", ".pch"),
+    Discovery.CLANG_RULES: (".gch", ".pch"),
 }
 _IMPLICIT = ("stdc-predef.h", "cuda_runtime.h")
 """The headers that gcc includes by itself before all others, and that nvcc makes it include."""

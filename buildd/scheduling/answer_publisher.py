@@ -24,9 +24,8 @@ from buildd.scheduling import call_notes
 from buildd.scheduling.foreign_compile import CommandOutputs
 from buildd.store.answers import Answer, Answers, question_of
 from buildd.store.store import Store
-from codegen.compilers.command_parser import PARTS, Compile, Family
-from codegen.compilers.temporary_roots import is_part
-from codegen.foreign.command_line import family_of
+from codegen.compilers.command_parser import PARTS, Compile
+from codegen.compilers.temporary_roots import is_part, part_number
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.foreign.several_sources import Parts
 from codegen.plan import Action
@@ -94,8 +93,6 @@ class AnswerPublisher:
         """Note that the parts of a command follow. The last one, its link, publishes the answer to the whole."""
         if not parts.folder or parts.reads_options:
             return
-        if family_of(os.path.basename(request.command[0])) is not Family.NVCC:
-            return  # the link runs each time
         with self._lock:
             self._divided[parts.folder] = _Divided(request, parts.commands)
             while len(self._divided) > _MOST_DIVIDED:
@@ -125,7 +122,9 @@ class AnswerPublisher:
             divided = self._take(request, linked)
             if divided is None:
                 return
-            request, parts = divided.request, [*divided.parts.values(), part]
+            # They may have ended in another order than the compiler's.
+            compiles = [divided.parts[path] for path in sorted(divided.parts, key=part_number)]
+            request, parts = divided.request, [*compiles, part]
         answer = self._answer(request, parts)
         if answer is not None:
             self._answers.publish(answer)

@@ -174,14 +174,14 @@ class Carriage:
     def _packed(self, folder: str) -> Cargo | None:
         """In a worker thread."""
         build, action = self._build, self._action
-        read: dict[str, None] = {}
-        for discovery, suffix in depfiles.parts(action.discovery):
-            try:
-                content = Path(f"{folder}/{DEPFILE}{suffix}").read_bytes()
-                os.unlink(f"{folder}/{DEPFILE}{suffix}")  # gcc would append to it
-            except OSError:
-                return None
-            read.update(dict.fromkeys(depfiles.parse(discovery, content)))
+        places = {suffix: f"{folder}/{DEPFILE}{suffix}" for _, suffix in depfiles.parts(action.discovery)}
+        try:
+            contents = {suffix: Path(place).read_bytes() for suffix, place in places.items()}
+            for place in places.values():
+                os.unlink(place)  # gcc would append to it
+        except OSError:
+            return None
+        read = depfiles.read_files(action.discovery, contents.get) or ()
         tool, lookup, absolute = build.tool(action), build.inputs.lookup, build.inputs.snapshot.absolute
         spelled = [path for path in read if not path.startswith(f"{folder}/")]
         normal = list(dict.fromkeys(map(lookup.normal, spelled)))

@@ -13,16 +13,15 @@ from pathlib import Path
 
 from buildd.builds.command import DEPFILE
 from buildd.files.digests import Files
+from buildd.scheduling.make_rules import make_rules, nvcc_rules, user_files
 from buildd.store.store import Result, Store
 from codegen.compilers import checkout_roots, temporary_roots
-from codegen.compilers.command_parser import Compile, Depfile, Makes, PassThrough, Reason, quoted
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.reach import Reach, reach_of
 from protocol import messages as m
 
-_MOST_COLUMNS = 72
 _WARNING = re.compile(rb"^nvcc warning : .*\n", re.MULTILINE)
-_LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,14 @@ class Delivery:
         depfile = self.compile.depfile
         if depfile is None:
             return b""
-        paths, _ = temporary_roots.read(listed, self.roots)
-        return make_rules(depfile, self.compile.source, paths, self.system, clang=self.clang)
+        read, *own = temporary_roots.read_lists(listed, self.roots)
+        files = own[0] if own else read
+        source = self.compile.source
+        if self.compile.family is not Family.NVCC:
+            return make_rules(depfile, source, files, self.system, clang=self.clang)
+        if not depfile.system:
+            files = own[1] if len(own) > 1 else user_files(files, self.system)
+        return nvcc_rules(depfile, source, [path for path in files if path != source])
 
     @property
     def prints_rules(self) -> bool:
@@ -117,7 +122,7 @@ class Delivery:
     def said_once(self, stderr: bytes) -> bytes:
         """Standard error without the words that an earlier part of the same command has said: nvcc warns of the same
         options again."""
-        later = temporary_roots.is_part(self.compile.output) and not temporary_roots.is_first_part(self.compile.output)
+        later = temporary_roots.part_number(self.compile.output) > 0
         again = later or any(map(temporary_roots.is_part, self.compile.objects))
         return _WARNING.sub(b"", stderr) if again else stderr
 
@@ -137,41 +142,3 @@ class Delivery:
                 file.seek(0)
                 file.truncate()
                 file.write(rules)
-
-
-def make_rules(
-    depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...], *, clang: bool = False
-) -> bytes:
-    """A depfile as gcc writes it.
-
-    Args:
-        paths: files that the tool read, as it spelled them, without the source.
-        system: folders whose headers -MMD leaves out.
-        clang: as clang writes it: no name begins with "./".
-    """
-    if clang:
-        source, *paths = (_LEADING_DOT.sub("", path) for path in (source, *paths))
-    headers = [quoted(p) for p in paths if p != source and (depfile.system or not _plain(p).startswith(system))]
-    text = _rule(depfile.targets, (quoted(source), *headers))
-    if depfile.phony:
-        text += "".join(f"{header}:\n" for header in headers)
-    return os.fsencode(text)
-
-
-def _rule(targets: Iterable[str], files: Iterable[str]) -> str:
-    """A rule with the line breaks of gcc's (libcpp/mkdeps.cc, `make_write_name`)."""
-    text, column = "", 0
-    for names, end in ((targets, ":"), (files, "\n")):
-        for name in names:
-            if column and column + len(os.fsencode(name)) > _MOST_COLUMNS:
-                text, column = f"{text} \\\n", 0
-            if text:
-                text, column = f"{text} ", column + 1
-            text, column = text + name, column + len(os.fsencode(name))
-        text, column = text + end, column + 1
-    return text
-
-
-def _plain(path: str) -> str:
-    """A path without "..", by which clang's own folders name the headers of gcc."""
-    return os.path.normpath(path) if "/../" in path and path.startswith("/") else path

@@ -35,7 +35,7 @@ from buildd.shims.environment import of_a_job
 from buildd.state.events import Ending
 from buildd.store import job_history
 from buildd.store.tally import Reasoned
-from codegen.plan import Action, Discovery, Kept
+from codegen.plan import LISTED, Action, Discovery, Kept, Ref
 from codegen.variables.aitemplate_flags import step_line, time_line
 from protocol import messages as m
 
@@ -205,7 +205,9 @@ class Execution:
             ended = job_history.JobEnd.OUT_OF_MEMORY if self.exit.out_of_memory else job_history.JobEnd.FAILED
             learn(self.build, self.action, self.exit, ended)
             ending, failure = tool_failure(self.build, self.action, self.exit, self._private)
-            self.failure = replace(failure, read=self._inputs() if self._lists_files(self.exit) else None)
+            if self._lists_files(self.exit):
+                failure = replace(failure, read=self._inputs(), listing=self._listing())
+            self.failure = failure
             return ending
         return None
 
@@ -294,16 +296,24 @@ class Execution:
         """Whether the tool, which failed, has left a depfile."""
         # buildd has clang list the files elsewhere; itself it would have written a depfile if no header is missing.
         discovery = self.action.discovery
-        return discovery is Discovery.GCC or (discovery is Discovery.CLANG and b"' file not found" not in exit.stderr)
+        if any(isinstance(word, Ref) and word.suffix == f"/{LISTED}" for word in self.action.argv):
+            return os.path.exists(f"{self._private}/{LISTED}")
+        if discovery is Discovery.CLANG:
+            return b"' file not found" not in exit.stderr
+        return discovery in (Discovery.GCC, Discovery.CLANG_RULES)
 
     def _inputs(self) -> tuple[str, ...] | None:
-        found: dict[str, None] = {}
-        for discovery, suffix in depfiles.parts(self.action.discovery):
-            depfile = _read(f"{self._private}/{DEPFILE}{suffix}")
-            if depfile is None:
-                return None
-            found.update(dict.fromkeys(depfiles.parse(discovery, depfile)))
-        return tuple(found)
+        return depfiles.read_files(self.action.discovery, self._depfile)
+
+    def _listing(self) -> depfiles.Listing | None:
+        """The files that the tool's own depfile lists; None where that is all that it read."""
+        listed = _read(f"{self._private}/{LISTED}")
+        if listed is not None:
+            return depfiles.Listing(depfiles.parse(Discovery.GCC, listed))
+        return depfiles.own_listing(self.action.discovery, self._depfile)
+
+    def _depfile(self, suffix: str) -> bytes | None:
+        return _read(f"{self._private}/{DEPFILE}{suffix}")
 
     def _named(self) -> Collection[str]:
         """Roots whose folder's path stands in the outputs."""
@@ -339,6 +349,7 @@ class Execution:
                 shows_lines=self._shows_lines(exit),
                 silent=self._silent_files(),
                 seen_there=self._seen_there(),
+                listing=self._listing(),
             )
         )
         self.failure = self.result.failure

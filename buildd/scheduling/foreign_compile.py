@@ -21,6 +21,7 @@ from buildd.builds.report import Report
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file
 from buildd.keys import precompiled
+from buildd.keys.depfiles import Listing
 from buildd.keys.miss_kinds import kind_of
 from buildd.scheduling import call_notes
 from buildd.scheduling.build_figures import Figures
@@ -29,7 +30,7 @@ from buildd.shims import run_log
 from buildd.store.store import Result
 from buildd.store.tally import Reasoned
 from codegen.compilers import checkout_roots, temporary_roots
-from codegen.compilers.command_parser import Makes, Reason
+from codegen.compilers.command_parser import Family, Makes, Reason
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.plan import Action
 from protocol import messages as m
@@ -54,6 +55,7 @@ class CommandOutputs(Outputs[ActiveBuild]):
     def __init__(self, delivery: Delivery, keep: Callable[[CommandOutputs], None]) -> None:
         self.delivery = delivery
         self.roots = delivery.roots
+        self.lists = delivery.compile.depfile is not None and delivery.compile.family is Family.NVCC
         self.only_names = delivery.compile.makes is Makes.RULES
         self.result: Result | None = None
         """The result that was found, or stored."""
@@ -63,21 +65,25 @@ class CommandOutputs(Outputs[ActiveBuild]):
         """Make rules of the job that ran."""
         self._keep = keep
 
-    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+    def finish(
+        self, action: Action, private: str, read: tuple[str, ...], listing: Listing | None = None
+    ) -> Mapping[str, bytes]:
         """List what the tool read as one more output."""
         place = Path(output_path(private, action, DEPENDENCIES))
-        place.write_bytes(self._listed(read))
+        place.write_bytes(self._listed(read, listing))
         return {}
 
-    def _listed(self, read: Iterable[str]) -> bytes:
+    def _listed(self, read: Iterable[str], listing: Listing | None) -> bytes:
         scratch = self.build.store.scratch_folders()
         mine = tuple(f"{folder}/" for place in scratch for folder in (place, os.path.realpath(place)))
-        return temporary_roots.listed(self.roots, [path for path in read if not path.startswith(mine)])
+        own = () if listing is None else (listing.files,) if listing.user is None else (listing.files, listing.user)
+        lists = [[path for path in paths if not path.startswith(mine)] for paths in (read, *own)]
+        return temporary_roots.listed(self.roots, *lists)
 
-    def place_depfile(self, read: Iterable[str]) -> None:
+    def place_depfile(self, read: Iterable[str], listing: Listing | None) -> None:
         """Write the depfile alone: of a compile that failed."""
         with contextlib.suppress(OSError):  # it is not what the caller is told of
-            self.delivery.put_depfile(self.delivery.rules(self._listed(read)))
+            self.delivery.put_depfile(self.delivery.rules(self._listed(read, listing)))
 
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
         if not self.roots:
@@ -198,7 +204,7 @@ class CompileReport(Report[ActiveBuild]):
         if exit is None or exit.lost or exit.output_truncated or not by_itself:
             return  # perhaps buildd's fault: the caller runs the tool itself
         if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
-            self._outputs.place_depfile(failure.read)
+            self._outputs.place_depfile(failure.read, failure.listing)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
         self._carry_out(exit.stdout, self._outputs.delivery.said_once(exit.stderr))
 

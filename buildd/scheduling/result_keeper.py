@@ -21,6 +21,7 @@ from buildd.builds.command import output_path
 from buildd.builds.products import Failure, Made, Product, recorded
 from buildd.errors import StoreError
 from buildd.keys import line_notes
+from buildd.keys.depfiles import Listing
 from buildd.keys.filing import Filing, file_run, read_apart
 from buildd.processes.launch import Exit
 from buildd.state.events import Ending
@@ -43,6 +44,7 @@ class GoodRun:
     Args:
         private: the job's folder.
         read: the files that the tool said it read, as it spelled them; None where it said nothing.
+        listing: those that its own depfile lists; None where that is all of them.
         named: finds the roots whose folder's path stands in the outputs.
         began_ns: when the tool was started, by the file system's clock.
         expanded: the roots were searched for in the text after preprocessing.
@@ -60,6 +62,7 @@ class GoodRun:
     shows_lines: bool = True
     silent: Collection[str] = ()
     seen_there: frozenset[str] | None = None
+    listing: Listing | None = None
 
 
 class ResultKeeper:
@@ -150,7 +153,7 @@ class ResultKeeper:
     def _files(self, run: GoodRun) -> list[_File] | None:
         """The outputs; None, with the failure, where the tool did not write one."""
         action = self._action
-        contents = self._build.outputs.finish(action, run.private, run.read or ())
+        contents = self._build.outputs.finish(action, run.private, run.read or (), run.listing)
         files = []
         for output in action.outputs:
             path = Path(output_path(run.private, action, output.name))

@@ -16,6 +16,7 @@ from buildd.builds import noisy_compiles
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.errors import StoreError
+from buildd.keys.depfiles import Listing
 from buildd.processes.executor import Executor
 from buildd.processes.launch import EndReason, Exit, Launch
 from buildd.scheduling.execution import Execution, time_line_of
@@ -25,7 +26,7 @@ from buildd.scheduling.step_request import StepRequest
 from buildd.state.events import Ending
 from buildd.store import job_history
 from codegen.compilers.checkout_roots import others
-from codegen.plan import BARE
+from codegen.plan import BARE, Discovery
 from codegen.steps.expansion import expand, maker, unframed
 from codegen.steps.step_kinds import StepKind
 from protocol import messages as m
@@ -116,6 +117,13 @@ class StepwiseJob(Execution, ABC):
 
     def _inputs(self) -> tuple[str, ...] | None:
         return self._inner.report.read() if self._inner is not None else None
+
+    def _listing(self) -> Listing | None:
+        if self._inner is None:
+            return None
+        if (host := self._inner.report.read_by(Discovery.CLANG_RULES)) is not None:
+            return Listing(host)
+        return self._inner.outputs.listing()
 
     def _named(self) -> Collection[str]:
         assert self._inner is not None

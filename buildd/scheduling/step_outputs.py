@@ -14,12 +14,13 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from buildd.artifacts import equivalence, fatbin, offload_bundle
+from buildd.artifacts import entered_files, equivalence, fatbin, offload_bundle
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import Product, Ran
 from buildd.errors import StoreError
+from buildd.keys.depfiles import Listing
 from buildd.native.bare_text import bare_text_of
 from buildd.store.store import Result
 from codegen.compilers import checkout_roots
@@ -52,6 +53,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         """Preprocessed text -> its files, and whether each may show a line there; None where that is not known."""
         self._wanted: set[str] = set()
         """Files that another step or the job reads."""
+        self._entered: dict[str, Listing] = {}
+        """Name of a preprocessing step -> the files that its text enters."""
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -92,13 +95,17 @@ class StepOutputs(Outputs[ActiveBuild]):
         if way is not None and not offload_bundle.is_proven(way) and not (ran.exit.stdout or ran.exit.stderr):
             offload_bundle.prove(way, self._parts_of(action), Path(self._place_of(action.outputs[0].path)).read_bytes())
 
-    def finish(self, action: Action, private: str, read: tuple[str, ...]) -> Mapping[str, bytes]:
+    def finish(
+        self, action: Action, private: str, read: tuple[str, ...], listing: Listing | None = None
+    ) -> Mapping[str, bytes]:
         """Make the equivalence digests: of files apart from what may not matter, and of the fatbin in an object."""
         made = {}
         roots, lookup = self._outer.outputs.roots, self.build.inputs.lookup
-        if action.kind == StepKind.PREPROCESS.value and roots:
+        if action.kind == StepKind.PREPROCESS.value and (roots or self._outer.outputs.lists):
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
             self._named |= checkout_roots.names_in_text(text, roots, preprocessed=True)
+            if self._outer.outputs.lists:
+                self._entered[action.name] = entered_files.entered(text)
         if action.kind == StepKind.CICC.value and _is_mapped(action):
             made_by = Path(output_path(private, action, Role.MADE.value))
             made_by.write_bytes(line_info.mapped(made_by.read_bytes(), roots))
@@ -121,6 +128,13 @@ class StepOutputs(Outputs[ActiveBuild]):
                         self._shown[output.path] = bare_text_of(self.build.store.folder).shown_lines(text)
                 made[BARE] = content
         return made
+
+    def listing(self) -> Listing | None:
+        """The files that nvcc's depfile lists; None where a text is not known, or nobody asks."""
+        makers = [action.name for action in self.build.plan.actions if action.kind == StepKind.PREPROCESS.value]
+        if not all(name in self._entered for name in makers) or not makers:
+            return None
+        return entered_files.together(self._entered[name] for name in makers)
 
     def silent_files(self) -> frozenset[str]:
         """The files that show no line in any preprocessed text, as the texts spell them."""

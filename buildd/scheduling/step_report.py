@@ -15,7 +15,7 @@ from buildd.builds.products import Failure, Ran
 from buildd.builds.report import Report
 from buildd.processes.launch import Exit
 from buildd.store.store import Result
-from codegen.plan import Action
+from codegen.plan import Action, Discovery
 from codegen.steps.step_kinds import OWN_KINDS, StepKind
 from protocol import messages as m
 
@@ -88,6 +88,11 @@ class StepReport(Report[ActiveBuild]):
                     return None
                 found.update(dict.fromkeys(read))
         return tuple(found)
+
+    def read_by(self, discovery: Discovery) -> tuple[str, ...] | None:
+        """The files that the one step with such a depfile read; None where there is none, or it did not say."""
+        actions = enumerate(self.build.plan.actions)
+        return next((self.reads.get(index) for index, action in actions if action.discovery is discovery), None)
 
     def shown(self) -> Iterator[tuple[str, bytes]]:
         """The texts up to the first failure, in the order of the steps: stream and text."""

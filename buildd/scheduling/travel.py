@@ -19,7 +19,7 @@ from protocol import messages as m
 
 LEAST_S = 0.2
 """A job that was seen to take less is done here: on its way it would wait as long."""
-_LISTED = (Discovery.GCC, Discovery.CLANG)
+_LISTED = (Discovery.GCC, Discovery.CLANG, Discovery.CLANG_RULES)
 _FAR_STEPS = (StepKind.CICC.value, StepKind.PTXAS.value, StepKind.DEVICE.value)
 _MODES = (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE)
 

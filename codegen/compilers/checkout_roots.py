@@ -52,8 +52,8 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
     """
     if compile.family is Family.HIPCC or compile.relocatable:
         return ()
-    lists = compile.makes is Makes.RULES and compile.family is Family.GCC
-    if not (compile.makes is Makes.OBJECT or compile.objects or lists):
+    gccs = compile.family is Family.GCC and compile.makes in (Makes.RULES, Makes.LINKED)
+    if not (compile.makes is Makes.OBJECT or compile.objects or gccs):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
     shows = inspect(flags).path_sensitive

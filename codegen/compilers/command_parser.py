@@ -94,6 +94,8 @@ class Depfile(Frozen, frozen=True):
     """-MP: an empty rule for each header."""
     system: bool = True
     """Includes headers of system folders (-MD, not -MMD)."""
+    twice: bool = False
+    """The command has -MD and -MMD: clang warns of one of them."""
 
 
 class Compile(Frozen, frozen=True):
@@ -173,6 +175,8 @@ class Parser(ABC):
         self.native: list[str] = []
         """See `Compile`; flags that name the processor are found by `result`."""
         self.dep_kind = ""
+        """-MD or -MMD."""
+        self.dep_twice = False
         self.dep_path = ""
         self.dep_targets: list[str] = []
         self.dep_phony = False
@@ -263,7 +267,7 @@ class Parser(ABC):
             source=source,
             output=output,
             flags=flags,
-            depfile=depfile if makes is Makes.RULES else self._depfile(output),
+            depfile=depfile if makes is Makes.RULES else self._depfile(family, output),
             host=self.host,
             relocatable=self.relocatable,
             read=read,
@@ -273,10 +277,12 @@ class Parser(ABC):
         )
 
     def _objects(self, family: Family, makes: Makes) -> tuple[str, ...]:
-        """Return the objects of a link that compiles nothing. nvcc's alone: its device link takes a second, and a
-        library of kernels is rarely linked anew."""
+        """Return the objects of a link that compiles nothing: of nvcc's, whose device link takes a second, and of one
+        that stands for a divided command, which a user runs to have a program. Another link of gcc's takes less time
+        than its inputs take to be read for a key."""
         named = tuple(self.kept[index] for index in self.sources)
-        is_link = makes is Makes.LINKED and family is Family.NVCC and not self.language
+        taken = family is Family.NVCC or (family is Family.GCC and any(path.startswith(PARTS) for path in named))
+        is_link = makes is Makes.LINKED and taken and not self.language
         return named if is_link and all(path.endswith(_OBJECTS) for path in named) else ()
 
     def _makes(self) -> Makes:
@@ -304,20 +310,27 @@ class Parser(ABC):
             system=self.lists_system,
         )
 
-    def _depfile(self, output: str) -> Depfile | None:
+    def asks_rules(self, kind: str) -> None:
+        """Read -MD or -MMD. In a command with both, -MMD counts, in either order."""
+        self.dep_twice = self.dep_twice or (bool(self.dep_kind) and self.dep_kind != kind)
+        self.dep_kind = "-MMD" if self.dep_kind == "-MMD" else kind
+
+    def _depfile(self, family: Family, output: str) -> Depfile | None:
         if not self.dep_kind:
             if self.dep_path or self.dep_targets:
                 raise PassThrough(Reason.UNSUPPORTED_OPTION, "-MF or -MT without -MD")
             return None
         if self.dep_path == _STDOUT:
             raise PassThrough(Reason.OUTPUT, f"-MF {_STDOUT}")
+        stem = os.path.splitext(output)[0]
+        # Without -o, all compilers name an object, also if they write assembler text or device code alone.
+        target = output if self.output else f"{stem}.o"
         return Depfile(
-            path=self.dep_path or f"{os.path.splitext(output)[0]}.d",
-            # Without -o, gcc and clang name an object, also if they write assembler text.
-            targets=tuple(self.dep_targets)
-            or (quoted(f"{os.path.splitext(output)[0]}.o" if self.assembles and not self.output else output),),
+            path=self.dep_path or f"{stem}.d",
+            targets=tuple(self.dep_targets) or (target if family is Family.NVCC else quoted(target),),
             phony=self.dep_phony,
             system=self.dep_kind == "-MD",
+            twice=self.dep_twice,
         )
 
 

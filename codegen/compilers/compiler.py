@@ -60,6 +60,8 @@ class Compiler(Frozen, frozen=True):
     """-L flags that the compiler needs in addition to its default folders."""
     libraries: tuple[str, ...] = ()
     """Folders that the compiler searches for libraries by default."""
+    included: tuple[str, ...] = ()
+    """Folders of the toolkit whose headers are no system headers for nvcc."""
     clang: bool = False
     """The preprocessor is clang's (hipcc, or nvcc with -ccbin clang++)."""
     source: str = ""
@@ -144,6 +146,9 @@ def describe_nvcc(
         archs=nvcc.parse_codes(answers[2].stdout),
         library_flags=_library_flags(root, dryrun),
         libraries=compiler.libraries,
+        included=tuple(
+            folder for folder in nvcc.include_folders(dryrun.variables, system=False) if folder not in compiler.search
+        ),
         clang=compiler.clang,
         source=f"{found.source}: {found.path}",
     )

@@ -56,10 +56,10 @@ def asks_for_report(flags: Iterable[str]) -> bool:
     return any(_VERBOSE.fullmatch(flag) for flag in flags)
 
 
-def include_folders(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the toolkit's own include folders, in nvcc's order."""
+def include_folders(variables: Mapping[str, str], *, system: bool = True) -> tuple[str, ...]:
+    """Return the toolkit's own include folders, in nvcc's order. Args: system: also those that it has as -isystem."""
     found: dict[str, None] = {}
-    for name in ("INCLUDES", "SYSTEM_INCLUDES"):
+    for name in ("INCLUDES", "SYSTEM_INCLUDES") if system else ("INCLUDES",):
         for argument in shlex.split(variables.get(name, "")):
             path = argument[2:] if argument.startswith("-I") else argument
             if path.startswith("/"):

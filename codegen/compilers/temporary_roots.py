@@ -40,7 +40,7 @@ _COMMAND = "this command"
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
 _FOLDER = re.compile(
-    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include)=?|)(/.*)", re.DOTALL
+    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include|-L)=?|)(/.*)", re.DOTALL
 )
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
@@ -142,10 +142,10 @@ def is_part(path: str) -> bool:
     return _PART.fullmatch(path) is not None
 
 
-def is_first_part(path: str) -> bool:
-    """Tell whether this is the object of a divided command's first source."""
+def part_number(path: str) -> int:
+    """Return the place of this object's source among those of a divided command; -1 for another file."""
     match = _PART.fullmatch(path)
-    return match is not None and match[2] == "0"
+    return -1 if match is None else int(match[2])
 
 
 def is_below(path: str, roots: Iterable[tuple[str, str]]) -> bool:
@@ -197,10 +197,15 @@ def _reference(text: str, option: str, path: str, roots: Roots) -> Argument:
     return text
 
 
-def listed(roots: Roots, paths: Iterable[str]) -> bytes:
-    """Return the files that a tool has read and the roots of that time; each string ends with NUL."""
+def listed(roots: Roots, paths: Iterable[str], *depfiles: Iterable[str]) -> bytes:
+    """Return the files that a tool has read and the roots of that time; each string ends with NUL.
+
+    Args:
+        depfiles: the files that the tool's own depfile lists, if these are others, and then those that -MMD lists.
+    """
     head = [part for root in roots for part in root]
-    return b"".join(os.fsencode(part) + b"\0" for part in (*(("", *head, "") if head else ()), *paths))
+    lists = [part for depfile in depfiles for part in ("", *depfile)]
+    return b"".join(os.fsencode(part) + b"\0" for part in (*(("", *head, "") if head else ()), *paths, *lists))
 
 
 def read(content: bytes, roots: Roots) -> tuple[list[str], list[tuple[bytes, bytes]]]:
@@ -209,10 +214,20 @@ def read(content: bytes, roots: Roots) -> tuple[list[str], list[tuple[bytes, byt
     Args:
         roots: the present roots.
     """
+    return read_lists(content, roots)[0], moves(content, roots)
+
+
+def read_lists(content: bytes, roots: Roots) -> list[list[str]]:
+    """Return all lists from `listed` under their present names: the files that were read first. Args: as `read`."""
     head, listed_paths = _parted(content)
     moved = _moves(head, roots)
-    paths = [_moved(path, moved) for path in _texts(listed_paths)]
-    return paths, [(os.fsencode(old), os.fsencode(new)) for old, new in moved]
+    lists: list[list[str]] = [[]]
+    for path in _texts(listed_paths):
+        if path:
+            lists[-1].append(_moved(path, moved))
+        else:
+            lists.append([])
+    return lists
 
 
 def moves(content: bytes, roots: Roots) -> list[tuple[bytes, bytes]]:

@@ -161,7 +161,7 @@ def _nvcc(
         environment=environment,
         clang=compiler.clang,
         host=host,
-        standard=tool.search,
+        standard=tuple(folder for folder in tool.search if folder not in compiler.included),
         libraries=compiler.libraries,
         gpus=gpus or (),
     )

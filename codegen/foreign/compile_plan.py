@@ -22,6 +22,8 @@ from codegen.flags import words as flag_words
 from codegen.foreign.called_tool import Described
 from codegen.plan import (
     LINKED,
+    LISTED,
+    RULES,
     Action,
     Argument,
     Discovery,
@@ -44,6 +46,7 @@ DEPENDENCIES = "dependencies"
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "HIPCC_COMPILE_FLAGS_APPEND")
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
 _JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacros|I|L|T)=?(.+)", re.DOTALL)
+_RESOURCES = re.compile(r"/lib/clang/[^/]+/include\Z")
 _SYSTEM = ("-isystem", "-idirafter")
 _NAMES_NO_FILE = re.compile(r"-[DU]|--(un)?define-macro|-f(file|debug|macro)-prefix-map=")
 NVCC = Resources(memory_bytes=700 << 20, wall_s=3.0)
@@ -73,7 +76,7 @@ def _flags(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument, ..
 def _listing(compile: Compile) -> tuple[str, ...]:
     """Return -MD for a compile with a depfile: nvcc then preprocesses for all architectures first, which changes the
     order of its messages."""
-    return ("-MD", "-MF", "/buildd_probe/listed.d") if compile.depfile and compile.family is Family.NVCC else ()
+    return ("-MD", "-MF", f"/buildd_probe/{LISTED}") if compile.depfile and compile.family is Family.NVCC else ()
 
 
 def steps(compile: Compile, described: Described, roots: temporary_roots.Roots, knowledge: Knowledge) -> Steps | str:
@@ -162,14 +165,18 @@ def plan(
     apart = nvcc or isinstance(steps, Steps)
     listing: tuple[Argument, ...] = ()
     if not isinstance(steps, Steps) and not linked and _listing(compile):
-        listing = (*_listing(compile)[:-1], Ref(place=Place.TEMPORARY, suffix="/listed.d"))
+        listing = (*_listing(compile)[:-1], Ref(place=Place.TEMPORARY, suffix=f"/{LISTED}"))
     name = "program" if linked else "rules" if compile.makes is Makes.RULES else "object"
     if nvcc:
         # One program may contain two objects of one source, and they may differ.
         called = temporary_roots.named(compile.output, roots)
         name += " " + hashlib.blake2b(called.encode(), digest_size=8).hexdigest()
-        name += " and its depfile" if compile.depfile else ""
+        name += " with its depfile" if compile.depfile else ""
+    if compile.depfile and compile.depfile.twice and described.clang and not nvcc:
+        raise PassThrough(Reason.UNSUPPORTED_OPTION, "-MD beside -MMD")
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
+    if compile.objects and not nvcc:
+        discovery = Discovery.LINKER  # gcc preprocesses nothing; nvcc compiles a stub
     search = include_folders((), flags, dict(described.tool.roots))
     if linked:
         # The linker may write its output's name into the output.
@@ -182,6 +189,9 @@ def plan(
             raise PassThrough(Reason.DEPENDENCIES_ONLY)
         # gcc knows one list alone: the caller's is made of the daemon's, which names every header.
         lists = ("-M", Ref(place=Place.DEPFILE, prefix="-MF"))
+    elif described.clang and not nvcc:
+        discovery = Discovery.CLANG_RULES
+        lists = ("-MD", Ref(place=Place.DEPFILE, prefix="-MF", suffix=RULES))
     made = (Output(name=name, path=compile.output, executable=linked),) if compile.output else ()
     whole = nvcc and not isinstance(steps, Steps)
     use = text_use(compile.source, flags, clang=described.clang, nvcc_whole=whole)
@@ -196,7 +206,7 @@ def plan(
             *temporary_roots.mapping(compile.family, roots),
             *listing,
             *lists,
-            *((_linker_inputs(nvcc),) if linked else ()),
+            *((_linker_inputs(nvcc, discovery),) if linked else ()),
             *(("-o", Ref(place=Place.OUTPUT, name=name)) if made else ()),
             *(temporary_roots.referring((compile.source,), roots) if apart and not compile.objects else ()),
         ),
@@ -215,10 +225,11 @@ def plan(
     return Plan(targets=(action.name,), actions=(action,), tools=(tool,), steps=stepwise)
 
 
-def _linker_inputs(nvcc: bool) -> Ref:
+def _linker_inputs(nvcc: bool, discovery: Discovery) -> Ref:
     """Return the flag that makes the linker list its inputs."""
     option = "-Xlinker=" if nvcc else "-Wl,"
-    return Ref(place=Place.DEPFILE, prefix=f"{option}--dependency-file=", suffix=LINKED)
+    suffix = "" if discovery is Discovery.LINKER else LINKED
+    return Ref(place=Place.DEPFILE, prefix=f"{option}--dependency-file=", suffix=suffix)
 
 
 def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
@@ -256,6 +267,8 @@ def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
         waiting = flag in (*_SYSTEM, "--system-include") and not waiting
     # gcc shortens a name with `..` in it.
     named += [os.path.normpath(folder) for folder in named if folder.startswith("/")]
+    # -MMD leaves out its lists for sanitizers too.
+    named += [f"{folder.removesuffix('/include')}/share" for folder in described.standard if _RESOURCES.search(folder)]
     # The compiler lists these together with its own folders; their headers are no system headers.
     users = {folder for name, value in described.environment if name == "CPATH" for folder in value.split(os.pathsep)}
     standard = (folder for folder in described.standard if folder not in users)

@@ -77,8 +77,7 @@ class GccParser(Parser):
                     raise PassThrough(Reason.UNKNOWN_OPTION, f"-mllvm {value}")
                 self.kept += [argument, value]
             elif argument in ("-MD", "-MMD"):
-                # The compiler would use the last of several; real commands have one.
-                self.dep_kind = self.dep_kind or argument
+                self.asks_rules(argument)
             elif argument == "-MP":
                 self.dep_phony = True
             elif _GCC_UNSUPPORTED.fullmatch(argument):

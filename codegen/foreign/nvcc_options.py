@@ -175,7 +175,7 @@ class NvccParser(Parser):
         self._link_alike = self._link_alike and option not in _LINKS_DIFFERENTLY
         match option:
             case "-MD" | "-MMD":
-                self.dep_kind = self.dep_kind or option
+                self.asks_rules(option)
                 return
             case "-MP":
                 self.dep_phony = True
@@ -202,9 +202,11 @@ class NvccParser(Parser):
                 self.named_output(value)
                 return
             case "-MF":
+                self._once(option, self.dep_path)
                 self.dep_path = value
                 return
             case "-MT":
+                self._once(option, "".join(self.dep_targets))
                 self.dep_targets.append(value)
                 return
             case "-x":
@@ -227,6 +229,11 @@ class NvccParser(Parser):
                     if not _PASSED[option].fullmatch(word):
                         raise PassThrough(Reason.UNKNOWN_OPTION, f"{option} {word}")
         self.kept += spelled
+
+    def _once(self, option: str, before: str) -> None:
+        """Leave a command to nvcc that gives an option twice: nvcc warns, and takes the last value."""
+        if before:
+            self.stop = self.stop or (Reason.UNSUPPORTED_OPTION, f"{option} twice")
 
     def _for_host(self, words: list[str]) -> None:
         """Accept known flags for the host compiler, and nothing but flags."""

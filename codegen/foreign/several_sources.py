@@ -1,8 +1,9 @@
 """Divides a command that compiles several sources, or compiles and links, into commands with one source each.
 
-The shim carries them out one after another (shims/several.c). A compile that comes from it is like any other one: found
-again, in steps. The link is the user's own command with objects in the place of sources: nvcc's is found again, gcc's
-runs each time. Reads no file but response files; a command that is not surely the same in parts is not divided.
+The shim carries them out, compiles side by side (shims/several.c). A compile that comes from it is like any other one:
+found again, in steps. The link is the user's own command with objects in the place of sources: nvcc's and gcc's are
+found again, those of clang and hipcc run each time. Reads no file but response files; a command that is not surely the
+same in parts is not divided.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from codegen.compilers.command_parser import PARTS, Compile, Family, Makes, Parser, language_of
 from codegen.foreign.command_line import read_command
@@ -22,6 +23,13 @@ _NAMED_AFTER_OUTPUT = re.compile(
     r"--?coverage|-ftest-coverage|-fprofile.*|-fauto-profile.*|-fstack-usage|-fcallgraph-info.*|-fopt-info.*|-gsplit.*"
 )
 """Options with which a compiler writes or reads other files, named after its output."""
+
+_FOR_LINKER = re.compile(
+    r"(-shared|-s|-rdynamic|-static-lib(?:gcc|stdc\+\+)|-(?:no-)?pie|-fuse-ld=.*|-Wl,.*|-[lL].+)|-[lL]|-Xlinker"
+)
+"""Words that clang calls unused if it only compiles; the value of the last ones is the next word."""
+_UNUSED = re.compile(r"-nostdinc|-undef|-Wa,.*")
+"""Words that it calls unused if it only links objects."""
 
 
 class Parts(Frozen, frozen=True):
@@ -91,6 +99,10 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
     ):
         return None
     tool = command[0]
+    # Such a warning may even be an error.
+    warns = family is Family.HIPCC or "clang" in os.path.basename(os.path.realpath(tool))
+    if links and warns and any(map(_UNUSED.fullmatch, parser.kept)):
+        return None
     rules = tuple(word for word, given in ((parser.dep_kind, True), ("-MP", parser.dep_phony)) if given and word)
     host = ("-ccbin", parser.host) if parser.host else ()
     # The key of nvcc's objects has their path in it: one program may contain two objects of one source.
@@ -101,6 +113,8 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
         if parser.kept[index] not in compiled:
             continue
         own = [word for at, word in enumerate(parser.kept) if at not in parser.sources or at == index]
+        if links and warns:
+            own = list(_without_linkers(own))
         if links:
             stem = os.path.splitext(os.path.basename(parser.kept[index]))[0]
             made[index] = f"{place}/{len(made)}/{stem}.o"
@@ -115,6 +129,17 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
         reads_options=bool(read),
         keeps_going=family is not Family.NVCC,
     )
+
+
+def _without_linkers(words: Iterable[str]) -> Iterator[str]:
+    """Yield words without those for the linker."""
+    rest = iter(words)
+    for word in rest:
+        match = _FOR_LINKER.fullmatch(word)
+        if match is None:
+            yield word
+        elif match[1] is None:
+            next(rest, "")
 
 
 def _without_language(parser: Parser) -> list[str]:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from codegen.compilers.hipcc import clang_commands
-from codegen.plan import BARE, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
+from codegen.plan import BARE, RULES, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
 from codegen.steps.step_kinds import BUNDLE_FRAME, FOLDER, MAIN, OBJECT, SOURCE, STEM, USED, NotUnderstood, StepKind
 
 Words = tuple[str, ...]
@@ -38,6 +38,7 @@ _ROOT = re.compile(r"/buildd_root_(\w+?)_(?=\W|$)")
 _EXPECTED = re.compile(r' ".*"|.*clang version .*|(Target|Thread model|InstalledDir|Configuration file): .*|')
 """Lines of -### that do not describe a command."""
 _BUNDLE = re.compile(r"-(type|targets|input|output)=.*|-bundle-align=\d+", re.DOTALL)
+_HOST = "host"
 _LAST = 3
 """Number of words at the end of a compile's command line: `-x hip` and the source."""
 
@@ -123,24 +124,26 @@ class _Writer:
             tuple(made),
             (Output(name="made", path=data), Output(name=BARE, path=f"{data}.{BARE}")),
         )
-        yield self._preprocess(self._host, "host")
+        yield self._preprocess(self._host, _HOST)
         yield self._compiled(self._host, "", f"{FOLDER}/{OBJECT}", StepKind.HOST, BUNDLE_FRAME)
 
     def _preprocess(self, front: Words, what: str) -> Action:
         path = _file(f"{what}.hipi")
         words = _without(front, _TAKES)
         argv = ["-E" if word == "-emit-obj" else word for word in words]
-        depfile = Ref(place=Place.DEPFILE)
+        lists: tuple[Argument, ...] = ("-sys-header-deps", "-header-include-file", Ref(place=Place.DEPFILE))
+        if what == _HOST:  # hipcc's depfile lists what this pass reads
+            lists += ("-dependency-file", Ref(place=Place.DEPFILE, suffix=RULES), "-MT", "inputs")
         return _step(
             StepKind.PREPROCESS,
             what,
-            (*_made(argv[:-_LAST]), "-sys-header-deps", "-header-include-file", depfile, *argv[-_LAST:]),
+            (*_made(argv[:-_LAST]), *lists, *argv[-_LAST:]),
             (),
             (Output(name="made", path=path), Output(name=BARE, path=f"{path}.{BARE}")),
         )
 
     def _compiled(self, front: Words, what: str, made: str, kind: StepKind, data: str = "") -> Action:
-        text = _file(f"{what or 'host'}.hipi")
+        text = _file(f"{what or _HOST}.hipi")
         words: list[Argument] = list(_without(front[:-_LAST], *_PREPROCESSOR))
         words += ["-x", "hip-cpp-output", Ref(place=Place.INPUT, name=text)]
         if data:
@@ -246,7 +249,11 @@ def _step(
         argv=tuple(_symbolic(word) if isinstance(word, str) else word for word in argv),
         inputs=inputs,
         outputs=outputs,
-        discovery=Discovery.CLANG if kind is StepKind.PREPROCESS else Discovery.NONE,
+        discovery=Discovery.NONE
+        if kind is not StepKind.PREPROCESS
+        else Discovery.CLANG_RULES
+        if what == _HOST
+        else Discovery.CLANG,
         kept=Kept.DIGESTS if kind is StepKind.PREPROCESS else Kept.FILES,
         equivalents=equivalents,
     )

@@ -16,6 +16,7 @@ from tests.support.toolkit import copy_toolkit
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no g++ (Debian: apt install g++)")
+CLANG = next((name for name in ("clang++", *(f"clang++-{n}" for n in range(30, 10, -1))) if shutil.which(name)), "")
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +50,24 @@ def left_behind(project: ForeignProject) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "sources"),
+    ("command", "misses", "hits"),
     [
-        ("g++ -c a.cpp b.cpp", 2),
-        ("g++ -O2 -MD -MP -c a.cpp b.cpp", 2),
-        ("g++ -O1 -g a.cpp b.cpp -o prog", 2),
-        ("g++ b.cpp a.cpp", 2),
-        ("g++ -x c++ a.cpp b.cpp -o prog -lm", 2),
-        ("g++ -fPIC -shared -Wl,-soname,x b.cpp a.cpp -o x.so", 2),
-        ("/usr/bin/g++ -c b.cpp -o ../b.o && g++ a.cpp ../b.o -o prog", 2),
-        ("g++ -Wall -DX -c a.cpp b.cpp -DX=2", 2),
+        ("g++ -c a.cpp b.cpp", 2, 2),
+        ("g++ -O2 -MD -MP -c a.cpp b.cpp", 2, 2),
+        ("g++ -O1 -g a.cpp b.cpp -o prog", 3, 1),  # at once, with the link
+        ("g++ b.cpp a.cpp", 3, 1),
+        ("g++ -x c++ a.cpp b.cpp -o prog -lm", 3, 1),
+        ("g++ -fPIC -shared -Wl,-soname,x b.cpp a.cpp -o x.so", 3, 1),
+        ("/usr/bin/g++ -c b.cpp -o ../b.o && g++ a.cpp ../b.o -o prog", 3, 2),
+        ("g++ -Wall -DX -c a.cpp b.cpp -DX=2", 2, 2),
     ],
 )
-def test_each_source_is_found_again(project: ForeignProject, command: str, sources: int) -> None:
+def test_each_source_is_found_again_and_the_link(project: ForeignProject, command: str, misses: int, hits: int) -> None:
     right = outcome(project, command, project.plain)
     assert right[0] == 0, right
     for _ in range(2):
         assert outcome(project, command, project.environ) == right
-    assert project.counts() == (sources, sources)
+    assert project.counts() == (hits, misses)
     assert left_behind(project) == []
 
 
@@ -96,6 +97,85 @@ def test_what_fails_or_is_odd_does_what_it_does_without_us(project: ForeignProje
     for _ in range(2):
         assert outcome(project, command, project.environ) == right
     assert left_behind(project) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "results"),
+    [
+        ("g++ @/a.cpp -O1 -I@ -DONE -o @/prog", 1),
+        ("g++ @/a.cpp @/b.cpp -I@ -L@/lib -lm -o @/prog", 3),
+        ("gcc -shared -fPIC @/c.c -L@/lib -lz0 -o @/libc.so", 1),
+    ],
+)
+def test_a_second_checkout_finds_a_command_that_compiles_and_links(
+    user: User, tmp_path: Path, request: pytest.FixtureRequest, command: str, results: int
+) -> None:
+    unique = re.sub(r"\W", "_", request.node.name)
+    places = [ForeignProject(user, tmp_path / f"{name}_{unique}") for name in ("one", "some/where/else/two")]
+    for place in places:
+        place.write(
+            "a.cpp",
+            f"int b();\nint {unique};\n#ifdef ONE\nint b() {{ return 1; }}\n#endif\nint main() {{ return b(); }}\n",
+        )
+        place.write("b.cpp", f"int b() {{ return 4; }}\nint {unique}_2;\n")
+        place.write("c.c", f"int z0(void);\nint {unique}(void) {{ return z0(); }}\n")
+        place.write("z.c", "int z0(void) { return 7; }\n")
+        place.write("lib/none", "")
+        assert place.plainly("gcc", "-shared", "-fPIC", "z.c", "-o", "lib/libz0.so").returncode == 0
+    for place in places:
+        words = [word.replace("@", str(place.folder)) for word in command.split()]
+        right = outcome(place, " ".join(words), place.plain)
+        assert right[0] == 0 and outcome(place, " ".join(words), place.environ) == right
+    assert places[0].counts() == (0, results) and places[1].counts() == (results, 0)
+    # Another library of that name is another link.
+    if "-lz0" in command:
+        places[1].write("z.c", "int z0(void) { return 8; }\nint more;\n")
+        places[1].plainly("gcc", "-shared", "-fPIC", "z.c", "-o", "lib/libz0.so")
+        assert outcome(places[1], " ".join(words), places[1].environ)[0] == 0
+        assert places[1].counts() == (results, 1)
+
+
+def test_a_program_with_the_folders_name_in_it_is_bound_to_the_folder(user: User, tmp_path: Path) -> None:
+    places = [ForeignProject(user, tmp_path / name) for name in ("here", "there")]
+    for place in places:
+        place.write("a.cpp", "#include <cstdio>\nint main() { std::puts(__FILE__); }\n")
+        place.write("b.cpp", "int b_of_a_bound_program;\n")
+        for sources in ("a.cpp", "a.cpp b.cpp"):
+            words = [f"{place.folder}/{name}" for name in sources.split()]
+            assert place.call("g++", *words, "-o", "prog").returncode == 0
+            said = subprocess.run([place.folder / "prog"], capture_output=True, text=True, check=True).stdout
+            assert said == f"{place.folder}/a.cpp\n"
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+@pytest.mark.parametrize(
+    "flags",
+    (
+        "-shared -fPIC -L . -L@ -lm",
+        "-Werror -s -Wl,-O1 -Xlinker -s",
+        "-rdynamic -no-pie -fPIE -l m",
+        "-Wa,--noexecstack",
+    ),
+)
+def test_clang_calls_no_option_unused_that_it_uses(project: ForeignProject, flags: str) -> None:
+    for sources in ("a.cpp b.cpp", "b.cpp a.cpp -Wall -DX=1 -I."):
+        command = f"{CLANG} {flags.replace('@', str(project.folder))} {sources} -o prog"
+        right = outcome(project, command, project.plain)
+        assert right[0] == 0, right
+        for _ in range(2):
+            assert outcome(project, command, project.environ) == right
+
+
+def test_compiles_side_by_side_say_their_words_in_order(project: ForeignProject) -> None:
+    for number in range(5):
+        project.write(f"w{number}.cpp", f"int w{number}(int unused) {{ int also; return 0; }}\n")
+    project.write("w3.cpp", "int w3( {\n")
+    for links in ("", "-c"):
+        command = f"g++ {links} -Wall -Wextra w0.cpp w1.cpp w2.cpp w3.cpp w4.cpp"
+        right = outcome(project, command, project.plain)
+        assert right[0] == 1 and right[1]
+        for _ in range(2):
+            assert outcome(project, command, project.environ) == right
 
 
 def test_a_command_in_parts_that_is_interrupted_leaves_nothing(project: ForeignProject) -> None:

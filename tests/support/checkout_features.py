@@ -322,6 +322,9 @@ FEATURES: dict[str, Feature] = {
     "switches": flag("-frecord-gcc-switches", "-fdebug-types-section -g"),
     "sanitize": flag("-fsanitize=undefined", "-fsanitize=address"),
     "lto": flag("-flto", "-flto -ffat-lto-objects"),
+    "library": lambda rng, project: (
+        None if project.cuda else project.flags.extend(("-shared", "-fPIC", rng.choice(("-L@/build", "-s", "-lm"))))
+    ),
     "openmp": both(
         flag("-fopenmp"), body("void om(int *p) {\n#pragma omp parallel for\nfor (int i = 0; i < 9; i++) p[i] = i; }")
     ),

@@ -3,7 +3,8 @@
 Two objects that are described alike do the same. These vary from one run of nvcc to the next, or between nvcc and its
 steps run one by one, and so are called alike:
 
-- module ids (`_1234abcd_4_k_cu_first`) and the lengths of names that hold one (`N55_GLOBAL__N__...`);
+- module ids (`_1234abcd_4_k_cu_first`) and the lengths of names that hold one (`N55_GLOBAL__N__...`,
+  `61__device_stub__ZN55_GLOBAL__N__...`);
 - names of temporary files (`tmpxft_...`);
 - that ptxas was to report (`-v`);
 - offsets into sections that hold either, and those sections' sizes.
@@ -28,6 +29,8 @@ _OF_SECTION = 3
 _FATBINS = (".nv_fatbin", "__nv_relfatbin")
 """Device code, of a whole program and to be linked; cuobjdump reads both."""
 _MODULE = rb"_[0-9a-f]{8}_\d+_[A-Za-z0-9_]*?_cu_(?:[0-9a-f]{8}_\d+|[0-9a-f]{8}|%s)"
+_AROUND = re.compile(rb"\d+(?=__device_stub__\w*MODULE)")
+"""The length of a stub's name that holds a module id."""
 _DEVICE_BLOCKS = (".text", ".nv.constant", ".nv.global", ".nv.shared", ".nv.info", ".section .note.nv")
 
 
@@ -50,7 +53,8 @@ class Names:
         )  # fmt: skip
 
     def same(self, data: bytes) -> bytes:
-        return self.pattern().sub(lambda match: b"" if b"tmpxft" in match[0] else b"MODULE", data)
+        data = self.pattern().sub(lambda match: b"" if b"tmpxft" in match[0] else b"MODULE", data)
+        return _AROUND.sub(b"", data)
 
 
 @dataclass(frozen=True, slots=True)

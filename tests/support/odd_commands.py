@@ -25,15 +25,18 @@ FILES = {
     "m.c": '#include "h.h"\n#include "none.h"\nint m;\n',
     "main.c": "int main(void) { return 0; }\n",
     "h.h": "#define H 7\n",
+    "asks.c": '#if __has_include("h.h") && __has_include(<i.h>) && !__has_include("none.h")\nint asks;\n#endif\n',
     "sub/i.h": "#define I 3\n",
     "args": "-c a.c -o r.o\n",
     "self": "@self -c a.c\n",
     "quoted": "-c 'b b.c' -o \"q q.o\"\n",
     "k.cu": '#include "h.h"\n__global__ void k(int *x) { *x = H; }\n',
+    "asks.cu": '#if __has_include("h.h")\n#include <i.h>\n#endif\n__global__ void k() {}\n',
     "bad.cu": '#include "h.h"\n__global__ void k(int *x) { *x = ; }\n',
     "gone.cu": '#include "h.h"\n#include "none.h"\n__global__ void k() {}\n',
     "prog.cu": '#include "h.h"\n__global__ void k(int *x) { *x = H; }\nint main() { return H; }\n',
     "k.hip": '#include "h.h"\n__attribute__((global)) void k(int *x) { *x = H; }\n',
+    "asks.hip": '#if __has_include("h.h")\n#include <i.h>\n#endif\n__attribute__((global)) void k();\n',
     "bad.hip": '#include "h.h"\n__attribute__((global)) void k(int *x) { *x = ; }\n',
     "gone.hip": '#include "h.h"\n#include "none.h"\n',
 }
@@ -56,11 +59,14 @@ C = (
     "-c a.c -march=such", "main.c -o prog", "a.c -o prog", "-shared -fPIC a.c -o liba.so", "-c a.c -c -c",
     "-c a.c -o x.o -o y.o", "-c args", "-c h.h -o h.gch", "-c . -o d.o", "-c a.c -fdiagnostics-color=always -Wall",
     "-c e.c -fdiagnostics-format=json", "-c a.c 2>&1 >&-", "-c e.c 2>&-", "-c a.c -o a.o <&-",
-    "-c a.c -include /dev/fd/3 3<h.h", "-c a.c -o a.o; chmod 0 a.o",
+    "-c a.c -include /dev/fd/3 3<h.h", "-c a.c -o a.o; chmod 0 a.o", "-c asks.c -I sub -MD -MP",
+    "-c asks.c -isystem sub -MMD", "-c a.c -MD -MMD", "-c a.c -MMD -MD -MF x.d",
 )  # fmt: skip
 """Arguments as in a shell; redirections too."""
 CUDA = (
     "-c k.cu", "-c k.cu -o k.o -arch=sm_80", "-c k.cu -MD", "-c k.cu -MD -MF x.d -o k.o", "-c k.cu -MMD -MP",
+    "-c k.cu -MD -MMD -MF x.d -MT 't t'", "-c k.cu -MMD -MT a -MT b", "-ptx k.cu -MMD",
+    "-c asks.cu -isystem sub -MD -MP",
     "-c bad.cu", "-c bad.cu -MD -MF x.d", "-c gone.cu -MD -MF x.d", "-c none.cu", "-c k.cu -o none/k.o", "-ptx k.cu",
     "-cubin k.cu -arch=sm_80", "-c k.cu -arch=sm_1", "-c k.cu --such-option", "--version", "",
     "-c k.cu -Xcompiler -Wall", "-M k.cu", "-c k.cu -o -", "prog.cu -o prog", "prog.cu -w -o none/prog",
@@ -69,17 +75,24 @@ CUDA = (
     "-O1 -O2 prog.cu -o prog",
 )  # fmt: skip
 HIP = (
-    "-c k.hip", "-c k.hip -o k.o", "-c k.hip -MD", "-c k.hip -MD -MF x.d -o k.o", "-c k.hip -MMD -MP", "-c bad.hip",
+    "-c k.hip", "-c k.hip -o k.o", "-c k.hip -MD", "-c k.hip -MD -MF x.d -o k.o", "-c k.hip -MMD -MP",
+    "-c asks.hip -isystem sub -MD", "-c bad.hip",
     "-c bad.hip -MD -MF x.d", "-c gone.hip -MD -MF x.d", "-c none.hip", "-c k.hip -o none/k.o", "-S k.hip",
     "-c k.hip --such-option", "--version", "-c k.hip -Wall", "-M k.hip", "-c k.hip -o -", "-E k.hip -o k.i",
 )  # fmt: skip
+CLANG = next((name for name in ("clang", *(f"clang-{n}" for n in range(30, 10, -1))) if shutil.which(name)), "clang")
 COMPILERS = {
     "gcc": ("gcc", C),
-    "clang": ("clang", C),
+    "clang": (CLANG, C),
     "nvcc": ("nvcc", CUDA),
     "hipcc": ("hipcc --offload-arch=gfx90a", HIP),
 }
 _RANDOM = re.compile(r"/tmp/(cc\w{6}|tmpxft_\w+-\w+|[\w.]+-[0-9a-f]{6})|tmpxft_[0-9a-f]+_[0-9a-f]+-\d+")
+
+
+def program(compiler: str) -> str:
+    """The first word of a compiler's commands."""
+    return COMPILERS[compiler][0].split()[0]
 
 
 def furnish(folder: Path) -> None:

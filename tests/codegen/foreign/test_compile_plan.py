@@ -11,8 +11,9 @@ import pytest
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
 from buildd.native.sweep import Sweep
 from buildd.scheduling.build_figures import Figures, decoded, encoded
-from buildd.scheduling.delivery import Delivery, make_rules
+from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import pieces
+from buildd.scheduling.make_rules import make_rules
 from codegen.compilers.command_parser import Depfile, PassThrough, Reason
 from codegen.foreign.called_tool import MARK, Described, sent_variables, without_shims
 from codegen.foreign.command_line import parse
@@ -50,9 +51,9 @@ def test_a_depfile_has_the_source_first_and_each_header_once() -> None:
 
 
 def test_clang_names_no_file_with_a_leading_dot() -> None:
-    paths = ["./a.h", ".//b/./c.h", "../d.h", "/e/../f.h", "./../g.h", ".hidden.h", "src/a.c"]
+    paths = ["/lists/ignored", "src/a.c", "./a.h", ".//b/./c.h", "../d.h", "/e/../f.h", "./../g.h", ".hidden.h"]
     depfile = Depfile(path="x.d", targets=("t",))
-    wanted = b"t: src/a.c a.h b/./c.h ../d.h /e/../f.h ../g.h .hidden.h\n"
+    wanted = b"t: /lists/ignored src/a.c a.h b/./c.h ../d.h /e/../f.h ../g.h .hidden.h\n"
     assert make_rules(depfile, "./src/a.c", paths, (), clang=True) == wanted
 
 

@@ -1,0 +1,47 @@
+"""Reads from preprocessed text which files the preprocessor entered: nvcc makes its depfiles of these.
+
+Knows gcc's line markers (cpp's manual, "Preprocessor Output"), no depfile and no compile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from buildd.keys.depfiles import Listing
+
+_MARKER = re.compile(rb'\d+ "((?:[^"\\]|\\.)+)" 1((?: [234])*)\Z', re.DOTALL)
+"""Rest of a line that enters a file; 3 marks a system header."""
+_ESCAPED = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+
+
+def entered(text: bytes) -> Listing:
+    """Return the files that a text enters, in this order, each once; and those that it enters as the user's."""
+    files: dict[str, None] = {}
+    user: dict[str, None] = {}
+    known: dict[bytes, re.Match[bytes] | None] = {}
+    for part in (b"\n" + text).split(b"\n# ")[1:]:
+        line = part.partition(b"\n")[0]
+        if line in known:
+            continue
+        known[line] = match = _MARKER.match(line)
+        if match is None or match[1].startswith(b"<"):
+            continue
+        name = os.fsdecode(_ESCAPED.sub(_unescaped, match[1]))
+        files[name] = None
+        if b"3" not in match[2]:
+            user[name] = None
+    return Listing(tuple(files), tuple(user))
+
+
+def together(listings: Iterable[Listing]) -> Listing:
+    """Return the listing of several texts of one source."""
+    every = list(listings)
+    files = dict.fromkeys(name for listing in every for name in listing.files)
+    user = dict.fromkeys(name for listing in every for name in listing.user or ())
+    return Listing(tuple(files), tuple(user))
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return bytes((int(match[1], 8) & 255,)) if len(match[1]) == 3 else match[1]

@@ -1,0 +1,76 @@
+"""Depfiles as compilers write them: which names, in which order, how they are quoted, where lines end.
+
+Knows no build and no file system.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from buildd.keys.depfiles import without_dot
+from codegen.compilers.command_parser import Depfile, quoted
+
+_MOST_COLUMNS = 72
+
+
+def make_rules(
+    depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...], *, clang: bool = False
+) -> bytes:
+    """A depfile as gcc writes it.
+
+    Args:
+        paths: files that the tool read, as it spelled them, with or without the source.
+        system: folders whose headers -MMD leaves out.
+        clang: as clang writes it: no name begins with "./", and the source stands in its place among the others.
+    """
+    files = list(paths)
+    if clang:
+        source, *files = (without_dot(path) for path in (source, *files))
+    # A list of a sanitizer stands before it.
+    place = files.index(source) if clang and source in files else 0
+    before, after = ([path for path in part if path != source] for part in (files[:place], files[place:]))
+    if not depfile.system:
+        before, after = user_files(before, system), user_files(after, system)
+    text = _rule(depfile.targets, map(quoted, (*before, source, *after)))
+    if depfile.phony:
+        text += "".join(f"{quoted(header)}:\n" for header in (*before, *after))
+    return os.fsencode(text)
+
+
+def nvcc_rules(depfile: Depfile, source: str, files: Sequence[str]) -> bytes:
+    """A depfile as nvcc writes it: names as in its preprocessor's line markers, quoted for make only where they have a
+    blank.
+
+    Args:
+        files: without the source.
+    """
+    source, *names = (path.replace("\\", "/").replace(" ", "\\ ") for path in (source, *files))
+    text = " ".join(depfile.targets) + " : " + " \\\n    ".join((source, *names)) + "\n"
+    if depfile.phony:
+        text += "".join(f"\n{name}:\n" for name in names)
+    return os.fsencode(text)
+
+
+def user_files(paths: Iterable[str], system: tuple[str, ...]) -> list[str]:
+    """The paths that are in none of the folders of system headers."""
+    return [path for path in paths if not _plain(path).startswith(system)]
+
+
+def _rule(targets: Iterable[str], files: Iterable[str]) -> str:
+    """A rule with the line breaks of gcc's (libcpp/mkdeps.cc, `make_write_name`)."""
+    text, column = "", 0
+    for names, end in ((targets, ":"), (files, "\n")):
+        for name in names:
+            if column and column + len(os.fsencode(name)) > _MOST_COLUMNS:
+                text, column = f"{text} \\\n", 0
+            if text:
+                text, column = f"{text} ", column + 1
+            text, column = text + name, column + len(os.fsencode(name))
+        text, column = text + end, column + 1
+    return text
+
+
+def _plain(path: str) -> str:
+    """A path without "..", by which clang's own folders name the headers of gcc."""
+    return os.path.normpath(path) if "/../" in path and path.startswith("/") else path
