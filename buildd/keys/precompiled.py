@@ -71,24 +71,35 @@ class Places:
         self.snapshot = snapshot
         self._folders = folders
         self._known: dict[tuple[str, str], tuple[str, bool]] = {}
+        self._real: dict[tuple[str, str], str] = {}
 
     def of(self, folder: str, name: str) -> tuple[str, bool]:
         """The path of a name in a folder, and whether something exists there."""
         known = self._known.get((folder, name))
         if known is None:
-            path = os.path.normpath(os.path.join(folder, name))
-            _watch(os.path.dirname(path) or ".", self.snapshot, self._folders)
-            known = self._known[folder, name] = path, self.has(path)
+            # A dozen names in each folder: only their last part differs.
+            inner, _, last = name.rpartition("/")
+            inner = inner or ("/" if name.startswith("/") else "")
+            where = self._real.get((folder, inner))
+            if where is None:
+                where = self._real[folder, inner] = os.path.normpath(os.path.join(folder, inner))
+                _watch(where, self.snapshot, self._folders)
+            path = last if where == "." else os.path.join(where, last)
+            known = self._known[folder, name] = path, self._is_in(where, last)
         return known
 
     def has(self, path: str) -> bool:
         """Whether a path exists, according to the listing of its folder."""
         folder, name = os.path.split(path)
-        names = self.snapshot.listing(folder or ".")
+        return self._is_in(folder or ".", name)
+
+    def _is_in(self, folder: str, name: str) -> bool:
+        names = self.snapshot.listing(folder)
         if names is not None:
             return name in names
         # A folder that may not be listed may still be searched.
-        return self.snapshot.folder_stamp(folder or ".") != 0 and os.path.lexists(self.snapshot.absolute(path))
+        path = os.path.join(self.snapshot.absolute(folder), name)
+        return self.snapshot.folder_stamp(folder) != 0 and os.path.lexists(path)
 
 
 def candidates(action: Action, own_search: Iterable[str], places: Places) -> Candidates:

@@ -20,6 +20,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -276,7 +277,7 @@ def _files(stamps: Stamps) -> bytes:
 
 
 def _folders(stamps: Stamps) -> bytes:
-    words = sorted({zlib.crc32(os.fsencode(name)) for name in stamps.names})
+    words = sorted({*map(_word, stamps.names)})
     text = [_counted(struct.pack(f"={len(words)}I", *words)), _number(len(stamps.folders))]
     for folder in stamps.folders:
         there = sorted(folder.there or ())
@@ -287,6 +288,11 @@ def _folders(stamps: Stamps) -> bytes:
         ]
         text += [(b"d" if is_folder else b"f") + os.fsencode(name) + b"\0" for name, is_folder in there]
     return b"".join(text)
+
+
+@lru_cache(maxsize=1 << 14)  # the sources of a build share almost all of their names
+def _word(name: str) -> int:
+    return zlib.crc32(os.fsencode(name))
 
 
 def _number(value: int) -> bytes:

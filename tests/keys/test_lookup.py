@@ -330,6 +330,15 @@ def test_precompiled_headers_are_found_also_where_folders_cannot_be_listed(desk:
     assert ("src/x.h.gch", "f" * 64) in candidates(desk.action, search, places).present
 
 
+@pytest.mark.parametrize("folder", [".", "src", "src/../first", "/", "/usr", "..", "", "first/"])
+@pytest.mark.parametrize("name", ["x.gch", "in/x.gch", "../x.gch", "./x.gch", "/x.gch", "/usr/x.gch", "a/../../x.gch"])
+def test_a_candidate_is_where_the_compiler_joins_its_folder_and_name(desk: Desk, folder: str, name: str) -> None:
+    folders: dict[str, int] = {}
+    path, there = Places(Snapshot(Files(desk.store), str(desk.project)), folders).of(folder, name)
+    assert path == os.path.normpath(os.path.join(folder, name)) and not there
+    assert (os.path.dirname(path) or ".") in folders
+
+
 def test_a_header_is_judged_by_the_content_that_was_looked_at(desk: Desk) -> None:
     """It may be changed between the two, and changed back."""
     desk.write("second/x.h", "#if __has_include(NAME)\n#endif\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +17,7 @@ import pytest
 from buildd.tier import action_result
 from buildd.tier.carrier import Carrier, CarrierError, Content, LargeObject, ObjectKind, Trouble, for_up_to
 from buildd.tier.carriers import TierError, carrier_of, shown
+from tests.support.paths import ROOT
 from tests.support.reapi_servers import buildgrid, buildgrid_server, casd, casd_server
 from tests.support.tiers import Fault, HttpCache, has_nginx, has_rclone, http_cache, nginx_cache, s3_server
 
@@ -25,7 +28,7 @@ HANGS_S = 10.0
 """Without a limit of ours these servers would keep a client for minutes."""
 
 
-@pytest.fixture(params=["folder", "http", "nginx", "s3", "casd", "buildgrid"])
+@pytest.fixture(params=["folder", "http", "nginx", "s3", "casd", pytest.param("buildgrid", marks=pytest.mark.slow)])
 def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
     with ExitStack() as stack:
         match request.param:
@@ -215,6 +218,15 @@ def test_other_urls_are_refused_with_the_next_step(url: str) -> None:
     with pytest.raises(TierError) as told:
         carrier_of(url)
     assert "http" in told.value.next_step
+
+
+@pytest.mark.parametrize(("package", "url"), [("grpc", "grpc://host:1"), ("obstore", "s3://bucket/p?region=x")])
+def test_a_place_whose_package_is_missing_is_refused_with_the_next_step(package: str, url: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\nfrom buildd.tier.carriers import carrier_of\ncarrier_of({url!r})"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stderr
+    assert f"needs the package {package}" in said
 
 
 def test_what_may_be_secret_in_a_url_is_not_shown() -> None:

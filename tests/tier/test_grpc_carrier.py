@@ -99,11 +99,11 @@ def test_a_record_that_is_too_large_for_a_message_is_an_object(server: ReapiCach
     ("fault", "trouble"),
     [
         (Fault.FROZEN, Trouble.SLOW),
-        (Fault.SLOW, Trouble.SLOW),
+        pytest.param(Fault.SLOW, Trouble.SLOW, marks=pytest.mark.slow),
         (Fault.DRIPPING, Trouble.SLOW),
         (Fault.CUT, Trouble.ODD),
         (Fault.NO_RIGHTS, Trouble.RIGHTS),
-        (Fault.MOVED, Trouble.RIGHTS),
+        pytest.param(Fault.MOVED, Trouble.RIGHTS, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["batch", "stream"])
