@@ -63,7 +63,8 @@ def test_a_slow_nodes_jobs_end_on_another_one(workspace: Workspace, alone: bytes
     assert set(nodes_of(story).values()) == {"", "gamma"}, "beta never says that a tool has ended"
     if not hidden:
         ran = (workspace.project / "ran").read_text().split()
-        assert len(set(ran)) == 3 and len(ran) == 3 + engine.second_starts
+        # A start that is ended may not have come so far.
+        assert len(set(ran)) == 3 and len(ran) <= 3 + engine.second_starts
     assert workspace.build().done.hits == 4
 
 
