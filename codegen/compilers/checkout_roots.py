@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 _HIDES = re.compile(
     r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-fembed-bitcode.*|-f(no-)?unique-internal-linkage-names"
     r"|(.*[=,])?-flto.*|-dlto|-lto|.*(__FILE__|__BASE_FILE__|builtin_FILE|source_location).*"
-    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S"
+    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S|(.*[=,\[])?lto_\d.*"
 )
 """Flags that make an object's content unreadable, put an unknown part of the command line or a digest of a path into
 it, or mention the path of the source. With -S, gcc writes a long path in pieces.
@@ -50,7 +50,7 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
         flags: all flags of the tool, also those from its environment.
         temporary: temporary folders that the compile mentions, and mapped ones.
     """
-    if compile.family is Family.HIPCC or compile.relocatable:
+    if compile.family is Family.HIPCC:
         return ()
     lists = compile.makes is Makes.RULES and compile.family is Family.GCC
     if not (compile.makes is Makes.OBJECT or compile.objects or lists):

@@ -77,7 +77,9 @@ def test_a_flag_that_shows_the_folder_makes_it_a_root() -> None:
 def test_paths_in_other_forms_are_no_roots() -> None:
     assert gcc("/home/u/p q/a.c", folder="/home/u/p q/build") == ()
     assert gcc("/a.c", folder="/b") == ()
-    assert nvcc("/home/u/p/a.cu", "-rdc=true") == nvcc("/home/u/p/a.cu", "-lineinfo") == ()
+    assert nvcc("/home/u/p/a.cu", "-lineinfo") == ()
+    # What LTO holds cannot be searched.
+    assert nvcc("/home/u/p/a.cu", "-gencode", "arch=compute_80,code=lto_80") == ()
 
 
 def test_a_path_that_leaves_the_root_is_not_named_by_it() -> None:
@@ -404,3 +406,52 @@ def test_one_source_of_two_mapped_projects_links_into_one_program(user: User) ->
     library = Path(toolkit()).parent / "lib"
     linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects[:2]), "-o", "main")
     assert linked.returncode == 0, linked.stderr
+
+
+WEAK = """template <typename T> __global__ void weak(T *p) { *p = 1; }
+template __global__ void weak<int>(int *);
+namespace { int kept; struct Use { Use() { kept = 1; } } use; }
+"""
+OWN = """namespace {
+__device__ int hidden;
+__global__ void kernel(int *p) { *p = hidden; }
+struct Use { Use() { kernel<<<1, 1>>>(nullptr); } } use;
+}
+"""
+"""Two copies of each may be linked into one program, as two archives that hold a copy of one small library."""
+
+
+@pytest.mark.cuda
+def test_relocatable_objects_of_two_checkouts_are_found_and_link_into_one_program(user: User) -> None:
+    """Each object has its own module's id, with which the device linker tells the modules of a program apart."""
+    foreign = ForeignProject(user, user.folder / "relocatable", toolkit())
+    texts = {"src/weak.cu": WEAK, "src/own.cu": OWN}
+    checkouts, objects = Checkouts(foreign, texts), []
+    for name, figures in (("weak", (1, 1)), ("own", (0, 2))):
+        before = foreign.counts()
+        for folder in checkouts.folders:
+            made = foreign.call(
+                "nvcc", "-arch=sm_80", "-dc", f"../src/{name}.cu", "-o", f"{name}.o", cwd=folder / "build"
+            )
+            assert made.returncode == 0, made.stderr
+            objects.append(folder / "build" / f"{name}.o")
+        now = foreign.counts()
+        assert (now[0] - before[0], now[1] - before[1]) == figures
+        one, other = (path.read_bytes() for path in objects[-2:])
+        modules = [set(re.findall(rb"_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}", each)) for each in (one, other)]
+        assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
+        if name == "weak":
+            assert one.replace(*modules[0], *modules[1]) == other
+    # What was found is, to the byte, what this checkout's compile makes; a direct hit delivers it too.
+    for environ in ({**foreign.environ, "BUILDD_RECACHE": "1"}, foreign.environ):
+        command = ("nvcc", "-arch=sm_80", "-dc", "../src/weak.cu", "-o", "weak.o")
+        before = objects[1].read_bytes()
+        objects[1].unlink()
+        assert foreign.call(*command, environ=environ, cwd=checkouts.folders[1] / "build").returncode == 0
+        assert objects[1].read_bytes() == before
+    main = foreign.write("main.cu", "int main() { return 0; }\n")
+    library = Path(toolkit()).parent / "lib"
+    link = ("nvcc", "-arch=sm_80", "-rdc=true", f"-L{library}", str(main), *map(str, objects), "-o", "main")
+    linked = foreign.plainly(*link)
+    assert linked.returncode == 0, linked.stderr
+    assert foreign.plainly(str(foreign.folder / "main")).returncode == 0
