@@ -85,7 +85,9 @@ class CommandOutputs(Outputs[ActiveBuild]):
         if not self.roots:
             return ()
         if self.delivery.compile.makes is Makes.RULES:
-            return checkout_roots.names_held(said, self.roots)
+            listed = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+            in_file = checkout_roots.names_in(listed, self.roots) if self.delivery.compile.output else set()
+            return in_file | checkout_roots.names_held(said, self.roots)
         if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
             return {name for name, _ in checkout_roots.checkouts(self.roots)}
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()

@@ -119,7 +119,8 @@ class ForeignIntake:
         system = compile_plan.system_folders(compile, described)
         roots = compile_plan.moving_roots(compile, described, request)
         steps = await self._steps(compile, described, request, roots)
-        if compile.family is Family.NVCC and isinstance(steps, str) and not compile.objects:
+        lists = compile.makes is Makes.RULES
+        if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
             roots = ()
         delivery = Delivery(compile, request.project, request.umask, system, roots, described.clang)
         plan = compile_plan.plan(compile, described, request, steps, roots)

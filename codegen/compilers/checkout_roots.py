@@ -22,6 +22,8 @@ RUN_FOLDER = "BUILDD_RUN_FOLDER"
 """Variable with the folder where `buildd run` was called."""
 _HERE = "checkout"
 _RUN = f"{_HERE}-run"
+APART = f"{_HERE}-apart"
+"""Name of the folder of a build that lies in none of the checkout's folders, as a cache below the user's home."""
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
 _HIDES = re.compile(
@@ -32,6 +34,7 @@ _HIDES = re.compile(
 """Flags that make an object's content unreadable, put an unknown part of the command line or a digest of a path into
 it, or mention the path of the source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
+_SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
 """Words of a command whose result may show its symbols to other libraries of one process."""
 _MAPPING = re.compile(r"-f[a-z]+-prefix-map=([^=]*)=.*")
@@ -40,19 +43,28 @@ _BEFORE = rb"[\s'\"`(<\[=:,;\x80-\xff]"
 _AFTER = rb"[/\s'\"`)>\]:,;\x80-\xff]"
 
 
-def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str], temporary: Roots) -> Roots:
-    """Return the folders of the checkout that a compile mentions: its working folder, and the folder that its source
-    has in common with it. A name says how many levels a folder is above the working folder.
+def roots_of(
+    compile: Compile,
+    folder: str,
+    run_folder: str,
+    flags: Sequence[str],
+    temporary: Roots,
+    installed: Sequence[str] = (),
+) -> Roots:
+    """Return the folders of the checkout that a compile mentions: its working folder, the folder that its source has in
+    common with it, and the folder of a build that lies elsewhere. A name says how many levels a folder is above the
+    working folder.
 
     Args:
         folder: the working folder of the compile.
         run_folder: value of RUN_FOLDER.
         flags: all flags of the tool, also those from its environment.
         temporary: temporary folders that the compile mentions, and mapped ones.
+        installed: folders that belong to the tool or the system.
     """
     if compile.family is Family.HIPCC:
         return ()
-    lists = compile.makes is Makes.RULES and compile.family is Family.GCC
+    lists = compile.makes is Makes.RULES
     if not (compile.makes is Makes.OBJECT or compile.objects or lists):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
@@ -69,6 +81,8 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
         levels = len(folder.split("/")) - len(top.split("/")) if top != "/" else 0
         candidates = {_HERE: folder, _RUN: run_folder}
         candidates |= {f"{_HERE}-{levels}": top} if levels else {}
+        known = (*candidates.values(), *(path for _, path in temporary), *installed, *_SYSTEM)
+        candidates |= {APART: elsewhere} if (elsewhere := _apart(compile, known)) else {}
     found = {
         name: path
         for name, path in candidates.items()
@@ -85,7 +99,25 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
     named = {a.name for a in temporary_roots.referring(compile.arguments, roots) if isinstance(a, Ref)}
     if nvcc or shows:
         named.add(_HERE)
+    if nvcc:
+        named.add(APART)  # an object is known by its path
     return tuple((name, path) for name, path in found.items() if name in named)
+
+
+def _apart(compile: Compile, known: Sequence[str]) -> str:
+    """Return the folder of a build that lies in no known folder: what the output has in common with a folder that the
+    command names. A list of includes may have no output. Empty if there is none."""
+    if compile.objects or (compile.output and not compile.output.startswith("/")):
+        return ""
+    output = os.path.dirname(os.path.normpath(compile.output)) if compile.output else ""
+    mentioned = [path for path in temporary_roots.folders_in(compile.arguments) if path != compile.source]
+    others = [path for path in (*mentioned, output) if path and not any(_is_in(path, each) for each in known)]
+    if output not in ("", *others) or not others:
+        return ""
+    pairs = [os.path.commonpath((output, path)) for path in others if path != output] if output else others
+    longest = max(pairs, key=len, default=output) if output else os.path.commonpath(others)
+    # A folder for all of a machine's users says nothing.
+    return longest if longest.count("/") > 1 else ""
 
 
 def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
@@ -130,15 +162,17 @@ def nameless(action: Action, roots: Roots) -> Roots:
 
 def naming(action: Action, source: str, roots: Roots) -> set[str]:
     """Return the roots whose folder is in the name of a module: its source, an absolute path, leads into them, or
-    through them with `..`. A folder of one build alone has one name in all builds."""
+    through them with `..`; its object lies in a build elsewhere. A folder of one build alone has one name in all
+    builds."""
     passing = nameless(action, roots)
+    made = action.outputs[0].path
     is_passing = temporary_roots.is_below(source, passing)
     return {
         root[0]
         for root in roots
         if root not in passing
         and (is_checkout(root[0]) or not is_passing)
-        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source)))
+        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source), made if root[0] == APART else ""))
     }
 
 

@@ -100,6 +100,12 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
 
 
+def folders_in(texts: Iterable[str]) -> list[str]:
+    """Return the absolute paths in the words of a command line, as far as the words can refer to roots."""
+    matches = (_FOLDER.fullmatch(text) for text in texts)
+    return [os.path.normpath(match[2]) for match in matches if match]
+
+
 def referring(texts: Iterable[str], roots: Roots) -> tuple[Argument, ...]:
     """Return words of a command line with references to roots."""
     found: list[Argument] = []

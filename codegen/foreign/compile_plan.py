@@ -57,7 +57,8 @@ def moving_roots(compile: Compile, described: Described, request: Request) -> te
     temporary = temporary_roots.roots_of(compile, request.project, mapped, clang=described.clang)
     run_folder = request.environment.get(checkout_roots.RUN_FOLDER, "")
     flags = (*compile.flags, *_environment_flags(described.environment))
-    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary)
+    installed = [folder for _, folder in described.tool.roots] + [*described.standard, *described.libraries]
+    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary, installed)
     return checkout_roots.sorted_roots((*temporary, *checkout))
 
 

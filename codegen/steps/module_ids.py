@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from codegen.compilers.checkout_roots import nameless, naming
+from codegen.compilers.checkout_roots import APART, nameless, naming
 from codegen.compilers.temporary_roots import Roots, named
 from codegen.plan import Action
 
@@ -70,7 +70,8 @@ def ids_of(identity: str, action: Action, project: str, roots: Roots, content: s
     identities = (identity, content) if content else (identity,)
     # nvcc names modules after their sources alone. A source outside of all checkouts, as in an installed package, is
     # one for all of them.
-    own = module_id(identities, named(source, nameless(action, roots)), named(made, roots)).encode()
+    places = [root for root in roots if root[0] != APART]
+    own = module_id(identities, named(source, nameless(action, roots)), named(made, tuple(places))).encode()
     if not naming(action, source, roots):
         return ModuleIds(own, own)
     # A stored object is searched for this id: it depends on nothing but what the object's first-level key holds, which

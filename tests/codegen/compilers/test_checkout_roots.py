@@ -48,6 +48,18 @@ def test_roots_are_named_by_their_height_above_the_working_folder() -> None:
     assert elsewhere == (("checkout-run", "/home/u/p"),)
 
 
+def test_a_build_that_lies_elsewhere_is_a_root() -> None:
+    apart = ("checkout-apart", "/home/u/.cache/x")
+    places = ("-I/home/u/.cache/x/include", "-I/usr/include/x", "-o", "/home/u/.cache/x/obj/a/a.o")
+    assert gcc("a.c", *places) == (apart,)
+    assert set(nvcc("a.cu", *places)) == {apart, ("checkout", "/home/u/p/build")}
+    # nvcc's object is known by its path; gcc's is not.
+    assert ("checkout-apart", "/var/x") in nvcc("a.cu", "-o", "/var/x/a.o") and gcc("a.c", "-o", "/var/x/a.o") == ()
+    # Only lists, which have no place of their own.
+    assert found("/usr/bin/gcc", "-MM", "a.c", places[0], folder="/s") == (("checkout-apart", f"{apart[1]}/include"),)
+    assert gcc("a.c", "-I/v/include", "-o", "/w/a.o") == gcc("a.c", places[0]) == ()
+
+
 def test_only_what_a_command_names_by_absolute_path_is_a_root() -> None:
     assert gcc("../src/a.c", "-I../include", run_folder="/home/u/p") == ()
     # nvcc names its modules after absolute paths.
@@ -365,6 +377,45 @@ def test_a_source_of_an_installed_package_is_one_for_all_checkouts(user: User) -
     objects += [cache / "other.o", cache / "moved.o"]
     modules = [set(re.findall(rb"_[0-9a-f]{8}_6_jit_cu_[0-9a-f]{8}", path.read_bytes())) for path in objects[1:]]
     assert all(len(each) == 1 for each in modules) and len(set.union(*modules)) == 3
+
+
+@pytest.mark.cuda
+def test_a_build_folder_elsewhere_may_be_another_one(user: User) -> None:
+    """As the BUILDDIR of a Makefile, or a JIT's cache, below the user's home."""
+    foreign = ForeignProject(user, user.folder / "apart", toolkit())
+    foreign.write("src/a.cu", f"namespace {{\n{KERNEL}}}\n")
+    foreign.write("src/b.cu", f"{KERNEL}namespace {{ int n; struct S {{ S() {{ n = 1; }} }} s; }}\n")
+    said, modules, names = [], [], []
+    for home in (user.folder / "apart-homes/one", user.folder / "apart-homes/some/where/two"):
+        (home / "obj").mkdir(parents=True)
+        (home / "include").mkdir()
+        (home / "include/h.h").write_text("#define H 3\n")
+        for name in ("a", "b"):
+            command = (
+                "nvcc",
+                "-arch=sm_80",
+                f"-I{home}/include",
+                "-dc",
+                f"src/{name}.cu",
+                "-o",
+                f"{home}/obj/{name}.o",
+            )
+            done = foreign.call(*command, "-MD", "-MF", f"{home}/obj/{name}.d")
+            assert done.returncode == 0, done.stderr
+            content = (home / "obj" / f"{name}.o").read_bytes()
+            (module,) = set(re.findall(rb"_[0-9a-f]{8}_4_[ab]_cu_[0-9a-f]{8}", content))
+            modules.append(module)
+            listed = (home / "obj" / f"{name}.d").read_text().replace("\\\n", "").split()
+            names.append(
+                [word.replace(str(home), "@") for word in listed if "/cu13/" not in word and "/usr/" not in word]
+            )
+        rules = [foreign.call("nvcc", "-arch=sm_80", f"-I{home}/include", "-MM", "-dc", "src/a.cu")]
+        rules += [foreign.call("g++", f"-I{home}/include", "-MM", "-x", "c++", "src/a.cu")]
+        assert [done.returncode for done in rules] == [0, 0]
+        said.append([done.stdout.replace(os.fsencode(home), b"@") for done in rules])
+    assert foreign.counts() == (3, 5)
+    assert said[0] == said[1] and b"@/include/h.h" in said[0][0] and b"@/include/h.h" in said[0][1]
+    assert len({*modules}) == 4 and names[:2] == names[2:]
 
 
 @pytest.mark.cuda
