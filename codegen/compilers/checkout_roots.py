@@ -22,8 +22,8 @@ RUN_FOLDER = "BUILDD_RUN_FOLDER"
 """Variable with the folder where `buildd run` was called."""
 _HERE = "checkout"
 _RUN = f"{_HERE}-run"
-APART = f"{_HERE}-apart"
-"""Name of the folder of a build that lies in none of the checkout's folders, as a cache below the user's home."""
+_APART = f"{_HERE}-apart"
+"""Folders of a build that lies in none of the checkout's folders, as a cache below the user's home."""
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
 _HIDES = re.compile(
@@ -81,8 +81,10 @@ def roots_of(
         levels = len(folder.split("/")) - len(top.split("/")) if top != "/" else 0
         candidates = {_HERE: folder, _RUN: run_folder}
         candidates |= {f"{_HERE}-{levels}": top} if levels else {}
-        known = (*candidates.values(), *(path for _, path in temporary), *installed, *_SYSTEM)
-        candidates |= {APART: elsewhere} if (elsewhere := _apart(compile, known)) else {}
+        # A run that began far from the sources says nothing of what is one build.
+        own = [path for path in candidates.values() if _is_in(folder, path)]
+        known = (*own, *(path for _, path in temporary), *installed, *_SYSTEM)
+        candidates |= _apart(compile, known)
     found = {
         name: path
         for name, path in candidates.items()
@@ -99,25 +101,26 @@ def roots_of(
     named = {a.name for a in temporary_roots.referring(compile.arguments, roots) if isinstance(a, Ref)}
     if nvcc or shows:
         named.add(_HERE)
-    if nvcc:
-        named.add(APART)  # an object is known by its path
+    if nvcc and not named.intersection(name for name in found if name.startswith(_APART)):
+        named.add(f"{_APART}-0")  # an object is known by its path
     return tuple((name, path) for name, path in found.items() if name in named)
 
 
-def _apart(compile: Compile, known: Sequence[str]) -> str:
-    """Return the folder of a build that lies in no known folder: what the output has in common with a folder that the
-    command names. A list of includes may have no output. Empty if there is none."""
+def _apart(compile: Compile, known: Sequence[str]) -> dict[str, str]:
+    """Return the folders of a build that lies in no known folder: what the output has in common with each folder that
+    the command names. A name says how many levels a folder is above the output. A list of includes may have no output;
+    it has one folder, for all that the command names."""
     if compile.objects or (compile.output and not compile.output.startswith("/")):
-        return ""
+        return {}
     output = os.path.dirname(os.path.normpath(compile.output)) if compile.output else ""
     mentioned = [path for path in temporary_roots.folders_in(compile.arguments) if path != compile.source]
-    others = [path for path in (*mentioned, output) if path and not any(_is_in(path, each) for each in known)]
-    if output not in ("", *others) or not others:
-        return ""
-    pairs = [os.path.commonpath((output, path)) for path in others if path != output] if output else others
-    longest = max(pairs, key=len, default=output) if output else os.path.commonpath(others)
+    others = [path for path in mentioned if not any(_is_in(path, each) for each in known)]
+    if any(_is_in(output, each) for each in known) or not (output or others):
+        return {}
+    shared = [os.path.commonpath((output, path)) for path in others] if output else [os.path.commonpath(others)]
     # A folder for all of a machine's users says nothing.
-    return longest if longest.count("/") > 1 else ""
+    found = [path for path in (output, *shared) if path.count("/") > 1]
+    return {f"{_APART}-{output.count('/') - path.count('/')}" if output else _APART: path for path in found}
 
 
 def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
@@ -128,6 +131,11 @@ def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
 def is_checkout(name: str) -> bool:
     """Tell whether a root is a folder of a checkout."""
     return name.startswith(_HERE)
+
+
+def is_apart(name: str) -> bool:
+    """Tell whether a root is a folder of a build that lies elsewhere."""
+    return name.startswith(_APART)
 
 
 def always_bound(flags: Sequence[str], roots: Roots) -> bool:
@@ -172,7 +180,7 @@ def naming(action: Action, source: str, roots: Roots) -> set[str]:
         for root in roots
         if root not in passing
         and (is_checkout(root[0]) or not is_passing)
-        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source), made if root[0] == APART else ""))
+        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source), made if is_apart(root[0]) else ""))
     }
 
 

@@ -79,8 +79,13 @@ class Makes(Enum):
     HEADER = "precompiled header"
     LINKED = "linked"
     """A library or program, compiled and linked by one command, or linked from objects."""
+    DEVICE_LINKED = "device-linked"
+    """An object that holds the linked device code of other objects (nvcc's -dlink)."""
     RULES = "rules"
     """The files that the source includes, as rules for make (-M, -MM), in a file or on standard output."""
+
+
+LINKS = (Makes.LINKED, Makes.DEVICE_LINKED)
 
 
 class Depfile(Frozen, frozen=True):
@@ -170,6 +175,7 @@ class Parser(ABC):
         self.language = ""
         self.host = ""
         self.relocatable = False
+        self.device_links = False
         self.native: list[str] = []
         """See `Compile`; flags that name the processor are found by `result`."""
         self.dep_kind = ""
@@ -218,7 +224,9 @@ class Parser(ABC):
         makes = self._makes()
         objects = self._objects(family, makes)
         if len(self.sources) > 1 and not objects:
-            raise PassThrough(Reason.LINK if makes is Makes.LINKED else Reason.SEVERAL_SOURCES)
+            raise PassThrough(Reason.LINK if makes in LINKS else Reason.SEVERAL_SOURCES)
+        if not objects and (makes is Makes.DEVICE_LINKED or (makes is Makes.LINKED and self.relocatable)):
+            raise PassThrough(Reason.LINK)
         source = self.kept[self.sources[0]]
         stem, ending = os.path.splitext(os.path.basename(source))
         language = self.language or _LANGUAGES.get(ending, "")
@@ -254,8 +262,9 @@ class Parser(ABC):
         elif makes is Makes.HEADER:
             output = self.output or f"{source}.gch"
         else:
-            output = self.output or ("a.out" if makes is Makes.LINKED else f"{stem}.{self.ending}")
-        if makes is Makes.LINKED and self.dep_kind:
+            usual = {Makes.LINKED: "a.out", Makes.DEVICE_LINKED: "a_dlink.o"}.get(makes, f"{stem}.{self.ending}")
+            output = self.output or usual
+        if makes in LINKS and self.dep_kind:
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} in a command that links")
         return Compile(
             family=family,
@@ -276,7 +285,7 @@ class Parser(ABC):
         """Return the objects of a link that compiles nothing. nvcc's alone: its device link takes a second, and a
         library of kernels is rarely linked anew."""
         named = tuple(self.kept[index] for index in self.sources)
-        is_link = makes is Makes.LINKED and family is Family.NVCC and not self.language
+        is_link = makes in LINKS and family is Family.NVCC and not self.language
         return named if is_link and all(path.endswith(_OBJECTS) for path in named) else ()
 
     def _makes(self) -> Makes:
@@ -286,11 +295,13 @@ class Parser(ABC):
             if self.assembles:
                 raise PassThrough(Reason.LANGUAGE, f"-S with {self.language}")
             return Makes.HEADER
+        if self.device_links and self.compiles:
+            raise PassThrough(Reason.LINK)
         if self.compiles or self.assembles:
             return Makes.OBJECT
         if not self.may_link:
             raise PassThrough(Reason.LINK)
-        return Makes.LINKED
+        return Makes.DEVICE_LINKED if self.device_links else Makes.LINKED
 
     def _list_of_includes(self, stem: str) -> Depfile:
         """Return what gcc's -M or -MM writes; an empty path is standard output."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from codegen.compilers import checkout_roots, closure, hipcc, linking, native_gpus, processor, temporary_roots
-from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
+from codegen.compilers.command_parser import LINKS, Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.toolchain import Toolchains
 from codegen.plan import Argument, Frozen, Knowledge, Tool
 from codegen.project.project_file import ProjectSettings
@@ -69,11 +69,12 @@ def sent_variables() -> tuple[str, ...]:
 def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     """Return everything that a description depends on, other than the files on disk."""
     offloads = any("-fopenmp" in flag for flag in compile.flags)
-    makes = (compile.makes, offloads) if compile.makes is Makes.LINKED else None
+    makes = (compile.makes, offloads) if compile.makes in LINKS else None
+    libraries = (request.project, *linking.named_libraries(compile.flags)) if compile.objects else ()
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
     left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
     variables = sorted(pair for pair in request.environment.items() if pair[0] not in left_out)
-    return (request.command[0], compile.host, makes, compile.native, gpus, tuple(variables))
+    return (request.command[0], compile.host, makes, compile.native, gpus, libraries, tuple(variables))
 
 
 def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Described:
@@ -148,6 +149,9 @@ def _nvcc(
     if compile.makes is Makes.LINKED:
         specs = linking.openmp(compile.flags, compiler.libraries)
         tool = msgspec.structs.replace(tool, files=(*tool.files, *specs))
+    if compile.objects:
+        archives = linking.device_archives(compile.flags, request.project, dict(tool.roots)["cuda"])
+        tool = msgspec.structs.replace(tool, files=(*tool.files, *archives))
     gpus: tuple[str, ...] | None = ()
     if compile.native:
         nvcc = os.path.join(dict(tool.roots)["cuda"], "bin", os.path.basename(compiler.program.suffix))

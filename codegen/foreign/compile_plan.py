@@ -172,6 +172,8 @@ def plan(
         name += " and its depfile" if compile.depfile else ""
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     search = include_folders((), flags, dict(described.tool.roots))
+    if compile.makes is Makes.DEVICE_LINKED:
+        search += (".",)  # nvcc has the host compiler search the headers of its stub there
     if linked:
         # The linker may write its output's name into the output.
         name += f" {os.path.basename(compile.output)}"

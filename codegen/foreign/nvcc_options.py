@@ -45,12 +45,12 @@ _NVCC_FLAGS = """
 -ewp --extensible-whole-program  -no-compress --no-compress  -err-no --display-error-number
 -no-err-no --no-display-error-number  -reloc-ptx --relocatable-ptx
 -allow-unsupported-compiler --allow-unsupported-compiler  -pg --profile
--cubin --cubin  -fatbin --fatbin  -ptx --ptx
+-cubin --cubin  -fatbin --fatbin  -ptx --ptx  -dlink --device-link
 -M --generate-dependencies  -MM --generate-nonsystem-dependencies
 """
 _NVCC_REFUSED = """
 -E --preprocess  -cuda --cuda
--optix-ir --optix-ir  -ltoir --ltoir  -dlink --device-link  -link --link  -lib --lib  -r --relocatable-link
+-optix-ir --optix-ir  -ltoir --ltoir  -link --link  -lib --lib  -r --relocatable-link
 -run --run  -dryrun --dryrun  -keep --keep  -save-temps --save-temps  -v --verbose  -h --help  -V --version
 -objtemp --objdir-as-tempdir  -clean --clean-targets  -code-ls --list-gpu-code  -arch-ls --list-gpu-arch
 -gen-opt-lto --gen-opt-lto  -noprof --dont-use-profile  -use-local-env --use-local-env
@@ -122,7 +122,7 @@ class NvccParser(Parser):
             linking.check([f"-Wl,{','.join(self._for_linker)}"] if self._for_linker else [])
         except PassThrough:
             return False
-        return self._link_alike and not self.relocatable and not self._unknown and not self.dep_kind
+        return self._link_alike and not self._unknown and not self.dep_kind
 
     def run(self, arguments: Sequence[str]) -> None:
         rest = iter(arguments)
@@ -185,6 +185,8 @@ class NvccParser(Parser):
                 self.relocatable = self.relocatable or option == "-dc"
             case "-M" | "-MM":
                 self.lists = True
+            case "-dlink":
+                self.device_links = True
             case "-cubin" | "-fatbin" | "-ptx":
                 if self.ending not in ("o", option[1:]):
                     raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{option} beside -{self.ending}")

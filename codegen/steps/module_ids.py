@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from codegen.compilers.checkout_roots import APART, nameless, naming
+from codegen.compilers.checkout_roots import is_apart, nameless, naming
 from codegen.compilers.temporary_roots import Roots, named
 from codegen.plan import Action
 
@@ -70,7 +70,7 @@ def ids_of(identity: str, action: Action, project: str, roots: Roots, content: s
     identities = (identity, content) if content else (identity,)
     # nvcc names modules after their sources alone. A source outside of all checkouts, as in an installed package, is
     # one for all of them.
-    places = [root for root in roots if root[0] != APART]
+    places = [root for root in roots if not is_apart(root[0])]
     own = module_id(identities, named(source, nameless(action, roots)), named(made, tuple(places))).encode()
     if not naming(action, source, roots):
         return ModuleIds(own, own)

@@ -49,12 +49,14 @@ def test_roots_are_named_by_their_height_above_the_working_folder() -> None:
 
 
 def test_a_build_that_lies_elsewhere_is_a_root() -> None:
-    apart = ("checkout-apart", "/home/u/.cache/x")
+    apart = ("checkout-apart-2", "/home/u/.cache/x")
     places = ("-I/home/u/.cache/x/include", "-I/usr/include/x", "-o", "/home/u/.cache/x/obj/a/a.o")
     assert gcc("a.c", *places) == (apart,)
     assert set(nvcc("a.cu", *places)) == {apart, ("checkout", "/home/u/p/build")}
     # nvcc's object is known by its path; gcc's is not.
-    assert ("checkout-apart", "/var/x") in nvcc("a.cu", "-o", "/var/x/a.o") and gcc("a.c", "-o", "/var/x/a.o") == ()
+    assert ("checkout-apart-0", "/var/x") in nvcc("a.cu", "-o", "/var/x/a.o") and gcc("a.c", "-o", "/var/x/a.o") == ()
+    both = gcc("a.c", *places, "-I/home/u/.cache/x/obj/b", "-I/home/u/lib")
+    assert both == (("checkout-apart-1", f"{apart[1]}/obj"), apart, ("checkout-apart-4", "/home/u"))
     # Only lists, which have no place of their own.
     assert found("/usr/bin/gcc", "-MM", "a.c", places[0], folder="/s") == (("checkout-apart", f"{apart[1]}/include"),)
     assert gcc("a.c", "-I/v/include", "-o", "/w/a.o") == gcc("a.c", places[0]) == ()
