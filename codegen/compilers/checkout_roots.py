@@ -62,8 +62,8 @@ def roots_of(
         temporary: temporary folders that the compile mentions, and mapped ones.
         installed: folders that belong to the tool or the system.
     """
-    if compile.family is Family.HIPCC:
-        return ()
+    if compile.family is Family.HIPCC or compile.cuda:
+        return ()  # clang packs the device code in the object
     lists = compile.makes is Makes.RULES
     if not (compile.makes is Makes.OBJECT or compile.objects or lists):
         return ()

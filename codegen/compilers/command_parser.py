@@ -125,6 +125,8 @@ class Compile(Frozen, frozen=True):
     """Flags that depend on this machine: on its processor, or on its GPUs (nvcc's -arch=native)."""
     objects: tuple[str, ...] = ()
     """The objects that a command links, if it compiles nothing."""
+    cuda: bool = False
+    """The source is CUDA, and only clang can compile it."""
 
 
 _LANGUAGES = {
@@ -135,10 +137,16 @@ _LANGUAGES = {
 }
 _HEADERS = frozenset({"c-header", "c++-header"})
 _TAKEN = {
-    Family.GCC: frozenset({"c", "c++"}) | _HEADERS,
+    Family.GCC: frozenset({"c", "c++", "cu", "cuda"}) | _HEADERS,
     Family.HIPCC: frozenset({"c", "c++", "cu", "hip"}),
     Family.NVCC: frozenset({"c", "c++", "cu"}),
 }
+PTXAS = re.compile(
+    r"-v|--verbose|-w|--disable-warnings|-Werror|--warning-as-error|-O[0-4]|--opt-level=?[0-4]?|\d+"
+    r"|-{1,2}(dlcm|dscm|def-load-cache|def-store-cache|maxrregcount|fmad|register-usage-level|split-compile)(=\w+)?"
+    r"|--?warn-(on-)?[\w-]+|-{1,2}allow-expensive-optimizations(=\w+)?|--suppress-[\w-]+|--generate-line-info|-lineinfo"
+)
+"""Options that may be passed on to ptxas."""
 _OBJECTS = (".o", ".obj")
 PARTS = "/tmp/buildd-parts-"
 """Beginning of the folders for the objects of one command that was divided: see `several_sources`."""
@@ -235,6 +243,9 @@ class Parser(ABC):
                 raise PassThrough(Reason.LINK)
             assembler = ending in (".s", ".S", ".sx") or language.startswith("assembler")
             raise PassThrough(Reason.ASSEMBLER if assembler else Reason.LANGUAGE, language or ending)
+        cuda = family is Family.GCC and language in ("cu", "cuda")
+        if cuda and (makes is not Makes.OBJECT or self.assembles):
+            raise PassThrough(Reason.LANGUAGE, language)
         flags = tuple(argument for index, argument in enumerate(self.kept) if index not in self.sources)
         if family is Family.HIPCC and (unnamed := next((flag for flag in flags if _NATIVE.fullmatch(flag)), "")):
             raise PassThrough(Reason.MACHINE, unnamed)
@@ -242,6 +253,7 @@ class Parser(ABC):
         native = (*self.native, *processor)
         # nvcc's -arch looks like the assembler's option for a listing.
         known = {*native, *(_LISTS if makes is Makes.RULES else ())}
+        known.update(flag for flag in flags if cuda and flag.startswith("--cuda-path="))
         if why := inspect(f for f in flags if f not in known and not f.startswith("-arch=")).uncacheable:
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
@@ -279,6 +291,7 @@ class Parser(ABC):
             makes=makes,
             native=native,
             objects=objects,
+            cuda=cuda,
         )
 
     def _objects(self, family: Family, makes: Makes) -> tuple[str, ...]:

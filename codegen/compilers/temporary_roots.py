@@ -65,7 +65,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     if compile.objects:
         parts = {os.path.dirname(os.path.dirname(path)) for path in compile.objects if is_part(path)}
         return ((_COMMAND, parts.pop()),) if len(parts) == 1 else ()
-    if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
+    if compile.family is Family.HIPCC or compile.cuda or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # hipcc names modules after the source's absolute path
     if compile.makes is Makes.HEADER:
         return ()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from codegen.compilers import linking
-from codegen.compilers.command_parser import Family, Parser, PassThrough, Reason
+from codegen.compilers.command_parser import PTXAS, Family, Parser, PassThrough, Reason
 from codegen.flags import split
 from codegen.foreign.gcc_options import GccParser
 
@@ -79,16 +79,11 @@ TAKE_VALUES = frozenset({*_VALUES, *_REFUSED_VALUES})
 TAKE_NONE = frozenset({*_FLAGS, *_REFUSED})
 """All spellings of nvcc's options, with a value and without one."""
 _ATTACHED = re.compile(r"-([IDULlO]|t(?=\d+\Z))(.+)", re.DOTALL)
-_PTXAS = re.compile(
-    r"-v|--verbose|-w|--disable-warnings|-Werror|--warning-as-error|-O[0-4]|--opt-level=?[0-4]?|\d+"
-    r"|-{1,2}(dlcm|dscm|def-load-cache|def-store-cache|maxrregcount|fmad|register-usage-level|split-compile)(=\w+)?"
-    r"|--?warn-(on-)?[\w-]+|-{1,2}allow-expensive-optimizations(=\w+)?|--suppress-[\w-]+|--generate-line-info|-lineinfo"
-)
 _CUDAFE = re.compile(
     r"--(diag_(suppress|warning|error|remark|default)(=[\w,]+)?|display_error_number|[\w-]*warnings)|\w+"
 )
 _FATBIN = re.compile(r"-{1,2}compress(-all|-mode(=\w+)?|=(true|false))?|default|size|speed|balance|none|true|false")
-_PASSED = {"-Xptxas": _PTXAS, "-Xcudafe": _CUDAFE, "-Xfatbin": _FATBIN}
+_PASSED = {"-Xptxas": PTXAS, "-Xcudafe": _CUDAFE, "-Xfatbin": _FATBIN}
 """Options that may be passed on to nvcc's own programs."""
 
 _LINKS_DIFFERENTLY = frozenset(
