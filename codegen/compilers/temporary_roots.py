@@ -82,7 +82,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     # with one name need different module ids: they may be linked together.
     source = os.path.join(folder, compile.source)
     if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in front_ends):
-        return ()
+        matches, front_ends = {}, []
     asked = os.path.isabs(mapped)
     # If a link leads to a folder, the compiler may write either name.
     real = all(os.path.realpath(path) == path for path in (folder, *matches))

@@ -508,3 +508,20 @@ def test_relocatable_objects_of_two_checkouts_are_found_and_link_into_one_progra
     linked = foreign.plainly(*link)
     assert linked.returncode == 0, linked.stderr
     assert foreign.plainly(str(foreign.folder / "main")).returncode == 0
+
+
+@pytest.mark.cuda
+def test_relocatable_objects_of_mapped_checkouts(user: User) -> None:
+    """With the lines of kernels, which name the source."""
+    foreign, objects = ForeignProject(user, user.folder / "mapped-relocatable", toolkit()), []
+    for name in ("one", "some/where/two"):
+        folder = foreign.folder / name
+        source = foreign.write(f"{name}/src/a.cu", WEAK)
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(folder)}
+        command = ("nvcc", "-arch=sm_80", "-lineinfo", "-rdc=true", "-c", str(source), "-o", "a.o")
+        assert foreign.call(*command, environ=environ, cwd=folder).returncode == 0
+        objects.append((folder / "a.o").read_bytes())
+        assert os.fsencode(foreign.folder) not in objects[-1]
+    assert foreign.counts() == (1, 1)
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_4_a_cu_[0-9a-f]{8}", each)) for each in objects]
+    assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
