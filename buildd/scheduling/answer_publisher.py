@@ -173,7 +173,7 @@ class AnswerPublisher:
             question=question_of(request),
             stamps=stamps,
             output=delivery.compile.output,
-            object=content[0],
+            object=delivery.ids.named(content[0]),
             depfile=depfile.path if depfile else "",
             rules=delivery.rules(listed),
             mode=delivery.mode,

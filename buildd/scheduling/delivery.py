@@ -19,6 +19,7 @@ from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.reach import Reach, reach_of
+from codegen.steps.module_ids import NO_IDS, ModuleIds
 from protocol import messages as m
 
 _WARNING = re.compile(rb"^nvcc warning : .*\n", re.MULTILINE)
@@ -33,6 +34,7 @@ class Delivery:
         system: folders whose headers -MMD leaves out, each with its final slash.
         roots: folders that have another name each time.
         clang: clang would write the depfile; see `make_rules`.
+        ids: of the module, if nvcc's steps make the object.
     """
 
     compile: Compile
@@ -41,6 +43,7 @@ class Delivery:
     system: tuple[str, ...]
     roots: temporary_roots.Roots = ()
     clang: bool = False
+    ids: ModuleIds = NO_IDS
 
     def check(self, named: Iterable[str] = ()) -> None:
         """Check that the tool would only read files and write its outputs. Raises PassThrough where it would not.
@@ -116,8 +119,8 @@ class Delivery:
         if listed is None or texts[0] is None or texts[1] is None:
             return None
         moves = temporary_roots.moves(listed, self.roots)
-        stdout = self.rules(listed) if self.prints_rules else checkout_roots.replaced(texts[0], moves)
-        return stdout, self.said_once(checkout_roots.replaced(texts[1], moves))
+        stdout = self.rules(listed) if self.prints_rules else self.ids.named(checkout_roots.replaced(texts[0], moves))
+        return stdout, self.said_once(self.ids.named(checkout_roots.replaced(texts[1], moves)))
 
     def said_once(self, stderr: bytes) -> bytes:
         """Standard error without the words that an earlier part of the same command has said: nvcc warns of the same

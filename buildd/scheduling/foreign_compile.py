@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from blake3 import blake3
+
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import HIT, Failure, Moment, Product, Ran
 from buildd.builds.report import Report
 from buildd.builds.target_report import count, done_event, tell_failed
-from buildd.files.atomic_write import copy_file
+from buildd.files.atomic_write import copy_file, replace_file
 from buildd.keys import precompiled
 from buildd.keys.depfiles import Listing
 from buildd.keys.miss_kinds import kind_of
@@ -89,7 +91,9 @@ class CommandOutputs(Outputs[ActiveBuild]):
         if not self.roots:
             return ()
         if self.delivery.compile.makes is Makes.RULES:
-            return checkout_roots.names_held(said, self.roots)
+            listed = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+            in_file = checkout_roots.names_in(listed, self.roots) if self.delivery.compile.output else set()
+            return in_file | checkout_roots.names_held(said, self.roots)
         if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
             return {name for name, _ in checkout_roots.checkouts(self.roots)}
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
@@ -102,6 +106,9 @@ class CommandOutputs(Outputs[ActiveBuild]):
                 self._delivered(listed)
             return listed is not None
         self._vouch_for(digest)
+        if self.delivery.ids.differ:
+            content = self.build.store.get(digest)
+            return content is not None and self._put_named(content)
         return self.delivery.put_object(self.build.files, digest, partial(self.build.store.restore, digest))
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
@@ -109,10 +116,22 @@ class CommandOutputs(Outputs[ActiveBuild]):
             copy_file(made, place, executable=False)
             return True
 
-        if path == self.delivery.compile.output:
-            self.delivery.put_object(self.build.files, product.digest, copy)
-        else:
+        if path != self.delivery.compile.output:
             self._delivered(made.read_bytes())
+        elif self.delivery.ids.differ:
+            self._put_named(made.read_bytes())
+        else:
+            self.delivery.put_object(self.build.files, product.digest, copy)
+
+    def _put_named(self, content: bytes) -> bool:
+        """Deliver an object with its module's own id."""
+        named = self.delivery.ids.named(content)
+
+        def write(place: Path) -> bool:
+            replace_file(place, named)
+            return True
+
+        return self.delivery.put_object(self.build.files, m.Digest(blake3(named).hexdigest()), write)
 
     def _delivered(self, listed: bytes) -> None:
         self.rules = self.delivery.rules(listed)
@@ -191,8 +210,9 @@ class CompileReport(Report[ActiveBuild]):
     def handed_over(self, index: int, ran: Ran) -> None:
         if not ran.exit.output_truncated:  # else the middle of the output is lost
             outputs = self._outputs
-            stderr = outputs.delivery.said_once(ran.exit.stderr)
-            self._carry_out(outputs.rules if outputs.delivery.prints_rules else ran.exit.stdout, stderr)
+            named = outputs.delivery.ids.named
+            stderr = outputs.delivery.said_once(named(ran.exit.stderr))
+            self._carry_out(outputs.rules if outputs.delivery.prints_rules else named(ran.exit.stdout), stderr)
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         self._left = failure.left or _process_named(failure)
@@ -206,7 +226,8 @@ class CompileReport(Report[ActiveBuild]):
         if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
             self._outputs.place_depfile(failure.read, failure.listing)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
-        self._carry_out(exit.stdout, self._outputs.delivery.said_once(exit.stderr))
+        named = self._outputs.delivery.ids.named
+        self._carry_out(named(exit.stdout), self._outputs.delivery.said_once(named(exit.stderr)))
 
     def _carry_out(self, stdout: bytes, stderr: bytes) -> None:
         self._said = [*pieces("stdout", stdout), *pieces("stderr", stderr)]

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from buildd.builds.active_build import ActiveBuild, StoredResults
@@ -30,6 +30,7 @@ from buildd.scheduling.answer_publisher import AnswerPublisher
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import PASSED_THROUGH, CommandOutputs, CompileReport
+from buildd.scheduling.step_jobs import surroundings
 from buildd.shims import run_log
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
@@ -42,6 +43,7 @@ from codegen.foreign.called_tool import Described
 from codegen.foreign.command_line import parse
 from codegen.plan import Argument, Steps
 from codegen.reach import Reach, reach_of
+from codegen.steps.module_ids import ids_of
 from protocol import messages as m
 
 MOST_BUILDS = 32
@@ -117,10 +119,12 @@ class ForeignIntake:
         system = compile_plan.system_folders(compile, described)
         roots = compile_plan.moving_roots(compile, described, request)
         steps = await self._steps(compile, described, request, roots)
-        if compile.family is Family.NVCC and isinstance(steps, str) and not compile.objects:
+        lists = compile.makes is Makes.RULES
+        if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
             roots = ()
         delivery = Delivery(compile, request.project, request.umask, system, roots, described.clang)
         plan = compile_plan.plan(compile, described, request, steps, roots)
+        (action,) = plan.actions
 
         def begin() -> ActiveBuild:
             delivery.check(compile_plan.named_files(compile, request))
@@ -140,6 +144,8 @@ class ForeignIntake:
             if source is not None and Traits.PROCESS in source.traits:
                 raise PassThrough(Reason.NO_FILE, f"{compile.source} names one below /dev or /proc")
             build.adopt(plan, build.expected(plan.actions))
+            if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
+                outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
             return build
 
         build: ActiveBuild = await self._in_pool(begin)

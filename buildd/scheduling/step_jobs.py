@@ -26,8 +26,10 @@ from buildd.scheduling.step_request import StepRequest
 from buildd.state.events import Ending
 from buildd.store import job_history
 from codegen.compilers.checkout_roots import others
-from codegen.plan import BARE, Discovery
+from codegen.compilers.temporary_roots import Roots
+from codegen.plan import BARE, Action, Discovery
 from codegen.steps.expansion import expand, maker, unframed
+from codegen.steps.module_ids import ids_of
 from codegen.steps.step_kinds import StepKind
 from protocol import messages as m
 
@@ -181,13 +183,20 @@ class StepwiseJob(Execution, ABC):
         steps = build.steps[self.action.steps]
         name = m.RequestId(f"{build.request.request_id}#{self.number}")
         inner = StepRequest(build, name, steps, self._private, remade=remade, exact=exact)
-        # Where the tool has no root of that name, paths are what they are on this machine.
-        project = "" if "project" in dict(build.tool(self.action).roots) else build.project
-        moving = others(build.outputs.roots)
-        content = build.inputs.snapshot.digest(self.action.inputs[0]) if moving else None
-        plan = expand(steps, self.action, project, build.outputs.roots, content or "")
+        project, roots, content = surroundings(build, self.action)
+        plan = expand(steps, self.action, project, roots, content)
+        inner.outputs.ids = ids_of(steps.identity, self.action, project, roots, content)
         inner.adopt(plan if framed else unframed(plan))
         return inner
+
+
+def surroundings(build: ActiveBuild, action: Action) -> tuple[str, Roots, str]:
+    """What `expand` and `ids_of` take of an action's build: project, roots, content."""
+    # Where the tool has no root of that name, paths are what they are on this machine.
+    project = "" if "project" in dict(build.tool(action).roots) else build.project
+    roots = build.outputs.roots
+    content = build.inputs.snapshot.digest(action.inputs[0]) if others(roots) else None
+    return project, roots, content or ""
 
 
 class SpreadJob(StepwiseJob):

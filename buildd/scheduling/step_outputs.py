@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from blake3 import blake3
@@ -26,7 +26,8 @@ from buildd.store.store import Result
 from codegen.compilers import checkout_roots
 from codegen.plan import BARE, Action
 from codegen.steps import line_info
-from codegen.steps.expansion import barely, fatbin_apart, frame_of, maker, module_id
+from codegen.steps.expansion import barely, fatbin_apart, frame_of, maker
+from codegen.steps.module_ids import NAMED, NO_IDS
 from codegen.steps.nvcc_commands import Role
 from codegen.steps.step_kinds import CHECKED, StepKind
 from protocol import messages as m
@@ -46,6 +47,10 @@ class StepOutputs(Outputs[ActiveBuild]):
         """Moving roots whose folder stands in a preprocessed text; device code does not show it any more."""
         self.recalled: set[str] = set()
         """Files that are not here: only their digests are known."""
+        self.ids = NO_IDS
+        """The ids of the module. The steps run with the shared one."""
+        self._in_device_code: bool | None = None
+        """Whether the shared id stands in PTX, and so in what is packed in the object."""
         self._outer = outer
         self._folder = folder
         self._silent = silent
@@ -80,6 +85,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         self.recalled.discard(path)
 
     def where(self, path: str) -> str:
+        if path.endswith(NAMED):
+            return self._named_image(path.removesuffix(NAMED))
         product = self.build.products.get(path)
         if product is None:
             return self._outer.outputs.where(path)
@@ -88,6 +95,18 @@ class StepOutputs(Outputs[ActiveBuild]):
             if not os.path.exists(place) and not self.build.store.restore(product.digest, Path(place)):
                 raise StoreError("the result of a step is no longer there", file=place, next_step="build again")
         return place
+
+    def _named_image(self, path: str) -> str:
+        """The place of a copy with the module's own id; the file itself where it does not contain the id."""
+        place = self.where(path)
+        content = Path(place).read_bytes()
+        named = self.ids.named(content)
+        if named == content:
+            return place
+        copy = Path(self._folder, "named", os.path.basename(place))
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(named)
+        return str(copy)
 
     def placed(self, action: Action, ran: Ran) -> None:
         """Compare what a bundler made with what `compose` would make."""
@@ -146,25 +165,47 @@ class StepOutputs(Outputs[ActiveBuild]):
         named = {name for files in texts for name in files} - shown
         return frozenset(os.fsdecode(name) for name in named if b"\\" not in name)
 
+    def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
+        """The checkout's folders that a front end wrote somewhere else than into a line marker."""
+        roots = checkout_roots.checkouts(self._outer.outputs.roots)
+        if not roots or action.kind not in (StepKind.CUDAFE.value, StepKind.CICC.value):
+            return ()
+        paths = [output_path(private, action, output.name) for output in action.outputs if output.name != BARE]
+        found = checkout_roots.names_held(said, roots)
+        return found.union(
+            *(checkout_roots.names_in_text(Path(path).read_bytes(), roots, preprocessed=True) for path in paths)
+        )
+
     def named_in(self, made: Path) -> set[str]:
-        """Moving roots whose folder stands in a text or in device code. The module's id stands for the source's."""
+        """Moving roots whose folder stands in a text or in device code. There the module's id stands for the source's;
+        in the rest of the object, each checkout gets its own."""
         roots = self._outer.outputs.roots
         checkouts = checkout_roots.checkouts(roots)
         action = self._outer.plan.actions[0]
         naming = checkout_roots.naming(action, os.path.join(self._outer.project, action.inputs[0]), roots)
-        unit = module_id(self.build.plan)
         makers = [action for action in self.build.plan.actions if action.kind == StepKind.CICC.value]
         for action in filter(_is_mapped, makers):
             # The path in other words is not mapped.
             text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
             self._named |= checkout_roots.names_in(text, roots)
-        if (checkouts or naming) and unit:
+        if self._has_id_inside():
+            self._named |= naming
+        if checkouts and makers:
             # Device code is packed in the object, but not in what cicc writes.
             texts = [self.where(o.path) for action in makers for o in action.outputs if o.name == Role.MADE.value]
             for text in (Path(path).read_bytes() for path in (*texts, str(made))):
                 self._named |= checkout_roots.names_in(text, checkouts)
-                self._named |= naming if unit in text else set()
         return self._named
+
+    def _has_id_inside(self) -> bool:
+        """Whether device code contains the shared id, which is looked for once, before anything has its own id."""
+        if self._in_device_code is None:
+            makers = [action for action in self.build.plan.actions if action.kind == StepKind.CICC.value]
+            made = [o.path for action in makers for o in action.outputs if o.name == Role.MADE.value]
+            self._in_device_code = self.ids.differ and any(
+                self.ids.shared in Path(self.where(path)).read_bytes() for path in made
+            )
+        return self._in_device_code
 
     def compose(self, index: int) -> bool:
         """Make a step's output without its program where the output is known (`offload_bundle`). It is not stored."""
@@ -192,11 +233,16 @@ class StepOutputs(Outputs[ActiveBuild]):
     def join(self) -> bool:
         """Put the fatbin into the object that was compiled beside it; False where that cannot be done."""
         text, host = fatbin_apart(self.build.plan), self.build.plan.actions[-1]
-        if not text:
-            return True
-        if self.build.products[f"{text}.{BARE}"].digest != self.build.products[f"{frame_of(host)}.{BARE}"].digest:
-            return False
-        return self._exchange(host, Path(self.where(host.outputs[0].path)).read_bytes(), text)
+        if text:
+            if self.build.products[f"{text}.{BARE}"].digest != self.build.products[f"{frame_of(host)}.{BARE}"].digest:
+                return False
+            if not self._exchange(host, Path(self.where(host.outputs[0].path)).read_bytes(), text):
+                return False
+        if self._has_id_inside():
+            # Only this checkout can use it. Any other object gets its own id when it is delivered.
+            made = maker(self.build.plan).outputs[0].path
+            self._replace(made, self.ids.named(Path(self.where(made)).read_bytes()))
+        return True
 
     def put_fatbin(self, action: Action, result: Result) -> bool:
         """Put today's fatbin into an object that was found; False where that cannot be done."""
@@ -213,13 +259,15 @@ class StepOutputs(Outputs[ActiveBuild]):
         path = host.outputs[0].path
         data = fatbin.data(Path(self.where(text)).read_bytes())
         whole = fatbin.exchanged(made, data) if data is not None else None
-        if whole is None:
-            return False
+        if whole is not None:
+            self._replace(path, whole)
+        return whole is not None
+
+    def _replace(self, path: str, content: bytes) -> None:
         aside = Path(f"{self._place_of(path)}.new")
-        aside.write_bytes(whole)
+        aside.write_bytes(content)
         aside.replace(self._place_of(path))
-        self.build.made(path, Product(m.Digest(blake3(whole).hexdigest()), len(whole), False))
-        return True
+        self.build.made(path, Product(m.Digest(blake3(content).hexdigest()), len(content), False))
 
     def _place_of(self, path: str) -> str:
         return f"{self._folder}/{os.path.basename(path)}"

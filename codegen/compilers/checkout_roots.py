@@ -22,16 +22,19 @@ RUN_FOLDER = "BUILDD_RUN_FOLDER"
 """Variable with the folder where `buildd run` was called."""
 _HERE = "checkout"
 _RUN = f"{_HERE}-run"
+_APART = f"{_HERE}-apart"
+"""Folders of a build that lies in none of the checkout's folders, as a cache below the user's home."""
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
 _HIDES = re.compile(
     r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-fembed-bitcode.*|-f(no-)?unique-internal-linkage-names"
     r"|(.*[=,])?-flto.*|-dlto|-lto|.*(__FILE__|__BASE_FILE__|builtin_FILE|source_location).*"
-    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S"
+    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S|(.*[=,\[])?lto_\d.*"
 )
 """Flags that make an object's content unreadable, put an unknown part of the command line or a digest of a path into
 it, or mention the path of the source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
+_SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
 """Words of a command whose result may show its symbols to other libraries of one process."""
 _MAPPING = re.compile(r"-f[a-z]+-prefix-map=([^=]*)=.*")
@@ -40,20 +43,30 @@ _BEFORE = rb"[\s'\"`(<\[=:,;\x80-\xff]"
 _AFTER = rb"[/\s'\"`)>\]:,;\x80-\xff]"
 
 
-def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str], temporary: Roots) -> Roots:
-    """Return the folders of the checkout that a compile mentions: its working folder, and the folder that its source
-    has in common with it. A name says how many levels a folder is above the working folder.
+def roots_of(
+    compile: Compile,
+    folder: str,
+    run_folder: str,
+    flags: Sequence[str],
+    temporary: Roots,
+    installed: Sequence[str] = (),
+) -> Roots:
+    """Return the folders of the checkout that a compile mentions: its working folder, the folder that its source has in
+    common with it, and the folder of a build that lies elsewhere. A name says how many levels a folder is above the
+    working folder.
 
     Args:
         folder: the working folder of the compile.
         run_folder: value of RUN_FOLDER.
         flags: all flags of the tool, also those from its environment.
         temporary: temporary folders that the compile mentions, and mapped ones.
+        installed: folders that belong to the tool or the system.
     """
-    if compile.family is Family.HIPCC or compile.relocatable:
-        return ()
-    gccs = compile.family is Family.GCC and compile.makes in (Makes.RULES, Makes.LINKED)
-    if not (compile.makes is Makes.OBJECT or compile.objects or gccs):
+    if compile.family is Family.HIPCC or compile.cuda:
+        return ()  # clang packs the device code in the object
+    lists = compile.makes is Makes.RULES
+    links = compile.family is Family.GCC and compile.makes is Makes.LINKED
+    if not (compile.makes is Makes.OBJECT or compile.objects or lists or links):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
     shows = inspect(flags).path_sensitive
@@ -69,6 +82,10 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
         levels = len(folder.split("/")) - len(top.split("/")) if top != "/" else 0
         candidates = {_HERE: folder, _RUN: run_folder}
         candidates |= {f"{_HERE}-{levels}": top} if levels else {}
+        # A run that began far from the sources says nothing of what is one build.
+        own = [path for path in candidates.values() if _is_in(folder, path)]
+        known = (*own, *(path for _, path in temporary), *installed, *_SYSTEM)
+        candidates |= _apart(compile, known)
     found = {
         name: path
         for name, path in candidates.items()
@@ -85,7 +102,26 @@ def roots_of(compile: Compile, folder: str, run_folder: str, flags: Sequence[str
     named = {a.name for a in temporary_roots.referring(compile.arguments, roots) if isinstance(a, Ref)}
     if nvcc or shows:
         named.add(_HERE)
+    if nvcc and not named.intersection(name for name in found if name.startswith(_APART)):
+        named.add(f"{_APART}-0")  # an object is known by its path
     return tuple((name, path) for name, path in found.items() if name in named)
+
+
+def _apart(compile: Compile, known: Sequence[str]) -> dict[str, str]:
+    """Return the folders of a build that lies in no known folder: what the output has in common with each folder that
+    the command names. A name says how many levels a folder is above the output. A list of includes may have no output;
+    it has one folder, for all that the command names."""
+    if compile.objects or (compile.output and not compile.output.startswith("/")):
+        return {}
+    output = os.path.dirname(os.path.normpath(compile.output)) if compile.output else ""
+    mentioned = [path for path in temporary_roots.folders_in(compile.arguments) if path != compile.source]
+    others = [path for path in mentioned if not any(_is_in(path, each) for each in known)]
+    if any(_is_in(output, each) for each in known) or not (output or others):
+        return {}
+    shared = [os.path.commonpath((output, path)) for path in others] if output else [os.path.commonpath(others)]
+    # A folder for all of a machine's users says nothing.
+    found = [path for path in (output, *shared) if path.count("/") > 1]
+    return {f"{_APART}-{output.count('/') - path.count('/')}" if output else _APART: path for path in found}
 
 
 def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
@@ -96,6 +132,11 @@ def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
 def is_checkout(name: str) -> bool:
     """Tell whether a root is a folder of a checkout."""
     return name.startswith(_HERE)
+
+
+def is_apart(name: str) -> bool:
+    """Tell whether a root is a folder of a build that lies elsewhere."""
+    return name.startswith(_APART)
 
 
 def always_bound(flags: Sequence[str], roots: Roots) -> bool:
@@ -130,15 +171,17 @@ def nameless(action: Action, roots: Roots) -> Roots:
 
 def naming(action: Action, source: str, roots: Roots) -> set[str]:
     """Return the roots whose folder is in the name of a module: its source, an absolute path, leads into them, or
-    through them with `..`. A folder of one build alone has one name in all builds."""
+    through them with `..`; its object lies in a build elsewhere. A folder of one build alone has one name in all
+    builds."""
     passing = nameless(action, roots)
+    made = action.outputs[0].path
     is_passing = temporary_roots.is_below(source, passing)
     return {
         root[0]
         for root in roots
         if root not in passing
         and (is_checkout(root[0]) or not is_passing)
-        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source)))
+        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source), made if is_apart(root[0]) else ""))
     }
 
 

@@ -79,8 +79,13 @@ class Makes(Enum):
     HEADER = "precompiled header"
     LINKED = "linked"
     """A library or program, compiled and linked by one command, or linked from objects."""
+    DEVICE_LINKED = "device-linked"
+    """An object that holds the linked device code of other objects (nvcc's -dlink)."""
     RULES = "rules"
     """The files that the source includes, as rules for make (-M, -MM), in a file or on standard output."""
+
+
+LINKS = (Makes.LINKED, Makes.DEVICE_LINKED)
 
 
 class Depfile(Frozen, frozen=True):
@@ -122,6 +127,8 @@ class Compile(Frozen, frozen=True):
     """Flags that depend on this machine: on its processor, or on its GPUs (nvcc's -arch=native)."""
     objects: tuple[str, ...] = ()
     """The objects that a command links, if it compiles nothing."""
+    cuda: bool = False
+    """The source is CUDA, and only clang can compile it."""
 
 
 _LANGUAGES = {
@@ -132,10 +139,16 @@ _LANGUAGES = {
 }
 _HEADERS = frozenset({"c-header", "c++-header"})
 _TAKEN = {
-    Family.GCC: frozenset({"c", "c++"}) | _HEADERS,
+    Family.GCC: frozenset({"c", "c++", "cu", "cuda"}) | _HEADERS,
     Family.HIPCC: frozenset({"c", "c++", "cu", "hip"}),
     Family.NVCC: frozenset({"c", "c++", "cu"}),
 }
+PTXAS = re.compile(
+    r"-v|--verbose|-w|--disable-warnings|-Werror|--warning-as-error|-O[0-4]|--opt-level=?[0-4]?|\d+"
+    r"|-{1,2}(dlcm|dscm|def-load-cache|def-store-cache|maxrregcount|fmad|register-usage-level|split-compile)(=\w+)?"
+    r"|--?warn-(on-)?[\w-]+|-{1,2}allow-expensive-optimizations(=\w+)?|--suppress-[\w-]+|--generate-line-info|-lineinfo"
+)
+"""Options that may be passed on to ptxas."""
 _OBJECTS = (".o", ".obj")
 PARTS = "/tmp/buildd-parts-"
 """Beginning of the folders for the objects of one command that was divided: see `several_sources`."""
@@ -172,6 +185,7 @@ class Parser(ABC):
         self.language = ""
         self.host = ""
         self.relocatable = False
+        self.device_links = False
         self.native: list[str] = []
         """See `Compile`; flags that name the processor are found by `result`."""
         self.dep_kind = ""
@@ -222,7 +236,9 @@ class Parser(ABC):
         makes = self._makes()
         objects = self._objects(family, makes)
         if len(self.sources) > 1 and not objects:
-            raise PassThrough(Reason.LINK if makes is Makes.LINKED else Reason.SEVERAL_SOURCES)
+            raise PassThrough(Reason.LINK if makes in LINKS else Reason.SEVERAL_SOURCES)
+        if not objects and (makes is Makes.DEVICE_LINKED or (makes is Makes.LINKED and self.relocatable)):
+            raise PassThrough(Reason.LINK)
         source = self.kept[self.sources[0]]
         stem, ending = os.path.splitext(os.path.basename(source))
         language = self.language or _LANGUAGES.get(ending, "")
@@ -231,6 +247,9 @@ class Parser(ABC):
                 raise PassThrough(Reason.LINK)
             assembler = ending in (".s", ".S", ".sx") or language.startswith("assembler")
             raise PassThrough(Reason.ASSEMBLER if assembler else Reason.LANGUAGE, language or ending)
+        cuda = family is Family.GCC and language in ("cu", "cuda")
+        if cuda and (makes is not Makes.OBJECT or self.assembles):
+            raise PassThrough(Reason.LANGUAGE, language)
         flags = tuple(argument for index, argument in enumerate(self.kept) if index not in self.sources)
         if family is Family.HIPCC and (unnamed := next((flag for flag in flags if _NATIVE.fullmatch(flag)), "")):
             raise PassThrough(Reason.MACHINE, unnamed)
@@ -238,6 +257,7 @@ class Parser(ABC):
         native = (*self.native, *processor)
         # nvcc's -arch looks like the assembler's option for a listing.
         known = {*native, *(_LISTS if makes is Makes.RULES else ())}
+        known.update(flag for flag in flags if cuda and flag.startswith("--cuda-path="))
         if why := inspect(f for f in flags if f not in known and not f.startswith("-arch=")).uncacheable:
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
@@ -258,8 +278,9 @@ class Parser(ABC):
         elif makes is Makes.HEADER:
             output = self.output or f"{source}.gch"
         else:
-            output = self.output or ("a.out" if makes is Makes.LINKED else f"{stem}.{self.ending}")
-        if makes is Makes.LINKED and self.dep_kind:
+            usual = {Makes.LINKED: "a.out", Makes.DEVICE_LINKED: "a_dlink.o"}.get(makes, f"{stem}.{self.ending}")
+            output = self.output or usual
+        if makes in LINKS and self.dep_kind:
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} in a command that links")
         return Compile(
             family=family,
@@ -274,6 +295,7 @@ class Parser(ABC):
             makes=makes,
             native=native,
             objects=objects,
+            cuda=cuda,
         )
 
     def _objects(self, family: Family, makes: Makes) -> tuple[str, ...]:
@@ -282,7 +304,7 @@ class Parser(ABC):
         than its inputs take to be read for a key."""
         named = tuple(self.kept[index] for index in self.sources)
         taken = family is Family.NVCC or (family is Family.GCC and any(path.startswith(PARTS) for path in named))
-        is_link = makes is Makes.LINKED and taken and not self.language
+        is_link = makes in LINKS and taken and not self.language
         return named if is_link and all(path.endswith(_OBJECTS) for path in named) else ()
 
     def _makes(self) -> Makes:
@@ -292,11 +314,13 @@ class Parser(ABC):
             if self.assembles:
                 raise PassThrough(Reason.LANGUAGE, f"-S with {self.language}")
             return Makes.HEADER
+        if self.device_links and self.compiles:
+            raise PassThrough(Reason.LINK)
         if self.compiles or self.assembles:
             return Makes.OBJECT
         if not self.may_link:
             raise PassThrough(Reason.LINK)
-        return Makes.LINKED
+        return Makes.DEVICE_LINKED if self.device_links else Makes.LINKED
 
     def _list_of_includes(self, stem: str) -> Depfile:
         """Return what gcc's -M or -MM writes; an empty path is standard output."""

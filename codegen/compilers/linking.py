@@ -33,6 +33,18 @@ _LEFT = re.compile(
 _SEARCH_DIR = re.compile(r'SEARCH_DIR\("([^"]*)"\)')
 
 
+_LIBRARY = {"-L": "-L", "--library-path": "-L", "-l": "-l", "--library": "-l"}
+"""nvcc's options for libraries and their folders, with the short one."""
+_JOINED_LIBRARY = re.compile(r"(-[Ll]|--library-path(?==)|--library(?==))=?(.+)")
+_TOOLKIT_LIBRARIES = (
+    "lib64",
+    "lib",
+    *(f"targets/{target}/lib{more}" for target in ("x86_64-linux", "sbsa-linux") for more in ("", "/stubs")),
+)
+_DEVICE_RUNTIME = ("cudadevrt",)
+_THIN = b"!<thin>"
+
+
 class Linker(Frozen, frozen=True):
     """Inputs of a link that ld does not list."""
 
@@ -88,6 +100,49 @@ def openmp(flags: Iterable[str], libraries: Iterable[str]) -> tuple[ToolFile, ..
         ToolFile(role=f"libgomp.spec {place}", path=os.path.join(folder, "libgomp.spec"))
         for place, folder in enumerate(libraries)
     )
+
+
+def named_libraries(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the flags of nvcc that name libraries and their folders, each as one word."""
+    found, waiting = [], ""
+    for word in flags:
+        if waiting:
+            found.append(waiting + word)
+        waiting = _LIBRARY.get(word, "")
+        joined = _JOINED_LIBRARY.fullmatch(word)
+        if joined and not waiting:
+            found.append((_LIBRARY[joined[1]] if joined[1] in _LIBRARY else joined[1]) + joined[2])
+    return tuple(found)
+
+
+def device_archives(flags: Iterable[str], project: str, toolkit: str) -> tuple[ToolFile, ...]:
+    """Return the archives in which nvlink may find device code to link. ld may take a shared library of that name, and
+    lists no archive then.
+
+    Args:
+        flags: nvcc's.
+        project: the working folder.
+
+    Raises:
+        PassThrough: an archive consists of other files.
+    """
+    words = named_libraries(flags)
+    folders = [os.path.join(project, word[2:]) for word in words if word.startswith("-L")]
+    folders += [os.path.join(toolkit, place) for place in _TOOLKIT_LIBRARIES]
+    names = [name for word in words if word.startswith("-l") for name in word[2:].split(",")]
+    found = []
+    for name in dict.fromkeys((*names, *_DEVICE_RUNTIME)):
+        for place, folder in enumerate(dict.fromkeys(folders)):
+            path = os.path.join(folder, f"lib{name}.a")
+            try:
+                with open(path, "rb") as file:
+                    is_thin = file.read(len(_THIN)) == _THIN
+            except OSError:
+                is_thin = False
+            if is_thin:
+                raise PassThrough(Reason.LINK, f"{path} is a thin archive")
+            found.append(ToolFile(role=f"lib{name}.a {place}", path=path))
+    return tuple(found)
 
 
 def describe(

@@ -65,7 +65,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     if compile.objects:
         parts = {os.path.dirname(os.path.dirname(path)) for path in compile.objects if is_part(path)}
         return ((_COMMAND, parts.pop()),) if len(parts) == 1 else ()
-    if compile.family is Family.HIPCC or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
+    if compile.family is Family.HIPCC or compile.cuda or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()  # hipcc names modules after the source's absolute path
     if compile.makes is Makes.HEADER:
         return ()
@@ -82,7 +82,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     # with one name need different module ids: they may be linked together.
     source = os.path.join(folder, compile.source)
     if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in front_ends):
-        return ()
+        matches, front_ends = {}, []
     asked = os.path.isabs(mapped)
     # If a link leads to a folder, the compiler may write either name.
     real = all(os.path.realpath(path) == path for path in (folder, *matches))
@@ -98,6 +98,12 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         found[BUILD] = mapped
     # Nested folders first: their paths are not the outer folder's.
     return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
+
+
+def folders_in(texts: Iterable[str]) -> list[str]:
+    """Return the absolute paths in the words of a command line, as far as the words can refer to roots."""
+    matches = (_FOLDER.fullmatch(text) for text in texts)
+    return [os.path.normpath(match[2]) for match in matches if match]
 
 
 def referring(texts: Iterable[str], roots: Roots) -> tuple[Argument, ...]:

@@ -11,8 +11,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from codegen.compilers import checkout_roots, closure, hipcc, linking, native_gpus, processor, temporary_roots
-from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
+from codegen.compilers import (
+    checkout_roots,
+    clang_cuda,
+    closure,
+    hipcc,
+    linking,
+    native_gpus,
+    processor,
+    temporary_roots,
+)
+from codegen.compilers.command_parser import LINKS, Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.toolchain import Toolchains
 from codegen.plan import Argument, Frozen, Knowledge, Tool
 from codegen.project.project_file import ProjectSettings
@@ -69,11 +78,13 @@ def sent_variables() -> tuple[str, ...]:
 def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     """Return everything that a description depends on, other than the files on disk."""
     offloads = any("-fopenmp" in flag for flag in compile.flags)
-    makes = (compile.makes, offloads) if compile.makes is Makes.LINKED else None
+    makes = (compile.makes, offloads) if compile.makes in LINKS else None
+    cuda = (request.project, *compile.flags) if compile.cuda else ()
+    libraries = (request.project, *linking.named_libraries(compile.flags)) if compile.objects else ()
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
     left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
     variables = sorted(pair for pair in request.environment.items() if pair[0] not in left_out)
-    return (request.command[0], compile.host, makes, compile.native, gpus, tuple(variables))
+    return (request.command[0], compile.host, makes, compile.native, gpus, libraries, cuda, tuple(variables))
 
 
 def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Described:
@@ -125,10 +136,15 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
         files, search = (*files, *linker.files), tuple(dict.fromkeys((*search, *linker.search)))
     if compile.native:
         facts.append((" ".join(compile.native), processor.meaning(knowledge, path, environment, compile.native)))
+    standard = compiler.search
+    if compile.cuda:
+        if not compiler.clang:
+            raise PassThrough(Reason.LANGUAGE, "CUDA by gcc")
+        toolkit = clang_cuda.describe(knowledge, path, compile.flags, environment)
+        files, search = (*files, *toolkit.files), tuple(dict.fromkeys((*search, *toolkit.search)))
+        standard = tuple(dict.fromkeys((*standard, *toolkit.search)))
     tool = Tool(name=os.path.basename(path), files=files, facts=tuple(facts), search=search)
-    return Described(
-        tool=tool, program=path, environment=environment, clang=compiler.clang, host="", standard=compiler.search
-    )
+    return Described(tool=tool, program=path, environment=environment, clang=compiler.clang, host="", standard=standard)
 
 
 def _nvcc(
@@ -148,6 +164,9 @@ def _nvcc(
     if compile.makes is Makes.LINKED:
         specs = linking.openmp(compile.flags, compiler.libraries)
         tool = msgspec.structs.replace(tool, files=(*tool.files, *specs))
+    if compile.objects:
+        archives = linking.device_archives(compile.flags, request.project, dict(tool.roots)["cuda"])
+        tool = msgspec.structs.replace(tool, files=(*tool.files, *archives))
     gpus: tuple[str, ...] | None = ()
     if compile.native:
         nvcc = os.path.join(dict(tool.roots)["cuda"], "bin", os.path.basename(compiler.program.suffix))

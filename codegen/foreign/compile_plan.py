@@ -60,7 +60,8 @@ def moving_roots(compile: Compile, described: Described, request: Request) -> te
     temporary = temporary_roots.roots_of(compile, request.project, mapped, clang=described.clang)
     run_folder = request.environment.get(checkout_roots.RUN_FOLDER, "")
     flags = (*compile.flags, *_environment_flags(described.environment))
-    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary)
+    installed = [folder for _, folder in described.tool.roots] + [*described.standard, *described.libraries]
+    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary, installed)
     return checkout_roots.sorted_roots((*temporary, *checkout))
 
 
@@ -178,6 +179,8 @@ def plan(
     if compile.objects and not nvcc:
         discovery = Discovery.LINKER  # gcc preprocesses nothing; nvcc compiles a stub
     search = include_folders((), flags, dict(described.tool.roots))
+    if compile.makes is Makes.DEVICE_LINKED:
+        search += (".",)  # nvcc has the host compiler search the headers of its stub there
     if linked:
         # The linker may write its output's name into the output.
         name += f" {os.path.basename(compile.output)}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from codegen.compilers.command_parser import Family, Parser, PassThrough, Reason, quoted
+from codegen.compilers import clang_cuda
+from codegen.compilers.command_parser import PTXAS, Family, Parser, PassThrough, Reason, quoted
 
 _GCC_VALUE = re.compile(
     r"(-isystem-after|-isystem|-iquote|-idirafter|-include|-imacros|-MF|-MT|-MQ|-D|-U|-I|-L|-l|-x|-o"
@@ -35,6 +36,7 @@ _HIP_PLAIN = re.compile(
     r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)|--(no-)?offload-compress"
     r"|--offload-compression-level=\d+|-parallel-jobs=\d+|--gpu-max-threads-per-block=\d+"
 )
+_OFFLOADS = {Family.HIPCC: _HIP_PLAIN, Family.GCC: clang_cuda.PLAIN, Family.NVCC: re.compile(r"(?!)")}
 _LLVM_NAME = re.compile(
     r"--?(?!.*(file|path|dir|output|remark|profile|plugin|record|yaml|graph))"
     r"(?!(dot|view|print|stats|time|debug|dump|write|save|track|verify|load|info|rng|report|pgo|cs|cfg|memprof)(-|\Z))"
@@ -80,9 +82,14 @@ class GccParser(Parser):
                 self.asks_rules(argument)
             elif argument == "-MP":
                 self.dep_phony = True
+            elif argument == "-Xcuda-ptxas" and self._family is Family.GCC:
+                value = next(rest, "")
+                if not PTXAS.fullmatch(value):
+                    raise PassThrough(Reason.UNKNOWN_OPTION, f"{argument} {value}")
+                self.kept += [argument, value]
             elif _GCC_UNSUPPORTED.fullmatch(argument):
                 raise PassThrough(Reason.UNSUPPORTED_OPTION, argument)
-            elif _GCC_PLAIN.fullmatch(argument) or (self._family is Family.HIPCC and _HIP_PLAIN.fullmatch(argument)):
+            elif _GCC_PLAIN.fullmatch(argument) or _OFFLOADS[self._family].fullmatch(argument):
                 self.kept.append(argument)
             elif match := _GCC_VALUE.fullmatch(argument):
                 value = match[2] or next(rest, "")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from codegen.compilers import linking
-from codegen.compilers.command_parser import Family, Parser, PassThrough, Reason
+from codegen.compilers.command_parser import PTXAS, Family, Parser, PassThrough, Reason
 from codegen.flags import split
 from codegen.foreign.gcc_options import GccParser
 
@@ -45,12 +45,12 @@ _NVCC_FLAGS = """
 -ewp --extensible-whole-program  -no-compress --no-compress  -err-no --display-error-number
 -no-err-no --no-display-error-number  -reloc-ptx --relocatable-ptx
 -allow-unsupported-compiler --allow-unsupported-compiler  -pg --profile
--cubin --cubin  -fatbin --fatbin  -ptx --ptx
+-cubin --cubin  -fatbin --fatbin  -ptx --ptx  -dlink --device-link
 -M --generate-dependencies  -MM --generate-nonsystem-dependencies
 """
 _NVCC_REFUSED = """
 -E --preprocess  -cuda --cuda
--optix-ir --optix-ir  -ltoir --ltoir  -dlink --device-link  -link --link  -lib --lib  -r --relocatable-link
+-optix-ir --optix-ir  -ltoir --ltoir  -link --link  -lib --lib  -r --relocatable-link
 -run --run  -dryrun --dryrun  -keep --keep  -save-temps --save-temps  -v --verbose  -h --help  -V --version
 -objtemp --objdir-as-tempdir  -clean --clean-targets  -code-ls --list-gpu-code  -arch-ls --list-gpu-arch
 -gen-opt-lto --gen-opt-lto  -noprof --dont-use-profile  -use-local-env --use-local-env
@@ -79,16 +79,11 @@ TAKE_VALUES = frozenset({*_VALUES, *_REFUSED_VALUES})
 TAKE_NONE = frozenset({*_FLAGS, *_REFUSED})
 """All spellings of nvcc's options, with a value and without one."""
 _ATTACHED = re.compile(r"-([IDULlO]|t(?=\d+\Z))(.+)", re.DOTALL)
-_PTXAS = re.compile(
-    r"-v|--verbose|-w|--disable-warnings|-Werror|--warning-as-error|-O[0-4]|--opt-level=?[0-4]?|\d+"
-    r"|-{1,2}(dlcm|dscm|def-load-cache|def-store-cache|maxrregcount|fmad|register-usage-level|split-compile)(=\w+)?"
-    r"|--?warn-(on-)?[\w-]+|-{1,2}allow-expensive-optimizations(=\w+)?|--suppress-[\w-]+|--generate-line-info|-lineinfo"
-)
 _CUDAFE = re.compile(
     r"--(diag_(suppress|warning|error|remark|default)(=[\w,]+)?|display_error_number|[\w-]*warnings)|\w+"
 )
 _FATBIN = re.compile(r"-{1,2}compress(-all|-mode(=\w+)?|=(true|false))?|default|size|speed|balance|none|true|false")
-_PASSED = {"-Xptxas": _PTXAS, "-Xcudafe": _CUDAFE, "-Xfatbin": _FATBIN}
+_PASSED = {"-Xptxas": PTXAS, "-Xcudafe": _CUDAFE, "-Xfatbin": _FATBIN}
 """Options that may be passed on to nvcc's own programs."""
 
 _LINKS_DIFFERENTLY = frozenset(
@@ -122,7 +117,7 @@ class NvccParser(Parser):
             linking.check([f"-Wl,{','.join(self._for_linker)}"] if self._for_linker else [])
         except PassThrough:
             return False
-        return self._link_alike and not self.relocatable and not self._unknown and not self.dep_kind
+        return self._link_alike and not self._unknown and not self.dep_kind
 
     def run(self, arguments: Sequence[str]) -> None:
         rest = iter(arguments)
@@ -185,6 +180,8 @@ class NvccParser(Parser):
                 self.relocatable = self.relocatable or option == "-dc"
             case "-M" | "-MM":
                 self.lists = True
+            case "-dlink":
+                self.device_links = True
             case "-cubin" | "-fatbin" | "-ptx":
                 if self.ending not in ("o", option[1:]):
                     raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{option} beside -{self.ending}")

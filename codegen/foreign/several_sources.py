@@ -86,6 +86,7 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
         parser.stop
         or parser.assembles
         or parser.lists
+        or parser.device_links
         or not compiled
         or len(compiled) + links < 2
         or (links and parser.dep_kind)

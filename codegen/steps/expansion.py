@@ -10,12 +10,12 @@ import os
 import re
 
 import msgspec
-from blake3 import blake3
 
-from codegen.compilers.checkout_roots import nameless
-from codegen.compilers.temporary_roots import Roots, named
-from codegen.plan import BARE, Action, Argument, GeneratedFile, Plan, Ref, Resources, Steps
+from codegen.compilers.checkout_roots import checkouts
+from codegen.compilers.temporary_roots import Roots, named, referring
+from codegen.plan import BARE, Action, Argument, GeneratedFile, Place, Plan, Ref, Resources, Steps
 from codegen.steps import line_info
+from codegen.steps.module_ids import NAMED, ends_of, hashed, ids_of, module_id
 from codegen.steps.step_kinds import (
     BUNDLE_EQUIVALENT,
     BUNDLE_FRAME,
@@ -51,7 +51,6 @@ _SHARES = {
 """Each step's share of the whole compile's time and memory, until the step has a history."""
 _LEAST_BYTES = 64 << 20
 _UNIT = "-cuid="
-_DEVICE_CODE = re.compile(r"\.(cubin|ptx|fatbin)\Z")
 _MODULE = ".module_id"
 
 
@@ -62,26 +61,21 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
         action: an action with these `steps`; its last argument is the source, its first output the object.
         project: base folder of relative paths, if the result may contain its path; empty if the folder is a root.
         roots: folders that may be others in the next build, see `temporary_roots` and `checkout_roots`.
-        content: digest of the source if there are temporary folders: others may have a source of the same name.
+        content: see `ids_of`.
     """
     source = action.inputs[0] if isinstance(action.argv[-1], Ref) else action.argv[-1]
     stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", os.path.basename(source).rpartition(".")[0])
     made = action.outputs[0]
-    # Device code alone has the step files and the module's id of the object beside it: each finds the other's steps.
-    beside = _DEVICE_CODE.sub(".o", made.path)
-    folder = f"{beside}.steps"
+    folder = f"{ends_of(action, '')[1]}.steps"
     extension = os.path.splitext(source)[1]
-    ends = [os.path.join(project, path) for path in (action.inputs[0], beside)]
     nvcc = any(step.kind == StepKind.CICC.value for step in steps.actions)
-    identities = [steps.identity, content] if content else [steps.identity]
-    # Two checkouts may be linked into one program, so their modules have different names: those of their sources. nvcc
-    # names modules after nothing else. A source outside of them, as in an installed package, is one for all of them.
-    identity = _module_id("\0".join(identities), named(ends[0], nameless(action, roots)), named(ends[1], roots))
+    ids = ids_of(steps.identity, action, project, roots, content)
     # gcc uses the seed for names that no other object sees.
-    seed = _module_id("\0".join(identities), *(named(path, roots) for path in ends))
+    identities = (steps.identity, content) if content else (steps.identity,)
+    seed = module_id(identities, *(named(path, roots) for path in ends_of(action, project)))
     units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]
     values = {SOURCE + extension: source, FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
-    values |= {MAIN: os.path.basename(source), UNIT: units[-1] if units else _hashed(identity)}
+    values |= {MAIN: os.path.basename(source), UNIT: units[-1] if units else hashed(ids.own.decode())}
     pattern = re.compile("|".join(re.escape(value) for value in values))
 
     def put(text: str) -> str:
@@ -91,7 +85,8 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
         if isinstance(argument, str):
             return put(argument)
         if argument.suffix == f"/{SOURCE}{extension}" and (project or source.startswith("/")):
-            return os.path.normpath(os.path.join(project, source))
+            # A step whose output shows the path of a checkout is bound to it.
+            return referring((os.path.normpath(os.path.join(project, source)),), checkouts(roots))[0]
         changed = {"name": put(argument.name), "prefix": put(argument.prefix), "suffix": put(argument.suffix)}
         return msgspec.structs.replace(argument, **changed)
 
@@ -105,7 +100,9 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
         if kind is StepKind.CICC:
             own |= line_info.environment(words, roots)
         elif kind is StepKind.FATBINARY:
-            words = [line_info.ident(word, roots) for word in words]
+            words = [
+                _named(line_info.ident(word, roots)) if ids.differ else line_info.ident(word, roots) for word in words
+            ]
         actions.append(
             msgspec.structs.replace(
                 step,
@@ -133,7 +130,7 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
         )
     files = {put(BUNDLE_FRAME): BUNDLE_TEXT, put(f"{BUNDLE_FRAME}.{BARE}"): BUNDLE_EQUIVALENT}
     if nvcc:
-        files = {put(f"{FOLDER}/{STEM}{_MODULE}"): identity.encode(), IMAGE: IMAGE_TEXT}
+        files = {put(f"{FOLDER}/{STEM}{_MODULE}"): ids.shared, IMAGE: IMAGE_TEXT}
     made_before = tuple(GeneratedFile(path=path, content=content) for path, content in files.items())
     return Plan(targets=(), actions=tuple(actions), files=made_before)
 
@@ -141,11 +138,6 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
 def maker(plan: Plan) -> Action:
     """Return the step that makes the object: the last one that does not only check another's output."""
     return next(action for action in reversed(plan.actions) if action.outputs[0].name != CHECKED)
-
-
-def module_id(plan: Plan) -> bytes:
-    """Return the module's id in the steps of nvcc; empty for other compilers."""
-    return next((file.content for file in plan.files if file.path.endswith(_MODULE)), b"")
 
 
 def fatbin_apart(plan: Plan) -> str:
@@ -191,13 +183,8 @@ def barely(action: Action) -> Action:
     )
 
 
-def _module_id(identity: str, source: str, made: str) -> str:
-    """Return a module id in the form of cudafe++'s own. It becomes part of global symbols, so it must be unique in a
-    program. It must not depend on the content, or every step would run again after every edit."""
-    digest = _hashed("\0".join((identity, source, made)))
-    name = re.sub(r"[^A-Za-z0-9]", "_", os.path.basename(source))
-    return f"_{digest[:8]}_{len(name)}_{name}_{digest[8:16]}"
-
-
-def _hashed(text: str) -> str:
-    return blake3(text.encode(errors="surrogateescape")).hexdigest()[:16]
+def _named(word: Argument) -> Argument:
+    """Return a word of fatbinary's command line; an image is read with the module's own id."""
+    if isinstance(word, Ref) and word.place is Place.INPUT:
+        return msgspec.structs.replace(word, name=word.name + NAMED)
+    return word

@@ -91,9 +91,10 @@ def add_wheels(names: tuple[str, ...], version: str, folder: Path, cuda: Path, e
         version: the toolkit's, as "13.0".
         folder: for the wheels' content.
     """
-    for name in names:
-        wanted = name if ">=" in name else f"{name}=={version}.*"
-        said_by([*PIP, "install", "-q", "--no-deps", "--target", str(folder), wanted], environ)
+    # In one command: pip adds nothing to a folder `nvidia` that an earlier one made.
+    wanted = [name if ">=" in name else f"{name}=={version}.*" for name in names]
+    if wanted:
+        said_by([*PIP, "install", "-q", "--no-deps", "--target", str(folder), *wanted], environ)
     for kind, place in (("include", cuda / "include"), ("lib", cuda / "lib64")):
         for found in folder.glob(f"nvidia/*/{kind}/*"):
             plain = found.name.partition(".so")[0] + ".so" if ".so" in found.name else found.name

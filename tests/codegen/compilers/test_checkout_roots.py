@@ -48,6 +48,20 @@ def test_roots_are_named_by_their_height_above_the_working_folder() -> None:
     assert elsewhere == (("checkout-run", "/home/u/p"),)
 
 
+def test_a_build_that_lies_elsewhere_is_a_root() -> None:
+    apart = ("checkout-apart-2", "/home/u/.cache/x")
+    places = ("-I/home/u/.cache/x/include", "-I/usr/include/x", "-o", "/home/u/.cache/x/obj/a/a.o")
+    assert gcc("a.c", *places) == (apart,)
+    assert set(nvcc("a.cu", *places)) == {apart, ("checkout", "/home/u/p/build")}
+    # nvcc's object is known by its path; gcc's is not.
+    assert ("checkout-apart-0", "/var/x") in nvcc("a.cu", "-o", "/var/x/a.o") and gcc("a.c", "-o", "/var/x/a.o") == ()
+    both = gcc("a.c", *places, "-I/home/u/.cache/x/obj/b", "-I/home/u/lib")
+    assert both == (("checkout-apart-1", f"{apart[1]}/obj"), apart, ("checkout-apart-4", "/home/u"))
+    # Only lists, which have no place of their own.
+    assert found("/usr/bin/gcc", "-MM", "a.c", places[0], folder="/s") == (("checkout-apart", f"{apart[1]}/include"),)
+    assert gcc("a.c", "-I/v/include", "-o", "/w/a.o") == gcc("a.c", places[0]) == ()
+
+
 def test_only_what_a_command_names_by_absolute_path_is_a_root() -> None:
     assert gcc("../src/a.c", "-I../include", run_folder="/home/u/p") == ()
     # nvcc names its modules after absolute paths.
@@ -77,7 +91,9 @@ def test_a_flag_that_shows_the_folder_makes_it_a_root() -> None:
 def test_paths_in_other_forms_are_no_roots() -> None:
     assert gcc("/home/u/p q/a.c", folder="/home/u/p q/build") == ()
     assert gcc("/a.c", folder="/b") == ()
-    assert nvcc("/home/u/p/a.cu", "-rdc=true") == nvcc("/home/u/p/a.cu", "-lineinfo") == ()
+    assert nvcc("/home/u/p/a.cu", "-lineinfo") == ()
+    # What LTO holds cannot be searched.
+    assert nvcc("/home/u/p/a.cu", "-gencode", "arch=compute_80,code=lto_80") == ()
 
 
 def test_a_path_that_leaves_the_root_is_not_named_by_it() -> None:
@@ -366,6 +382,45 @@ def test_a_source_of_an_installed_package_is_one_for_all_checkouts(user: User) -
 
 
 @pytest.mark.cuda
+def test_a_build_folder_elsewhere_may_be_another_one(user: User) -> None:
+    """As the BUILDDIR of a Makefile, or a JIT's cache, below the user's home."""
+    foreign = ForeignProject(user, user.folder / "apart", toolkit())
+    foreign.write("src/a.cu", f"namespace {{\n{KERNEL}}}\n")
+    foreign.write("src/b.cu", f"{KERNEL}namespace {{ int n; struct S {{ S() {{ n = 1; }} }} s; }}\n")
+    said, modules, names = [], [], []
+    for home in (user.folder / "apart-homes/one", user.folder / "apart-homes/some/where/two"):
+        (home / "obj").mkdir(parents=True)
+        (home / "include").mkdir()
+        (home / "include/h.h").write_text("#define H 3\n")
+        for name in ("a", "b"):
+            command = (
+                "nvcc",
+                "-arch=sm_80",
+                f"-I{home}/include",
+                "-dc",
+                f"src/{name}.cu",
+                "-o",
+                f"{home}/obj/{name}.o",
+            )
+            done = foreign.call(*command, "-MD", "-MF", f"{home}/obj/{name}.d")
+            assert done.returncode == 0, done.stderr
+            content = (home / "obj" / f"{name}.o").read_bytes()
+            (module,) = set(re.findall(rb"_[0-9a-f]{8}_4_[ab]_cu_[0-9a-f]{8}", content))
+            modules.append(module)
+            listed = (home / "obj" / f"{name}.d").read_text().replace("\\\n", "").split()
+            names.append(
+                [word.replace(str(home), "@") for word in listed if "/cu13/" not in word and "/usr/" not in word]
+            )
+        rules = [foreign.call("nvcc", "-arch=sm_80", f"-I{home}/include", "-MM", "-dc", "src/a.cu")]
+        rules += [foreign.call("g++", f"-I{home}/include", "-MM", "-x", "c++", "src/a.cu")]
+        assert [done.returncode for done in rules] == [0, 0]
+        said.append([done.stdout.replace(os.fsencode(home), b"@") for done in rules])
+    assert foreign.counts() == (3, 5)
+    assert said[0] == said[1] and b"@/include/h.h" in said[0][0] and b"@/include/h.h" in said[0][1]
+    assert len({*modules}) == 4 and names[:2] == names[2:]
+
+
+@pytest.mark.cuda
 def test_two_projects_with_one_relative_path_link_into_one_program(user: User) -> None:
     """A kernel of an anonymous namespace is a global symbol, named after its module."""
     foreign = ForeignProject(user, user.folder / "linked", toolkit())
@@ -404,3 +459,69 @@ def test_one_source_of_two_mapped_projects_links_into_one_program(user: User) ->
     library = Path(toolkit()).parent / "lib"
     linked = foreign.plainly("nvcc", "-arch=sm_80", f"-L{library}", str(main), *map(str, objects[:2]), "-o", "main")
     assert linked.returncode == 0, linked.stderr
+
+
+WEAK = """template <typename T> __global__ void weak(T *p) { *p = 1; }
+template __global__ void weak<int>(int *);
+namespace { int kept; struct Use { Use() { kept = 1; } } use; }
+"""
+OWN = """namespace {
+__device__ int hidden;
+__global__ void kernel(int *p) { *p = hidden; }
+struct Use { Use() { kernel<<<1, 1>>>(nullptr); } } use;
+}
+"""
+"""Two copies of each may be linked into one program, as two archives that hold a copy of one small library."""
+
+
+@pytest.mark.cuda
+def test_relocatable_objects_of_two_checkouts_are_found_and_link_into_one_program(user: User) -> None:
+    """Each object has its own module's id, with which the device linker tells the modules of a program apart."""
+    foreign = ForeignProject(user, user.folder / "relocatable", toolkit())
+    texts = {"src/weak.cu": WEAK, "src/own.cu": OWN}
+    checkouts, objects = Checkouts(foreign, texts), []
+    for name, figures in (("weak", (1, 1)), ("own", (0, 2))):
+        before = foreign.counts()
+        for folder in checkouts.folders:
+            made = foreign.call(
+                "nvcc", "-arch=sm_80", "-dc", f"../src/{name}.cu", "-o", f"{name}.o", cwd=folder / "build"
+            )
+            assert made.returncode == 0, made.stderr
+            objects.append(folder / "build" / f"{name}.o")
+        now = foreign.counts()
+        assert (now[0] - before[0], now[1] - before[1]) == figures
+        one, other = (path.read_bytes() for path in objects[-2:])
+        modules = [set(re.findall(rb"_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}", each)) for each in (one, other)]
+        assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]
+        if name == "weak":
+            assert one.replace(*modules[0], *modules[1]) == other
+    # What was found is, to the byte, what this checkout's compile makes; a direct hit delivers it too.
+    for environ in ({**foreign.environ, "BUILDD_RECACHE": "1"}, foreign.environ):
+        command = ("nvcc", "-arch=sm_80", "-dc", "../src/weak.cu", "-o", "weak.o")
+        before = objects[1].read_bytes()
+        objects[1].unlink()
+        assert foreign.call(*command, environ=environ, cwd=checkouts.folders[1] / "build").returncode == 0
+        assert objects[1].read_bytes() == before
+    main = foreign.write("main.cu", "int main() { return 0; }\n")
+    library = Path(toolkit()).parent / "lib"
+    link = ("nvcc", "-arch=sm_80", "-rdc=true", f"-L{library}", str(main), *map(str, objects), "-o", "main")
+    linked = foreign.plainly(*link)
+    assert linked.returncode == 0, linked.stderr
+    assert foreign.plainly(str(foreign.folder / "main")).returncode == 0
+
+
+@pytest.mark.cuda
+def test_relocatable_objects_of_mapped_checkouts(user: User) -> None:
+    """With the lines of kernels, which name the source."""
+    foreign, objects = ForeignProject(user, user.folder / "mapped-relocatable", toolkit()), []
+    for name in ("one", "some/where/two"):
+        folder = foreign.folder / name
+        source = foreign.write(f"{name}/src/a.cu", WEAK)
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(folder)}
+        command = ("nvcc", "-arch=sm_80", "-lineinfo", "-rdc=true", "-c", str(source), "-o", "a.o")
+        assert foreign.call(*command, environ=environ, cwd=folder).returncode == 0
+        objects.append((folder / "a.o").read_bytes())
+        assert os.fsencode(foreign.folder) not in objects[-1]
+    assert foreign.counts() == (1, 1)
+    modules = [set(re.findall(rb"_[0-9a-f]{8}_4_a_cu_[0-9a-f]{8}", each)) for each in objects]
+    assert len(modules[0]) == len(modules[1]) == 1 and modules[0] != modules[1]

@@ -188,3 +188,61 @@ def test_an_nvcc_past_the_shims_is_told_by_its_own_calls(cuda: ForeignProject) -
     figures = cuda.figures()
     assert (figures.hits, figures.misses) == (0, 0)
     assert set(figures.passed_through) == {"inside-nvcc"} and figures.passed_through["inside-nvcc"] >= 3
+
+
+DEVICE = "__device__ int twice(int x) { return 2 * x; }\n"
+CALLER = """extern __device__ int twice(int x);
+__global__ void kernel(int *p) { *p = twice(3); }
+int main() { kernel<<<1, 1>>>(nullptr); return 0; }
+"""
+
+
+def test_device_links_are_nvccs(cuda: ForeignProject) -> None:
+    """As CMake and nccl's Makefile link relocatable device code: into an object that the host linker takes."""
+    for name, text in (("device", DEVICE), ("caller", CALLER), ("library", DEVICE.replace("twice", "thrice"))):
+        cuda.write(f"{name}.cu", text)
+        cuda.good("nvcc", "-arch=sm_80", "-Xcompiler=-fPIC", "-dc", f"{name}.cu", "-o", f"{name}.o")
+    (cuda.folder / "nearer").mkdir()
+    cuda.good("ar", "rcs", "nearer/libmore.a", "library.o")
+    options = ("-arch=sm_80", "-Xcompiler=-fPIC", "-Lnearer", "-lmore", "-lcudadevrt")
+    device = ("nvcc", *options, "-shared", "-dlink", "caller.o", "device.o", "-o", "linked.o")
+    whole = ("nvcc", *options, "-rdc=true", f"-L{toolkit(cuda)}/lib", "caller.o", "device.o", "-o", "prog")
+
+    def linked(command: tuple[str, ...]) -> tuple[int, int]:
+        before = cuda.counts()
+        (cuda.folder / command[-1]).unlink(missing_ok=True)
+        cuda.good(*command)
+        after = cuda.counts()
+        return after[0] - before[0], after[1] - before[1]
+
+    for command in (device, whole):
+        place = cuda.folder / command[-1]
+        assert linked(command) == (0, 1)
+        ours, mode = place.read_bytes(), place.stat().st_mode
+        assert linked(command) == (1, 0)
+        assert (place.read_bytes(), place.stat().st_mode) == (ours, mode)
+        assert cuda.plainly(*command).returncode == 0
+        assert place.stat().st_mode == mode and (place.read_bytes() == ours or command is whole)
+        if command is whole:
+            assert made_of(place)[1:] == contents_of(ours, cuda.folder / "ours")[1:]
+    libraries = (f"-L{toolkit(cuda)}/lib", "-lcudart_static", "-ldl", "-lrt", "-lpthread")
+    cuda.good("g++", "caller.o", "device.o", "library.o", "linked.o", *libraries, "-o", "by-hand")
+    assert all(cuda.plainly(str(cuda.folder / name)).returncode == 0 for name in ("by-hand", "prog"))
+    # ld would take a shared library of that name. nvlink reads the archive.
+    cuda.good("gcc", "-shared", "-o", "nearer/libmore.so", "-x", "c", "/dev/null")
+    linked(whole)
+    cuda.write("library.cu", DEVICE.replace("twice", "fourfold"))
+    cuda.good("nvcc", "-arch=sm_80", "-dc", "library.cu", "-o", "library.o")
+    cuda.good("ar", "rcs", "nearer/libmore.a", "library.o")
+    assert linked(device) == linked(whole) == (0, 1), "another archive"
+    cuda.write("device.cu", DEVICE.replace("2", "3"))
+    cuda.good("nvcc", "-arch=sm_80", "-Xcompiler=-fPIC", "-dc", "device.cu", "-o", "device.o")
+    assert linked(device) == linked(whole) == (0, 1), "another object"
+    (cuda.folder / "nearer/libmore.a").unlink()
+    cuda.good("ar", "rcsT", "nearer/libmore.a", "library.o")
+    assert linked(device) == (0, 0), "the members of a thin archive are files of their own"
+
+
+def contents_of(program: bytes, place: Path) -> list[object]:
+    place.write_bytes(program)
+    return made_of(place)
