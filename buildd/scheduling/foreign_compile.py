@@ -29,6 +29,7 @@ from buildd.scheduling import call_notes
 from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
+from buildd.store.packing import write_error
 from buildd.store.store import Result
 from buildd.store.tally import Reasoned
 from codegen.compilers import checkout_roots, temporary_roots
@@ -128,7 +129,10 @@ class CommandOutputs(Outputs[ActiveBuild]):
         named = self.delivery.ids.named(content)
 
         def write(place: Path) -> bool:
-            replace_file(place, named)
+            try:
+                replace_file(place, named)
+            except OSError as error:
+                raise write_error(error, place) from error
             return True
 
         return self.delivery.put_object(self.build.files, m.Digest(blake3(named).hexdigest()), write)
