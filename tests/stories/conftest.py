@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.tier_users import Machines, machines_at
-from tests.support.tiers import HttpCache, http_cache
+from tests.support.tiers import HttpCache, cache_of
 
 
 @pytest.fixture
-def cache() -> Iterator[HttpCache]:
-    """A server that speaks Bazel's protocol for caches."""
-    with http_cache() as made:
+def cache(request: pytest.FixtureRequest) -> Iterator[HttpCache]:
+    """A server that speaks Bazel's protocol for caches; a REAPI server for tests that say "grpc"."""
+    with cache_of(getattr(request, "param", "http")) as made:
         yield made
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.tier_users import Machines, until_written
-from tests.support.tiers import HttpCache
+from tests.support.tiers import HTTP_AND_GRPC, HttpCache
 
 
+@pytest.mark.parametrize("cache", HTTP_AND_GRPC, indirect=True)
 def test_compilers_below_run_hit_in_the_tier(tmp_path: Path, cache: HttpCache, machines: Machines) -> None:
     (tmp_path / "k.h").write_text("#define K 1\n")
     for name in "ab":
@@ -26,8 +27,9 @@ def test_compilers_below_run_hit_in_the_tier(tmp_path: Path, cache: HttpCache, m
     assert "2 hits, 0 misses" in said, said
     assert (tmp_path / "a.o").read_bytes() == made
     status = second.buildd("status")[1]
+    kind = "REAPI over gRPC" if cache.url.startswith("grpc") else "Bazel's HTTP cache"
     assert (
-        f"tier  {cache.url} (Bazel's HTTP cache), answers in" in status
+        f"tier  {cache.url} ({kind}), answers in" in status
         and "2 hits" in status
         and "trusts first, only read" in status
     )
