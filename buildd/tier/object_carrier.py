@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ T = TypeVar("T")
 _CONNECT = "1s"
 _LONGEST = "300s"
 """No operation is open for longer, whatever its patience."""
+_CLOSED = ("ConnectionReset", "BrokenPipe", "IncompleteMessage")
+"""What obstore says of a connection that was open and idle, and that the server has closed meanwhile."""
 
 
 class ObjectCarrier(Carrier):
@@ -72,13 +74,13 @@ class ObjectCarrier(Carrier):
                 raise LargeObject
             return bytes(await found.bytes_async())
 
-        return self._run(work(), patience, absent=None)
+        return self._run(work, patience, absent=None)
 
     def put(self, kind: ObjectKind, name: str, data: bytes, patience: Patience) -> None:
         async def work() -> None:
             await self._obstore.put_async(self._store, f"{kind.value}/{name}", data, use_multipart=False)
 
-        self._run(work(), patience, absent=CarrierError(Trouble.UNREACHABLE, "there is no such bucket"))
+        self._run(work, patience, absent=CarrierError(Trouble.UNREACHABLE, "there is no such bucket"))
 
     def close(self) -> None:
         if self._loop.is_closed():
@@ -88,11 +90,18 @@ class ObjectCarrier(Carrier):
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _run(self, work: Coroutine[Any, Any, T], patience: Patience, *, absent: T | CarrierError) -> T:
+    def _run(
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        patience: Patience,
+        *,
+        absent: T | CarrierError,
+        is_again: bool = False,
+    ) -> T:
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         # One limit for the whole: obstore does not tell how far an operation is.
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result(timeout=patience.left_s())
         except TimeoutError as error:
@@ -108,5 +117,7 @@ class ObjectCarrier(Carrier):
             raise CarrierError(Trouble.RIGHTS) from error
         except (BaseError, OSError) as error:
             text = str(error)
+            if not is_again and any(sign in text for sign in _CLOSED):
+                return self._run(work, patience, absent=absent, is_again=True)
             full = "InsufficientStorage" in text or "507" in text
             raise CarrierError(Trouble.FULL if full else Trouble.UNREACHABLE, text.splitlines()[0][:200]) from error

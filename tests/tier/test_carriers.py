@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -177,6 +179,37 @@ def test_a_frozen_s3_server_is_given_up(monkeypatch: pytest.MonkeyPatch, open_ca
             carrier.get(ObjectKind.CONTENT, NAME, for_up_to(5, 0.4))
         assert told.value.trouble is Trouble.SLOW
         assert time.monotonic() - began_s < HANGS_S
+
+
+def test_a_connection_that_an_s3_server_has_closed_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, open_carrier: Opens
+) -> None:
+    """Servers close idle connections; a client learns of it with its next question."""
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    asked = []
+
+    def serve(listening: socket.socket) -> None:
+        for number, questions in enumerate((2, 1)):
+            connection, _ = listening.accept()
+            with connection:
+                for _ in range(questions):
+                    connection.recv(1 << 16)
+                    asked.append(number)
+                    if asked != [0, 0]:
+                        connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                    else:  # closed so, the connection is reset
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve, args=(listening,))
+        server.start()
+        carrier = open_carrier(f"s3://b/p?region=us-east-1&endpoint=http://127.0.0.1:{listening.getsockname()[1]}")
+        for _ in range(2):
+            assert carrier.get(ObjectKind.RECORDS, NAME, for_up_to(20, 10)) is None
+        server.join(HANGS_S)
+    assert not server.is_alive() and asked == [0, 0, 1]
 
 
 def test_a_wrong_key_of_s3_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_carrier: Opens) -> None:
