@@ -48,6 +48,7 @@ def test_the_variables_count_in_config_toml_too(environ: dict[str, str]) -> None
 
 
 def test_headers_come_from_a_variable_and_are_not_shown(environ: dict[str, str]) -> None:
+    """From the shell, or from config.toml."""
     file = '[tier]\nurl = "grpcs://host/main"\n'
     text = "authorization=Bearer a=b, X-BuildBuddy-Api-Key=k%2C1 ,"
     named = settings(environ, file, BUILDD_TIER_HEADERS=text)
