@@ -57,6 +57,7 @@ class LastBuilds:
         self._sweeper = sweeper
         self._folder = folder
         self._kept: dict[_Name, IO[bytes]] = {}
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def keep(self, build: ActiveBuild) -> None:
@@ -79,6 +80,11 @@ class LastBuilds:
                 file.close()
                 raise
             with self._lock:
+                if self._is_closed:  # the daemon ends while a build is written down
+                    file.close()
+                    return
+                if (other := self._kept.pop(name, None)) is not None:  # of an equal request that ended just now
+                    other.close()
                 while len(self._kept) >= MOST_KEPT:
                     self._kept.pop(next(iter(self._kept))).close()
                 self._kept[name] = file
@@ -105,6 +111,8 @@ class LastBuilds:
         return carry(base, touched, files, self._sweeper, moved)
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
         for name in list(self._kept):
             self._forget(name)
 

@@ -141,3 +141,35 @@ def test_the_last_builds_of_a_few_targets_are_kept(workspace: Workspace) -> None
             assert opened is not None and 0 < len(opened.last_builds._kept) <= MOST_KEPT
 
     asyncio.run(go())
+
+
+def test_what_is_kept_while_the_store_closes_is_closed_too(workspace: Workspace) -> None:
+    async def go() -> None:
+        async with Harness(workspace) as harness:
+            await built(harness, workspace.request())
+            opened = harness.scheduler.stores.get(str(workspace.store))
+            assert opened is not None
+            opened.last_builds.close()
+            workspace.write("src/b.cu", "saved\n")
+            await built(harness, workspace.request())
+            assert not opened.last_builds._kept
+
+    asyncio.run(go())
+
+
+def test_of_two_equal_requests_at_once_one_is_kept(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have forgotten the one before, and then each keeps its own."""
+
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            opened = harness.scheduler.stores.get(str(workspace.store))
+            assert opened is not None
+            (before,) = opened.last_builds._kept.values()
+            with monkeypatch.context() as patch:
+                patch.setattr(opened.last_builds, "_forget", lambda name: None)
+                workspace.write("src/b.cu", "saved\n")
+                await built(harness, workspace.request())
+            (after,) = opened.last_builds._kept.values()
+            assert before.closed and not after.closed
+
+    asyncio.run(go())
