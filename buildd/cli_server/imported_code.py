@@ -19,16 +19,21 @@ class ImportedCode:
 
     def stands(self) -> bool:
         """Whether a command would import the same code now."""
-        self.settle()
-        if as_marked(self._marks):
-            return bool(self._stamp)
-        # Python may only have made a folder for bytecode.
-        return package_stamp.__wrapped__() == self._stamp != ""
+        try:
+            return (as_marked(self._marks) and self._stamp != "") or self._stands_by_stamps()
+        except OSError:  # files that are being replaced
+            return False
 
-    def settle(self) -> None:
-        """Take the stamps again if the files were too young at the start for their stamps to mean anything: otherwise a
-        daemon that starts right after an upgrade would never take a command."""
-        if not self._stamp:
-            marks, stamp = code_marks(), package_stamp.__wrapped__()
-            if stamp and package_digest.__wrapped__() == self._digest:
-                self._marks, self._stamp = marks, stamp
+    def _stands_by_stamps(self) -> bool:
+        """The longer way, which then takes new marks: Python may only have made a folder for bytecode.
+
+        It also takes the stamps again if the files were too young at the start for their stamps to mean anything:
+        otherwise a daemon that starts right after an upgrade would never take a command.
+        """
+        marks, stamp = code_marks(), package_stamp.__wrapped__()
+        if not stamp or stamp != (self._stamp or stamp):
+            return False
+        if not self._stamp and package_digest.__wrapped__() != self._digest:
+            return False
+        self._marks, self._stamp = marks, stamp
+        return True

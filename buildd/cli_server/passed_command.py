@@ -14,12 +14,11 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from buildd import caller, cli_client
 from buildd.cli_client import ENDED, GO, STREAMS, TAKEN
-from buildd.cli_server.imported_code import ImportedCode
 from buildd.exits import DAEMON, Interrupted
 
 _READ_S = 2.0
@@ -27,8 +26,12 @@ _CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a socket."""
 
 
-def run(connection: socket.socket, code: ImportedCode) -> NoReturn:
-    """Be the process of one command."""
+def run(connection: socket.socket, main: Callable[[list[str]], int], *, serves: bool) -> NoReturn:
+    """Be the process of one command.
+
+    Args:
+        serves: False if the caller has to run the command itself, whatever it is.
+    """
     from protocol import sockets
 
     status = b""
@@ -41,10 +44,10 @@ def run(connection: socket.socket, code: ImportedCode) -> NoReturn:
             signal.SIGQUIT,
         ):  # the daemon may have been started with some ignored
             signal.signal(number, signal.SIG_DFL)
-        arguments = _take(connection, code)
+        arguments = _take(connection, serves)
         if arguments is not None:
             caller.there = _Caller(connection).carry_out
-            status = ENDED + bytes([code.main(arguments) & 0xFF])
+            status = ENDED + bytes([main(arguments) & 0xFF])
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
     except (OSError, ValueError):
@@ -59,13 +62,13 @@ def run(connection: socket.socket, code: ImportedCode) -> NoReturn:
             os._exit(0)
 
 
-def _take(connection: socket.socket, code: ImportedCode) -> list[str] | None:
+def _take(connection: socket.socket, serves: bool) -> list[str] | None:
     """Take over the caller's state and return its arguments; None if the caller has to run the command itself."""
     connection.settimeout(_READ_S)
     data, descriptors = _receive(connection)
     fields = data.split(b"\0")
     mine = cli_client.identity()
-    if len(descriptors) != 4 or fields[: len(mine)] != mine or not code.stands():
+    if len(descriptors) != 4 or fields[: len(mine)] != mine or not serves:
         connection.sendall(b"\0" * 5)
         return None
     connection.sendall(TAKEN + os.getpid().to_bytes(4, "little"))

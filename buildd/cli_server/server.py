@@ -120,7 +120,7 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
         elif not ready:
             wanted = False
             with contextlib.suppress(OSError):  # no resources now: the fork is made when the next command comes
-                spare = forked(code, [listening.fileno(), lifeline, *running], ahead=True)
+                spare = forked(code.main, [listening.fileno(), lifeline, *running], ahead=True)
         for descriptor in ready.intersection(running):
             waiting.unregister(descriptor)
             os.close(descriptor)
@@ -128,18 +128,19 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
             wanted = is_soon = spare is None
         if listening.fileno() in ready:
             connection, _ = listening.accept()
+            # Asked here, not in the fork: a fork copies each page of the many names and numbers when it reads them.
+            serves = code.stands()
             with connection:
-                if not (spare and spare.use(connection)):
+                if not (spare and spare.use(connection, serves=serves)):
                     if spare:
                         spare.dismiss()
-                    spare = forked(code, [listening.fileno(), lifeline, connection.fileno(), *running], ahead=False)
-                    spare.use(connection)
+                    foreign = [listening.fileno(), lifeline, connection.fileno(), *running]
+                    spare = forked(code.main, foreign, ahead=False)
+                    spare.use(connection, serves=serves)
             descriptor = os.pidfd_open(spare.pid)
             running[descriptor] = spare.pid
             waiting.register(descriptor, select.POLLIN)
             spare, wanted = None, False
-            with contextlib.suppress(OSError):  # files that are being replaced
-                code.settle()
 
 
 def _has_free_processor() -> bool:

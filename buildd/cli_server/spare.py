@@ -8,16 +8,16 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buildd.cli_client import GO
 from buildd.cli_server import passed_command
-from buildd.cli_server.imported_code import ImportedCode
 
 _PR_SET_PDEATHSIG = 1
 _MADV_POPULATE_WRITE = 23
 _PIECE_BYTES = 1 << 20
+_REFUSED = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,14 @@ class Spare:
     pid: int
     _channel: socket.socket
 
-    def use(self, connection: socket.socket) -> bool:
-        """Pass a connection to the fork; False if the fork has ended."""
+    def use(self, connection: socket.socket, *, serves: bool) -> bool:
+        """Pass a connection to the fork; False if the fork has ended.
+
+        Args:
+            serves: False if the fork has to refuse the command.
+        """
         with self._channel, contextlib.suppress(OSError):
-            socket.send_fds(self._channel, [GO], [connection.fileno()])
+            socket.send_fds(self._channel, [GO if serves else _REFUSED], [connection.fileno()])
             return True
         return False
 
@@ -39,10 +43,11 @@ class Spare:
         os.waitpid(self.pid, 0)
 
 
-def forked(code: ImportedCode, foreign: Sequence[int], *, ahead: bool) -> Spare:
+def forked(main: Callable[[list[str]], int], foreign: Sequence[int], *, ahead: bool) -> Spare:
     """Fork a process that runs one command.
 
     Args:
+        main: runs one command and returns its exit status.
         foreign: descriptors to close in it.
         ahead: the fork is made before its command arrives, so it has time.
     """
@@ -57,12 +62,12 @@ def forked(code: ImportedCode, foreign: Sequence[int], *, ahead: bool) -> Spare:
         os.close(descriptor)
     if ahead:
         _own_memory(libc, its)
-    _, passed, _, _ = socket.recv_fds(its, 1, 1)
+    told, passed, _, _ = socket.recv_fds(its, 1, 1)
     if not passed:
         os._exit(0)
     libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     its.close()
-    passed_command.run(socket.socket(fileno=passed[0]), code)
+    passed_command.run(socket.socket(fileno=passed[0]), main, serves=told == GO)
 
 
 def _own_memory(libc: ctypes.CDLL, channel: socket.socket) -> None:
