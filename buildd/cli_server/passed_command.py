@@ -26,11 +26,11 @@ _CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a socket."""
 
 
-def run(connection: socket.socket, main: Callable[[list[str]], int], *, serves: bool) -> NoReturn:
+def run(connection: socket.socket, main: Callable[[list[str]], int], is_allowed: Callable[[], bool]) -> NoReturn:
     """Be the process of one command.
 
     Args:
-        serves: False if the caller has to run the command itself, whatever it is.
+        is_allowed: waits for the server; False if the caller has to run the command itself.
     """
     from protocol import sockets
 
@@ -44,7 +44,7 @@ def run(connection: socket.socket, main: Callable[[list[str]], int], *, serves: 
             signal.SIGQUIT,
         ):  # the daemon may have been started with some ignored
             signal.signal(number, signal.SIG_DFL)
-        arguments = _take(connection, serves)
+        arguments = _take(connection, is_allowed)
         if arguments is not None:
             caller.there = _Caller(connection).carry_out
             status = ENDED + bytes([main(arguments) & 0xFF])
@@ -62,13 +62,13 @@ def run(connection: socket.socket, main: Callable[[list[str]], int], *, serves: 
             os._exit(0)
 
 
-def _take(connection: socket.socket, serves: bool) -> list[str] | None:
+def _take(connection: socket.socket, is_allowed: Callable[[], bool]) -> list[str] | None:
     """Take over the caller's state and return its arguments; None if the caller has to run the command itself."""
     connection.settimeout(_READ_S)
     data, descriptors = _receive(connection)
     fields = data.split(b"\0")
     mine = cli_client.identity()
-    if len(descriptors) != 4 or fields[: len(mine)] != mine or not serves:
+    if len(descriptors) != 4 or fields[: len(mine)] != mine or not is_allowed():
         connection.sendall(b"\0" * 5)
         return None
     connection.sendall(TAKEN + os.getpid().to_bytes(4, "little"))

@@ -128,15 +128,15 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
             wanted = is_soon = spare is None
         if listening.fileno() in ready:
             connection, _ = listening.accept()
-            # Asked here, not in the fork: a fork copies each page of the many names and numbers when it reads them.
-            serves = code.stands()
             with connection:
-                if not (spare and spare.use(connection, serves=serves)):
+                if not (spare and spare.use(connection)):
                     if spare:
                         spare.dismiss()
                     foreign = [listening.fileno(), lifeline, connection.fileno(), *running]
                     spare = forked(code.main, foreign, ahead=False)
-                    spare.use(connection, serves=serves)
+                    spare.use(connection)
+            # This process looks while the fork reads the command.
+            spare.allow(allowed=code.stands())
             descriptor = os.pidfd_open(spare.pid)
             running[descriptor] = spare.pid
             waiting.register(descriptor, select.POLLIN)

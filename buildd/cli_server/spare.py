@@ -27,16 +27,17 @@ class Spare:
     pid: int
     _channel: socket.socket
 
-    def use(self, connection: socket.socket, *, serves: bool) -> bool:
-        """Pass a connection to the fork; False if the fork has ended.
-
-        Args:
-            serves: False if the fork has to refuse the command.
-        """
-        with self._channel, contextlib.suppress(OSError):
-            socket.send_fds(self._channel, [GO if serves else _REFUSED], [connection.fileno()])
+    def use(self, connection: socket.socket) -> bool:
+        """Pass a connection to the fork, which then waits for `allow`; False if the fork has ended."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._channel, [GO], [connection.fileno()])
             return True
         return False
+
+    def allow(self, *, allowed: bool) -> None:
+        """Have the fork run the command, or refuse it."""
+        with self._channel, contextlib.suppress(OSError):  # the fork has ended
+            self._channel.send(GO if allowed else _REFUSED)
 
     def dismiss(self) -> None:
         self._channel.close()
@@ -62,12 +63,16 @@ def forked(main: Callable[[list[str]], int], foreign: Sequence[int], *, ahead: b
         os.close(descriptor)
     if ahead:
         _own_memory(libc, its)
-    told, passed, _, _ = socket.recv_fds(its, 1, 1)
+    _, passed, _, _ = socket.recv_fds(its, 1, 1)
     if not passed:
         os._exit(0)
     libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    its.close()
-    passed_command.run(socket.socket(fileno=passed[0]), main, serves=told == GO)
+
+    def is_allowed() -> bool:
+        with its:
+            return its.recv(1) == GO
+
+    passed_command.run(socket.socket(fileno=passed[0]), main, is_allowed)
 
 
 def _own_memory(libc: ctypes.CDLL, channel: socket.socket) -> None:
