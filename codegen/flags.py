@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from codegen.errors import RequestError
 from codegen.plan import Frozen
@@ -97,8 +98,17 @@ def split(value: str) -> list[str]:
     return [word for word in re.split(r"[,\s]+", re.sub(r"[\"'\\]", "", value)) if word]
 
 
-def words(flags: Iterable[str]) -> Iterator[str]:
-    """Yield every option in `flags`, including options passed on by -Xcompiler="-O2,-g", -Wl,... and similar flags."""
+def words(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return every option in `flags`, including options passed on by -Xcompiler="-O2,-g", -Wl,... and similar flags."""
+    return _words(tuple(flags))
+
+
+@lru_cache(maxsize=256)  # the sources of a build have the same flags
+def _words(flags: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_each_word(flags))
+
+
+def _each_word(flags: tuple[str, ...]) -> Iterator[str]:
     for flag in flags:
         name, equals, value = flag.partition("=")
         if equals and name in _PASSED:
@@ -119,9 +129,14 @@ def words(flags: Iterable[str]) -> Iterator[str]:
 
 def inspect(flags: Iterable[str]) -> FlagEffects:
     """Return the effects of `flags`: all flags that reach the tool, including those from its environment variables."""
+    return _inspect(tuple(flags))
+
+
+@lru_cache(maxsize=256)
+def _inspect(flags: tuple[str, ...]) -> FlagEffects:
     sensitive, reason = False, ""
     inputs: dict[str, None] = {}
-    for word in words(flags):
+    for word in _words(flags):
         if not reason and ("`" in word or "$(" in word):
             reason = f"{word} makes nvcc's shell run a command"
         if not word.startswith(("-", "@")):

@@ -5,6 +5,7 @@ Knows how tools write these files, and which files only the tool may write; know
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -62,12 +63,14 @@ class Delivery:
                 raise PassThrough(Reason.OUTPUT, path)
             if os.path.basename(path) in ("", DEPFILE) or not os.path.isdir(os.path.dirname(place)):
                 raise PassThrough(Reason.OUTPUT, path)
-            if os.path.lexists(place) and (os.path.islink(place) or not os.path.isfile(place)):
+            if not os.path.lexists(place):
+                continue
+            if os.path.islink(place) or not os.path.isfile(place):
                 raise PassThrough(Reason.OUTPUT, path)
-            real = os.path.realpath(place)
             for read in self.compile.objects or (self.compile.source,):
-                if real == os.path.realpath(os.path.join(self.folder, read)):
-                    raise PassThrough(Reason.OUTPUT, f"{path} is the source")
+                with contextlib.suppress(OSError):  # there is no such source: the compiler says it
+                    if os.path.samefile(place, os.path.join(self.folder, read)):
+                        raise PassThrough(Reason.OUTPUT, f"{path} is the source")
 
     def put_object(self, files: Files, digest: m.Digest, write: Callable[[Path], bool]) -> bool:
         """Put the object there, with a fresh time: make and ninja go by it. False where `write` fails."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from codegen.compilers import temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes
@@ -70,7 +71,8 @@ def roots_of(
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
     shows = inspect(flags).path_sensitive
-    if any(_HIDES.fullmatch(word) for word in flag_words(flags)) or (shows and (nvcc or is_apart)):
+    hides, mapped = _hidden_and_mapped(flag_words(flags))
+    if hides or (shows and (nvcc or is_apart)):
         return ()
     if is_apart:
         candidates = {_RUN: run_folder}
@@ -91,7 +93,6 @@ def roots_of(
         for name, path in candidates.items()
         if path.startswith("/") and path != "/" and _PLAIN.fullmatch(path) and os.path.realpath(path) == path
     }
-    mapped = [match[1] for word in flag_words(flags) if (match := _MAPPING.fullmatch(word))]
     if any(path.startswith(old) or old.startswith(path) for old in mapped for path in found.values()):
         return ()  # the result shows a part of the path
     if (nvcc or shows) and _HERE in candidates and _HERE not in found:
@@ -105,6 +106,13 @@ def roots_of(
     if nvcc and not named.intersection(name for name in found if name.startswith(_APART)):
         named.add(f"{_APART}-0")  # an object is known by its path
     return tuple((name, path) for name, path in found.items() if name in named)
+
+
+@lru_cache(maxsize=256)  # the sources of a build have the same flags
+def _hidden_and_mapped(words: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a word hides what the result shows, and the folders that the words map."""
+    mapped = (match[1] for word in words if (match := _MAPPING.fullmatch(word)))
+    return any(map(_HIDES.fullmatch, words)), tuple(mapped)
 
 
 def _apart(compile: Compile, known: Sequence[str]) -> dict[str, str]:

@@ -84,6 +84,8 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in front_ends):
         matches, front_ends = {}, []
     asked = os.path.isabs(mapped)
+    if not (matches or asked):
+        return ()
     # If a link leads to a folder, the compiler may write either name.
     real = all(os.path.realpath(path) == path for path in (folder, *matches))
     mark = MAPPED if real and (asked or (front_ends and mapped != NOT_MAPPED)) else ""
@@ -186,8 +188,9 @@ def _mentions(content: bytes, word: bytes, *, lines: bool) -> bool:
 def is_mapped(flags: Sequence[str], roots: Roots, folder: str) -> bool:
     """Tell whether mapping removes every absolute path from the output: the folder is below a root, and only debug
     information would contain its path."""
-    rest = inspect(flag for flag in flags if not _DEBUG.fullmatch(flag))
-    return is_below(folder, [root for root in roots if root[0].startswith(MAPPED)]) and not rest.path_sensitive
+    if not is_below(folder, [root for root in roots if root[0].startswith(MAPPED)]):
+        return False
+    return not inspect(flag for flag in flags if not _DEBUG.fullmatch(flag)).path_sensitive
 
 
 def _are_mapped(roots: Roots) -> bool:
