@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from buildd.errors import BuilddError
 from buildd.store.found_notes import FoundKernels
 from protocol.errors import ProtocolError
@@ -20,6 +22,7 @@ from protocol.messages import BuildFigures, BuildId
 if TYPE_CHECKING:
     from buildd.client.budget_share import BudgetShare
     from buildd.shims.jobserver import Jobserver
+    from buildd.shims.run_log import FailedCompiles
     from buildd.store.hit_notes import Notes
     from protocol.client import Client
 
@@ -104,39 +107,39 @@ def bound_kernels(environ: Mapping[str, str]) -> None:
 
 
 def figures_of(
-    environ: Mapping[str, str], build: BuildId, notes: Notes | None, client: Client | None = None
+    environ: Mapping[str, str],
+    build: BuildId,
+    notes: Notes | None,
+    calls: FailedCompiles | None = None,
+    client: Client | None = None,
 ) -> BuildFigures:
-    """Figures of a build's compiles so far: the daemon's, if one runs, plus the hits that shims noted.
+    """Figures of a build's compiles so far: of the calls that daemons have noted, plus the hits that shims noted.
 
     Args:
-        notes: None where the store may not be written: then shims note nothing.
+        notes, calls: None where the store may not be written. Then shims note nothing, and the daemon that runs is
+            asked: it knows nothing of the calls that came to an earlier one.
         client: a connection from the build's beginning, if there is one. Its daemon may have ended: shims start another
             one.
     """
+    found = calls.figures() if calls is not None else None
+    if found is None:
+        found = _daemons_figures(environ, build, client)
+    hits, saved_s = notes.figures() if notes is not None else (0, 0.0)
+    return msgspec.structs.replace(found, hits=found.hits + hits, saved_s=found.saved_s + saved_s)
+
+
+def _daemons_figures(environ: Mapping[str, str], build: BuildId, client: Client | None) -> BuildFigures:
     from buildd.client.connect import connect
     from protocol.client import find
     from protocol.endpoint import runtime_folder
 
     try:
         if client is not None and client.route.endpoint == find(runtime_folder(environ)):
-            found = client.status().builds.get(build, BuildFigures())
-        else:
-            with connect(environ, start=False, timeout_s=_STATUS_S) as another:
-                found = another.status().builds.get(build, BuildFigures())
+            return client.status().builds.get(build, BuildFigures())
+        with connect(environ, start=False, timeout_s=_STATUS_S) as another:
+            return another.status().builds.get(build, BuildFigures())
     except ProtocolError:
-        found = BuildFigures()
-    hits, saved_s = notes.figures() if notes is not None else (0, 0.0)
-    return BuildFigures(
-        hits=found.hits + hits,
-        misses=found.misses,
-        failures=found.failures,
-        saved_s=found.saved_s + saved_s,
-        passed_through=found.passed_through,
-        holding_paths=found.holding_paths,
-        missed=found.missed,
-        elsewhere=found.elsewhere,
-        cancelled=found.cancelled,
-    )
+        return BuildFigures()
 
 
 def paths_below(folder: str, map_paths: bool | None) -> dict[str, str]:

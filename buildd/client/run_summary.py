@@ -75,14 +75,15 @@ def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool) ->
 
 def checked(status: int, figures: BuildFigures, calls: Sequence[Explained], *, looked_up: bool) -> tuple[int, str]:
     """The exit status with `--fail-on-miss`, and a line that says why it is not the command's; empty if it is."""
-    if status or (looked_up and not figures.misses):
+    ran = figures.misses + figures.cancelled
+    if status or (looked_up and not ran):
         return status, ""
     if not looked_up:
         return FAILED, "--fail-on-miss: nothing was looked up, so compiles may have run"
     missed = [call for call in calls if call.would_run and not any(why.startswith(_PASSED) for why in call.reasons)]
     named = ", ".join(clean(call.action) for call in missed[:_MOST_NAMED])
     more = f" and {len(missed) - _MOST_NAMED} more" if len(missed) > _MOST_NAMED else ""
-    return FAILED, f"--fail-on-miss: {count(figures.misses, 'compile')} ran: {named}{more}"
+    return FAILED, f"--fail-on-miss: {count(ran, 'compile')} ran: {named or 'cancelled in the daemon'}{more}"
 
 
 def tier_trouble(tier: TierStatus | None) -> Iterator[str]:

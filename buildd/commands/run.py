@@ -150,7 +150,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
             run_settings.publish_profiles(environ)
             if logs.failures is not None:
                 sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
-            figures = figures_of(environ, build, logs.notes, client)
+            figures = figures_of(environ, build, logs.notes, logs.failures, client)
             if not options.quiet:
                 found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)

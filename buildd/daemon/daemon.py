@@ -143,6 +143,10 @@ class Daemon:
         self.restart = False  # a client that asks for this wants the daemon to end
         self._make_room()
         if now:
+            why = m.Notice(text="the daemon ends at once (buildd down --now)", severity=m.Severity.WARNING)
+            for build in self.scheduler.builds.values():
+                if build.request.mode is not m.Mode.COMPILE:
+                    build.log.append(why)
             self.scheduler.cancel_all()
         self.scheduler.intake.watches.end_all()
         self.scheduler.intake.profiles.end_all()

@@ -16,6 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from buildd.builds.active_build import ActiveBuild
+from buildd.builds.build_figures import Figures
 from buildd.builds.command import output_path
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import HIT, Failure, Moment, Product, Ran
@@ -26,7 +27,6 @@ from buildd.keys import precompiled
 from buildd.keys.depfiles import Listing
 from buildd.keys.miss_kinds import kind_of
 from buildd.scheduling import call_notes
-from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
 from buildd.store.packing import write_error
@@ -181,13 +181,13 @@ class CompileReport(Report[ActiveBuild]):
         self._signal = 0
         self._said: list[m.ToolOutput] = []
 
-    def _count_reasons(self) -> None:
-        """Count and note why the call ran, or that it was found."""
+    def _explained(self, counted: Figures) -> m.Explained | None:
+        """Why the call ran, or that it was found; counts that. None if it was cancelled."""
         build, compile = self.build, self._outputs.delivery.compile
         missing = build.misses.get(0)
         if build.counts.misses and missing is not None:
             kind = kind_of(missing.reasons).value
-            self._figures.count_missed(kind, missing.elsewhere)
+            counted.count_missed(kind, missing.elsewhere)
             build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
             reasons = tuple(filter(None, (*missing.reasons, same)))
@@ -195,11 +195,10 @@ class CompileReport(Report[ActiveBuild]):
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
             reasons = (build.why_hit(0),)
         else:
-            return
+            return None
         named = compile.output if compile.objects else compile.source
         call = os.path.normpath(os.path.join(build.project, named))
-        explained = m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
-        run_log.note_call(build.store.folder, build.request.build_id, explained)
+        return m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery
@@ -262,23 +261,24 @@ class CompileReport(Report[ActiveBuild]):
         self.tell_done(outcome)
 
     def tell_done(self, outcome: m.Outcome, *, message: str = "") -> None:
-        build, figures = self.build, self._figures
+        build, counted = self.build, Figures()
         if build.log.done is not None:
             return  # said at the end of the work, before it was written down
         if outcome is m.Outcome.CANCELLED and not self._carried_out:
             build.counts.misses = build.counts.failures = 0  # it began, and did not end
-            figures.cancelled += 1
-        figures.hits += build.counts.hits
-        figures.misses += build.counts.misses
-        figures.failures += build.counts.failures
-        figures.saved_s += build.counts.saved_s
-        figures.holding_paths += self._outputs.holds_path
-        self._count_reasons()
+            counted.cancelled = 1
+        counted.hits, counted.misses = build.counts.hits, build.counts.misses
+        counted.failures, counted.saved_s = build.counts.failures, build.counts.saved_s
+        counted.holding_paths = int(self._outputs.holds_path)
+        explained = self._explained(counted)
         if not self._carried_out and outcome is not m.Outcome.CANCELLED:
             outcome = m.Outcome.REFUSED if self._left else m.Outcome.DAEMON_ERROR
             reason = (Reason.NO_FILE if self._left else Reason.NOT_CARRIED_OUT).value
-            figures.count_passed_through(reason)
+            counted.count_passed_through(reason)
             build.store.tally.count_passed_through(reason)
+        self._figures.add(counted)
+        note = run_log.CallNote(explained=explained, counted=counted.frozen())
+        run_log.note_call(build.store.folder, build.request.build_id, note)
         code = PASSED_THROUGH if self._left else ""
         message = f"{Reason.NO_FILE.value}: {self._left}" if self._left else message
         count(build)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from buildd.builds.active_build import ActiveBuild, StoredResults
+from buildd.builds.build_figures import Figures
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
 from buildd.builds.planner import Planner
@@ -27,7 +28,6 @@ from buildd.keys.survey_memory import Memory
 from buildd.native import sweep
 from buildd.scheduling import call_notes, proof_calls
 from buildd.scheduling.answer_publisher import AnswerPublisher
-from buildd.scheduling.build_figures import Figures
 from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import PASSED_THROUGH, CommandOutputs, CompileReport
 from buildd.scheduling.step_jobs import surroundings
@@ -227,8 +227,11 @@ class ForeignIntake:
         reason = why.reason.value
         call = run_log.call_of(request.command, request.project)
         explained = m.Explained(action=call, would_run=True, reasons=(f"passed through: {why}",))
-        run_log.note_call(self._store.folder, request.build_id, explained)
-        figures.count_passed_through(reason)
+        one = Figures(passed_through={reason: 1})
+        figures.add(one)
+        run_log.note_call(
+            self._store.folder, request.build_id, run_log.CallNote(explained=explained, counted=one.frozen())
+        )
         self._store.tally.count_passed_through(reason)
         done = m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why))
         if call_notes.is_proving(request):

@@ -18,6 +18,7 @@ from typing import Any
 from blake3 import blake3
 
 from buildd.builds.active_build import ActiveBuild, StoredResults
+from buildd.builds.build_figures import Figures, decoded, encoded
 from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
 from buildd.builds.last_builds import LastBuilds
@@ -33,7 +34,6 @@ from buildd.keys.survey_memory import Memory
 from buildd.native import sweep
 from buildd.native.bare_text import bare_text_of
 from buildd.processes.runner import Runner
-from buildd.scheduling.build_figures import Figures, decoded, encoded
 from buildd.scheduling.foreign_intake import ForeignIntake
 from buildd.store import hit_notes, ownership, scratch
 from buildd.store.notebook import Notebook

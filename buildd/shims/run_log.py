@@ -11,20 +11,21 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from buildd.builds.build_figures import Figures
 from buildd.hooks.compiler_calls import JOBS
 from buildd.hooks.ledger import SUFFIX
 from buildd.store import answers
 from buildd.store.hit_notes import held, left, name_of
 from protocol.described import described
 from protocol.events import CacheHit, EventBody, Explained, Finished, ProgramStart, Progress, Queued
-from protocol.messages import BuildId, Done, Event, Failed, LogLine, Notice, RequestId, Started
+from protocol.messages import BuildFigures, BuildId, Done, Event, Failed, LogLine, Notice, RequestId, Started
 
 if TYPE_CHECKING:
     from buildd.store.database import Database
@@ -49,6 +50,15 @@ _MOST_WORDS = 3
 _MOST_PARAMETERS = 500
 MOST_BYTES = 16 << 20
 _MOST_COMMAND_CHARACTERS = 2000
+
+
+class CallNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that came to the daemon."""
+
+    explained: Explained | None = None
+    """Whether and why it ran; None if it was cancelled."""
+    counted: BuildFigures = BuildFigures()
+    """What it adds to the figures of the run."""
 
 
 class OngoingRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +106,22 @@ class FailedCompiles:
 
     def calls(self) -> list[Explained]:
         """Whether and why each call that came to the daemon ran, in the order of their ends."""
-        found = []
+        return [note.explained for note in self._notes() if note.explained is not None]
+
+    def figures(self) -> BuildFigures | None:
+        """The figures of all calls, also of those that came to a daemon which has ended. None if the calls are too many
+        for their file."""
+        if os.fstat(self._calls).st_size >= MOST_BYTES:
+            return None
+        found = Figures()
+        for note in self._notes():
+            found.add(note.counted)
+        return found.frozen()
+
+    def _notes(self) -> Iterator[CallNote]:
         for line in os.pread(self._calls, os.fstat(self._calls).st_size, 0).split(b"\n"):
             with contextlib.suppress(msgspec.MsgspecError, ValueError):
-                found.append(msgspec.json.decode(line, type=Explained))
-        return found
+                yield msgspec.json.decode(line, type=CallNote)
 
     def times(self) -> list[str]:
         """The lines of `note_times` so far."""
@@ -213,10 +234,10 @@ def note(store: Path, build: str, events: Iterable[Event]) -> None:
     _add(_folder(store) / name_of(build), msgspec.json.encode(_shortened(told)))
 
 
-def note_call(store: Path, build: str, explained: Explained) -> None:
-    """Add whether and why a call ran, if its run still goes on."""
+def note_call(store: Path, build: str, note: CallNote) -> None:
+    """Add a call, if its run still goes on."""
     if build:
-        _add(_folder(store) / (name_of(build) + _CALLS), msgspec.json.encode(explained))
+        _add(_folder(store) / (name_of(build) + _CALLS), msgspec.json.encode(note))
 
 
 def note_times(store: Path, build: str, lines: Sequence[str]) -> None:

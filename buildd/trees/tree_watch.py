@@ -237,7 +237,9 @@ class Run:
             if self._stopping:
                 return m.Done(outcome=m.Outcome.CANCELLED)
             self._tell(reader.end(status))
-            figures = figures_of(environ, build, logs.notes) if self._ran and logs.notes else m.BuildFigures()
+            figures = (
+                figures_of(environ, build, logs.notes, logs.failures) if self._ran and logs.notes else m.BuildFigures()
+            )
             done = m.Done(outcome=m.Outcome.BUILT, hits=self._hits, saved_s=figures.saved_s)
             if status != 0:
                 message = reader.problem or f"{command[0]} ended with status {status}"

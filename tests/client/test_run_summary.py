@@ -70,6 +70,8 @@ def test_the_status_is_the_commands_unless_it_succeeded_with_a_miss() -> None:
         1,
         "--fail-on-miss: 1 compile ran: /w/a.c",
     )
+    # The command went on without the daemon that cancelled it.
+    assert checked(0, BuildFigures(cancelled=1), [], looked_up=True)[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -94,3 +94,21 @@ def test_a_status_that_is_watched_goes_on_until_ctrl_c(user: User) -> None:
         until(lambda: terminal.output.count(b"nothing is being built") > 2, "it is shown again")
         terminal.type(b"\x03")
         assert terminal.ended() == 0
+
+
+def test_a_daemon_that_ends_in_between_takes_no_figures_along(tmp_path_factory: pytest.TempPathFactory) -> None:
+    toolkit = make_toolkit(tmp_path_factory.mktemp("toolkit"))
+    with short_folder() as folder:
+        user = User(folder)
+        fake = ForeignProject(user, folder / "project", str(toolkit.parent))
+        fake.write("first.cu", "int first;\n")
+        fake.write("second.cu", "int second;\n")
+        user.environ["PATH"] = fake.plain["PATH"]
+        inner = " ".join(BUILDD)
+        script = f"cd {fake.folder}; nvcc -c first.cu; {inner} down; nvcc -c second.cu; {inner} down; nvcc -c first.cu"
+        try:
+            status, output = user.buildd("run", "--", "sh", "-c", script)
+        finally:
+            assert user.end() == []
+        assert status == 0
+        assert "buildd: 1 hit, 2 misses (new 2)" in output

@@ -49,6 +49,21 @@ class Figures:
     def count_passed_through(self, reason: str) -> None:
         self.passed_through[reason] = self.passed_through.get(reason, 0) + 1
 
+    def add(self, other: Figures | m.BuildFigures) -> None:
+        self.hits += other.hits
+        self.misses += other.misses
+        self.failures += other.failures
+        self.saved_s += other.saved_s
+        self.holding_paths += other.holding_paths
+        self.cancelled += other.cancelled
+        for mine, its in (
+            (self.passed_through, other.passed_through),
+            (self.missed, other.missed),
+            (self.elsewhere, other.elsewhere),
+        ):
+            for name, number in its.items():
+                mine[name] = mine.get(name, 0) + number
+
     def frozen(self) -> m.BuildFigures:
         return m.BuildFigures(
             hits=self.hits,
