@@ -37,9 +37,7 @@ def reach_of(path: str, known: dict[str, str]) -> Reach:
         known: resolved folders, filled here; pass the same dict for names that are checked at one time.
     """
     folder, name = os.path.split(path)
-    real = known.get(folder)
-    if real is None:
-        real = known[folder] = _followed(folder)
+    real = _real_folder(folder, known)
     if real and name not in ("", ".", ".."):
         real = _followed(name, real)
     if not real:
@@ -85,6 +83,18 @@ def read_regular(path: str, most_bytes: int = -1) -> bytes:
     if 0 <= most_bytes < len(content):
         raise OSError(errno.EINVAL, f"this has more than {most_bytes} bytes", path)
     return content
+
+
+def _real_folder(folder: str, known: dict[str, str]) -> str:
+    """`_followed` of a folder; looks once at each folder on the way."""
+    if folder in ("", "/"):
+        return "/"
+    real = known.get(folder)
+    if real is None:
+        above, name = os.path.split(folder)
+        start = _real_folder(above, known) if above != folder else "/"
+        real = known[folder] = _followed(name, start) if start else ""
+    return real
 
 
 def _followed(path: str, start: str = "/") -> str:

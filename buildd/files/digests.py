@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from blake3 import blake3
 
 from buildd.files.patient_lock import PatientLock
-from buildd.files.stamp import Stamp, folder_mark, stamp_of, trustworthy
+from buildd.files.stamp import FolderMark, Stamp, folder_mark, stamp_of, trustworthy
 from buildd.files.traits import Traits, traits_of
 from codegen.reach import open_regular
 from protocol.messages import Digest
@@ -104,10 +104,13 @@ class Files:
             self.preload((stamp,))
         return self._held(stamp)
 
-    def names_in(self, folder: str) -> frozenset[str] | None:
-        """Names in a folder; None where there is no folder. Remembered while the folder's stamp stays the same."""
-        before_ns = self.now_ns()
-        mark = folder_mark(folder)
+    def names_in(self, folder: str, looked: tuple[int, FolderMark | None] | None = None) -> frozenset[str] | None:
+        """Names in a folder; None where there is no folder. Remembered while the folder's stamp stays the same.
+
+        Args:
+            looked: when the caller looked at the folder just now, and the mark that it had.
+        """
+        before_ns, mark = looked or (self.now_ns(), folder_mark(folder))
         known = self._listed.get(folder)
         if known is not None and known[0] == mark:
             return known[1]

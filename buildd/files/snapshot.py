@@ -10,7 +10,7 @@ import stat as stat_module
 from collections.abc import Iterable, Mapping
 
 from buildd.files.digests import Fact, Files
-from buildd.files.stamp import COARSE_STEP_NS, Stamp, folder_mark, listing_stamp, moved_since, trustworthy
+from buildd.files.stamp import COARSE_STEP_NS, Stamp, folder_mark, listing_stamp, mark_of, moved_since, trustworthy
 from buildd.files.traits import Traits
 from protocol.messages import Digest
 
@@ -167,11 +167,11 @@ class Snapshot:
             return self._listings[folder]
         except KeyError:
             # The stamp first: a name that comes in between must not be covered by a later stamp.
-            self.folder_stamp(folder)
-            mark = (self.files.now_ns(), self._mark(folder))
-            names = self.files.names_in(self.absolute(folder))
+            looked_ns, status = self._looked_at(folder)
+            looked = looked_ns, None if status is None else mark_of(status)
+            names = self.files.names_in(self.absolute(folder), looked)
             self._listings[folder] = names
-            self._marks[folder] = mark
+            self._marks[folder] = looked
             return names
 
     def listed(self, folder: str) -> frozenset[str] | None:
@@ -205,13 +205,18 @@ class Snapshot:
         try:
             return self._folders[folder]
         except KeyError:
-            now = self.files.now_ns()
-            try:
-                status = os.stat(self.absolute(folder) or "/")
-            except OSError:
-                stamp = 0
-            else:
-                mark = Stamp(status.st_dev, status.st_ino, 0, status.st_mtime_ns, status.st_mtime_ns)
-                stamp = listing_stamp(status) if trustworthy(mark, now) else -1
-            self._folders[folder] = stamp
-            return stamp
+            self._looked_at(folder)
+            return self._folders[folder]
+
+    def _looked_at(self, folder: str) -> tuple[int, os.stat_result | None]:
+        """When a folder was looked at, and its status then. The first look gives the folder its stamp."""
+        now_ns = self.files.now_ns()
+        try:
+            status = os.stat(self.absolute(folder) or "/")
+        except OSError:
+            self._folders.setdefault(folder, 0)
+            return now_ns, None
+        if folder not in self._folders:
+            mark = Stamp(status.st_dev, status.st_ino, 0, status.st_mtime_ns, status.st_mtime_ns)
+            self._folders[folder] = listing_stamp(status) if trustworthy(mark, now_ns) else -1
+        return now_ns, status

@@ -15,6 +15,9 @@ FINE_STEP_NS = 20_000_000
 COARSE_STEP_NS = 2_000_000_000
 """FAT and old network file systems."""
 
+FolderMark = tuple[int, int, int]
+"""Device, inode and time of the last change of a folder's names."""
+
 
 class Stamp(NamedTuple):
     """What the file system says of a file without reading it. Times in nanoseconds."""
@@ -37,13 +40,35 @@ def stamp_of(path: str) -> Stamp | None:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def folder_mark(folder: str) -> tuple[int, int, int] | None:
-    """Device, inode and time of the last change of a folder's names; None where there is no folder."""
+def folder_mark(folder: str) -> FolderMark | None:
+    """The mark of a folder; None where there is no folder."""
     try:
         status = os.stat(folder)
     except OSError:
         return None
+    return mark_of(status)
+
+
+def mark_of(status: os.stat_result) -> FolderMark:
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def real_path(path: str, known: dict[str, str]) -> str:
+    """`os.path.realpath` of an absolute path; looks once at each folder on the way.
+
+    Args:
+        known: path -> answer so far, for the same moment.
+    """
+    real = known.get(path)
+    if real is None:
+        above, name = os.path.split(path)
+        if name in ("", ".", ".."):
+            real = os.path.realpath(path)
+        else:
+            place = os.path.join(real_path(above, known), name)
+            real = os.path.realpath(place) if os.path.islink(place) else place
+        known[path] = real
+    return real
 
 
 def listing_stamp(folder: os.stat_result) -> int:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from buildd.files.snapshot import Snapshot
+from buildd.files.stamp import real_path
 from buildd.keys import include_search, survey_memory
 from buildd.keys.file_names import Names, names_below
 from buildd.store.result_rows import LINK, PRESENT
@@ -59,9 +60,7 @@ class RequestFiles:
         if not spelled.startswith("/"):
             return os.path.normpath(spelled) if ".." not in spelled and "/." not in spelled[:-1] else spelled
         folder, name = os.path.split(spelled)
-        real = self._real.get(folder)
-        if real is None:
-            real = self._real[folder] = os.path.realpath(folder)
+        real = real_path(folder, self._real)
         path = f"{real}/{name}" if real != "/" else f"/{name}"
         prefix = self.snapshot.project + "/"
         return path[len(prefix) :] if path.startswith(prefix) else path
