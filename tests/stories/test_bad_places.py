@@ -140,6 +140,11 @@ def test_an_index_that_cannot_be_opened(developer: Developer, kind: str, way: tu
         assert said.status == 0, said.text
         assert f"results are not kept: {index}: the store's index is no regular file" in said.text
         assert developer.library.exists()
+
+
+def test_commands_with_an_index_that_cannot_be_opened(developer: Developer) -> None:
+    """Those that need the store name its index; a compile that does not goes on."""
+    (developer.store / "index.db").mkdir(parents=True)
     for command in (("warm", "-C", str(developer.project)), ("cache", "stats"), ("log",), ("doctor",)):
         status, text = developer.buildd(*command)
         assert status == 3 and "no regular file" in text and "Traceback" not in text, (command, text)
