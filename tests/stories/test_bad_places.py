@@ -16,6 +16,7 @@ from functools import cache
 import pytest
 
 from tests.support.developer import Developer, why_no_namespaces
+from tests.support.own_programs import lend_programs
 from tests.support.toolkit import host_compiler
 from tests.support.waiting import until
 
@@ -209,6 +210,7 @@ def test_files_may_not_grow(developer: Developer, way: str) -> None:
 def test_a_store_whose_name_tools_would_split(developer: Developer) -> None:
     """Jobs then have their folders elsewhere; what the sources include from there is read again."""
     developer.environ["BUILDD_DIR"] = str(developer.folder / "my store")
+    lend_programs(developer.folder / "my store")
     developer.environ["TMPDIR"] = str(developer.folder)
     assert developer.build().compiled == 3
     developer.write("src/x.h", "other\n")
@@ -273,6 +275,7 @@ def test_a_home_on_a_network_file_system(developer: Developer) -> None:
     mounts = developer.folder / "mountinfo"
     local = developer.folder / "local"
     local.mkdir()
+    lend_programs(local / f"buildd-{os.getuid()}")
     mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:9 / {developer.folder}/home rw - nfs4 host:/home rw\n")
     del developer.environ["BUILDD_DIR"]
     said = []

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt
 
 def run(name: str, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "campaign" / name), *options, "--seed", "7", "--units", "8"],
+        [sys.executable, str(ROOT / "scripts" / "campaign" / name), *options, "--seed", "7", "--units", "5"],
         capture_output=True,
         text=True,
         timeout=150,
@@ -36,7 +36,7 @@ def test_a_killed_daemon_loses_nothing_and_leaves_nothing() -> None:
 
 
 def test_a_damaged_store_never_gives_a_wrong_artifact() -> None:
-    assert run("corrupt", "--times", "4").startswith("4 times damaged, 0 faults")
+    assert run("corrupt", "--times", "2").startswith("2 times damaged, 0 faults")
 
 
 def test_what_is_wrong_in_a_workload_is_seen(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ COMPILE = ("g++", "-Wall", "-Wextra", "-I@/include", "-c")
 @needs_gcc
 def test_another_checkout_hits_where_no_path_reaches_the_object(user: User) -> None:
     foreign = ForeignProject(user, user.folder / "plain")
-    text = '#include "h.h"\n#include <vector>\nstd::vector<int> f(int unused) { return std::vector<int>(H); }\n'
+    text = '#include "h.h"\n#include <stddef.h>\nsize_t f(int unused) { return H; }\n'
     checkouts = Checkouts(foreign, {"src/a.cpp": text})
     assert checkouts.twice(*COMPILE, "@/src/a.cpp") == (1, 1)
     assert checkouts.twice(*COMPILE, "-O2", "@/src/a.cpp") == (1, 1)
@@ -406,7 +406,11 @@ def test_a_build_folder_elsewhere_may_be_another_one(user: User) -> None:
             modules.append(module)
             listed = (home / "obj" / f"{name}.d").read_text().replace("\\\n", "").split()
             names.append(
-                [word.replace(str(home), "@") for word in listed if str(small_toolkit()) not in word and "/usr/" not in word]
+                [
+                    word.replace(str(home), "@")
+                    for word in listed
+                    if str(small_toolkit()) not in word and "/usr/" not in word
+                ]
             )
         rules = [foreign.call("nvcc", "-arch=sm_80", f"-I{home}/include", "-MM", "-dc", "src/a.cu")]
         rules += [foreign.call("g++", f"-I{home}/include", "-MM", "-x", "c++", "src/a.cu")]
