@@ -26,7 +26,7 @@ def project(user: User, request: pytest.FixtureRequest) -> ForeignProject:
 
 def written(made: ForeignProject, name: str) -> ForeignProject:
     """Args: name: one text of the project has it, so that no other test's result is found."""
-    made.write("include/one.h", '#include "two words.h"\n#include <cstddef>\n')
+    made.write("include/one.h", '#include "two words.h"\n#include <vector>\n')
     made.write("include/two words.h", f"// {name}")
     made.write("src/a.cpp", '#include "one.h"\nconst char *name = __FILE__;\n')
     return made

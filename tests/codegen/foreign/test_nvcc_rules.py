@@ -20,7 +20,7 @@ def cuda(user: User, request: pytest.FixtureRequest) -> ForeignProject:
     made = ForeignProject.with_nvcc(user, request.node.name)
     made.write("include/always.h", "")
     made.write("include/device.h", "")
-    made.write("k.cu", '#include "always.h"\n#ifdef __CUDA_ARCH__\n#include "device.h"\n#endif\n#include <stddef.h>\n')
+    made.write("k.cu", '#include "always.h"\n#ifdef __CUDA_ARCH__\n#include "device.h"\n#endif\n#include <vector>\n')
     return made
 
 
