@@ -19,6 +19,7 @@ from buildd.tier.carrier import MAX_OBJECT_BYTES, Carrier, CarrierError, LargeOb
 
 CONNECT_S = 1.0
 _CHUNK_BYTES = 1 << 18
+_CLOSED = "the tier is closed"
 _FOUND, _GONE, _DONE = 200, (404, 410), (200, 201, 202, 204)
 _RIGHTS, _FULL, _BUSY = (401, 403, 405, 407), (413, 507), (408, 425, 429, 500, 502, 503, 504)
 
@@ -69,13 +70,16 @@ class HttpCarrier(Carrier):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            left = [*self._idle, *self._busy]
+            idle, busy = [*self._idle], [*self._busy]
             self._idle.clear()
-        for connection in left:
+        for connection in busy:
             sock = connection.sock
             if sock is not None:
                 with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+                    # Wakes the thread that uses it, which closes it: until then it reckons with a socket. TLS's own
+                    # shutdown would take that thread's state away.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        for connection in idle:
             connection.close()
 
     # ----------------------------------------------------------------
@@ -121,6 +125,8 @@ class HttpCarrier(Carrier):
         connection.timeout = min(CONNECT_S, patience.left_s())
         if connection.sock is None:
             connection.connect()
+        if self._closed:  # while it connected there was no socket to shut down
+            raise CarrierError(Trouble.UNREACHABLE, _CLOSED)
         # A long body waits for the socket piece by piece: each piece has its own time.
         connection.sock.settimeout(patience.left_s())
         headers = {**self._headers, **({} if data is None else {"Content-Length": str(len(data))})}
@@ -155,7 +161,7 @@ class HttpCarrier(Carrier):
     def _take(self, *, fresh: bool = False) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
             if self._closed:
-                raise CarrierError(Trouble.UNREACHABLE, "the tier is closed")
+                raise CarrierError(Trouble.UNREACHABLE, _CLOSED)
             was_open = bool(self._idle) and not fresh
             connection = self._idle.pop() if was_open else self._new()
             self._busy.add(connection)

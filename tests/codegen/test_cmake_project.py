@@ -74,7 +74,7 @@ def test_cmake_builds_a_project_of_hip(tmp_path: Path) -> None:
         pytest.skip("no cmake")
     (tmp_path / "src").mkdir()
     (tmp_path / "buildd.toml").write_text(HIP)
-    kernel = "#include <hip/hip_runtime.h>\n__global__ void k() {}\nint more();\n"
+    kernel = "__attribute__((device)) int twice(int x) { return 2 * x; }\nint more();\n"
     (tmp_path / "src/k.hip").write_text(f'{kernel}extern "C" int answer() {{ return sizeof(WORDS) + more(); }}\n')
     (tmp_path / "src/helper.cpp").write_text("int more() { return 3; }\n")
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "AIT_USE_CMAKE_COMPILATION": "1"}

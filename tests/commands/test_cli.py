@@ -26,6 +26,7 @@ from buildd.store.tally import Reasoned
 from buildd.ui.redact import Redactor
 from codegen.errors import RequestError
 from tests.support.developer import Developer
+from tests.support.own_programs import lend_programs
 from tests.support.paths import FAKES, ROOT
 from tests.support.toolkit import host_compiler
 from tests.support.waiting import until
@@ -58,6 +59,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     home.mkdir()
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
+    lend_programs(tmp_path / "store")
     kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
     return kept | {
         "HOME": str(home),

@@ -92,7 +92,7 @@ def test_what_it_writes_builds(tmp_path: Path) -> None:
 
 @pytest.mark.hip
 def test_hip_sources_are_for_hipcc(tmp_path: Path) -> None:
-    files = {"a.hip": "#include <hip/hip_runtime.h>\n__global__ void k() {}\n", "b.cpp": "int b() { return 2; }\n"}
+    files = {"a.hip": "__attribute__((device)) int a() { return 1; }\n", "b.cpp": "int b() { return 2; }\n"}
     folder = written(tmp_path / "proj", files)
     (target,) = made(folder)["target"].values()
     assert (target["kind"], target["sources"], target["arch"]) == ("hip", ["*.hip", "*.cpp"], ["gfx90a"])

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.own_programs import lend_programs
+from tests.support.toolkit import small_toolkit
 
 pytestmark = pytest.mark.cuda
 
 KERNEL = """#include "scale.h"
 __global__ void scale(float *x, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= FACTOR; }
 """
-PROJECT = """[target.scale]
+PROJECT = """[toolchain]
+cuda = "TOOLKIT"
+
+[target.scale]
 kind = "cuda"
 sources = ["src/*.cu"]
 include = ["include"]
@@ -37,7 +41,7 @@ def checkout(folder: Path) -> Path:
         (folder / sub).mkdir(parents=True)
     (folder / "src/scale.cu").write_text(KERNEL)
     (folder / "include/scale.h").write_text("#define FACTOR 3.0f\n")
-    (folder / "buildd.toml").write_text(PROJECT)
+    (folder / "buildd.toml").write_text(PROJECT.replace("TOOLKIT", str(small_toolkit())))
     return folder
 
 

@@ -19,7 +19,7 @@ Factory = pytest.TempPathFactory
 DEADLINE_S = 60.0
 
 
-@pytest.mark.parametrize("place", ["shell", "config.toml"])
+@pytest.mark.parametrize("place", [pytest.param("shell", marks=pytest.mark.slow), "config.toml"])
 def test_a_daemon_starts_with_what_the_shell_or_the_users_file_says(tmp_path_factory: Factory, place: str) -> None:
     user = User(tmp_path_factory.mktemp("u"))
     try:

@@ -24,6 +24,7 @@ from buildd.shims.framework_environment import HOOKS, TAG, tag, variables, witho
 from buildd.store import figures, garbage_collection, shared_kernels, verification
 from buildd.store.bundle_manifest import KERNEL_NAME as BUNDLED
 from buildd.store.store import Store
+from tests.support.own_programs import lend_programs
 from tests.support.user import User
 from tests.support.waiting import until
 
@@ -537,6 +538,7 @@ def test_the_second_program_compiles_nothing(user: User) -> None:
 @pytest.mark.triton
 def test_the_summary_of_a_run_counts_the_kernels_that_were_found(user: User) -> None:
     places = {"TRITON_CACHE_DIR": str(user.folder / "cache"), "BUILDD_DIR": str(user.folder / "counted")}
+    lend_programs(user.folder / "counted")
     environ = {**user.environ, **places}
     command = [sys.executable, "-P", "-m", "buildd", "run", "--", sys.executable, "-c", COMPILE, str(user.folder)]
     ends = []

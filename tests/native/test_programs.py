@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,8 +43,19 @@ def spoil(place: Path, damage: Damage) -> None:
     place.write_bytes(damage(place.read_bytes()))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a gcc, first on PATH, that does not optimize: most tests compile a program again."""
+    folder = tmp_path_factory.mktemp("quick")
+    (folder / "gcc").write_text(f'#!/bin/sh\nexec {host_compiler()} "$@" -O0\n')
+    (folder / "gcc").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield folder
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, quick: Path) -> Path:
     store = tmp_path_factory.mktemp("made")
     shim_folders.program(store, os.environ["PATH"])
     return store
@@ -167,10 +178,11 @@ def test_a_damaged_library_is_not_preloaded(tmp_path: Path, damage: Damage) -> N
 # ---------------------------------------------------------------- commands
 
 
-def test_a_build_is_right_after_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_is_right_after_damage(monkeypatch: pytest.MonkeyPatch, quick: Path) -> None:
     monkeypatch.delenv(PROGRAM_CACHE)  # not what other tests use
     with short_folder() as folder:
         user = User(folder)
+        user.environ["PATH"] = f"{quick}:{user.environ['PATH']}"
         try:
             (folder / "a.cpp").write_text("int a;\n")
             command = ("run", "--quiet", "--", "g++", "-c", "a.cpp", "-o", "a.o")

@@ -26,6 +26,7 @@ from protocol.messages import Request
 from tests.support.carry_out import KNOWLEDGE, answered, plan_for, request_for
 from tests.support.cutlass import cutlass_in
 from tests.support.developer import Developer
+from tests.support.own_programs import lend_programs
 from tests.support.profiling_cases import smi
 from tests.support.tiers import http_cache
 from tests.support.waiting import until
@@ -264,6 +265,7 @@ def test_a_build_takes_what_another_machine_has_measured(developer: Developer) -
         until(lambda: name in cache.objects)
         developer.buildd("down")
         developer.environ |= {"BUILDD_DIR": str(developer.folder / "second"), "BUILDD_TIER_WRITE": "0"}
+        lend_programs(developer.folder / "second")
         assert developer.buildd("cache", "trust", key.strip(), "first")[0] == 0
         second = developer.build("g")
         assert second.status == 0 and "2 measurements on NVIDIA A100 from the shared cache" in second.text, second.text

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.own_programs import lend_programs
 from tests.support.toolkit import host_compiler, make_toolkit
 from tests.support.user import ROOT
 
@@ -77,6 +78,7 @@ def test_both_builders_make_the_same_objects_of_a_project(tmp_path: Path) -> Non
     subprocess.run([Path(ninja.BIN_DIR) / "ninja", "-j2"], cwd=folder, check=True, capture_output=True)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "BUILDD_DIR": str(tmp_path / "store")}
     environ |= {"PYTHONPATH": str(ROOT), "BUILDD_RUNTIME_DIR": str(tmp_path / "run")}
+    lend_programs(tmp_path / "store")
     command = [sys.executable, "-P", "-m", "buildd", "build", "-C", str(folder), "--no-daemon"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

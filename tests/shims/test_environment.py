@@ -20,6 +20,7 @@ from buildd.programs.recording import recording
 from buildd.shims import framework_environment
 from buildd.shims.environment import LAUNCHERS
 from buildd.shims.environment import variables as in_a_process_that_runs
+from tests.support.own_programs import lend_programs
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no host compiler")
 
@@ -30,6 +31,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     for name in ("nvcc", "g++"):
         (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
         (tmp_path / "bin" / name).chmod(0o755)
+    lend_programs(tmp_path / "store")
     return {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),

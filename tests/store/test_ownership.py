@@ -58,7 +58,7 @@ def test_a_store_of_another_user_is_refused(store: Path) -> None:
 
 @as_root
 @pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
-@pytest.mark.parametrize("way", ["theirs", "open"])
+@pytest.mark.parametrize("way", [pytest.param("theirs", marks=pytest.mark.slow), "open"])
 def test_every_command_refuses_it(developer: Developer, way: str) -> None:
     """Also a daemon that had opened it before; a foreign build goes on with the plain tools."""
     assert developer.build().compiled == 3

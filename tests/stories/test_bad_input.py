@@ -49,9 +49,15 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "toml", "arguments", "says", "leads"), MISTAKES, ids=[mistake[0] for mistake in MISTAKES]
+    ("way", "name", "toml", "arguments", "says", "leads"),
+    [
+        # One of them shows that a build without a daemon says the same.
+        pytest.param(way, *mistake, id=f"{way}-{mistake[0]}", marks=marks)
+        for way in ("daemon", "in process")
+        for mistake in MISTAKES
+        for marks in [() if way == "daemon" or mistake is MISTAKES[0] else pytest.mark.slow]
+    ],
 )
-@pytest.mark.parametrize("way", ["daemon", "in process"])
 def test_a_mistake_is_wrong_usage_and_leads_on(
     kept_developer: Developer,
     tmp_path: Path,

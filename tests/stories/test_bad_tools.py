@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.developer import Developer, end_developer, make_developer
+from tests.support.own_programs import lend_programs
 from tests.support.toolkit import host_compiler
 
 pytestmark = pytest.mark.cuda
@@ -105,6 +106,7 @@ def test_a_toolkit_header_patched(developer: Developer) -> None:
 def test_a_store_and_a_project_whose_names_a_shell_would_take_apart(developer: Developer) -> None:
     """nvcc hands link options to a shell and splits them at commas; depfiles have their own rules for blanks."""
     developer.environ["BUILDD_DIR"] = str(developer.folder / "a store, of $mine")
+    lend_programs(developer.folder / "a store, of $mine")
     developer.write("src/k.cu", SOURCE.replace("SAYS", "7"))
     project = shutil.copytree(developer.project, developer.folder / "it's a, $project")
     first = developer.build(project=project)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from tests.support.edits import EditedProject
+from tests.support.toolkit import small_toolkit
 from tests.support.user import User
 
 pytestmark = pytest.mark.cuda
@@ -34,7 +34,7 @@ def build(user: User, work: EditedProject, *options: str) -> int:
 
 def test_no_edit_leaves_an_old_object(tmp_path: Path) -> None:
     """All edits at once: each shows in a number of its own."""
-    bin_folder = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
+    bin_folder = small_toolkit() / "bin"
     user = User(tmp_path)
     nvcc, cuobjdump = str(bin_folder / "nvcc"), str(bin_folder / "cuobjdump")
     work = EditedProject(tmp_path / "project", "cuda", nvcc, cuobjdump, random.Random(1), units=("a",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from tests.support.objects import Names, described, differences
 from tests.support.serving import short_folder
 from tests.support.side_by_side import SideBySide
-from tests.support.toolkit import host_compiler
+from tests.support.toolkit import host_compiler, small_toolkit
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
@@ -74,8 +73,7 @@ def test_a_project_in_folders_of_changing_names(user: User) -> None:
 
 @pytest.mark.cuda
 def test_edits_that_only_one_pass_or_one_architecture_sees(user: User) -> None:
-    nvcc = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvcc")
-    beside = SideBySide(user, user.folder, str(nvcc), random.Random(1), ("a",))
+    beside = SideBySide(user, user.folder, str(small_toolkit() / "bin/nvcc"), random.Random(1), ("a",))
     edits = beside.work.edits()
     for *several, last in STORY:
         for name in several:
@@ -94,7 +92,7 @@ def test_edits_that_only_one_pass_or_one_architecture_sees(user: User) -> None:
 
 @pytest.mark.cuda
 def test_what_nvcc_names_anew_is_no_difference_and_everything_else_is(tmp_path: Path) -> None:
-    folder = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
+    folder = small_toolkit() / "bin"
     text = 'static __device__ int hidden = 7;\nextern "C" __global__ void first(int *x) { *x = hidden; }\n'
     text += 'extern "C" char const *said() { return "a text"; }\n'
 

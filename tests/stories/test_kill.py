@@ -29,12 +29,14 @@ def run(name: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # continuous integration runs this campaign; test_daemon.py kills one
 def test_a_killed_daemon_loses_nothing_and_leaves_nothing() -> None:
     # One moment can take two daemons: an old one and the one that comes after it.
     kills = re.match(r"(\d+) kills in \d+ trials, 0 faults", run("kill", "--kills", "3"))
     assert kills is not None and int(kills[1]) >= 3
 
 
+@pytest.mark.slow  # continuous integration runs this campaign; test_store.py damages one
 def test_a_damaged_store_never_gives_a_wrong_artifact() -> None:
     assert run("corrupt", "--times", "4").startswith("4 times damaged, 0 faults")
 

@@ -23,7 +23,7 @@ from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.watch_request import Watcher, built, clean, watching
 
 Build = Callable[[Harness, m.Request], Awaitable[Story]]
-FIRST, COUNT, STEPS = map(int, os.environ.get("BUILDD_SOAK", "3:2:10").split(":"))
+FIRST, COUNT, STEPS = map(int, os.environ.get("BUILDD_SOAK", "3:1:10").split(":"))
 SOURCES = ("src/a.cu", "src/b.cu", "src/c.cu")
 HEADERS = ("include/x.h", "include/z.h", "include/sub/y.h", "first/x.h", "first/sub/y.h", "src/x.h", "src/sub/y.h")
 NAMES = ("x.h", "z.h", "sub/y.h", "y.h")

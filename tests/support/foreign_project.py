@@ -5,7 +5,6 @@ Knows how `buildd run` sets an environment up; a test calls compilers by their p
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from buildd.shims.interposition import below, folder_of
 from buildd.store.hit_notes import Notes
 from protocol.client import Client
 from protocol.messages import BuildFigures, BuildId, Status
+from tests.support.toolkit import small_toolkit
 from tests.support.user import User
 
 DEADLINE_S = 60.0
@@ -56,11 +56,9 @@ class ForeignProject:
 
     @classmethod
     def with_nvcc(cls, user: User, name: str) -> ForeignProject:
-        """A project of this name, with the nvcc of the wheels before all others on its PATH."""
-        found = importlib.util.find_spec("nvidia.cu13")
-        assert found is not None and found.submodule_search_locations
+        """A project of this name, with the nvcc of `small_toolkit` before all others on its PATH."""
         folder = user.folder / name.replace("[", "-").rstrip("]").replace(" ", "_")
-        return cls(user, folder, f"{next(iter(found.submodule_search_locations))}/bin")
+        return cls(user, folder, f"{small_toolkit()}/bin")
 
     def search(self, path: str) -> None:
         """Have tools found there first, as a `buildd run` that begins now would."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-from tests.support.toolkit import copy_toolkit
+from tests.support.toolkit import copy_toolkit, small_toolkit
 
 _QUERY = """\
 #!/bin/sh
@@ -17,10 +16,8 @@ printf '%s' '@'
 
 def toolkit_with(toolkit: Path, gpus: str) -> Path:
     """The toolkit in this folder, made if it is not there, with these GPUs, as "80, 90"."""
-    found = importlib.util.find_spec("nvidia.cu13")
-    assert found is not None and found.submodule_search_locations
     if not toolkit.exists():
-        copy_toolkit(Path(next(iter(found.submodule_search_locations))), toolkit, "bin/__nvcc_device_query")
+        copy_toolkit(small_toolkit(), toolkit, "bin/__nvcc_device_query")
     query = toolkit / "bin/__nvcc_device_query"
     query.unlink()
     query.write_text(_QUERY.replace("@", gpus))

@@ -12,6 +12,7 @@ from codegen.generate import make_plan
 from protocol import messages as m
 from tests.support.carry_out import plan_for, request_for
 from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.support.toolkit import small_toolkit
 
 KERNEL = """\
 #include <cassert>
@@ -29,7 +30,8 @@ extern "C" void SECOND(float *x) { hidden<<<1, 1>>>(x); scale<<<1, 32>>>(x); }
 
 def project(folder: Path, keys: str = "", source: str = KERNEL) -> Workspace:
     workspace = Workspace(folder, make=make_plan)
-    text = '[project]\nname = "steps"\n[target.t]\nkind = "cuda"\nsources = ["src/**/*.cu"]\ninclude = ["include"]\n'
+    text = f'[project]\nname = "steps"\n[toolchain]\ncuda = "{small_toolkit()}"\n[target.t]\n'
+    text += 'kind = "cuda"\nsources = ["src/**/*.cu"]\ninclude = ["include"]\n'
     workspace.write("buildd.toml", text + (keys or 'arch = ["sm_80"]\noutput = "object"\n'))
     workspace.write("include/always.h", "#define FACTOR 3\n")
     workspace.write("include/host.h", "#define HOST 4\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from codegen.steps.expansion import expand
 from codegen.steps.nvcc_steps import decompose
 from codegen.steps.step_kinds import OBJECT, SOURCE, NotUnderstood, StepKind
 from tests.support.paths import FAKES
+from tests.support.toolkit import small_toolkit
 
-NVCC = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvcc")
+NVCC = small_toolkit() / "bin/nvcc"
 
 _RECORDING = FAKES / "recording-g++"
 _TOGETHER = 6

@@ -125,7 +125,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200 if found is not None else 404, found or b"")
 
     def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
+        size_bytes = int(self.headers["Content-Length"])
+        data = self.rfile.read(size_bytes)
+        if len(data) < size_bytes:  # the client has given up: as real servers, this one keeps no part
+            self.close_connection = True
+            return None
         self.cache.asked.append(f"PUT {self.path}")
         match self.cache.fault:
             case Fault.FULL:

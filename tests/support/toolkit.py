@@ -1,17 +1,24 @@
-"""A fake CUDA toolkit for tests, campaigns and benchmarks: tests/fakes/fake-toolkit.c, compiled by the host compiler.
+"""CUDA toolkits for tests, campaigns and benchmarks: a fake one, and the real compiler with few headers.
 
-Knows no project. Its compiler needs about a millisecond, and says what a build must make: the same command again.
+The fake one is tests/fakes/fake-toolkit.c, compiled by the host compiler. It needs about a millisecond, and says what
+a build must make: the same command again. Knows no project.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import subprocess
+import sys
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from tests.support.paths import FAKES
 
 _SOURCE = FAKES / "fake-toolkit.c"
+_RUNTIME = FAKES / "cuda_runtime.h"
 
 
 def host_compiler() -> str:
@@ -27,6 +34,48 @@ def make_toolkit(folder: Path) -> Path:
     subprocess.run([host_compiler(), "-O1", "-D_GNU_SOURCE", "-o", str(program), str(_SOURCE)], check=True)
     (folder / "bin" / "nvcc.profile").write_text("TOP = $(_HERE_)/..\n")
     return program
+
+
+@cache
+def real_toolkit() -> Path:
+    """The toolkit of PyPI's wheels (extra `cuda`), or that of the nvcc on PATH."""
+    found = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
+    if found is not None and found.submodule_search_locations:
+        return Path(next(iter(found.submodule_search_locations)))
+    nvcc = shutil.which("nvcc")
+    assert nvcc is not None
+    return Path(nvcc).resolve().parents[1]
+
+
+@cache
+def small_toolkit() -> Path:
+    """The real toolkit with tests/fakes/cuda_runtime.h: a compile takes a quarter of the time.
+
+    nvcc puts cuda_runtime.h before every source, and every pass of a compile reads its forty thousand lines. It stands
+    in this Python's environment, for the next run of the tests too. Sources that want more of CUDA need the real one,
+    which this is with WHOLE_TOOLKIT=1: so the heavy tier and scripts/test-toolkits compile.
+    """
+    if os.environ.get("WHOLE_TOOLKIT") == "1":
+        return real_toolkit()
+    real = real_toolkit()
+    status = os.stat(real / "bin/nvcc")
+    parts = (_RUNTIME.read_bytes(), str(real), status.st_ino, status.st_mtime_ns)
+    place = Path(sys.prefix) / "toolkits-of-tests" / sha256(repr(parts).encode()).hexdigest()[:16]
+    if not place.exists():
+        aside = place.with_name(f"{place.name}.{os.getpid()}")
+        copy_toolkit(real, aside, "include/cuda_runtime.h")
+        (aside / "include/cuda_runtime.h").write_bytes(_RUNTIME.read_bytes())
+        (aside / "include/crt").unlink()
+        (aside / "include/crt").mkdir()
+        for entry in (real / "include/crt").iterdir():
+            (aside / "include/crt" / entry.name).symlink_to(entry)
+        (aside / "include/crt/common_functions.h").unlink()
+        (aside / "include/crt/common_functions.h").write_text("")  # each stub includes it, and with it mathematics
+        try:
+            aside.rename(place)
+        except OSError:  # another process was faster
+            shutil.rmtree(aside)
+    return place
 
 
 def copy_toolkit(real: Path, folder: Path, *copied: str) -> Path:

@@ -19,6 +19,7 @@ from tests.support import objects
 from tests.support.clusters import environ, gcc_plan, travelling_plan
 from tests.support.nvcc_project import plain
 from tests.support.scheduler_harness import Harness, Story, Workspace
+from tests.support.toolkit import small_toolkit
 from tests.support.waiting import until_async
 
 HEADERS = {
@@ -110,7 +111,8 @@ def needs_namespaces() -> None:
 def nvcc_project(folder: Path) -> Workspace:
     """One source for three architectures: more steps at a time than the two CPUs that it has here."""
     workspace = Workspace(folder, make=make_plan, cpus=2)
-    text = '[project]\nname = "p"\n[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\n'
+    text = f'[project]\nname = "p"\n[toolchain]\ncuda = "{small_toolkit()}"\n'
+    text += '[target.t]\nkind = "cuda"\nsources = ["src/*.cu"]\n'
     workspace.write("buildd.toml", f'{text}arch = ["sm_80", "sm_86", "sm_90"]\noutput = "object"\n')
     workspace.write("src/k.cu", "__global__ void k(int *p) { *p = 3; }\nvoid first(int *p) { k<<<1, 1>>>(p); }\n")
     return workspace

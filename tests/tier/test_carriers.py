@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,29 @@ def test_a_full_server_is_told(cache: HttpCache, open_carrier: Opens) -> None:
     with pytest.raises(CarrierError) as told:
         open_carrier(cache.url).put(ObjectKind.CONTENT, NAME, b"x", for_up_to(5, 5))
     assert told.value.trouble is Trouble.FULL
+
+
+@pytest.mark.parametrize("step", ["connect", "endheaders"])
+def test_a_carrier_that_is_closed_while_another_thread_writes_is_told(
+    cache: HttpCache, open_carrier: Opens, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    carrier = open_carrier(cache.url)
+    real = getattr(HTTPConnection, step)
+
+    def and_closed(connection: HTTPConnection, *arguments: object, **named: object) -> None:
+        if step == "endheaders":
+            real(connection, *arguments, **named)
+        closing = threading.Thread(target=carrier.close)
+        closing.start()
+        closing.join()
+        if step == "connect":
+            real(connection)
+
+    monkeypatch.setattr(HTTPConnection, step, and_closed)
+    with pytest.raises(CarrierError) as told:
+        carrier.put(ObjectKind.CONTENT, NAME, b"content", for_up_to(5, 5))
+    assert told.value.trouble is Trouble.UNREACHABLE
+    assert cache.objects == {}, "no part of the content is kept"
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_opened_anew(cache: HttpCache, open_carrier: Opens) -> None:

@@ -13,7 +13,7 @@ from buildd.store.profiles import Outcome as Measured
 from buildd.store.store import Store
 from buildd.web import cache_views, views
 from buildd.web.archive import Archive
-from protocol.messages import Done, Outcome, ProgramStart
+from protocol.messages import Done, EventBody, Outcome, ProgramStart
 from tests.support.pages import History, a_build
 from tests.support.profile_rows import H200, PROBLEM, profiles_of, row
 
@@ -78,6 +78,23 @@ def test_search_finds_each_thing_once_with_its_latest_build(history: History, ar
     assert {match.kind for match in views.search(archive, "add")} == {"kernel"}
     assert {match.kind for match in views.search(archive, "ops")} == {"build", "target", "action"}
     assert views.search(archive, "  ") == []
+
+
+def test_a_list_reads_no_events_and_a_search_those_of_the_newest_builds(
+    history: History, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of builds a page would otherwise take minutes."""
+    bodies: list[tuple[float, EventBody]] = [(0.0, Done(outcome=Outcome.BUILT))]
+    with Store.open(history.folder) as store:
+        names = [history.add_to(store, bodies) for _ in range(views.READ_FIRST + 5)]
+    read: list[str] = []
+    events = archive.events
+    monkeypatch.setattr(archive, "events", lambda name: read.append(name) or events(name))
+    assert len(views.listed(archive.builds(), "")) == len(names)
+    assert [line.id for line in views.listed(archive.builds(), names[0])] == names[:1]
+    assert archive.find(names[0]) is not None and read == []
+    assert views.search(archive, "ops") and len(views.search(archive, names[0])) == 1, "a build that was not read"
+    assert read == names[: -views.READ_FIRST - 1 : -1]
 
 
 def test_the_cache_names_the_dearest_misses_and_who_uses_it(history: History, archive: Archive) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.compilers.toolchain import Toolchains
 from codegen.errors import RequestError
-from codegen.plan import Knowledge, Plan
-from codegen.project.project_file import ProjectSettings
-from tests.support.carry_out import answered, carry_out, carry_out_all, plan_for, request_for
+from codegen.plan import Plan
+from tests.support.carry_out import carry_out, carry_out_all, plan_for, request_for
+from tests.support.toolkit import real_toolkit, small_toolkit
 
 pytestmark = pytest.mark.cuda
 
@@ -41,9 +40,11 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def sample(folder: Path, keys: str = "") -> Path:
+def sample(folder: Path, keys: str = "", toolkit: Path | None = None) -> Path:
+    """A project, for `small_toolkit` unless told otherwise."""
     headers = {f"include/{name}.h": "" for name in ("device", "hopper", "host")}
-    text = '[target.t]\nkind = "cuda"\nsources = ["src/k.cu"]\ninclude = ["include"]\n' + keys
+    text = f'[toolchain]\ncuda = "{toolkit or small_toolkit()}"\n'
+    text += '[target.t]\nkind = "cuda"\nsources = ["src/k.cu"]\ninclude = ["include"]\n' + keys
     return write(folder, {"buildd.toml": text, "src/k.cu": KERNEL, "include/always.h": "#define FACTOR 3\n", **headers})
 
 
@@ -52,7 +53,7 @@ def plan(folder: Path) -> Plan:
 
 
 def test_a_shared_library_for_two_architectures_loads_and_knows_its_headers(tmp_path: Path) -> None:
-    folder = sample(tmp_path / "project", 'arch = ["sm_80", "sm_90a"]')
+    folder = sample(tmp_path / "project", 'arch = ["sm_80", "sm_90a"]', real_toolkit())
     compiled, linked = carry_out_all(plan(folder), folder, tmp_path / "scratch")
     assert ctypes.CDLL(str(folder / "build/t/libt.so")).factor() == 3
     for name in ("always", "device", "hopper", "host"):
@@ -85,7 +86,8 @@ def test_relocatable_device_code_links_across_sources(tmp_path: Path) -> None:
     first = "__device__ float twice(float x) { return 2 * x; }\n"
     second = "extern __device__ float twice(float);\n__global__ void k(float *x) { *x = twice(*x); }\n"
     second += 'extern "C" void run(float *x) { k<<<1, 1>>>(x); }\n'
-    text = '[target.t]\nkind = "cuda"\nsources = ["*.cu"]\narch = ["sm_80"]\nrdc = true\n'
+    text = f'[toolchain]\ncuda = "{small_toolkit()}"\n'
+    text += '[target.t]\nkind = "cuda"\nsources = ["*.cu"]\narch = ["sm_80"]\nrdc = true\n'
     folder = write(tmp_path / "project", {"buildd.toml": text, "a.cu": first, "b.cu": second})
     made = plan(folder)
     carry_out_all(made, folder, tmp_path / "scratch")
@@ -127,16 +129,10 @@ def test_two_checkouts_make_the_same_device_code(tmp_path: Path) -> None:
     anonymous = [re.sub(rb"tmpxft_[0-9a-f]{8}", b"tmpxft_", path.read_bytes()) for path in objects]
     assert anonymous[0] == anonymous[1]
     assert all(str(tmp_path).encode() not in content for content in anonymous)
-    inspector = shutil.which("cuobjdump") or str(toolkit(tmp_path) / "bin" / "cuobjdump")
+    inspector = shutil.which("cuobjdump") or str(small_toolkit() / "bin" / "cuobjdump")
     if Path(inspector).exists():
         dumps = [subprocess.run([inspector, "-ptx", path], capture_output=True, text=True).stdout for path in objects]
         assert ".visible .entry" in dumps[0] and dumps[0].replace("one", "two") == dumps[1].replace("one", "two")
-
-
-def toolkit(tmp_path: Path) -> Path:
-    knowledge = Knowledge()
-    compiler = answered(lambda: Toolchains(request_for(tmp_path), ProjectSettings(), knowledge).cuda(), knowledge)
-    return Path(dict(compiler.tool.roots)["cuda"])
 
 
 def test_mapped_paths_keep_the_checkout_out_of_debug_information(tmp_path: Path) -> None:
@@ -145,7 +141,7 @@ def test_mapped_paths_keep_the_checkout_out_of_debug_information(tmp_path: Path)
     assert not made.actions[0].path_sensitive
     carry_out_all(made, folder, tmp_path / "scratch")
     content = (folder / "build/t/obj/src/k.cu.o").read_bytes()
-    assert str(folder).encode() not in content and str(toolkit(tmp_path)).encode() not in content
+    assert str(folder).encode() not in content and str(small_toolkit()).encode() not in content
     (folder / "buildd.toml").write_text((folder / "buildd.toml").read_text().replace("map_paths = true", ""))
     made = plan(folder)
     assert made.actions[0].path_sensitive, "-g brings the checkout in"

@@ -38,7 +38,7 @@ def flags_of(plan: Plan) -> set[str]:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("suffix", [".o", ".obj"])
+@pytest.mark.parametrize("suffix", [".o", pytest.param(".obj", marks=pytest.mark.slow)])
 def test_an_object_among_the_sources_is_linked(tmp_path: Path, suffix: str) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++")

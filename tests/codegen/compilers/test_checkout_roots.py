@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from codegen.foreign.command_line import parse
 from codegen.plan import Tool
 from tests.support.foreign_project import ForeignProject
 from tests.support.serving import short_folder
-from tests.support.toolkit import host_compiler
+from tests.support.toolkit import host_compiler, small_toolkit
 from tests.support.user import User
 
 ROOTS = (("checkout-1", "/home/u/p"),)
@@ -199,7 +198,7 @@ COMPILE = ("g++", "-Wall", "-Wextra", "-I@/include", "-c")
 @needs_gcc
 def test_another_checkout_hits_where_no_path_reaches_the_object(user: User) -> None:
     foreign = ForeignProject(user, user.folder / "plain")
-    text = '#include "h.h"\n#include <vector>\nstd::vector<int> f(int unused) { return std::vector<int>(H); }\n'
+    text = '#include "h.h"\n#include <stddef.h>\nsize_t f(int unused) { return H; }\n'
     checkouts = Checkouts(foreign, {"src/a.cpp": text})
     assert checkouts.twice(*COMPILE, "@/src/a.cpp") == (1, 1)
     assert checkouts.twice(*COMPILE, "-O2", "@/src/a.cpp") == (1, 1)
@@ -314,9 +313,7 @@ def test_a_file_above_the_working_folder_is_asked_for_in_the_same_checkout(user:
 
 
 def toolkit() -> str:
-    wheels = importlib.util.find_spec("nvidia.cu13")
-    folders = list(wheels.submodule_search_locations or ()) if wheels else []
-    return f"{folders[0]}/bin" if folders else ""
+    return f"{small_toolkit()}/bin"
 
 
 KERNEL = '#include "h.h"\n__global__ void k(int *p) { *p = H; }\nvoid run(int *p) { int unused; k<<<1, 1>>>(p); }\n'
@@ -409,7 +406,11 @@ def test_a_build_folder_elsewhere_may_be_another_one(user: User) -> None:
             modules.append(module)
             listed = (home / "obj" / f"{name}.d").read_text().replace("\\\n", "").split()
             names.append(
-                [word.replace(str(home), "@") for word in listed if "/cu13/" not in word and "/usr/" not in word]
+                [
+                    word.replace(str(home), "@")
+                    for word in listed
+                    if str(small_toolkit()) not in word and "/usr/" not in word
+                ]
             )
         rules = [foreign.call("nvcc", "-arch=sm_80", f"-I{home}/include", "-MM", "-dc", "src/a.cu")]
         rules += [foreign.call("g++", f"-I{home}/include", "-MM", "-x", "c++", "src/a.cu")]

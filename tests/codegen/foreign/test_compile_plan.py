@@ -215,7 +215,7 @@ def user(kept_user: User) -> User:
 
 
 @pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_edits_never_lead_to_a_stale_object(user: User, seed: int) -> None:
     edited = Edited(ForeignProject(user, user.folder / f"edits-{seed}"), random.Random(seed))
     story = []

@@ -124,7 +124,7 @@ def numbers(found: Any, dtype: str) -> list[float]:
 @pytest.mark.parametrize(
     ("keys", "batch"),
     [
-        ({"dtype": "fp32", "tile": [32, 16, 8], "threads": [8, 8, 1]}, 0),
+        pytest.param({"dtype": "fp32", "tile": [32, 16, 8], "threads": [8, 8, 1]}, 0, marks=pytest.mark.slow),
         ({"dtype": "fp32", "layout": "rrr", "epilogue": "bias_relu", "tile": [16, 32, 16], "threads": [4, 16, 1],
           "stages": 1, "batched": True}, 2),
         ({"dtype": "bf16", "layout": "ccr", "epilogue": "bias_tanh_multiply", "tile": [32, 32, 8],

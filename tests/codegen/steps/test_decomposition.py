@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import shlex
 import shutil
@@ -35,11 +34,7 @@ def user(kept_user: User) -> User:
 
 @pytest.fixture
 def cuda(user: User, request: pytest.FixtureRequest) -> ForeignProject:
-    found = importlib.util.find_spec("nvidia.cu13")
-    places = list(found.submodule_search_locations or ()) if found else []
-    made = ForeignProject(
-        user, user.folder / request.node.name.replace("[", "-").rstrip("]"), f"{places[0]}/bin" if places else ""
-    )
+    made = ForeignProject.with_nvcc(user, request.node.name)
     made.write("include/always.h", "#define FACTOR 3\n")
     made.write("include/host.h", "#define HOST 4\n")
     made.write("src/k.cu", KERNEL.replace("NAME", "first").replace("SECOND", "run_first"))

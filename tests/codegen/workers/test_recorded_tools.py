@@ -45,6 +45,7 @@ def torch_with_an_assembler(folder: Path) -> None:
 
 
 @pytest.mark.triton
+@pytest.mark.slow  # test_kernel_manifest.py records, warms and finds kernels with Triton's own assembler
 def test_kernels_have_the_key_of_the_assembler_that_torch_brought(triton_user: User) -> None:
     torch_with_an_assembler(triton_user.folder / "site")
     path = triton_user.environ.get("PYTHONPATH", "")
