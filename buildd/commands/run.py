@@ -117,7 +117,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
         return _ended(options, _carry_out(rest, environ))
-    from buildd.client import run_settings
+    from buildd.client import run_settings, start_settings
     from buildd.client.run_logs import RunLogs
     from buildd.shims import interposition
 
@@ -140,6 +140,9 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         return _ended(options, _carry_out(rest, environ))
     if logs.problem:
         print_note(f"buildd: {logs.problem}: its results are used, new ones are not kept, and not all hits are counted")
+    if opened:
+        for line in start_settings.warning(environ):
+            print_note(f"buildd: {line}")
     with client, logs, jobserver:
         started_ns = time.time_ns()
         is_shown = opened and not options.quiet and not _is_shell(rest)
