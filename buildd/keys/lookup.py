@@ -27,6 +27,9 @@ from codegen.compilers.checkout_roots import checkouts
 from codegen.plan import Action, Discovery, Kept, TextUse, Tool
 from protocol.messages import Digest
 
+NEVER_STORED = "never stored: "
+"""Beginning of the reason of an action that is never answered from the store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -227,7 +230,7 @@ class Lookup:
         self, first: Digest, components: list[action_key.Component], action: Action, tool: Tool, *, explain: bool
     ) -> Found | tuple[str, ...]:
         if action.uncacheable:
-            return (f"never stored: {action.uncacheable}",)
+            return (f"{NEVER_STORED}{action.uncacheable}",)
         if action.kept is Kept.NOTHING:
             return ("made again each time it is needed",)
         if self._recache:

@@ -52,7 +52,8 @@ def open_tier(
         tier = Tier(wanted, renew=renew, serves_programs=serves_programs, least_job_s=least_job_s)
         return Opened(tier, wanted.unwritable)
     except (RequestError, BuilddError) as error:
-        is_of_shell = settings.value("BUILDD_TIER").source is Source.ENVIRONMENT
+        named = settings.value("BUILDD_TIER")
+        is_of_shell = bool(named.value) and named.source is Source.ENVIRONMENT
         return Opened(None, in_one_line(error), error.file or ("BUILDD_TIER" if is_of_shell else user_file(environ)))
 
 
