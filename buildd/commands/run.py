@@ -151,20 +151,21 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         bound_kernels(environ)
         if opened:
             run_settings.publish_profiles(environ)
-            if logs.failures is not None:
-                sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
             figures = figures_of(environ, build, logs.notes, logs.failures, client)
-            if not options.quiet:
-                found = logs.found.found() if logs.found is not None else FoundKernels()
-                _tell(figures, found, rest, environ)
-                for line in tier_trouble(_tier(client)) if figures.misses else ():
-                    print_note(f"buildd: {line}")
+            # Before anything is printed: the terminal may be closed.
             if logs.failures is not None and logs.notes is not None:
                 keys = logs.notes.keys()
                 traces = run_settings.traces(environ, started_ns)
                 _keep(
                     Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.failures, keys, traces
                 )
+            if logs.failures is not None:
+                sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
+            if not options.quiet:
+                found = logs.found.found() if logs.found is not None else FoundKernels()
+                _tell(figures, found, rest, environ)
+                for line in tier_trouble(_tier(client)) if figures.misses else ():
+                    print_note(f"buildd: {line}")
             status = _ended(options, status, figures, logs.failures.calls() if logs.failures is not None else ())
     return status
 
@@ -225,7 +226,9 @@ def _keep(
         return
     from buildd.shims import run_log
 
-    outcome = Outcome.BUILT if status == 0 else Outcome.CANCELLED if status in _INTERRUPTED else Outcome.FAILED
+    # A program that is interrupted may end with a status of its own; then the compiles that it waited for are cancelled.
+    was_interrupted = status in _INTERRUPTED or (status != 0 and figures.cancelled > 0)
+    outcome = Outcome.CANCELLED if was_interrupted else Outcome.FAILED if status else Outcome.BUILT
     done = Done(
         outcome=outcome,
         message=f"{command[0]} ended with status {status}" if outcome is Outcome.FAILED else "",
