@@ -7,7 +7,7 @@ endpoint file carries digests of these; the values may be secret. Knows what a s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from protocol.endpoint import Endpoint, read_endpoint, runtime_folder
 from protocol.errors import ProtocolError
@@ -17,6 +17,10 @@ NEXT_STEP = "buildd down; the next command starts a daemon with yours"
 _TIER = "BUILDD_TIER"
 _TIER_TABLE = "[tier] of config.toml"
 _KEYS = "the trusted keys"
+_SOURCES = "*"
+"""The digest under this name is of all settings as they are written."""
+_PLACES = ("HOME", "XDG_CONFIG_HOME", "BUILDD_KEY_DIR")
+_MOST_BYTES = 1 << 20
 _DIGITS = 16
 
 
@@ -26,7 +30,8 @@ def digests(environ: Mapping[str, str], salt: str) -> dict[str, str]:
     Args:
         salt: the daemon's instance.
     """
-    return {name: _digest(value, salt) for name, (value, _) in _settings(environ).items()}
+    found = {name: _digest(value, salt) for name, (value, _) in _settings(environ).items()}
+    return {**found, _SOURCES: _digest(_sources(environ, found), salt)}
 
 
 def ignored(environ: Mapping[str, str], endpoint: Endpoint | None = None) -> Iterator[str]:
@@ -35,15 +40,15 @@ def ignored(environ: Mapping[str, str], endpoint: Endpoint | None = None) -> Ite
     Args:
         endpoint: of the daemon; read from the endpoint file if None.
     """
-    from codegen.variables.settings import user_file
-
     if endpoint is None:
         try:
             endpoint = read_endpoint(runtime_folder(environ))
         except ProtocolError:
             return
-    if endpoint is None or not (environ.keys() & endpoint.settings.keys() or os.path.exists(user_file(environ))):
+    if endpoint is None or not endpoint.settings:
         return
+    if endpoint.settings.get(_SOURCES) == _digest(_sources(environ, endpoint.settings), endpoint.instance):
+        return  # the usual case, in which nothing need be imported
     for name, (value, told) in _settings(environ).items():
         theirs = endpoint.settings.get(name)
         if told and theirs is not None and theirs != _digest(value, endpoint.instance):
@@ -54,6 +59,18 @@ def warning(environ: Mapping[str, str]) -> Iterator[str]:
     """One line for people if the daemon does not obey settings of a client."""
     if names := list(ignored(environ)):
         yield f"the daemon was started with other settings and does not obey yours: {', '.join(names)} ({NEXT_STEP})"
+
+
+def _sources(environ: Mapping[str, str], names: Iterable[str]) -> str:
+    """All that settings are made of, as it is written: the variables with these names, and the user's file."""
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", ""), ".config")
+    try:
+        with open(os.path.join(home, "buildd", "config.toml"), "rb") as file:
+            content = file.read(_MOST_BYTES).hex()
+    except OSError:
+        content = ""
+    set_here = [f"{name}={environ[name]}" for name in sorted({*names, *_PLACES}) if name in environ]
+    return "\0".join([*set_here, content])
 
 
 def _digest(value: str, salt: str) -> str:

@@ -310,6 +310,8 @@ def _flush(store: Store, options: Namespace) -> int:
     lines = [
         f"removed {count(found.results, 'result')} and {count(found.blobs, 'blob')}, freed {size(found.freed_bytes)}"
     ]
+    if options.pattern and not (found.results or found.in_use):
+        lines[0] = f"no action's name matches {options.pattern}: no result was removed"
     if found.in_use:
         lines.append(f"kept {count(found.in_use, 'result')} that running builds use")
     return _say(options, found, lines)

@@ -22,6 +22,7 @@ from buildd.client.foreign_build import (
     advice,
     bound_kernels,
     figures_of,
+    odd_options,
     offered_jobserver,
     paths_below,
     summary,
@@ -164,6 +165,8 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
             if not options.quiet:
                 found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)
+                for line in odd_options(logs.failures.calls() if logs.failures is not None else ()):
+                    print_note(f"buildd: {line}")
                 for line in tier_trouble(_tier(client)) if figures.misses else ():
                     print_note(f"buildd: {line}")
             status = _ended(options, status, figures, logs.failures.calls() if logs.failures is not None else ())
@@ -241,7 +244,7 @@ def _keep(
     try:
         run_log.keep(store, build, command, started_ns, summary(figures), done, failures, direct, notes)
     except (BuilddError, OSError) as error:
-        print_note(f"buildd: this run is missing from `buildd log`: {error}")
+        print_note(f"buildd: the store may not have kept this run's results, and `buildd log` lacks the run: {error}")
         return
     if wants_spans(os.environ):
         from buildd.commands.log import events_of
