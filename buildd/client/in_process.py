@@ -150,7 +150,10 @@ def needed_here(request: m.Request) -> Needed:
             elif isinstance(event.body, m.Done):
                 done.set()
 
-        log.listen(lambda event: loop.call_soon_threadsafe(heard, event))
+        def tell(event: m.Event) -> None:
+            loop.call_soon_threadsafe(heard, event)
+
+        log.listen(tell)
         try:
             scheduler.submit(request, log)
             await done.wait()

@@ -170,7 +170,7 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield Finding(
         Level.OK,
-        "store",
+        "stored",
         f"{size(folder_bytes(folder))} used of {size(default_limit(folder))}, {count(len(builds), 'build')} in the log",
     )
     for name, found_for in reasons.items():
@@ -230,7 +230,10 @@ def toolchains(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("host compiler", lambda tools: tools.program("g++")),
     )
     knowledge = Knowledge()
+    has_nvcc = False
     for name, look in looks:
+        if name == "CUTLASS" and not has_nvcc:
+            continue  # it is of use to nvcc alone
         try:
             text = answered(lambda look=look: look(Toolchains(request, ProjectSettings(), knowledge)), knowledge)  # type: ignore[misc]
         except RequestError as error:
@@ -238,6 +241,7 @@ def toolchains(environ: Mapping[str, str]) -> Iterator[Finding]:
         except (OSError, subprocess.SubprocessError) as error:
             yield Finding(Level.WARN, name, f"cannot be run: {error}")
         else:
+            has_nvcc = has_nvcc or name == "nvcc"
             yield Finding(Level.OK, name, text)
 
 

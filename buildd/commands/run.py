@@ -229,7 +229,7 @@ def _keep(
         return
     from buildd.shims import run_log
 
-    # A program that is interrupted may end with a status of its own; then the compiles that it waited for are cancelled.
+    # A program that is interrupted may end with a status of its own; the compiles that it waited for are cancelled.
     was_interrupted = status in _INTERRUPTED or (status != 0 and figures.cancelled > 0)
     outcome = Outcome.CANCELLED if was_interrupted else Outcome.FAILED if status else Outcome.BUILT
     done = Done(

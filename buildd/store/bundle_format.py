@@ -80,7 +80,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     kernels: int = 0
     """Triton's."""
     graph_entries: int = 0
-    """What torch.compile keeps: each graph has an entry of Inductor and one of AOTAutograd; and tuned configurations."""
+    """torch.compile's: each graph has an entry of Inductor and one of AOTAutograd; and tuned configurations."""
     programs: int = 0
     """JAX's."""
     values: int = 0

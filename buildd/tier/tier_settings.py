@@ -92,7 +92,7 @@ class Renewal:
         return wanted
 
     def _stamps(self) -> tuple[tuple[int, ...], ...]:
-        found = []
+        found: list[tuple[int, ...]] = []
         for file in self._files:
             try:
                 seen = os.stat(file)

@@ -13,9 +13,9 @@ import pytest
 from buildd.host.proc import children_of
 from protocol.client import Client
 from tests.support.developer import Developer
-from tests.support.waiting import until
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)"),

@@ -52,7 +52,11 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
             FoundKernels(),
             "4 passed through (query 3, unknown-option 1)",
         ),
-        (BuildFigures(misses=1, passed_through={"query": 3}), FoundKernels(), "0 hits, 1 miss, 3 passed through (query 3)"),
+        (
+            BuildFigures(misses=1, passed_through={"query": 3}),
+            FoundKernels(),
+            "0 hits, 1 miss, 3 passed through (query 3)",
+        ),
         (
             BuildFigures(hits=1, saved_s=22.0),
             FoundKernels(graphs=1),
