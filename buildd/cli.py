@@ -130,7 +130,7 @@ def _obeyed(given: list[str]) -> tuple[list[str], str]:
 
 
 def _restore_locale() -> None:
-    """Take LC_CTYPE away if the interpreter has added it (PEP 538): a program below `buildd run` must not see it."""
+    """Take LC_CTYPE away if the interpreter has added it (PEP 538): a program under `buildd run` must not see it."""
     if os.environ.get("LC_CTYPE") not in ("C.UTF-8", "C.utf8", "UTF-8"):
         return
     try:

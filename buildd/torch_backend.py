@@ -24,7 +24,7 @@ class _Process:
     """The state of this process."""
 
     changed = False
-    """Its environment is set up as below `buildd run`."""
+    """Its environment is set up as under `buildd run`."""
     told = False
     """The user has seen the line that there is no daemon."""
 
@@ -66,7 +66,7 @@ def _set_up() -> AbstractContextManager[object]:
     if is_on(environ, "BUILDD_DISABLE"):
         return nullcontext()
     if not _Process.changed and HOOKS in environ.get("PYTHONPATH", "").split(os.pathsep):
-        return nullcontext()  # below `buildd run` everything is set up already
+        return nullcontext()  # under `buildd run` everything is set up already
     from buildd.client.connect import connect
     from buildd.errors import BuilddError
     from protocol.errors import ProtocolError

@@ -98,6 +98,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Address for Redis' protocol, as in "127.0.0.1:6390"; empty if it is off."""
     store: str = ""
     """Folder of the store for requests that name none."""
+    settings: dict[str, str] = {}
+    """By the name of each setting that acts on the daemon when it starts, a digest of its value and the instance."""
 
 
 # ---------------------------------------------------------------- facts of this machine

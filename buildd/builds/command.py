@@ -101,7 +101,12 @@ def _value(ref: Ref, action: Action, roots: Mapping[str, str], private: str, whe
 
 
 def shown(action: Action, tool: Tool, *, project: str) -> str:
-    """One shell line that repeats the action by hand, with outputs at their final place."""
+    """One shell line that repeats the action by hand, with outputs at their final place.
+
+    A worker that reads what to do from its standard input is repeated by a build of its target.
+    """
+    if action.payload:
+        return f"cd {shlex.quote(project)} && buildd build {shlex.quote(action.name.partition('/')[0])}"
     return f"cd {shlex.quote(project)} && {shlex.join(plain_arguments(action, tool))}"
 
 

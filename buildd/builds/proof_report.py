@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import Failure
-from buildd.builds.prove import order
+from buildd.builds.prove import order, waits_for
 from buildd.builds.target_report import TargetReport, done_event
 from buildd.store.store import Result
 from protocol import messages as m
@@ -22,14 +22,16 @@ class ProofReport(TargetReport):
     """For PROVE: followers learn what would run, and of traces that fail; nothing is kept."""
 
     def __init__(self) -> None:
+        self.found: list[m.Digest] | None = None
+        """If somebody wants them: gets the keys of the results that are there."""
         self._missed: dict[int, tuple[str, ...]] = {}
         """The actions that would run, with their reasons."""
-        self._found: set[int] = set()
         self._failed: set[int] = set()
 
     def tell_hit(self, index: int, result: Result) -> None:
         self.build.counts.hits += 1
-        self._found.add(index)
+        if self.found is not None:
+            self.found.append(result.key)
 
     def tell_would_run(self, index: int) -> None:
         """An action's result was not found."""
@@ -64,6 +66,7 @@ class ProofReport(TargetReport):
                 continue
             for above in (maker[path] for path in plan.actions[index].inputs if path in maker):
                 if above in self._missed or above in self._failed:
-                    what = "failed" if above in self._failed else "would run"
-                    self._miss(index, (f"an input is made by {plan.actions[above].name}, which {what}",))
+                    name = plan.actions[above].name
+                    failed = f"an input is made by {name}, which failed"
+                    self._miss(index, (failed if above in self._failed else waits_for(name),))
                     break

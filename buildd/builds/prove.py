@@ -34,9 +34,9 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
         if is_unwanted():
             raise Unwanted
         action = plan.actions[index]
-        waits_for = next((blocked[path] for path in action.inputs if path in blocked), "")
-        if waits_for:
-            reasons: tuple[str, ...] = (f"an input is made by {waits_for}, which would run",)
+        above = next((blocked[path] for path in action.inputs if path in blocked), "")
+        if above:
+            reasons: tuple[str, ...] = (waits_for(above),)
         else:
             known = shared_results.look(build, index)
             reasons = known.reasons if isinstance(known, Missing) else ()
@@ -56,6 +56,11 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
         build.report.tell_done(m.Outcome.FAILED, message=f"{would_run} of {len(plan.actions)} actions would run")
     else:
         build.report.tell_done(m.Outcome.BUILT)
+
+
+def waits_for(action: str) -> str:
+    """The reason for which an action that reads another one's output would run."""
+    return f"an input is made by {action}, which would run"
 
 
 def order(plan: Plan) -> list[int]:

@@ -7,7 +7,7 @@ command.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import msgspec
 from buildd.errors import BuilddError
 from buildd.store.found_notes import FoundKernels
 from protocol.errors import ProtocolError
-from protocol.messages import BuildFigures, BuildId
+from protocol.messages import BuildFigures, BuildId, Explained
 
 if TYPE_CHECKING:
     from buildd.client.budget_share import BudgetShare
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NOTHING = FoundKernels()
 _STATUS_S = 5.0
+_PASSED = "passed through: "
+_MOST_NAMED = 3
 _WIDTHS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
 
 
@@ -160,6 +162,7 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     Args:
         found: kernels and graphs that its programs found in the store.
     """
+    from buildd.ui.pass_through_hints import hint_for
     from buildd.ui.text import count, duration
 
     passed = sum(figures.passed_through.values())
@@ -171,7 +174,11 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
         parts.append(f"{figures.failures} failed")
     if figures.cancelled:
         parts.append(f"{figures.cancelled} cancelled")
-    if passed:
+    if passed and not compiled and not any(map(hint_for, figures.passed_through)):
+        # Only such calls: the cache could do nothing, and nothing was slow.
+        calls = count(passed, "compiler call")
+        parts.append(f"nothing to compile in {calls} ({_most(figures.passed_through)})")
+    elif passed:
         parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
     kinds = [(found.graphs, "graph"), (found.kernels, "Triton kernel"), (found.programs, "JAX program")]
     if kept := [count(number, noun) for number, noun in kinds if number]:
@@ -185,6 +192,21 @@ def _most(counts: Mapping[str, int]) -> str:
     """The most frequent reasons with their counts."""
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:4]
     return ", ".join(f"{name} {number}" for name, number in most)
+
+
+def odd_options(calls: Iterable[Explained]) -> Iterator[str]:
+    """Which options kept calls out of the cache, in one line; nothing if none did."""
+    from buildd.ui.text import clean
+    from codegen.compilers.command_parser import Reason
+
+    of_options = (Reason.UNKNOWN_OPTION.value, Reason.UNSUPPORTED_OPTION.value)
+    reasons = [why.removeprefix(_PASSED) for call in calls for why in call.reasons if why.startswith(_PASSED)]
+    parts = [why.partition(": ") for why in reasons]
+    named = [clean(detail) for detail in dict.fromkeys(detail for name, _, detail in parts if name in of_options)]
+    if named:
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        shown = ", ".join(named[:_MOST_NAMED])
+        yield f"passed through because of {shown}{more}: `buildd explain --last` names the calls"
 
 
 def advice(figures: BuildFigures, mapped: str = "") -> Iterator[str]:

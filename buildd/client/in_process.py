@@ -10,16 +10,19 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from buildd.builds import prove
 from buildd.builds.event_log import RequestLog
-from buildd.keys.lookup import Found
+from buildd.keys.lookup import NEVER_STORED, Found
 from buildd.scheduling.scheduler import Scheduler
 from buildd.tier.opening import open_users_tier
 from buildd.tier.tier import Tier
 from codegen.errors import RequestError
 from codegen.plan import Plan
 from protocol import messages as m
+
+_MOST_NAMED = 5
 
 
 def build_here(
@@ -117,31 +120,60 @@ def found_here(request: m.Request) -> tuple[Plan, dict[str, tuple[str, ...]]]:
     return asyncio.run(run())
 
 
-def keys_here(request: m.Request) -> tuple[m.Digest, ...]:
-    """Keys of all results that a request's targets need, in graph order.
+class Needed(NamedTuple):
+    """What targets need of the store."""
+
+    keys: tuple[m.Digest, ...]
+    left_out: tuple[str, ...]
+    """The actions whose results are never stored, and those that read what these make."""
+
+
+def needed_here(request: m.Request) -> Needed:
+    """The results that a request's targets need. Runs nothing but traces of models in code, as a proof does.
 
     Raises:
-        RequestError: the request is wrong, or a result is not in the store ("not-warm").
+        RequestError: the request is wrong, a model cannot be traced, or a result is not in the store ("not-warm").
     """
     found: list[m.Digest] = []
+    missed: dict[str, str] = {}
 
     async def run() -> m.Done:
         scheduler = Scheduler(default_store=Path(request.store))
+        scheduler.intake.found = found
         log = RequestLog(request.request_id)
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def heard(event: m.Event) -> None:
+            if isinstance(event.body, m.Explained):
+                missed[event.body.action] = event.body.reasons[0]
+            elif isinstance(event.body, m.Done):
+                done.set()
+
+        def tell(event: m.Event) -> None:
+            loop.call_soon_threadsafe(heard, event)
+
+        log.listen(tell)
         try:
-            await scheduler.intake.receive(request, log, found=found)
+            scheduler.submit(request, log)
+            await done.wait()
         finally:
             await scheduler.close()
         assert log.done is not None
         return log.done
 
     done = asyncio.run(run())
-    if done.outcome is not m.Outcome.BUILT:
+    if done.outcome is not m.Outcome.BUILT and not missed:
         raise RequestError(done.code or "bad-request", done.message, file=done.file, next_step=done.next_step)
-    if done.misses:
+    left_out: list[str] = []
+    for name, why in missed.items():
+        if why.startswith(NEVER_STORED) or any(why == prove.waits_for(above) for above in left_out):
+            left_out.append(name)
+    if lacking := [name for name in missed if name not in left_out]:
+        named = ", ".join(lacking[:_MOST_NAMED]) + (" ..." if len(lacking) > _MOST_NAMED else "")
         raise RequestError(
             "not-warm",
-            f"{done.misses} of {done.misses + done.hits} results are not in the store",
+            f"{len(lacking)} of {len(missed) + done.hits} results are not in the store: {named}",
             next_step="run `buildd warm` for these targets first",
         )
-    return tuple(dict.fromkeys(found))
+    return Needed(tuple(dict.fromkeys(found)), tuple(left_out))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from buildd import __version__
+from buildd.client import start_settings
 from buildd.client.run_settings import EASYDEL, EASYDEL_FAULT, EASYDEL_STEP
 from buildd.errors import BuilddError
 from buildd.ui.text import count, duration, size
@@ -121,6 +122,9 @@ def daemon(environ: Mapping[str, str]) -> Iterator[Finding]:
             text if ours else f"{text}; this is {__version__}",
             "" if ours else "buildd down; the next command starts the right one",
         )
+        if names := list(start_settings.ignored(environ)):
+            text = f"it was started with other settings and does not obey yours: {', '.join(names)}"
+            yield Finding(Level.WARN, "daemon", text, start_settings.NEXT_STEP)
 
 
 def store(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -166,7 +170,7 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield Finding(
         Level.OK,
-        "store",
+        "stored",
         f"{size(folder_bytes(folder))} used of {size(default_limit(folder))}, {count(len(builds), 'build')} in the log",
     )
     for name, found_for in reasons.items():
@@ -226,7 +230,10 @@ def toolchains(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("host compiler", lambda tools: tools.program("g++")),
     )
     knowledge = Knowledge()
+    has_nvcc = False
     for name, look in looks:
+        if name == "CUTLASS" and not has_nvcc:
+            continue  # it is of use to nvcc alone
         try:
             text = answered(lambda look=look: look(Toolchains(request, ProjectSettings(), knowledge)), knowledge)  # type: ignore[misc]
         except RequestError as error:
@@ -234,6 +241,7 @@ def toolchains(environ: Mapping[str, str]) -> Iterator[Finding]:
         except (OSError, subprocess.SubprocessError) as error:
             yield Finding(Level.WARN, name, f"cannot be run: {error}")
         else:
+            has_nvcc = has_nvcc or name == "nvcc"
             yield Finding(Level.OK, name, text)
 
 
@@ -278,7 +286,7 @@ def tier(environ: Mapping[str, str]) -> Iterator[Finding]:
 
     opened = open_users_tier(environ)
     if opened.problem:
-        yield Finding(Level.WARN, "tier", opened.problem, "" if opened.tier else "correct [tier] of config.toml")
+        yield Finding(Level.WARN, "tier", opened.problem, f"correct {opened.place}" if opened.place else "")
     found = opened.tier
     if found is None:
         return

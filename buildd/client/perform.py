@@ -76,6 +76,7 @@ def unsendable(request: Request) -> str:
 
 
 def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) -> Done:
+    from buildd.client import start_settings
     from buildd.client.connect import connect
     from protocol.errors import ConnectionLost
     from protocol.resubmission import submit_through
@@ -86,6 +87,9 @@ def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) ->
             sequence = event.sequence
             view.event(event)
             if isinstance(event.body, Done):
+                if request.mode in (Mode.BUILD, Mode.PROVE):
+                    for line in start_settings.warning(environ):
+                        print_note(f"buildd: {line}")
                 if request.mode is Mode.BUILD and event.body.misses and _names_tier(environ):
                     _tell_tier(environ)
                 return event.body

@@ -19,7 +19,7 @@ _CLOCK_TICK_NS = 10_000_000
 
 EASYDEL = "EASYDEL_CACHE_COMPILES"
 EASYDEL_FAULT = "is on: that cache can return the results of another function, because its key has no static values"
-EASYDEL_STEP = f"unset {EASYDEL}; below `buildd run` it is not obeyed, and the store keeps what JAX compiles"
+EASYDEL_STEP = f"unset {EASYDEL}; under `buildd run` it is not obeyed, and the store keeps what JAX compiles"
 
 
 def complete(environ: MutableMapping[str, str], *, says: bool) -> Iterator[str]:

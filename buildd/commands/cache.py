@@ -127,7 +127,9 @@ def _parser() -> Any:
         "targets", nargs="*", metavar="TARGET", help="targets (default: those that `buildd build` builds)"
     )
     export.add_argument("--oci", action="store_true", help="write an OCI image layout: FILE is a folder")
-    export.add_argument("--all", action="store_true", help="export every result, and Triton's kernels")
+    export.add_argument(
+        "--all", action="store_true", help="export every result, and what Triton, torch.compile, JAX and ccache keep"
+    )
     export.add_argument("--xla", action="store_true", help="write XLA's timings of a GPU, for `autotune` of kind jax")
     export.add_argument("--gpu", metavar="NAME", default="", help="with --xla: the GPU's name, or a part of it")
     export.add_argument("-C", "--directory", metavar="DIR", default="", help="the project's folder")
@@ -310,6 +312,8 @@ def _flush(store: Store, options: Namespace) -> int:
     lines = [
         f"removed {count(found.results, 'result')} and {count(found.blobs, 'blob')}, freed {size(found.freed_bytes)}"
     ]
+    if options.pattern and not (found.results or found.in_use):
+        lines[0] = f"no action's name matches {options.pattern}: no result was removed"
     if found.in_use:
         lines.append(f"kept {count(found.in_use, 'result')} that running builds use")
     return _say(options, found, lines)

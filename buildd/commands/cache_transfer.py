@@ -15,10 +15,10 @@ from buildd.ui.problems import print_note
 from buildd.ui.text import count, size
 
 if TYPE_CHECKING:
+    from buildd.client.in_process import Needed
     from buildd.store.bundle_format import Contents
     from buildd.store.profiles import Profile
     from buildd.store.store import Store
-    from protocol.messages import Digest
 
 
 def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
@@ -29,16 +29,19 @@ def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
 
     if options.xla:
         return _export_timings(store, options)
-    keys = None if options.all else _keys_of(options, store)
+    needed = None if options.all else _needed(options, store)
     # A plan uses the kernels that profiles show to be best: without these another machine would make other plans.
     folder = options.directory or os.getcwd()
     with (
         open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
         oci_layout.written(options.file) if options.oci else nullcontext(options.file) as file,
     ):
-        found = export(store, keys, file, signing.own(options.environ), cache.everything())
+        found = export(store, needed and needed.keys, file, signing.own(options.environ), cache.everything())
         written = size(file.stat().st_size)
-    return found, [f"{options.file}: {_held(found)}, {written}"]
+    lines = [f"{options.file}: {_held(found)}, {written}"]
+    if needed and needed.left_out:
+        lines.append(f"left out, because it is never stored: {', '.join(needed.left_out)}")
+    return found, lines
 
 
 def _held(found: Contents) -> str:
@@ -48,18 +51,24 @@ def _held(found: Contents) -> str:
         said.append(count(found.profiles, "profile"))
     if found.kernels:
         said.append(count(found.kernels, "Triton kernel"))
+    if found.graph_entries:
+        said.append(count(found.graph_entries, "entry of torch.compile", "entries of torch.compile"))
+    if found.programs:
+        said.append(count(found.programs, "JAX program"))
+    if found.values:
+        said.append(count(found.values, "ccache value"))
     return ", ".join(said)
 
 
-def _keys_of(options: Namespace, store: Store) -> list[Digest]:
-    """The keys of all results that the targets need; the results must be in the store already (`buildd warm`)."""
-    from buildd.client.in_process import keys_here
+def _needed(options: Namespace, store: Store) -> Needed:
+    """The results that the targets need; they must be in the store already (`buildd warm`)."""
+    from buildd.client.in_process import needed_here
     from buildd.client.request import request_from
     from protocol.messages import Mode
 
     wanted = Namespace(directory=options.directory, file=options.project_file, arch=options.arch, jobs=None)
     environ = {**os.environ, "BUILDD_DIR": str(store.folder)}
-    return list(keys_here(request_from(wanted, tuple(options.targets), Mode.EXPLAIN, environ)))
+    return needed_here(request_from(wanted, tuple(options.targets), Mode.PROVE, environ))
 
 
 def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:

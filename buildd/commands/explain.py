@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     )
     command.add_argument("--last", action="store_true", help=last)
     kernels = (
-        "explain the kernels and graphs that Triton and Inductor compiled below `buildd run`: those whose name contains"
+        "explain the kernels and graphs that Triton and Inductor compiled under `buildd run`: those whose name contains"
         " TARGET"
     )
     command.add_argument("--kernels", action="store_true", help=kernels)

@@ -48,7 +48,7 @@ def explain(only: str, *, json: bool) -> int:
         lines += reason_lines(f"compiled {clean(one.kernel)} for {clean(one.target)}, {when}", tuple(one.reasons))
     if not found:
         which = f"no kernel whose name contains {clean(only)}" if only else "no kernel and no graph"
-        lines.append(Line(f"{which} was compiled below `buildd run` since the store was flushed"))
+        lines.append(Line(f"{which} was compiled under `buildd run` since the store was flushed"))
     print_lines(lines)
     return OK
 

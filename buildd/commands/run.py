@@ -22,6 +22,7 @@ from buildd.client.foreign_build import (
     advice,
     bound_kernels,
     figures_of,
+    odd_options,
     offered_jobserver,
     paths_below,
     summary,
@@ -117,7 +118,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
     opened = not environ.get("BUILDD_BUILD_ID")
     if is_on(environ, "BUILDD_DISABLE"):
         return _ended(options, _carry_out(rest, environ))
-    from buildd.client import run_settings
+    from buildd.client import run_settings, start_settings
     from buildd.client.run_logs import RunLogs
     from buildd.shims import interposition
 
@@ -140,6 +141,9 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         return _ended(options, _carry_out(rest, environ))
     if logs.problem:
         print_note(f"buildd: {logs.problem}: its results are used, new ones are not kept, and not all hits are counted")
+    if opened:
+        for line in start_settings.warning(environ):
+            print_note(f"buildd: {line}")
     with client, logs, jobserver:
         started_ns = time.time_ns()
         is_shown = opened and not options.quiet and not _is_shell(rest)
@@ -148,20 +152,23 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         bound_kernels(environ)
         if opened:
             run_settings.publish_profiles(environ)
-            if logs.failures is not None:
-                sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
             figures = figures_of(environ, build, logs.notes, logs.failures, client)
-            if not options.quiet:
-                found = logs.found.found() if logs.found is not None else FoundKernels()
-                _tell(figures, found, rest, environ)
-                for line in tier_trouble(_tier(client)) if figures.misses else ():
-                    print_note(f"buildd: {line}")
+            # Before anything is printed: the terminal may be closed.
             if logs.failures is not None and logs.notes is not None:
                 keys = logs.notes.keys()
                 traces = run_settings.traces(environ, started_ns)
                 _keep(
                     Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.failures, keys, traces
                 )
+            if logs.failures is not None:
+                sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
+            if not options.quiet:
+                found = logs.found.found() if logs.found is not None else FoundKernels()
+                _tell(figures, found, rest, environ)
+                for line in odd_options(logs.failures.calls() if logs.failures is not None else ()):
+                    print_note(f"buildd: {line}")
+                for line in tier_trouble(_tier(client)) if figures.misses else ():
+                    print_note(f"buildd: {line}")
             status = _ended(options, status, figures, logs.failures.calls() if logs.failures is not None else ())
     return status
 
@@ -222,7 +229,9 @@ def _keep(
         return
     from buildd.shims import run_log
 
-    outcome = Outcome.BUILT if status == 0 else Outcome.CANCELLED if status in _INTERRUPTED else Outcome.FAILED
+    # A program that is interrupted may end with a status of its own; the compiles that it waited for are cancelled.
+    was_interrupted = status in _INTERRUPTED or (status != 0 and figures.cancelled > 0)
+    outcome = Outcome.CANCELLED if was_interrupted else Outcome.FAILED if status else Outcome.BUILT
     done = Done(
         outcome=outcome,
         message=f"{command[0]} ended with status {status}" if outcome is Outcome.FAILED else "",
@@ -235,7 +244,7 @@ def _keep(
     try:
         run_log.keep(store, build, command, started_ns, summary(figures), done, failures, direct, notes)
     except (BuilddError, OSError) as error:
-        print_note(f"buildd: this run is missing from `buildd log`: {error}")
+        print_note(f"buildd: the store may not have kept this run's results, and `buildd log` lacks the run: {error}")
         return
     if wants_spans(os.environ):
         from buildd.commands.log import events_of

@@ -49,9 +49,10 @@ def status(arguments: list[str]) -> int:
 
         print(msgspec.json.encode(answer).decode())
     else:
+        from buildd.client.start_settings import warning
         from buildd.ui.daemon_status import status_lines
 
-        print("\n".join(status_lines(answer, runs_of(answer), verbose=verbose)))
+        print("\n".join([*status_lines(answer, runs_of(answer), verbose=verbose), *warning(os.environ)]))
     return OK
 
 

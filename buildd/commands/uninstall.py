@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     command = parser(
         "uninstall",
         "Stop the daemon; remove the store, the runtime folder, settings and signing keys. Projects stay as they are.",
-        details="Build trees that CMake configured below `buildd run` call a launcher. It stays while there are such "
+        details="Build trees that CMake configured under `buildd run` call a launcher. It stays while there are such "
         "trees, and runs their compilers; they are listed.",
     )
     command.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")

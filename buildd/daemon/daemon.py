@@ -22,6 +22,7 @@ import msgspec
 
 from buildd import __version__
 from buildd.builds.event_log import RequestLog
+from buildd.client import start_settings
 from buildd.cluster.opening import open_cluster
 from buildd.daemon.confined_clients import ConfinedClients, Outside
 from buildd.daemon.control import TcpOptions
@@ -196,7 +197,9 @@ class Daemon:
         await self._open_tier()
         stamp = package_stamp()  # before the files are read
         endpoint = self.server.endpoint(package_digest(), self.scheduler.stores.default, stamp)
-        write_endpoint(folder, msgspec.structs.replace(endpoint, redis=self._redis.address if self._redis else ""))
+        redis = self._redis.address if self._redis else ""
+        started_with = start_settings.digests(os.environ, instance)
+        write_endpoint(folder, msgspec.structs.replace(endpoint, redis=redis, settings=started_with))
         # The first request needs this import; its client is still connecting.
         await asyncio.to_thread(importlib.import_module, "codegen.compiled.cuda")
         _log.info("serving in %s, store %s, pid %d", folder.path, self.scheduler.stores.default, os.getpid())

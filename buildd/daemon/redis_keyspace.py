@@ -1,6 +1,6 @@
 """The keys and values of the Redis server (`redis`), as entries beside the store.
 
-They are the entries that programs below `buildd run` use, under the same keys. A value that cannot be read counts as
+They are the entries that programs under `buildd run` use, under the same keys. A value that cannot be read counts as
 missing, and one that cannot be stored is dropped. Knows no client.
 """
 
@@ -31,7 +31,7 @@ class Keyspace:
     def __init__(self, store: Path, limit_bytes: int, environ: Mapping[str, str] = os.environ) -> None:
         self._store = store
         self._limit_bytes = limit_bytes
-        # Only programs can name tools in place of Triton's own, and programs below `buildd run` do.
+        # Only programs can name tools in place of Triton's own, and programs under `buildd run` do.
         kept = {name: value for name, value in environ.items() if not name.startswith("TRITON_")}
         self._shelf = Shelf(os.fspath(store), FOLDER, kept)
         self._untrimmed = 0

@@ -1,7 +1,7 @@
 """Rows of AITemplate's profile databases that are waiting in the store until they are merged into the shared database.
 
 AITemplate leaves a write transaction open for minutes: its second process sees "database is locked" and loses rows.
-Below `buildd run` a process has a snapshot of its own in memory, and each new row goes here at once; `merge` brings the
+Under `buildd run` a process has a snapshot of its own in memory, and each new row goes here at once; `merge` brings the
 rows into the shared database in one short transaction. Knows the form of the tables, not what profiles mean. The hook
 and buildd use this file: standard library only.
 """
@@ -194,7 +194,7 @@ class WaitingRows:
 
 
 def all_of(store: str) -> list[WaitingRows]:
-    """The rows of every shared database that has been used below `buildd run`. Raises OSError, sqlite3.Error."""
+    """The rows of every shared database that has been used under `buildd run`. Raises OSError, sqlite3.Error."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in sorted(os.scandir(os.path.join(store, FOLDER)), key=lambda entry: entry.name):

@@ -16,7 +16,11 @@ PLACE = "inductor"
 _KEPT = 8
 _LINE = re.compile(r"\[(\w+)\] ([\w.]+)(?:\[(.*?)\])?: (.*)", re.DOTALL)
 _SHAPE = re.compile(r"dtype=(?:torch\.)?(\w+).*?shape=torch\.Size\(\[(.*?)\]\)", re.DOTALL)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHORT = 60
+_PENDING = 256
+
+_GONE = "it was compiled before, but neither the store nor Inductor's own cache has it any more"
 
 Facts = dict[str, list[str]]
 """Part of the key -> digest and, where it is short, text."""
@@ -39,6 +43,7 @@ def facts_of(lines: list[str]) -> Facts:
         if found is None:
             continue
         digest, part, entry, text = found.groups()
+        text = _ADDRESS.sub("", text)
         shape = _SHAPE.search(text) if part == "example_inputs" else None
         if shape is not None:
             text = f"{shape[1]} [{shape[2]}]"
@@ -86,39 +91,45 @@ def _words(name: str, before: list[str] | None, now: list[str] | None) -> str:
 
 
 def begin(codecache: Any, notes: Any, store: str) -> None:
-    """Note every key that Inductor has not had before, from now on.
+    """Note why Inductor compiles a graph, from now on, when the compile has ended.
 
     Args:
         codecache: the module torch._inductor.codecache.
         notes: the module triton_why.
         store: the folder of the store.
     """
-    make = codecache.compiled_fx_graph_hash
+    make, save = codecache.compiled_fx_graph_hash, codecache.FxGraphCache._save_graph
+    asked: dict[str, Facts] = {}
 
     def compiled_fx_graph_hash(*arguments: Any, **named: Any) -> Any:
         made = make(*arguments, **named)
-        with notes.careful("why a graph is compiled cannot be recorded"):
+        with notes.careful("the parts of a graph's key cannot be recorded"):
             key, lines = made
-            note(key, lines, notes, store)
+            if len(asked) >= _PENDING:
+                asked.clear()  # most keys hit
+            asked[key] = facts_of(lines)
         return made
 
+    def _save_graph(key: str, *arguments: Any, **named: Any) -> Any:
+        with notes.careful("why a graph was compiled cannot be recorded"):
+            if (facts := asked.pop(key, None)) is not None:
+                note(key, facts, notes, store)
+        return save(key, *arguments, **named)
+
     codecache.compiled_fx_graph_hash = compiled_fx_graph_hash
+    codecache.FxGraphCache._save_graph = staticmethod(_save_graph)
 
 
-def note(key: str, lines: list[str], notes: Any, store: str) -> None:
-    """Note a new key and why it is new. Raises OSError, ValueError."""
+def note(key: str, facts: Facts, notes: Any, store: str) -> None:
+    """Note that a graph was compiled, and why. Raises OSError, ValueError."""
     if not os.path.isdir(store):
         return
     folder = notes.folder_in(store)
     place = os.path.join(folder, PLACE)
-    known = notes.read(place)
-    if any(one.get("key") == key for one in known if isinstance(one, dict)):
-        return
-    facts = facts_of(lines)
     with notes.alone(folder):
         known = [one for one in notes.read(place) if isinstance(one, dict) and isinstance(one.get("facts"), dict)]
-        if any(one["key"] == key for one in known):
-            return
-        why = reasons(facts, [one["facts"] for one in known])
+        again = any(one.get("key") == key for one in known)
+        why = [_GONE] if again else reasons(facts, [one["facts"] for one in known])
         notes.tell(folder, {"time_s": time.time(), "kernel": "torch graph", "target": "inductor", "reasons": why})
-        notes.write(place, [*known, {"key": key, "facts": facts}][-_KEPT:])
+        if not again:
+            notes.write(place, [*known, {"key": key, "facts": facts}][-_KEPT:])

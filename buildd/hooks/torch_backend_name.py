@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="buildd")` below `buildd run`, in a Python without buildd: backend "inductor".
+"""`torch.compile(model, backend="buildd")` under `buildd run`, in a Python without buildd: backend "inductor".
 
 There Inductor goes through the store anyway, so the name has nothing to add. Knows torch's registry of backends.
 """

@@ -7,11 +7,15 @@ remembered.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 BYTES = "{bytes}"
 """Before the hexadecimal spelling of a path that is not plain ASCII."""
 _MOST = 1 << 16
+_ROOT = re.compile(r"\{(?:root:)?([^{}:]+)\}")
+"""A root's name in a name of a file, or as `action_key.spell` writes it."""
 
 
 class Names:
@@ -67,6 +71,12 @@ class Names:
                 if name.startswith(f"{{{root}}}"):
                     return folder + name[len(root) + 2 :]
         return name
+
+
+def spelled(text: str, roots: Iterable[tuple[str, str]]) -> str:
+    """A text for people, with the folders of the roots in place of the roots' names."""
+    folders = dict(roots)
+    return _ROOT.sub(lambda found: folders.get(found[1], found[0]), text)
 
 
 @lru_cache(maxsize=32)

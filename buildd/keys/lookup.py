@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
 from buildd.keys import action_key, line_notes, precompiled, survey_memory
-from buildd.keys.file_names import Names
+from buildd.keys.file_names import Names, spelled
 from buildd.keys.line_sight import is_blind
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import Stands, is_bare, key_digest, stands
@@ -26,6 +26,9 @@ from buildd.store.store import InputSet, Result, Store
 from codegen.compilers.checkout_roots import checkouts
 from codegen.plan import Action, Discovery, Kept, TextUse, Tool
 from protocol.messages import Digest
+
+NEVER_STORED = "never stored: "
+"""Beginning of the reason of an action that is never answered from the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +230,7 @@ class Lookup:
         self, first: Digest, components: list[action_key.Component], action: Action, tool: Tool, *, explain: bool
     ) -> Found | tuple[str, ...]:
         if action.uncacheable:
-            return (f"never stored: {action.uncacheable}",)
+            return (f"{NEVER_STORED}{action.uncacheable}",)
         if action.kept is Kept.NOTHING:
             return ("made again each time it is needed",)
         if self._recache:
@@ -246,7 +249,7 @@ class Lookup:
                 if not self._differs(first, loose, action, tool, names):
                     self._elsewhere[action.name] = min((folder for _, folder in bound), key=len)
             why.append(reason)
-        return tuple(why[:1]) or (self._why_unknown(action, components) if explain else ())
+        return tuple(why[:1]) or (self._why_unknown(action, tool, components) if explain else ())
 
     def _differs(
         self,
@@ -320,12 +323,12 @@ class Lookup:
         silent = {names.path(name) for name in line_notes.silent_in(self.store, known)}
         return is_blind(self.snapshot, bare_text_of(self.store.folder), action, used, fits.moved, silent)
 
-    def _why_unknown(self, action: Action, components: list[action_key.Component]) -> tuple[str, ...]:
+    def _why_unknown(self, action: Action, tool: Tool, components: list[action_key.Component]) -> tuple[str, ...]:
         before = self.store.recall_action(self.name_key(action))
         if before is None:
             return ("never built before",)
         reasons = action_key.difference(self._with_tools(action_key.decode(before)), self._with_tools(components))
-        return reasons or ("its entry is no longer in the store",)
+        return tuple(spelled(reason, tool.roots) for reason in reasons) or ("its entry is no longer in the store",)
 
     def _with_tools(self, components: list[action_key.Component]) -> list[action_key.Component]:
         """The components, each tool's digest replaced by the tool's own components, so that a change names its file."""

@@ -11,7 +11,7 @@ from typing import Any
 from buildd.builds import prove
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.event_log import RequestLog
-from buildd.builds.proof_report import has_traces
+from buildd.builds.proof_report import ProofReport, has_traces
 from buildd.errors import BuilddError
 from buildd.scheduling.adoption import adopt
 from buildd.scheduling.open_stores import OpenStore
@@ -27,7 +27,7 @@ async def answer(
     opened: OpenStore,
     request: m.Request,
     log: RequestLog,
-    found: list[m.Digest],
+    found: list[m.Digest] | None,
     in_pool: InPool,
     is_unwanted: Callable[[], bool],
 ) -> ActiveBuild | None:
@@ -36,7 +36,7 @@ async def answer(
     Returns: a proof that has traces to run first, unanswered; otherwise None.
 
     Args:
-        found: gets the keys of the results that are there.
+        found: gets the keys of the results that are there, also of a proof that is returned.
         is_unwanted: whether the request was cancelled; from any thread.
     """
     try:
@@ -44,9 +44,10 @@ async def answer(
     except (RequestError, BuilddError, OSError) as error:
         refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
         return None
-    if build.is_proof and has_traces(build):
+    if isinstance(build.report, ProofReport) and has_traces(build):
+        build.report.found = found
         return build
-    await in_pool(prove.answer, build, found, is_unwanted)
+    await in_pool(prove.answer, build, [] if found is None else found, is_unwanted)
     return None
 
 

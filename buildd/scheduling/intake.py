@@ -52,6 +52,8 @@ class Intake:
         self.watches = Watches(in_pool)
         self.profiles = ProfileRequests(runner, stores.default, cluster)
         self.records = RecordAnswers(in_pool)
+        self.found: list[m.Digest] | None = None
+        """If somebody wants them: gets the keys of the results that EXPLAIN and PROVE requests meet."""
         self._stores = stores
         self._targets = TargetIntake(self.watches, self.records, in_pool)
         self._in_pool = in_pool
@@ -61,7 +63,6 @@ class Intake:
         request: m.Request,
         log: RequestLog,
         *,
-        found: list[m.Digest] | None = None,
         is_unwanted: Callable[[], bool] = lambda: False,
     ) -> ActiveBuild | None:
         """A request that has something to be built; None where it was answered (or refused) already, or has become
@@ -69,10 +70,9 @@ class Intake:
 
         Args:
             is_unwanted: whether it was cancelled; from any thread.
-            found: gets the keys of the results that an EXPLAIN or PROVE request met.
         """
         try:
-            return await self._take_in(request, log, [] if found is None else found, is_unwanted)
+            return await self._take_in(request, log, is_unwanted)
         except Unwanted:
             return None
         except Exception as error:  # the edge: a fault of buildd's must not leave the client waiting
@@ -81,7 +81,7 @@ class Intake:
             return None
 
     async def _take_in(
-        self, request: m.Request, log: RequestLog, found: list[m.Digest], is_unwanted: Callable[[], bool]
+        self, request: m.Request, log: RequestLog, is_unwanted: Callable[[], bool]
     ) -> ActiveBuild | None:
         try:
             opened = await self._stores.open(request.store)
@@ -103,7 +103,7 @@ class Intake:
                 self.profiles.begin(request, log)
                 return None
             case m.Mode.EXPLAIN | m.Mode.PROVE:
-                return await examination.answer(opened, request, log, found, self._in_pool, is_unwanted)
+                return await examination.answer(opened, request, log, self.found, self._in_pool, is_unwanted)
             case _:
                 return await self._targets.receive(opened, request, log, is_unwanted)
 

@@ -1,1 +1,1 @@
-"""Shims, which take the place of compilers below `buildd run`, and the environment that leads to them."""
+"""Shims, which take the place of compilers under `buildd run`, and the environment that leads to them."""

@@ -1,4 +1,4 @@
-"""The environment of commands whose compiles go through the daemon: below `buildd run`, in a process that uses
+"""The environment of commands whose compiles go through the daemon: under `buildd run`, in a process that uses
 `backend="buildd"`, and in buildd's own jobs that run a user's program.
 
 Knows where shims, store, keys and sockets are; `framework_environment` knows what torch and Triton read.

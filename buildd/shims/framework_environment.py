@@ -1,4 +1,4 @@
-"""The environment of torch and Triton programs below `buildd run`.
+"""The environment of torch and Triton programs under `buildd run`.
 
 Knows torch's and Triton's variables, and where the hooks are (`hooks`); imports neither. The user's settings stay.
 """

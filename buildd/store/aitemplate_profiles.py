@@ -1,4 +1,4 @@
-"""Brings the profiles that AITemplate measured below `buildd run` into its shared databases.
+"""Brings the profiles that AITemplate measured under `buildd run` into its shared databases.
 
 Knows file systems and what to tell people, no row (`aitemplate_rows`). If a shared database cannot be written, its rows
 go on waiting in the store, where later runs find them, and the next run tries again.

@@ -208,7 +208,7 @@ class AnswerArea(Area):
 
     def held(self) -> Held:
         entries, size_bytes = held(self._store)
-        return Held(entries=entries, bytes=size_bytes, note="that shims serve directly")
+        return Held(entries=entries, bytes=size_bytes, note="hits that need no daemon")
 
     def trim(self, limit_bytes: int) -> None:
         trim(self._store, limit_bytes // SHARE)

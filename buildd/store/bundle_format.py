@@ -24,8 +24,9 @@ Format, version 2; numbers are little-endian:
     lists     [[[name, digest]...]...] of files; a result names its lists by their number
     blobs     [[digest, size]...] sorted by digest
     profiles  maps, as `buildd.store.profiles.Profile` has them, sorted
-    kernels   [[name, digest, size]...] Triton's kernels and Inductor's graphs, as in the files beside the store but
-              without their signatures, sorted by name
+    kernels   [[name, digest, size]...] Triton's kernels, Inductor's graphs, JAX's programs and ccache's values, as in
+              the files beside the store but without their signatures, sorted by name; the names of all but Triton's
+              begin with a folder
 
 Digests are 32 bytes, names and paths are bytes (they need not be UTF-8). A bundle contains no folder stamps, because
 they are valid on one machine only: after an import they are unknown. `present` marks a path that is no folder but a
@@ -36,6 +37,7 @@ importing machine compares. A bundle does not contain the time of its creation.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 
 import msgspec
 
@@ -76,14 +78,24 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the blobs' contents."""
     profiles: int = 0
     kernels: int = 0
-    """Triton's kernels and Inductor's graphs."""
+    """Triton's."""
+    graph_entries: int = 0
+    """torch.compile's: each graph has an entry of Inductor and one of AOTAutograd; and tuned configurations."""
+    programs: int = 0
+    """JAX's."""
+    values: int = 0
+    """ccache's."""
 
 
 def contents_of(manifest: Manifest) -> Contents:
+    folders = Counter(name.rpartition(b"/")[0] for name, _, _ in manifest.kernels)
     return Contents(
         results=len(manifest.results),
         blobs=len(manifest.blobs),
         blob_bytes=sum(size for _, size in manifest.blobs),
         profiles=len(manifest.profiles),
-        kernels=len(manifest.kernels),
+        kernels=folders[b""],
+        graph_entries=folders[b"inductor"],
+        programs=folders[b"jax"],
+        values=folders[b"ccache"],
     )

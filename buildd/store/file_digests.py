@@ -83,7 +83,10 @@ class DigestArea(Area):
         self._database = database
 
     def held(self) -> Held:
-        return Held(entries=self._database.count("digests"), note="of files")
+        return Held(
+            entries=self._database.count("digests"),
+            note="files that need not be read again while they stay as they are",
+        )
 
     def trim(self, limit_bytes: int) -> None:
         self._database.transact(trim)

@@ -25,7 +25,7 @@ CCACHE = "ccache"
 FOLDERS = (FOLDER, inductor_cache.FOLDER, jax_cache.FOLDER, CCACHE)
 SHARE = 10
 """Kernels and graphs may hold the store's bound divided by this, beside the store."""
-_NOTE = "of Triton, graphs of Inductor, programs of JAX, values of ccache"
+_NOTE = "entries: kernels of Triton, graphs of torch.compile, programs of JAX, values of ccache"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TORN_S = 3600.0
 _NOTES = 1000

@@ -102,9 +102,9 @@ class Table(Enum):
 
 
 _NOTES = {
-    Table.ACTIONS: "that can be explained",
-    Table.PROBES: "with known answers",
-    Table.RECORDS: "of builds up to date",
+    Table.ACTIONS: "commands, for `buildd explain`",
+    Table.PROBES: "questions to compilers (such as --version), with their answers",
+    Table.RECORDS: "builds that are up to date while none of their files changes",
 }
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from buildd.errors import BuilddError
 from buildd.tier.store_tier import StoreTier
 from buildd.tier.tier import Tier
-from buildd.tier.tier_settings import read
+from buildd.tier.tier_settings import Renewal, read
 from codegen.errors import RequestError
-from codegen.variables.settings import Settings, user_values
+from codegen.variables.settings import Settings, Source, user_file, user_values
 from protocol.messages import TierStatus
 from protocol.problem import in_one_line
 
@@ -22,10 +22,17 @@ _BELIEVES_NOBODY = "no key is trusted, so no entry is taken: buildd cache trust 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The tier, if the user has named one that can be used, and what is wrong."""
+    """The tier, if the user has named one that can be used, and what was wrong when it was opened."""
 
     tier: Tier | None = None
-    problem: str = ""
+    fault: str = ""
+    place: str = ""
+    """Where the user corrects it: a variable, or a file."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong now."""
+        return self.fault or ("" if self.tier is None or self.tier.settings.believed else _BELIEVES_NOBODY)
 
 
 def open_tier(
@@ -41,10 +48,13 @@ def open_tier(
         wanted = read(settings, environ)
         if wanted is None:
             return Opened()
-        problem = wanted.unwritable or ("" if wanted.believed else _BELIEVES_NOBODY)
-        return Opened(Tier(wanted, serves_programs=serves_programs, least_job_s=least_job_s), problem)
+        renew = Renewal(wanted, settings, environ)
+        tier = Tier(wanted, renew=renew, serves_programs=serves_programs, least_job_s=least_job_s)
+        return Opened(tier, wanted.unwritable)
     except (RequestError, BuilddError) as error:
-        return Opened(None, in_one_line(error))
+        named = settings.value("BUILDD_TIER")
+        is_of_shell = bool(named.value) and named.source is Source.ENVIRONMENT
+        return Opened(None, in_one_line(error), error.file or ("BUILDD_TIER" if is_of_shell else user_file(environ)))
 
 
 def open_users_tier(environ: Mapping[str, str], *, least_job_s: float = 0.0) -> Opened:
@@ -52,7 +62,7 @@ def open_users_tier(environ: Mapping[str, str], *, least_job_s: float = 0.0) -> 
     try:
         settings = Settings(request_env=dict(environ), user_values=user_values(environ))
     except RequestError as error:
-        return Opened(None, in_one_line(error))
+        return Opened(None, in_one_line(error), error.file)
     return open_tier(settings, environ, least_job_s=least_job_s)
 
 

@@ -23,6 +23,9 @@ class Tier:
     """A tier. Every method may be called from any thread; `get` and `put` raise `CarrierError`.
 
     Raises `TierError` where the URL leads to no carrier.
+
+    Args:
+        renew: gives the settings again, with the writers that are believed now.
     """
 
     def __init__(
@@ -30,10 +33,11 @@ class Tier:
         settings: TierSettings,
         carrier: Carrier | None = None,
         *,
+        renew: Callable[[], TierSettings] | None = None,
         serves_programs: bool = False,
         least_job_s: float = 0.0,
     ) -> None:
-        self.settings = settings
+        self._renew = renew or (lambda: settings)
         self.serves_programs = serves_programs
         """Programs may ask this process for entries: it is the daemon."""
         self.least_job_s = least_job_s
@@ -44,6 +48,11 @@ class Tier:
         self._carrier = carrier_of(settings.url, settings.headers) if carrier is None else carrier
         self._lock = threading.Lock()
         self._reading, self._writing = Breaker(), Breaker()
+
+    @property
+    def settings(self) -> TierSettings:
+        """The user's settings, with the writers that are believed now."""
+        return self._renew()
 
     def close(self) -> None:
         self._carrier.close()

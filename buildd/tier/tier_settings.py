@@ -5,18 +5,20 @@ A project file can say nothing here: it must not decide where results come from 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
 from buildd.store import signing
-from buildd.store.signing import Signer
+from buildd.store.signing import Signer, SigningError
 from codegen.errors import RequestError
 from codegen.reach import read_regular
 from codegen.variables.settings import Settings, user_file, user_values
+from protocol.problem import in_one_line
 
 _MOST_BYTES = 1 << 20
 MOST_WRITERS = 8
@@ -25,6 +27,8 @@ _KEYS = ("url", "write", "trust")
 _HEADER = re.compile(r"[a-z0-9_.-]+")
 _OWN = "this user"
 _OFF = ("0", "no", "off")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +57,68 @@ def read(settings: Settings, environ: Mapping[str, str]) -> TierSettings | None:
     url = settings.text("BUILDD_TIER") or _text(table, "url", environ)
     if not url or url in _OFF:
         return None
-    wants = table.get("write", False)
-    if not isinstance(wants, bool):
-        raise _wrong(environ, "[tier]: write must be true or false")
-    wants = settings.is_on("BUILDD_TIER_WRITE") or wants
+    wants = _wants_to_write(settings, table, environ)
     signer, unwritable = None, ""
     if wants and signing.key_file(environ).exists():
         signer = signing.own(environ)
     elif wants:
-        unwritable = "there is no signing key: `buildd cache key` makes one"
+        unwritable = "there is no signing key: `buildd cache key` makes one, and the next daemon uses it (buildd down)"
     headers = _headers(settings.text("BUILDD_TIER_HEADERS"))
     return TierSettings(url, _believed(table, environ, wants), signer, unwritable, headers)
+
+
+class Renewal:
+    """The settings of a tier, with the writers that the user believes now: a daemon need not end for a new key.
+
+    Only the writers are read again, and only if a file that names them has changed. May be called from any thread.
+    """
+
+    def __init__(self, wanted: TierSettings, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._settings, self._environ = settings, dict(environ)
+        self._files = (user_file(environ), str(signing.trusted_file(environ)))
+        self._read = (self._stamps(), wanted)
+
+    def __call__(self) -> TierSettings:
+        stamps, wanted = self._read
+        now = self._stamps()
+        if now != stamps:
+            try:
+                table = _table(self._environ)
+                wants = _wants_to_write(self._settings, table, self._environ)
+                wanted = replace(wanted, believed=_believed(table, self._environ, wants))
+            except (RequestError, SigningError) as error:
+                _log.warning("tier: the trusted keys stay as they were: %s", in_one_line(error))
+            self._read = (now, wanted)
+        return wanted
+
+    def _stamps(self) -> tuple[tuple[int, ...], ...]:
+        found: list[tuple[int, ...]] = []
+        for file in self._files:
+            try:
+                seen = os.stat(file)
+                found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
+            except OSError:
+                found.append(())
+        return tuple(found)
+
+
+def _wants_to_write(settings: Settings, table: Mapping[str, object], environ: Mapping[str, str]) -> bool:
+    wants = table.get("write", False)
+    if not isinstance(wants, bool):
+        raise _wrong(environ, "[tier]: write must be true or false")
+    return settings.is_on("BUILDD_TIER_WRITE") or wants
+
+
+def place_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """The URL of the tier, empty if there is none, and whether it is that of [tier] of config.toml. Raises nothing."""
+    named = settings.text("BUILDD_TIER")
+    url = named
+    if not named:
+        try:
+            url = _text(_table(environ), "url", environ)
+        except RequestError:
+            url = ""
+    return ("" if url in _OFF else url), bool(url) and not named
 
 
 def _headers(text: str) -> tuple[tuple[str, str], ...]:
@@ -76,6 +131,7 @@ def _headers(text: str) -> tuple[tuple[str, str], ...]:
             raise RequestError(  # the value is secret: it is not shown
                 "bad-tier",
                 f"BUILDD_TIER_HEADERS: {name[:40]!r} is no header",
+                file="BUILDD_TIER_HEADERS",
                 next_step='write BUILDD_TIER_HEADERS="authorization=Bearer TOKEN", several with commas between them',
             )
         headers.append((name, value))

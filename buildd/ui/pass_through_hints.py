@@ -15,7 +15,7 @@ _HINTS = {
     Reason.OUTPUT: "name a plain file in an existing folder with -o",
     Reason.RESPONSE_FILE: "write the options on the command line",
     Reason.TOO_LONG: "shorten the command line",
-    Reason.WRAPPER: "call the compiler itself, or run the build below `buildd run`, which caches what a wrapper calls",
+    Reason.WRAPPER: "call the compiler itself, or run the build under `buildd run`, which caches what a wrapper calls",
     Reason.OTHER_CACHE: "take the other cache out of the command",
     Reason.TOOL: "call nvcc, hipcc, gcc or clang under their own names",
     Reason.NOT_CARRIED_OUT: "see the daemon's log: buildd doctor names it",

@@ -49,6 +49,13 @@ def parser(command: str, summary: str, *, details: str = "") -> ArgumentParser:
         def __init__(self, prog: str) -> None:
             super().__init__(prog, width=_columns() - 2)
 
+        def add_usage(self, usage: str | None, *others: Any, **named: Any) -> None:
+            # argparse wraps no usage that a command words itself, and no raw description: a terminal would break words.
+            super().add_usage(usage and _wrapped(usage, self._width - len("usage: "), hang=7), *others, **named)
+
+        def add_text(self, text: str | None) -> None:
+            super().add_text(text and _wrapped(text, self._width))
+
     class Coloured(Action):
         def __call__(self, parser: ArgumentParser, options: Namespace, value: object, name: str | None = None) -> None:
             os.environ["BUILDD_COLOR"] = str(value)
@@ -74,6 +81,22 @@ def parser(command: str, summary: str, *, details: str = "") -> ArgumentParser:
         "--color", metavar="WHEN", choices=when, action=Coloured, default=SUPPRESS, help="auto, always or never"
     )
     return made
+
+
+def _wrapped(text: str, width: int, hang: int = 0) -> str:
+    """Lines of at most this width. What is in brackets stays together.
+
+    Args:
+        hang: how far the rest of a longer line is indented, beyond its own beginning.
+    """
+    import re
+    from textwrap import fill
+
+    joined = re.sub(r"\[[^][]*\]", lambda found: found[0].replace(" ", "\0"), text)
+    return "\n".join(
+        fill(line, width, subsequent_indent=" " * (len(line) - len(line.lstrip()) + hang), break_on_hyphens=False)
+        for line in joined.splitlines()
+    ).replace("\0", " ")
 
 
 def _meant(parser: ArgumentParser, message: str) -> str:

@@ -84,7 +84,8 @@ class TomlLines:
                 self._tables.setdefault(name, number)
 
     def where(self, table: str, key: str = "") -> str:
-        """Return the file and line of a table, or of a key in it; the file alone if there is no such table."""
+        """Return the file and line of a table, or of a key in it, which may be a table of its own; the file alone if
+        there is no such table."""
         start = self._tables.get(table)
         if start is None:
             return self.file
@@ -95,4 +96,4 @@ class TomlLines:
                 break
             if wanted.match(line):
                 return f"{self.file}:{number}"
-        return f"{self.file}:{start}"
+        return f"{self.file}:{self._tables.get(f'{table}.{key}', start)}"

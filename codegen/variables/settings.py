@@ -161,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def is_of_another_program(variable: Variable) -> bool:
-    """Tell whether the shell sets a variable for the programs below `buildd run`, not for builds."""
+    """Tell whether the shell sets a variable for the programs under `buildd run`, not for builds."""
     return variable.section is not Section.BUILDD and variable.set_in is SetIn.SHELL
 
 

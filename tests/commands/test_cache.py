@@ -54,6 +54,8 @@ def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "24 blobs, 12 results checked\neverything is sound\n"
     assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
     assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
+    assert cache.run(["flush", "nomatch*"], environ=environ) == 0
+    assert capsys.readouterr().out == "no action's name matches nomatch*: no result was removed\n"
     assert cache.run(["flush", "a11"], environ=environ) == 0
     assert capsys.readouterr().out.startswith("removed 1 result and ")
     assert cache.run(["flush"], environ=environ) == 0

@@ -19,6 +19,7 @@ import pytest
 
 from buildd.cli import COMMANDS, main
 from buildd.client.request import project_of
+from buildd.commands import run as commands_run
 from buildd.hooks import bytecode, triton_why
 from buildd.store import shared_kernels
 from buildd.store.store import Store
@@ -527,3 +528,11 @@ _NO_TARGET = "  next: add a [target.NAME] table with kind and sources"
 )
 def test_words_of_other_tools_lead_to_ours(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2 and f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_help_fits_into_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        commands_run.run(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60 and any("[ARGUMENT...]" in line for line in lines)

@@ -113,6 +113,15 @@ def test_questions_to_a_compiler_are_listed_last_and_without_advice(kept_user: U
     assert [line.rpartition(": ")[2] for line in lines[1:]] == ["-dumpmachine", "--version"]
 
 
+def test_an_option_that_keeps_a_call_out_of_the_cache_is_named_in_the_summary(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "odd")
+    foreign.write("a.c", "int a;\n")
+    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c a.c -save-temps; gcc -c a.c -save-temps")
+    assert "passed through because of -save-temps: `buildd explain --last` names the calls" in said
+    _, said = buildd(foreign, foreign.folder, "run", "--", "gcc", "--version")
+    assert "nothing to compile in 1 compiler call (query 1)" in said and "because of" not in said
+
+
 def test_a_word_that_is_neither_a_target_nor_a_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:

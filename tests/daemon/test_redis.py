@@ -201,7 +201,7 @@ def test_a_value_is_signed_bounded_and_checked_as_graphs_are(cache: Cache) -> No
         keys = {**os.environ, "HOME": cache.user.environ["HOME"], "XDG_CONFIG_HOME": ""}
         found = Shelf(str(store), inductor_cache.FOLDER, keys).take("pt2:key", inductor_cache.GROUP)
         assert found is not None and found.files[inductor_cache.GROUP] == b"a pickle", (
-            "below `buildd run` it is found too"
+            "under `buildd run` it is found too"
         )
         for path in (store / inductor_cache.FOLDER).iterdir():
             path.write_bytes(path.read_bytes()[:-1] + b"X")

@@ -1,4 +1,4 @@
-"""AITemplate's profile database below `buildd run`: no process waits for another's lock, and no row is lost."""
+"""AITemplate's profile database under `buildd run`: no process waits for another's lock, and no row is lost."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def says(store: Path, *packages: Path, **more: str) -> str:
-    """(how many modules of triton were compiled, what is in them) in a program below `buildd run`."""
+    """(how many modules of triton were compiled, what is in them) in a program under `buildd run`."""
     plain = {"PATH": os.environ["PATH"], "BUILDD_DIR": str(store), "PYTHONDONTWRITEBYTECODE": "1", **more}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *(str(package.parent) for package in packages)],

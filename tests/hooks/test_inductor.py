@@ -1,4 +1,4 @@
-"""Stock torch.compile on the CPU below `buildd run`: its compiles are hits, and its numbers right.
+"""Stock torch.compile on the CPU under `buildd run`: its compiles are hits, and its numbers right.
 
 Runs where torch is installed (`scripts/test-torch`).
 """

@@ -44,7 +44,7 @@ class Machine:
         user.environ |= {"LD_LIBRARY_PATH": str(nvml.parent), "FAKE_NVML": str(nvml.parent / "gpus")}
 
     def says(self, what: str, model: str = "NVIDIA One", meta: str = "{}", **environ: str) -> str:
-        """Run it below `buildd run`, with an empty cache of Inductor's own."""
+        """Run it under `buildd run`, with an empty cache of Inductor's own."""
         local = self.user.folder / "local"
         shutil.rmtree(local, ignore_errors=True)
         through = (sys.executable, "-P", "-m", "buildd", "run", "--quiet", "--", sys.executable)

@@ -1,4 +1,4 @@
-"""backend="buildd" below `buildd run`: a program whose Python has no buildd gets Inductor by that name."""
+"""backend="buildd" under `buildd run`: a program whose Python has no buildd gets Inductor by that name."""
 
 from __future__ import annotations
 

@@ -205,25 +205,48 @@ def test_a_backward_graph_is_compared_with_backward_graphs() -> None:
 
 def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    inductor_why.note("k", LINES, triton_why, str(store))
+    facts = inductor_why.facts_of(LINES)
+    inductor_why.note("k", facts, triton_why, str(store))
     assert not store.exists()
     store.mkdir()
     for number in range(12):
-        for _ in range(2):
-            inductor_why.note(
-                f"k{number}", [*LINES, f"[{number}] inductor_config[x]: {number}"], triton_why, str(store)
-            )
+        more = inductor_why.facts_of([*LINES, f"[{number}] inductor_config[x]: {number}"])
+        inductor_why.note(f"k{number}", more, triton_why, str(store))
+    inductor_why.note("k11", more, triton_why, str(store))
     found = noted(store)
     assert [one.reasons for one in found[:2]] == [
         ["no forward graph was compiled here before"],
         ["option x: 0 before, 1 now"],
     ]
-    assert len(found) == 12
+    assert len(found) == 13 and found[-1].reasons[0].startswith("it was compiled before")
     place = store / triton_why.FOLDER / inductor_why.PLACE
     for damage in (b"", b'[1, {"key": "k"}]', b"{}"):
         place.write_bytes(damage)
-        inductor_why.note("k99", LINES, triton_why, str(store))
+        inductor_why.note("k99", facts, triton_why, str(store))
         assert noted(store)[-1].reasons == ["no forward graph was compiled here before"]
+
+
+def test_a_functions_address_is_no_difference() -> None:
+    there, here = (
+        inductor_why.facts_of([*LINES, f"[f] fx_kwargs[get_decomp_fn]: <function table at 0x7f{number}>"])
+        for number in range(2)
+    )
+    assert there == here and there["fx_kwargs[get_decomp_fn]"] == ["f", "<function table>"]
+
+
+def test_a_graph_is_noted_when_its_compile_has_ended(tmp_path: Path) -> None:
+    saved = []
+
+    class FxGraphCache:
+        _save_graph = staticmethod(lambda key, graph: saved.append((key, graph)))
+
+    codecache = SimpleNamespace(compiled_fx_graph_hash=lambda key: (key, LINES), FxGraphCache=FxGraphCache)
+    inductor_why.begin(codecache, triton_why, str(tmp_path))
+    assert codecache.compiled_fx_graph_hash("hit or interrupted") == ("hit or interrupted", LINES)
+    assert noted(tmp_path) == []
+    codecache.compiled_fx_graph_hash("compiled")
+    codecache.FxGraphCache._save_graph("compiled", "graph")
+    assert [one.kernel for one in noted(tmp_path)] == ["torch graph"] and saved == [("compiled", "graph")]
 
 
 # ---------------------------------------------------------------- a program

@@ -1,4 +1,4 @@
-"""The variables of EasyDeL and ejkernel below `buildd run`, with the real JAX, and ejkernel where it is."""
+"""The variables of EasyDeL and ejkernel under `buildd run`, with the real JAX, and ejkernel where it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stock JAX on the CPU below `buildd run`: its programs come from the store, whole and checked, and are compiled once.
+"""Stock JAX on the CPU under `buildd run`: its programs come from the store, whole and checked, and are compiled once.
 
 Runs where jax is installed (`scripts/test-jax`).
 """

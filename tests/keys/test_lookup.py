@@ -12,7 +12,7 @@ import pytest
 
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
-from buildd.keys.file_names import Names
+from buildd.keys.file_names import Names, spelled
 from buildd.keys.filing import Filing, file_run, unsound_reason
 from buildd.keys.include_search import Surveyor
 from buildd.keys.lookup import Found, Lookup, Missing
@@ -284,6 +284,16 @@ def test_asked_to_run_again_and_never_stored(desk: Desk) -> None:
     never = Action(**{f: getattr(desk.action, f) for f in desk.action.__struct_fields__} | {"uncacheable": "-time"})
     answer = desk.lookup().look(never, desk.tool)
     assert isinstance(answer, Missing) and answer.reasons == ("never stored: -time",)
+
+
+def test_a_changed_input_below_a_root_is_named_by_its_path(desk: Desk) -> None:
+    header = desk.toolkit / "include" / "y.h"
+    fields = {f: getattr(desk.action, f) for f in desk.action.__struct_fields__}
+    desk.action = Action(**fields | {"inputs": (*desk.action.inputs, str(header))})
+    desk.build()
+    header.write_text("another")
+    assert desk.why() == f"input {header}: content changed"
+    assert spelled("command: added {root:cuda}/a {output:o}", [("cuda", "/c")]) == "command: added /c/a {output:o}"
 
 
 def test_a_missing_source_is_a_miss(desk: Desk) -> None:

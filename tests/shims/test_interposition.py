@@ -47,7 +47,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_usual_path(project: ForeignProject) -> dict[str, str]:
-    """Below `buildd run`, in a build that has set PATH itself."""
+    """Under `buildd run`, in a build that has set PATH itself."""
     return {**project.environ, "PATH": project.plain["PATH"]}
 
 

@@ -113,7 +113,7 @@ class Project:
 def run(
     user: User, folder: Path, *command: str, path: str = "", asked: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command below `buildd run -j`, or without -j where the budget has as many places."""
+    """Run a command under `buildd run -j`, or without -j where the budget has as many places."""
     options = ("-j", str(JOBS)) if asked else ()
     done = subprocess.run(
         [sys.executable, "-P", "-m", "buildd", "run", *options, "--", *command],

@@ -1,4 +1,4 @@
-"""Programs that call compilers in odd ways below `buildd run`: each does what it does without us."""
+"""Programs that call compilers in odd ways under `buildd run`: each does what it does without us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ccache or sccache that a project has found runs nothing below `buildd run`: its compiles go through the shim."""
+"""A ccache or sccache that a project has found runs nothing under `buildd run`: its compiles go through the shim."""
 
 from __future__ import annotations
 

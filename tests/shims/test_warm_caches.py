@@ -1,4 +1,4 @@
-"""Caches of other tools: what they built before stays warm below `buildd run`, and afterwards without it.
+"""Caches of other tools: what they built before stays warm under `buildd run`, and afterwards without it.
 
 JITs name their compilers in files that their build tool compares: another path, and everything is built again.
 """

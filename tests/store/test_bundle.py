@@ -302,6 +302,17 @@ def test_only_who_is_trusted_is_believed(store: Store, other: Store, tmp_path: P
     assert import_(other, file, {stranger.public}).results == 12
 
 
+def test_a_bundle_says_whose_entries_it_holds(store: Store, other: Store, tmp_path: Path) -> None:
+    for folder, number in (("triton", 1), ("inductor", 4), ("jax", 2), ("ccache", 3)):
+        shelf = Shelf(str(store.folder), folder)
+        assert shelf.open()
+        for key in range(number):
+            shelf.put(Entry(f"KEY{key}", "file", {"file": b"{}"}))
+    exported = export(store, None, tmp_path / "b", SIGNER)
+    found = (exported.kernels, exported.graph_entries, exported.programs, exported.values)
+    assert found == (1, 4, 2, 3) and import_(other, tmp_path / "b", TRUSTED) == exported
+
+
 def test_the_content_is_the_same_with_another_signer(store: Store, tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two")):
         export(store, None, tmp_path / name, signer_of(bytes([number]) * 32))

@@ -46,7 +46,17 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
         (BuildFigures(), FoundKernels(), ""),
         (BuildFigures(), FoundKernels(kernels=1, graphs=2), "2 graphs and 1 Triton kernel from the store"),
         (BuildFigures(), FoundKernels(1, 1, 3), "1 graph, 1 Triton kernel and 3 JAX programs from the store"),
-        (BuildFigures(passed_through={"link": 2}), FoundKernels(), "2 passed through (link 2)"),
+        (BuildFigures(passed_through={"link": 2}), FoundKernels(), "nothing to compile in 2 compiler calls (link 2)"),
+        (
+            BuildFigures(passed_through={"query": 3, "unknown-option": 1}),
+            FoundKernels(),
+            "4 passed through (query 3, unknown-option 1)",
+        ),
+        (
+            BuildFigures(misses=1, passed_through={"query": 3}),
+            FoundKernels(),
+            "0 hits, 1 miss, 3 passed through (query 3)",
+        ),
         (
             BuildFigures(hits=1, saved_s=22.0),
             FoundKernels(graphs=1),

@@ -73,7 +73,7 @@ class Executor:
 
 
 def hooked() -> tuple[type[PersistentCache], type[ConfigSelectorChain]]:
-    """Both classes as they are below `buildd run`; new ones at each call."""
+    """Both classes as they are under `buildd run`; new ones at each call."""
     from buildd.hooks import ejkernel_profiles
 
     cache: Any = type("PersistentCache", (PersistentCache,), dict(vars(PersistentCache)))

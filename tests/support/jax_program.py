@@ -46,7 +46,7 @@ print(json.dumps({"loss": float(value), "asked": events["compile_requests_use_ca
 
 
 class JaxProgram:
-    """A program of one user, run below `buildd run` or plainly."""
+    """A program of one user, run under `buildd run` or plainly."""
 
     def __init__(self, user: User) -> None:
         self.user = user

@@ -1,4 +1,4 @@
-"""Programs below `buildd run`, with the ledger of their start and the time on the wall."""
+"""Programs under `buildd run`, with the ledger of their start and the time on the wall."""
 
 from __future__ import annotations
 

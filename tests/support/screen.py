@@ -1,6 +1,6 @@
 """A small terminal for tests: what is on its rows, and where its cursor is, after bytes that were written.
 
-Knows what programs below `buildd run` and its status line send; refuses the rest.
+Knows what programs under `buildd run` and its status line send; refuses the rest.
 """
 
 from __future__ import annotations

@@ -51,6 +51,15 @@ def test_the_doctor_asks_it_once_and_says_what_is_wrong(environ: dict[str, str],
     assert list(tier({**environ, "BUILDD_TIER": "no"})) == []
 
 
+def test_the_doctor_names_what_is_to_be_corrected(environ: dict[str, str]) -> None:
+    (wrong,) = tier({**environ, "BUILDD_TIER": "htp://x"})
+    assert "cannot be read: 'htp://x'" in wrong.text and wrong.next_step == "correct BUILDD_TIER"
+    file = Path(environ["HOME"], ".config/buildd/config.toml")
+    file.write_text('[tier]\nurl = "htp://x"\n')
+    (wrong,) = tier({**environ, "BUILDD_TIER": ""})
+    assert wrong.next_step == f"correct {file}"
+
+
 def test_the_doctor_says_what_a_reapi_server_can_do(environ: dict[str, str]) -> None:
     pytest.importorskip("grpc", reason="no grpcio (extra `tier`)")
     from tests.support.reapi_cache import reapi_cache

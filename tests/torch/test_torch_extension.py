@@ -1,4 +1,4 @@
-"""Extensions of torch: of kind `extension`, and as torch itself builds them below `buildd run`.
+"""Extensions of torch: of kind `extension`, and as torch itself builds them under `buildd run`.
 
 Runs where torch is installed (`scripts/test-torch`).
 """
@@ -94,7 +94,7 @@ def test_a_target_is_a_module_that_torch_loads(user: User) -> None:
 
 
 class Program:
-    """A program that loads an extension by torch's own `load`, below `buildd run`."""
+    """A program that loads an extension by torch's own `load`, under `buildd run`."""
 
     def __init__(self, user: User, folder: str, *flags: str) -> None:
         self.folder = user.folder / folder

@@ -122,7 +122,7 @@ export async function search(main, page) {
 export async function programs(main) {
   const found = await get("/api/programs");
   fill(main, el("h1", {}, "starts of programs"),
-    el("p", { class: "faint" }, "programs below `buildd run` that use torch or Triton: where the time until the end of their first call went"),
+    el("p", { class: "faint" }, "programs under `buildd run` that use torch or Triton: where the time until the end of their first call went"),
     found.length ? el("div", { class: "cards" }, found.map((one) => el("div", {}, el("p", { class: "faint" }, el("a", { href: buildAddress(one.build) }, when(one.began_ns)), ` ${place(one.project)}`), ledger(one.start))))
       : el("p", {}, "none yet: `buildd run -- python train.py`"));
 }

@@ -22,8 +22,8 @@ from codegen.variables.variable import (
 )
 
 V = Variable
-_NONE = "none: AITemplate reads it below `buildd run`"
-_OWN_CANDIDATES = "none: each of buildd's own candidates is one source; AITemplate reads it below `buildd run`"
+_NONE = "none: AITemplate reads it under `buildd run`"
+_OWN_CANDIDATES = "none: each of buildd's own candidates is one source; AITemplate reads it under `buildd run`"
 
 # fmt: off
 VARIABLES = rows(
@@ -34,7 +34,7 @@ VARIABLES = rows(
     V("AIT_RECOMPILE", Kind.ON_IF_INT_1, "1", (CACHE,),
       "1: compile everything again; any other number: load the existing library, unchecked",
       "unset: content decides; 1: the library's actions run again; 0: the last published artifact, or an error;"
-      " the same below `buildd run` of AITemplate, where profilers keep their cache",
+      " the same under `buildd run` of AITemplate, where profilers keep their cache",
       acts=True),
     V("AIT_NDEBUG", Kind.ON_IF_1, "1", (KEY,), "-DNDEBUG, with nvcc and hipcc",
       "adds -DNDEBUG if 1; the default is for sources that AITemplate generated", acts=True),
@@ -70,10 +70,10 @@ VARIABLES = rows(
     V("AIT_ENABLE_INCLUDE_FROM_SOURCETREE", Kind.ON_IF_1, "0", (LAYOUT,), "include paths point into the source tree",
       "none: buildd compiles sources where they are; buildd compdb writes compile_commands.json"),
     V("CACHE_DIR", Kind.PATH, "~/.aitemplate", (CACHE,), "folder of the profile database",
-      "folder of this request's profiles; unset: profiles are in the store; below `buildd run` AITemplate reads a"
+      "folder of this request's profiles; unset: profiles are in the store; under `buildd run` AITemplate reads a"
       " snapshot of its database, and new rows are merged into it when the command has ended", acts=True),
     V("FLUSH_PROFILE_CACHE", Kind.ON_IF_1, "0", (CACHE,), "empties the profile database before each compile",
-      "empties the profiles in CACHE_DIR once per build, below `buildd run` AITemplate's too; artifacts stay",
+      "empties the profiles in CACHE_DIR once per build, under `buildd run` AITemplate's too; artifacts stay",
       acts=True),
     V("DISABLE_PROFILER_CODEGEN", Kind.ON_IF_1, "0", (PROFILE,), "profilers are not compiled",
       "builds no candidates; uses the best known kernel or a heuristic choice", acts=True),
@@ -82,7 +82,7 @@ VARIABLES = rows(
     V("HIP_VISIBLE_DEVICES", Kind.DEVICES, "", (SCHED,), "GPUs that HIP shows; one profiling thread each",
       "the GPUs that this request may profile on; each measurement leases its GPU", acts=True),
     V("FORCE_PROFILE", Kind.ON_IF_1, "0", (PROFILE,), "profiles although CI_FLAG or DISABLE_PROFILER_CODEGEN forbid it",
-      "profiles again and replaces the stored profile, below `buildd run` also AITemplate's", acts=True),
+      "profiles again and replaces the stored profile, under `buildd run` also AITemplate's", acts=True),
     V("COMBINE_PROFILER_MULTI_SOURCES", Kind.ON_IF_NONZERO, "1", (SCHED, SOURCE),
       "merges several profiler sources into one translation unit",
       _OWN_CANDIDATES),

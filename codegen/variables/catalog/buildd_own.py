@@ -47,7 +47,7 @@ VARIABLES = rows(
     V("BUILDD_PRELOAD", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
       "cudafe++ runs with a library that avoids touching pages it never reads; 0: without it", acts=True),
     V("BUILDD_INTERPOSE", Kind.BUILDD_SWITCH, "1", (SCHED,), "",
-      "below `buildd run`, a preloaded library takes calls of compilers (LD_PRELOAD); 0: shims on PATH do, which builds"
+      "under `buildd run`, a preloaded library takes calls of compilers (LD_PRELOAD); 0: shims on PATH do, which builds"
       " can see, and calls by path pass buildd", acts=True, set_in=SetIn.SHELL),
     V("BUILDD_SPLIT_KERNELS", Kind.BUILDD_SWITCH, "1", (SOURCE,), "",
       "a GEMM for sm_90a has its launch code in a source for the host compiler; 0: nvcc compiles both as one source",

@@ -25,10 +25,10 @@ from codegen.variables.variable import (
 
 V = Variable
 _FORWARD = "passed to jobs of kind torch and keyed"
-_TIMED = f"{_FORWARD}; below `buildd run` each timing has its GPU to itself"
-_DUMP = "none: not passed to jobs of kind torch; Inductor reads it below `buildd run`"
-_CACHE_OFF = "none: Inductor reads it below `buildd run`, and while its caches are off, buildd keeps no graphs"
-_REDIS = "none: `buildd redis` prints a value for stock torch; Inductor reads it below `buildd run`"
+_TIMED = f"{_FORWARD}; under `buildd run` each timing has its GPU to itself"
+_DUMP = "none: not passed to jobs of kind torch; Inductor reads it under `buildd run`"
+_CACHE_OFF = "none: Inductor reads it under `buildd run`, and while its caches are off, buildd keeps no graphs"
+_REDIS = "none: `buildd redis` prints a value for stock torch; Inductor reads it under `buildd run`"
 _TREE = "passed to jobs of kind torch; the files of the tree are keyed by content"
 
 
@@ -76,9 +76,9 @@ _ROWS = rows(
     Section.TORCH,
     # Workers and operations.
     _other("COMPILE_THREADS", Kind.COUNT, "", (SCHED,), "Inductor's workers; up to 32 by default",
-      "none: a job of kind torch compiles in one process; Inductor reads it below `buildd run`"),
+      "none: a job of kind torch compiles in one process; Inductor reads it under `buildd run`"),
     _other("WORKER_START", Kind.STRING, "subprocess", (SCHED,), "how workers are started",
-      "none: a job of kind torch has no workers; Inductor reads it below `buildd run`"),
+      "none: a job of kind torch has no workers; Inductor reads it under `buildd run`"),
     _other("WORKER_SUPPRESS_LOGGING", Kind.TRISTATE, "1", (KEY,), "workers do not log", _FORWARD),
     _other("WORKER_LOGPATH", Kind.PATH, "", (KEY,), "where workers log", _FORWARD),
     _other("FILE_LOCK_TIMEOUT", Kind.INT, "600", (KEY,), "wait for a file lock, seconds", _FORWARD),
@@ -88,14 +88,14 @@ _ROWS = rows(
     # Caches.
     _other("CACHE_DIR", Kind.PATH, "", (CACHE,), "folder of Inductor's caches",
 
-      "none: a job of kind torch has one of its own; below `buildd run` Inductor uses it, but for --record"),
+      "none: a job of kind torch has one of its own; under `buildd run` Inductor uses it, but for --record"),
     _other("FX_GRAPH_CACHE", Kind.TRISTATE, "1", (CACHE,), "cache of compiled graphs", _CACHE_OFF),
     _other("FX_GRAPH_CACHE_DEFAULT", Kind.TRISTATE, "", (CACHE,), "default of that cache", _CACHE_OFF),
     _other("AUTOGRAD_CACHE", Kind.TRISTATE, "1", (CACHE,), "cache of AOTAutograd", _CACHE_OFF),
     _other("AUTOTUNE_REMOTE_CACHE", Kind.TRISTATE, "", (CACHE,), "remote cache of tuning",
       _REDIS),
     _other("FX_GRAPH_REMOTE_CACHE", Kind.TRISTATE, "", (CACHE,), "remote cache of compiled graphs",
-      "if it is set, buildd keeps no graphs below `buildd run`", acts=True),
+      "if it is set, buildd keeps no graphs under `buildd run`", acts=True),
     _other("REDIS_URL", Kind.STRING, "", (CACHE,), "server of the remote caches",
       _REDIS),
     _other("AUTOGRAD_REMOTE_CACHE", Kind.TRISTATE, "", (KEY,), "remote cache of AOTAutograd", _FORWARD),

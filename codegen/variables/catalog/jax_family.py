@@ -23,10 +23,10 @@ from codegen.variables.variable import (
 )
 
 V = Variable
-_READ = "none: programs below `buildd run` read it"
+_READ = "none: programs under `buildd run` read it"
 _JAX = (ToolFamily.JAX,)
-_NONE = "none: not passed to jobs of kind jax; programs below `buildd run` read it"
-_SETS = "none: a job of kind jax sets it for itself; programs below `buildd run` read it"
+_NONE = "none: not passed to jobs of kind jax; programs under `buildd run` read it"
+_SETS = "none: a job of kind jax sets it for itself; programs under `buildd run` read it"
 _FORWARD = "passed to jobs of kind jax and keyed"
 _SECRET = "none: a secret; it is never sent, stored, keyed or printed"
 _IDENTITY = "none: it names another process, so it is not sent to the daemon"
@@ -35,10 +35,10 @@ _IDENTITY = "none: it names another process, so it is not sent to the daemon"
 VARIABLES = rows(
     Section.JAX,
     V("EASYDEL_AUTO", Kind.ON_IF_WORD, "true", (KEY,), "sets or appends start-up defaults when EasyDeL is imported",
-      f"{_FORWARD}, with the flags that it adds; a flag that it adds twice counts once, also below `buildd run`",
+      f"{_FORWARD}, with the flags that it adds; a flag that it adds twice counts once, also under `buildd run`",
       families=_JAX),
     V("XLA_FLAGS", Kind.STRING, "", (KEY,), "flags of XLA",
-      f"{_FORWARD}; below `buildd run`, a flag that jaxlib does not know is an error, and each flag counts once;"
+      f"{_FORWARD}; under `buildd run`, a flag that jaxlib does not know is an error, and each flag counts once;"
       " `buildd explain --kernels` names a flag because of which JAX compiled again", acts=True,
       families=_JAX),
     V("LIBTPU_INIT_ARGS", Kind.STRING, "", (KEY,), "flags of libtpu", "the same", acts=True),
@@ -53,7 +53,7 @@ VARIABLES = rows(
       "programs that compiled faster are not kept", "also for the store, which by default keeps every program",
       acts=True),
     V("JAX_ENABLE_COMPILATION_CACHE", Kind.STRING, "true", (CACHE,), "switch of JAX's persistent cache",
-      "off: programs below `buildd run` take nothing from the store either", acts=True),
+      "off: programs under `buildd run` take nothing from the store either", acts=True),
     V("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", Kind.STRING, "", (CACHE,),
       "which of XLA's own caches are kept beside it", _NONE),
     V("JAX_*", Kind.STRING, "", (KEY,), "JAX's configuration: JAX_ENABLE_X64, JAX_DEFAULT_MATMUL_PRECISION ...",
@@ -82,20 +82,20 @@ VARIABLES = rows(
     V("ENABLE_DISTRIBUTED_INIT", Kind.ON_IF_WORD, "true", (SCHED,), "JAX's distributed start-up on import", _SETS),
     V("EASYDEL_CACHE_COMPILES", Kind.ON_IF_WORD, "false", (CACHE,),
       "stores compiled functions as pickles, keyed without static values",
-      "on: one warning, by `buildd run` and `buildd doctor`; not obeyed below `buildd run`", acts=True),
+      "on: one warning, by `buildd run` and `buildd doctor`; not obeyed under `buildd run`", acts=True),
     V("EASYDEL_RECOMPILE_FORCE", Kind.ON_IF_WORD, "false", (CACHE,), "compiles although there is an entry",
-      "programs below `buildd run` take nothing of JAX's from the store, and replace it", acts=True),
+      "programs under `buildd run` take nothing of JAX's from the store, and replace it", acts=True),
     V("ALLOW_FULL_CACHE", Kind.ON_IF_WORD, "false", (KEY,), "XLA's own caches too; changes JAX's key",
       _FORWARD, families=_JAX),
     V("COMPILE_FUNC_DIR", Kind.PATH, "", (CACHE,), "JAX cache folder of this stack",
-      "below `buildd run`: without it, importing ejkernel leaves JAX_COMPILATION_CACHE_DIR as it is", acts=True),
+      "under `buildd run`: without it, importing ejkernel leaves JAX_COMPILATION_CACHE_DIR as it is", acts=True),
     V("LOCALAPPDATA", Kind.PATH, "", (CACHE,), "cache root on Windows", _READ),
     V("EJKERNEL_PERSISTENT_CACHE_DIR", Kind.PATH, "~/ejkernel-presistent-cache", (PROFILE,),
       "tuned configurations, one JSON file per operator",
-      "below `buildd run`: several tuners at once lose nothing, and a guess in a file does not stop the tuning",
+      "under `buildd run`: several tuners at once lose nothing, and a guess in a file does not stop the tuning",
       acts=True),
     V("EJKERNEL_AUTOTUNE_POLICY", Kind.CHOICE, "autotune", (PROFILE, KEY), "what to do when no configuration is known",
-      f"{_FORWARD}; tuners below `buildd run` time each candidate with its GPU to themselves",
+      f"{_FORWARD}; tuners under `buildd run` time each candidate with its GPU to themselves",
       choices=("autotune", "heuristics"), families=_JAX),
     V("EJKERNEL_TRITON_SMEM_LIMIT", Kind.INT, "101376", (PROFILE, KEY), "shared memory that a candidate may use, bytes",
       _FORWARD, families=_JAX),

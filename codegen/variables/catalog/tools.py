@@ -30,7 +30,7 @@ _KEYED = "passed to buildd's tools and keyed"
 _SEARCH = "passed to buildd's tools and keyed; files found there are keyed by content"
 _FOUND = "buildd looks for the tool there; its content is keyed"
 _SIDE = "none: not sent, because it would write beside a cached result; buildd gathers the inputs itself"
-_CMAKE = "none: buildd's own targets name their flags and tools; CMake and make read it below `buildd run`"
+_CMAKE = "none: buildd's own targets name their flags and tools; CMake and make read it under `buildd run`"
 _OWN = "none: each job has a folder of its own, so that a tool's temporary files stay in the job's folder"
 
 # fmt: off
@@ -56,7 +56,7 @@ VARIABLES = rows(
     V("CC_PRINT_HEADERS_FILE", Kind.PATH, "", (STRIP,), "file that clang writes its headers into", _SIDE),
     V("CC_PRINT_*", Kind.STRING, "", (STRIP,), "reports of clang", _SIDE),
     V("CC", Kind.PATH, "", (SOURCE,), "the C compiler",
-      "none: NVCC_CCBIN names nvcc's host compiler; other tools read it below `buildd run`"),
+      "none: NVCC_CCBIN names nvcc's host compiler; other tools read it under `buildd run`"),
     V("CXX", Kind.PATH, "g++", (SOURCE, KEY), "the C++ compiler; a string in Inductor's key",
       "host compiler of kinds torch and extension; its content is keyed", acts=True),
     V("CFLAGS", Kind.FLAGS, "", (KEY,), "flags for C in make and cmake", _CMAKE),

@@ -25,8 +25,8 @@ from codegen.variables.variable import (
 V = Variable
 _FORWARD = "passed to jobs of kind torch and keyed"
 _DUMP = "none: not passed to jobs of kind triton, because it would write beside a cached result"
-_PRIVATE = "none: a job of kind triton has one of its own; Triton uses it below `buildd run`"
-_DRIVER = "none: no compile needs it; Triton reads it below `buildd run`"
+_PRIVATE = "none: a job of kind triton has one of its own; Triton uses it under `buildd run`"
+_DRIVER = "none: no compile needs it; Triton reads it under `buildd run`"
 _UNDECLARED = "none: not passed to jobs of kind triton, because the file would be an input that no key covers"
 _TRITONS = "passed to jobs of kind triton and keyed"
 _TRITON = (ToolFamily.TRITON,)
@@ -36,9 +36,9 @@ _INDUCTOR = (ToolFamily.TORCH,)
 _TORCH = rows(
     Section.TORCH,
     V("TORCH_WARM_POOL", Kind.ON_IF_1, "1", (SCHED,), "starts Inductor's workers on import",
-      "none: a job of kind torch has no pool of workers; Inductor reads it below `buildd run`"),
+      "none: a job of kind torch has no pool of workers; Inductor reads it under `buildd run`"),
     V("TORCH_COMPILE_FORCE_DISABLE_CACHES", Kind.ON_IF_1, "0", (CACHE,), "no cache at all",
-      "none: torch reads it below `buildd run`, and while its caches are off, buildd keeps no graphs"),
+      "none: torch reads it under `buildd run`, and while its caches are off, buildd keeps no graphs"),
     V("TORCH_COMPILE_CACHE_KEY_TAG", Kind.STRING, "", (KEY,), "salt of Inductor's keys",
       "`buildd run` appends the processor's features, which Inductor's own key leaves out", acts=True,
       set_in=SetIn.SHELL),
@@ -52,9 +52,9 @@ _TORCH = rows(
     V("TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2", Kind.ON_IF_1, "1", (KEY,), "how mutating operators are captured", _FORWARD,
       families=_INDUCTOR),
     V("TORCH_LOGS", Kind.STRING, "", (LOG,), "which logs are shown",
-      "none: not passed to jobs of kind torch; torch reads it below `buildd run`"),
+      "none: not passed to jobs of kind torch; torch reads it under `buildd run`"),
     V("TORCH_TRACE", Kind.PATH, "", (LOG,), "folder of structured traces",
-      "if it is set, the trace of a package of kind torch is an artifact too, NAME.torch_trace.log; below `buildd run`"
+      "if it is set, the trace of a package of kind torch is an artifact too, NAME.torch_trace.log; under `buildd run`"
       " torch writes its traces itself, and `buildd log` names them", acts=True),
     V("MAST_HPC_JOB_NAME", Kind.STRING, "", (STRIP,), "name of a cluster job",
       "none: it names another process, so it is not sent to the daemon"),
@@ -69,9 +69,9 @@ _TORCH = rows(
     V("TORCH_CUDA_ARCH_LIST", Kind.STRING, "", (KEY,), "architectures of an extension",
       "architectures of kind extension if neither the target nor --arch names one; keyed", acts=True),
     V("PYTORCH_ROCM_ARCH", Kind.STRING, "", (KEY,), "architectures of an extension",
-      "none: kind extension compiles for CUDA; torch reads it below `buildd run`"),
+      "none: kind extension compiles for CUDA; torch reads it under `buildd run`"),
     V("TORCH_EXTENSIONS_DIR", Kind.PATH, "", (CACHE,), "folder of built extensions",
-      "none: a target's files are below build/; torch uses it below `buildd run`"),
+      "none: a target's files are below build/; torch uses it under `buildd run`"),
     V("TORCH_NO_COMPILER_WRAPPER", Kind.ON_IF_1, "0", (SCHED,), "no ccache or sccache before the compiler",
       "`buildd run` without its library sets it to 1, if it is not set: the shims cache", acts=True,
       set_in=SetIn.SHELL),
@@ -84,13 +84,13 @@ _TRITON_ROWS = rows(
     V("TRITON_CACHE_DIR", Kind.PATH, "", (CACHE,), "Triton's cache", _PRIVATE),
     V("TRITON_HOME", Kind.PATH, "", (CACHE,), "parent of Triton's folders", _PRIVATE),
     V("TRITON_CACHE_MANAGER", Kind.STRING, "", (CACHE,), "class that manages Triton's cache",
-      "if it is set, buildd keeps no kernels below `buildd run`", acts=True, set_in=SetIn.SHELL),
+      "if it is set, buildd keeps no kernels under `buildd run`", acts=True, set_in=SetIn.SHELL),
     V("TRITON_REMOTE_CACHE_BACKEND", Kind.STRING, "", (CACHE,), "class of its remote cache",
-      "none: not passed to jobs of kind triton; Triton reads it below `buildd run`"),
+      "none: not passed to jobs of kind triton; Triton reads it under `buildd run`"),
     V("TRITON_REDIS_*", Kind.STRING, "", (CACHE,), "server of its remote cache",
-      "none: not passed to jobs of kind triton; Triton reads it below `buildd run`"),
+      "none: not passed to jobs of kind triton; Triton reads it under `buildd run`"),
     V("TRITON_ALWAYS_COMPILE", Kind.TRITON_SWITCH, "0", (CACHE,), "ignores Triton's cache",
-      "none: the cache of a job of kind triton is empty; Triton reads it below `buildd run`"),
+      "none: the cache of a job of kind triton is empty; Triton reads it under `buildd run`"),
     V("TRITON_STORE_BINARY_ONLY", Kind.TRITON_SWITCH, "0", (CACHE,), "keeps only the binary",
       "part of the names of kernels that `buildd run` keeps; a target of kind triton has every stage", acts=True,
       set_in=SetIn.SHELL),

@@ -83,6 +83,12 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
         ("[project]\nname = ", "bad-project", "not valid TOML", "buildd.toml:2"),
         ('[project]\nnmae = "x"', "bad-project", 'did you mean "name"?', "buildd.toml:2"),
         ('[projekt]\nname = "x"', "bad-project", 'did you mean "project"?', "buildd.toml:1"),
+        (
+            '[target.a]\nkind = "cuda"\nsources = ["a.cu"]\n\n[target.a.sorces]\nx = 1',
+            "bad-project",
+            'did you mean "sources"?',
+            "buildd.toml:5",
+        ),
         ('\n[target.a]\nkind = "cuda"\nsorces = ["a.cu"]', "bad-project", 'did you mean "sources"?', "buildd.toml:4"),
         ('[target.a]\nkind = "cdua"', "bad-project", 'did you mean "cuda"?', "buildd.toml:2"),
         ('[target.a]\nsources = ["a.cu"]', "bad-project", "has no kind", "buildd.toml:1"),

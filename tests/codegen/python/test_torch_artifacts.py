@@ -228,7 +228,7 @@ def test_a_fresh_process_finds_every_graph_and_compiles_nothing(harness: Harness
     assert (hits, misses) == (graphs, 0) and compiled(line) == 0, line
     (hits, misses), line = harness.use(name, environ=ALONE)
     assert (hits, misses) == (0, graphs) and compiled(line) == 0, "without the file graphs are compiled, and no C++"
-    # And below `buildd run` the store itself is that cache.
+    # And under `buildd run` the store itself is that cache.
     (hits, misses), line = harness.use(name)
     assert (hits, misses) == (graphs, 0) and compiled(line) == 0, line
 

@@ -303,12 +303,12 @@ WRITTEN = {
     "CC": "`buildd-cc`, and a note of a job's compilers, have this name",
     "DEBUG": "the name of a log level",
     "CUDA_DEVICE_ORDER": "a measuring process gets a value of its own",
-    "DEPENDENCIES_OUTPUT": "a compile below `buildd run` that writes it is not cached",
-    "CC_PRINT_HEADERS_FILE": "a compile below `buildd run` that writes it is not cached",
+    "DEPENDENCIES_OUTPUT": "a compile under `buildd run` that writes it is not cached",
+    "CC_PRINT_HEADERS_FILE": "a compile under `buildd run` that writes it is not cached",
     "PYTHONHASHSEED": "the generator of CUTLASS runs with a value of its own",
-    "SUNPRO_DEPENDENCIES": "a compile below `buildd run` that writes it is not cached",
+    "SUNPRO_DEPENDENCIES": "a compile under `buildd run` that writes it is not cached",
     "ROCR_VISIBLE_DEVICES": "a compile on a node of a cluster sees no GPU",
-    "CC_PRINT_*": "a compile below `buildd run` that writes it is not cached",
+    "CC_PRINT_*": "a compile under `buildd run` that writes it is not cached",
 }
 """Names that stand in the code although the variable has no effect on targets, and why."""
 
