@@ -168,7 +168,7 @@ def _ordered(asked: Iterable[str], targets: Mapping[str, Target], file: str) -> 
         if target is None:
             by = f' (in `deps` of "{above.name}")' if above is not None else ""
             raise RequestError(
-                "unknown-target",
+                "unknown-target" if above is None else "unknown-dependency",
                 f'there is no target "{name}"{by}{nearest(name, targets)}',
                 file=where,
                 next_step="name one of the targets: " + (", ".join(sorted(targets)) or "there is none yet"),

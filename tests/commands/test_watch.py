@@ -84,11 +84,25 @@ def test_a_broken_project_file_is_said_and_mended(another_developer: Developer) 
     assert "not valid TOML" in session.text
 
 
-def test_an_unknown_target_is_said(another_developer: Developer) -> None:
+def test_an_unknown_target_of_the_command_ends_the_watch(another_developer: Developer) -> None:
     session = watcher.Session(another_developer, "-C", str(another_developer.project), "nosuch")
     try:
         assert session.round()["outcome"] == "refused"
-        until(lambda: "nosuch" in session.text and "next:" in session.text, "people are told")
+        assert session.process.wait(watcher.DEADLINE_S) == 2
+    finally:
+        session.end()
+    assert 'error: there is no target "nosuch"' in session.text and "next: name one of" in session.text
+    assert "watching" not in session.text.partition("next:")[2]
+
+
+def test_an_unknown_target_in_the_project_file_is_waited_for(another_developer: Developer) -> None:
+    good = (another_developer.project / "buildd.toml").read_text()
+    another_developer.write("buildd.toml", good.replace("[target.demo]", '[target.demo]\ndeps = ["later"]'))
+    session = watch(another_developer)
+    try:
+        assert session.round()["outcome"] == "refused"
+        save(another_developer, "buildd.toml", good)
+        assert session.round()["outcome"] == "built"
     finally:
         session.end()
 

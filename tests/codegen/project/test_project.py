@@ -169,7 +169,7 @@ def test_an_unknown_target_names_the_nearest(tmp_path: Path) -> None:
 
 def test_an_unknown_dependency_names_who_wants_it(tmp_path: Path) -> None:
     error = refused(tmp_path, GOOD.replace('deps = ["kernels"]', 'deps = ["kernel"]'))
-    assert error.code == "unknown-target" and '`deps` of "app"' in error.message
+    assert error.code == "unknown-dependency" and '`deps` of "app"' in error.message
 
 
 def test_a_dependency_cycle_is_spelled_out(tmp_path: Path) -> None:
