@@ -117,6 +117,19 @@ def test_no_disk_has_room(boxed: Developer) -> None:
     assert f"error: no space left on the disk of {boxed.store}/index.db" in said.text, said.text
 
 
+def test_the_disk_of_the_project_is_full(boxed: Developer) -> None:
+    """The advice is about that disk: a smaller store makes no room there."""
+    boxed.write("src/a.cu", f"//! bytes {1 << 20}\na\n")
+    said = boxed.inside(
+        "mkdir -p project/build && mount -t tmpfs -o size=64k none project/build\n"
+        "! $BUILDD build -C project\n"
+        "$BUILDD down\n"
+    )
+    assert said.status == 0 and "Traceback" not in said.text, said.text
+    assert f"no space left on the disk of {boxed.project}/build/" in said.text, said.text
+    assert "next: free some space there\n" in said.text and "BUILDD_DIR" not in said.text, said.text
+
+
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
