@@ -83,7 +83,7 @@ def write_error(error: OSError, path: Path, *, store: Path | None = None) -> Sto
     if error.errno in _NO_SPACE:
         problem = full(path)
         if store is not None and not _is_one_disk(path.parent, store):
-            problem.next_step = "free some space there"
+            problem.next_step = "free some space and build again"
         return problem
     return StoreError(
         f"cannot be written: {error.strerror}",

@@ -60,9 +60,9 @@ def test_on_a_terminal_the_table_stands_whole_below_the_summary() -> None:
     screen = Screen(columns=80, rows=24)
     screen.write(stream.getvalue().replace("\x1b[?25l", "").replace("\x1b[?25h", "").encode())
     assert [line.split() for line in screen.text] == [
-        "built: 0 hits, 1 compiled, 2.0 s".split(),
-        "2 kernels".split(),
-        "kernel arch regs occup threads".split(),
-        "one sm_80 32 100% 1024".split(),
-        "other sm_80 32 100% 1024".split(),
+        ["built:", "0", "hits,", "1", "compiled,", "2.0", "s"],
+        ["2", "kernels"],
+        ["kernel", "arch", "regs", "occup", "threads"],
+        ["one", "sm_80", "32", "100%", "1024"],
+        ["other", "sm_80", "32", "100%", "1024"],
     ]
