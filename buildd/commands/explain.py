@@ -17,8 +17,9 @@ import msgspec
 
 from buildd.client.perform import carry_out, status_of
 from buildd.client.request import add_request_arguments, project_of, request_from, with_files
-from buildd.commands.log import SEARCHED, build_lines, events_of, open_store
+from buildd.commands.log import SEARCHED, events_of, open_store
 from buildd.exits import OK
+from buildd.ui.build_table import build_lines
 from buildd.ui.narrator import Telling, reason_lines
 from buildd.ui.pass_through_hints import hint_for
 from buildd.ui.problems import parser, print_lines
