@@ -173,8 +173,9 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
 
 
 def _is_query(call: Explained) -> bool:
-    """Whether a call only asked the compiler something: nothing about it could be better."""
-    return any(reason.startswith(f"{_PASSED}{Reason.QUERY.value}") for reason in call.reasons)
+    """Whether a call only asked the compiler something, or tried it out: nothing about it could be better."""
+    asks = tuple(f"{_PASSED}{reason.value}" for reason in (Reason.QUERY, Reason.TRIAL))
+    return any(reason.startswith(asks) for reason in call.reasons)
 
 
 def why(events: Iterable[Event]) -> list[Explained]:

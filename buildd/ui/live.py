@@ -64,9 +64,8 @@ def _status(model: BuildModel, now_ns: int, columns: int) -> str:
     counters = counted(model.done, model.total, model.hits, model.failures)
     remaining_s = model.remaining_s(now_ns)
     when = text.duration(model.elapsed_s(now_ns))
-    overdue = any(
-        now_ns - job.started_ns > _OVERDUE * job.expected_s * 1e9 for job in model.running.values() if job.expected_s > 0
-    )
+    known = [job for job in model.running.values() if job.expected_s > 0]
+    overdue = any(now_ns - job.started_ns > _OVERDUE * job.expected_s * 1e9 for job in known)
     if remaining_s >= 1 and not overdue:
         when += f", ~{text.duration(remaining_s)} left"
     bar_columns = min(_BAR_COLUMNS, columns - len(counters) - len(when) - 6)
