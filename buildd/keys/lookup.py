@@ -7,6 +7,7 @@ knows how a run that follows a miss is filed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -246,7 +247,7 @@ class Lookup:
                 if not self._differs(first, loose, action, tool, names):
                     self._elsewhere[action.name] = min((folder for _, folder in bound), key=len)
             why.append(reason)
-        return tuple(why[:1]) or (self._why_unknown(action, components) if explain else ())
+        return tuple(why[:1]) or (self._why_unknown(action, tool, components) if explain else ())
 
     def _differs(
         self,
@@ -320,11 +321,15 @@ class Lookup:
         silent = {names.path(name) for name in line_notes.silent_in(self.store, known)}
         return is_blind(self.snapshot, bare_text_of(self.store.folder), action, used, fits.moved, silent)
 
-    def _why_unknown(self, action: Action, components: list[action_key.Component]) -> tuple[str, ...]:
+    def _why_unknown(self, action: Action, tool: Tool, components: list[action_key.Component]) -> tuple[str, ...]:
         before = self.store.recall_action(self.name_key(action))
         if before is None:
             return ("never built before",)
-        reasons = action_key.difference(self._with_tools(action_key.decode(before)), self._with_tools(components))
+        first, roots = action.argv[0] if action.argv else "", dict(tool.roots)
+        program = first if isinstance(first, str) else os.path.normpath(roots.get(first.name, "") + first.suffix)
+        reasons = action_key.difference(
+            self._with_tools(action_key.decode(before)), self._with_tools(components), program
+        )
         return reasons or ("its entry is no longer in the store",)
 
     def _with_tools(self, components: list[action_key.Component]) -> list[action_key.Component]:
