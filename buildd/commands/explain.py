@@ -158,16 +158,19 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         reasons = tuple(reason.removeprefix("hit: ") for reason in each.reasons)
         hints = (hint_for(reason.removeprefix(_PASSED)) for reason in reasons if reason.startswith(_PASSED))
         lines += reason_lines(title, (*reasons, *(f"next: {hint}" for hint in hints if hint)))
+    silent = max(0, build.summary.hits - sum(not each.would_run for each in found)) if not build.summary.command else 0
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
     if not found and not (target or only) and build.outcome is Outcome.BUILT:
         lines.append(Line(f"{count(planned, 'action')}: no input had changed"))
     elif not found and (target or only):
         lines.append(Line(f"no action that this build ran or looked up uses {clean(target or only)}"))
-    elif (left := planned - len(found)) > 0 and not (target or only):
-        why_not = "no input had changed since the previous build"
-        if build.outcome is not Outcome.BUILT:
-            why_not = "the build ended first, or no input had changed"
-        lines.append(Line(f"{count(left, 'other action')} not looked up: {why_not}"))
+    elif not (target or only):
+        left = max(0, planned - len(found))
+        if stood := left if build.outcome is Outcome.BUILT else min(left, silent):
+            words = f"hit {count(stood, 'other action')}: no input had changed since the previous build"
+            lines.append(Line(words))
+        if left > stood:
+            lines.append(Line(f"{count(left - stood, 'other action')} not looked up: the build ended first"))
     print_lines(lines)
     return OK
 

@@ -141,7 +141,9 @@ def run(arguments: list[str]) -> int:
     except Interrupted as stop:
         return stop.status
     except KeyboardInterrupt:
-        pass
+        rounds.drop()
+        if is_terminal(words.stream, environ):
+            words.write("\nthe watch has ended\n")  # on a line of its own: the terminal has written ^C
     finally:
         rounds.drop()
     return OK  # Ctrl-C is the only way to end it
