@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from fnmatch import translate
 
-from codegen.errors import RequestError
+from codegen.errors import RequestError, nearest
 
 MOST_FOLDERS = 100_000
 """Folders that the globs of one list may look into."""
@@ -82,6 +83,32 @@ def expand(folder: str, patterns: tuple[str, ...], exclude: str, where: str) -> 
         if not path.isascii():
             _check_utf8(path, where)
     return tuple(files), tuple(listed)
+
+
+def check_folders(folder: str, paths: Iterable[str], exclude: str, where: str) -> None:
+    """Raise RequestError for a folder of headers that does not exist: a compiler ignores it and misses the headers.
+
+    Args:
+        exclude: a folder, relative to the project, that builds fill.
+    """
+    for path in paths:
+        wanted = os.path.normpath(path)
+        if os.path.isdir(os.path.join(folder, wanted)) or f"{wanted}/".startswith(f"{exclude}/"):
+            continue
+        above, name = os.path.split(wanted)
+        try:
+            near = [entry.name for entry in os.scandir(os.path.join(folder, above)) if entry.is_dir()]
+        except OSError:
+            near = []
+        exists = os.path.exists(os.path.join(folder, wanted))
+        raise RequestError(
+            "missing-folder",
+            f'"{path}" of `include` is no folder'
+            if exists
+            else f'there is no folder "{path}", which `include` names{nearest(name, near)}',
+            file=where,
+            next_step="correct or remove it",
+        )
 
 
 def _check_utf8(path: str, where: str) -> None:

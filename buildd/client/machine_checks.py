@@ -39,7 +39,10 @@ AITEMPLATE_CACHE_VARIABLES = (
 _LITTLE_SPACE_BYTES = 2 << 30
 _MOST_REASONS = 6
 _TIER_S = 5.0
-_REASONED = {"PASSED_THROUGH": ("passed through", "command"), "WHOLE": ("compiled whole", "compile")}
+_REASONED = {
+    "PASSED_THROUGH": ("passed through", "command", ""),
+    "WHOLE": ("compiled whole", "compile", " not in steps"),
+}
 
 
 class Level(Enum):
@@ -150,8 +153,8 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     free_bytes = disk.f_bavail * disk.f_frsize
     yield Finding(Level.OK, "store", f"{folder} on {kind or 'an unknown file system'}, {size(free_bytes)} free")
     looks = Sweep(folder / NATIVE)
-    how = "C" if looks.load() else f"Python ({looks.problem or 'the C code is compiled after the first large build'})"
-    yield Finding(Level.OK, "file stamps", f"read by {how}")
+    if not looks.load() and looks.problem:
+        yield Finding(Level.WARN, "store", f"looks at files are slower than they could be: {looks.problem}")
     if kind in NETWORK_FILE_SYSTEMS:
         yield Finding(Level.WARN, "store", f"{kind} is a network file system", "set BUILDD_DIR to a local folder")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -177,8 +180,8 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
         if found_for:
             listed = sorted(found_for.items(), key=lambda pair: (-pair[1], pair[0]))
             text = ", ".join(f"{why} {number}" for why, number in listed[:_MOST_REASONS])
-            subject, noun = _REASONED[name]
-            yield Finding(Level.OK, subject, f"{count(sum(found_for.values()), noun)}: {text}")
+            subject, noun, how = _REASONED[name]
+            yield Finding(Level.OK, subject, f"{count(sum(found_for.values()), noun)}{how}: {text}")
 
 
 def shims(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -201,7 +204,8 @@ def shims(environ: Mapping[str, str]) -> Iterator[Finding]:
         text = f"{len(damaged)} of {len(found)} are damaged, for example {damaged[0]}"
         yield Finding(Level.FAIL, "shims", text, "buildd cache verify makes them again")
     elif not older:
-        yield Finding(Level.OK, "shims", f"{count(len(found), 'program')}, all intact" if found else "none made yet")
+        text = "all intact" if found else "made when first needed"
+        yield Finding(Level.OK, "shims", f"{count(len(found), 'program')} that stand in for compilers, {text}")
 
 
 def toolchains(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -138,8 +138,9 @@ def _without_arguments(build: Build) -> Build:
 
 
 def _builds() -> str:
-    from buildd.commands.log import build_lines, open_store
+    from buildd.commands.log import open_store
     from buildd.errors import BuilddError
+    from buildd.ui.build_table import build_lines
 
     try:
         store = open_store()

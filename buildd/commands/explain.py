@@ -17,8 +17,9 @@ import msgspec
 
 from buildd.client.perform import carry_out, status_of
 from buildd.client.request import add_request_arguments, project_of, request_from, with_files
-from buildd.commands.log import SEARCHED, build_lines, events_of, open_store
+from buildd.commands.log import SEARCHED, events_of, open_store
 from buildd.exits import OK
+from buildd.ui.build_table import build_lines
 from buildd.ui.narrator import Telling, reason_lines
 from buildd.ui.pass_through_hints import hint_for
 from buildd.ui.problems import parser, print_lines
@@ -157,23 +158,27 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         reasons = tuple(reason.removeprefix("hit: ") for reason in each.reasons)
         hints = (hint_for(reason.removeprefix(_PASSED)) for reason in reasons if reason.startswith(_PASSED))
         lines += reason_lines(title, (*reasons, *(f"next: {hint}" for hint in hints if hint)))
+    silent = max(0, build.summary.hits - sum(not each.would_run for each in found)) if not build.summary.command else 0
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
     if not found and not (target or only) and build.outcome is Outcome.BUILT:
         lines.append(Line(f"{count(planned, 'action')}: no input had changed"))
     elif not found and (target or only):
         lines.append(Line(f"no action that this build ran or looked up uses {clean(target or only)}"))
-    elif (left := planned - len(found)) > 0 and not (target or only):
-        why_not = "no input had changed since the previous build"
-        if build.outcome is not Outcome.BUILT:
-            why_not = "the build ended first, or no input had changed"
-        lines.append(Line(f"{count(left, 'other action')} not looked up: {why_not}"))
+    elif not (target or only):
+        left = max(0, planned - len(found))
+        if stood := left if build.outcome is Outcome.BUILT else min(left, silent):
+            words = f"hit {count(stood, 'other action')}: no input had changed since the previous build"
+            lines.append(Line(words))
+        if left > stood:
+            lines.append(Line(f"{count(left - stood, 'other action')} not looked up: the build ended first"))
     print_lines(lines)
     return OK
 
 
 def _is_query(call: Explained) -> bool:
-    """Whether a call only asked the compiler something: nothing about it could be better."""
-    return any(reason.startswith(f"{_PASSED}{Reason.QUERY.value}") for reason in call.reasons)
+    """Whether a call only asked the compiler something, or tried it out: nothing about it could be better."""
+    asks = tuple(f"{_PASSED}{reason.value}" for reason in (Reason.QUERY, Reason.TRIAL))
+    return any(reason.startswith(asks) for reason in call.reasons)
 
 
 def why(events: Iterable[Event]) -> list[Explained]:

@@ -88,12 +88,18 @@ def run(arguments: list[str]) -> int:
             file=str(place),
             next_step="edit it, or remove it first",
         )
-    found = sort_out(sources_in(folder))
+    files = sources_in(folder)
+    found = sort_out(files, folder)
     if not found.library and not found.programs:
+        headers_alone = bool(files) and not found.sources
         raise RequestError(
             "missing-source",
-            f"no CUDA, HIP or C++ source that can be compiled below {folder}",
-            next_step=f"write the {PROJECT_FILE} by hand: see docs/project-file.md",
+            f"only headers below {folder}, such as {next(iter(files))}: nothing there is compiled by itself"
+            if headers_alone
+            else f"no CUDA, HIP or C++ source that can be compiled below {folder}",
+            next_step="write a source that includes them, such as test.cu, and run buildd init again"
+            if headers_alone
+            else f"write the {PROJECT_FILE} by hand: see docs/project-file.md",
         )
     archs = [arch for given in options.arch for arch in re.split(r"[,;\s]+", given) if arch]
     archs = archs or list(_here())
@@ -104,7 +110,9 @@ def run(arguments: list[str]) -> int:
         print("  no GPU here: the architectures are a guess; change them, or remove the file and give --arch")
     for path, why in found.left_out.items():
         print(f"  left out {path}: {why}")
-    print("next: buildd build")
+    if found.left_out:
+        print(f"  to add one, write it into `sources` in {PROJECT_FILE}, and the folders of its headers into `include`")
+    print("next: buildd build, or buildd watch, which builds on every save")
     return OK
 
 
@@ -137,8 +145,12 @@ def sources_in(folder: Path) -> dict[str, SourceText]:
     return found
 
 
-def sort_out(files: Mapping[str, SourceText]) -> SortedSources:
-    """Tell libraries' sources, programs and include folders apart."""
+def sort_out(files: Mapping[str, SourceText], root: Path) -> SortedSources:
+    """Tell libraries' sources, programs and include folders apart.
+
+    Args:
+        root: the folder that the files are below. What they include by a way out of it needs only to be there.
+    """
     by_name = defaultdict(list)
     for path in files:
         by_name[PurePosixPath(path).name].append(path)
@@ -159,7 +171,7 @@ def sort_out(files: Mapping[str, SourceText]) -> SortedSources:
                 if hit:
                     own.update({folder: None} if folder else {})
                     reached += [] if hit in reached else [hit]
-                elif quote == '"':
+                elif quote == '"' and not (root / os.path.dirname(one) / name).is_file():
                     missing = missing or name
                 why = why or _OWN_KINDS.get(name, "")
         if why or missing:

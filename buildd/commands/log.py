@@ -16,22 +16,22 @@ import msgspec
 from buildd.client.request import with_files
 from buildd.exits import DAEMON, OK, USAGE
 from buildd.shims import run_log
-from buildd.ui import text
+from buildd.ui.build_table import build_lines, running_lines
 from buildd.ui.narrator import Narrator, Telling
 from buildd.ui.plain import PlainView
 from buildd.ui.problems import parser, print_lines, print_problem
-from buildd.ui.screen import has_colour, telling_from
-from buildd.ui.text import Line, Style
+from buildd.ui.screen import has_colour, screen_size, telling_from
 from buildd.ui.view import JsonView, View, Writer
 from codegen.errors import RequestError
 from protocol.described import described
-from protocol.messages import CacheHit, Done, Event, Explained, Finished, Notice, Outcome, Progress, Queued, RequestId
+from protocol.messages import CacheHit, Done, Event, Explained, Finished, Notice, Progress, Queued, RequestId
 
 if TYPE_CHECKING:
     from buildd.store.build_log import Build
     from buildd.store.store import Store
 
 SEARCHED = 200
+_LISTED = 20
 LAST = "last"
 _POLL_S = 0.25
 _JOBS_OF_RUNS = (Queued, Finished, CacheHit, Progress)
@@ -47,7 +47,14 @@ def run(arguments: list[str]) -> int:
         help='id of a build as listed; its first characters are enough; "last" is the last one',
     )
     command.add_argument("-f", "--follow", action="store_true", help="follow a build that is still running")
-    command.add_argument("-n", "--number", metavar="N", type=int, default=20, help="list at most N builds (default 20)")
+    command.add_argument(
+        "-n",
+        "--number",
+        metavar="N",
+        type=int,
+        default=None,
+        help="list at most N builds (default 20, and no more than the terminal has rows)",
+    )
     command.add_argument("--json", action="store_true", help="print builds or events as JSON lines")
     options = command.parse_args(arguments)
     if options.follow:
@@ -68,7 +75,10 @@ def open_store() -> Store | None:
     return Store.open(folder, read_only=True) if (folder / "index.db").exists() else None
 
 
-def list_builds(number: int, *, json: bool) -> int:
+def list_builds(number: int | None, *, json: bool) -> int:
+    columns, rows = (0, 0) if json else screen_size(sys.stdout)
+    if number is None:
+        number = min(_LISTED, max(1, rows - 2)) if rows else _LISTED  # the prompts before and after it stay
     store = open_store()
     builds: list[Build] = []
     if store is not None:
@@ -79,43 +89,9 @@ def list_builds(number: int, *, json: bool) -> int:
             print(msgspec.json.encode(build).decode())
         return OK
     running = run_log.running(store.folder) if store is not None else []
-    print_lines([*running_lines(running), *(build_lines(builds) if builds or not running else [])])
+    past = build_lines(builds, columns) if builds or not running else []
+    print_lines([*running_lines(running, columns), *past])
     return OK
-
-
-def running_lines(runs: Iterable[run_log.OngoingRun]) -> list[Line]:
-    """One line for each `buildd run` that goes on, newest first."""
-    lines = []
-    for run in runs:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_ns / 1e9))
-        wall_s = (time.time_ns() - run.started_ns) / 1e9
-        command = text.shortened(text.clean(f"run -- {run.command}"), 40)
-        name = text.clean(run.build_id)
-        lines.append(
-            Line(f"{name}  {when}  running    {text.duration(wall_s):>9}  {command}  {text.clean(run.project)}")
-        )
-    return lines[::-1]
-
-
-def build_lines(builds: Iterable[Build]) -> list[Line]:
-    """One line a build, newest first."""
-    lines = []
-    styles = {Outcome.BUILT: Style.PLAIN, Outcome.CANCELLED: Style.FAINT}
-    for build in builds:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(build.started_ns / 1e9))
-        figures = build.summary
-        what = f"{text.count(figures.hits, 'hit')}, {max(0, figures.misses - figures.failures)} compiled"
-        if figures.failures:
-            what += f", {figures.failures} failed"
-        targets = f"run -- {figures.command}" if figures.command else " ".join(build.targets) or "-"
-        lines.append(
-            Line(
-                f"{text.clean(build.build_id)}  {when}  {build.outcome.value:<9}  {text.duration(figures.wall_s):>9}  "
-                f"{what}  {text.shortened(text.clean(targets), 40)}  {text.clean(build.project)}",
-                styles.get(build.outcome, Style.ERROR),
-            )
-        )
-    return lines or [Line("no builds yet")]
 
 
 def events_of(build: str) -> list[Event]:

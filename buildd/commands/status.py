@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 NO_DAEMON = "no daemon is running; the next command starts one"
 _PAUSE_S = 0.5
+_SILENCE_S = 1.0
+"""A daemon that takes longer to answer is spoken of."""
 
 
 def status(arguments: list[str]) -> int:
@@ -38,12 +41,17 @@ def status(arguments: list[str]) -> int:
         as_json, verbose = options.json, options.verbose
         if options.watch:
             return watch(verbose=verbose)
+    words = threading.Timer(_SILENCE_S, print, ["buildd: the daemon has not answered yet"], {"file": sys.stderr})
+    words.daemon = True
+    words.start()
     try:
         with connect(os.environ, start=False, timeout_s=5.0) as client:
             answer = client.status()
     except NoDaemon:
         print('{"type":"status","state":"stopped"}' if as_json else NO_DAEMON)
         return DAEMON
+    finally:
+        words.cancel()
     if as_json:
         import msgspec
 

@@ -30,7 +30,8 @@ from buildd.ui.problems import parser, print_problem
 from buildd.ui.rounds import Rounds
 from buildd.ui.screen import has_colour, is_terminal, view_for
 from buildd.ui.view import JsonView, View, Writer
-from protocol.messages import BuildId, Compared, Event, Mode, Request, RequestId
+from codegen.errors import RequestError
+from protocol.messages import BuildId, Compared, Done, Event, Mode, Request, RequestId
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -106,11 +107,22 @@ def run(arguments: list[str]) -> int:
             return PlainView(words, Narrator(telling))
         return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=told)
 
-    every = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
+    in_json = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
+    is_first = True
+
+    def every(event: Event) -> None:
+        nonlocal is_first
+        in_json(event)
+        if is_first and isinstance(event.body, Done):
+            is_first = False
+            if event.body.code == "unknown-target":  # a slip in the command, not in a file that will be saved
+                done = event.body
+                raise RequestError(done.code, done.message, file=done.file, next_step=done.next_step)
+
     name, numbers = new_name(), itertools.count(1)
 
     def compared(body: Compared) -> None:
-        every(Event(request_id=name, sequence=next(numbers), time_ns=time.time_ns(), body=body))
+        in_json(Event(request_id=name, sequence=next(numbers), time_ns=time.time_ns(), body=body))
 
     notifier = Notifier(environ) if options.notify else None
     rounds = Rounds(
@@ -127,9 +139,12 @@ def run(arguments: list[str]) -> int:
         with stopping_signals(), _saves(options, environ, rounds, every) as saves:
             saves.run()
     except Interrupted as stop:
-        rounds.drop()
         return stop.status
     except KeyboardInterrupt:
+        rounds.drop()
+        if is_terminal(words.stream, environ):
+            words.write("\nthe watch has ended\n")  # on a line of its own: the terminal has written ^C
+    finally:
         rounds.drop()
     return OK  # Ctrl-C is the only way to end it
 

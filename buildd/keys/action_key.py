@@ -6,8 +6,9 @@ the same components, so the two cannot drift apart.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 from blake3 import blake3
@@ -123,14 +124,22 @@ def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Ite
     return Digest(blake3(msgspec.msgpack.encode(pairs)).hexdigest())
 
 
-def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str, ...]:
+def difference(old: Iterable[Component], new: Iterable[Component], program: str = "") -> tuple[str, ...]:
     """What changed between two walks, in words, in the order of the new walk.
+
+    Args:
+        program: path of the program that the new walk's command calls. If it is spelled otherwise than in the old walk,
+            or has files of other roles, the tool is another one: its files and folders are not told one by one.
 
     Returns:
         One short line for each component that was added, changed or removed; empty when the walks are equal.
     """
     before, now = dict(old), dict(new)
     lines = []
+    if program and _is_another(before, now):
+        lines.append(f"tool {os.path.basename(program)}: it is now {program}, and was another one")
+        before, now = ({n: v for n, v in walk.items() if not _is_of_tool(n, v)} for walk in (before, now))
+        before["command"] = before["command"].replace(_first(before["command"]), _first(now["command"]), 1)
     for name, value in now.items():
         if name not in before:
             lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
@@ -138,6 +147,26 @@ def difference(old: Iterable[Component], new: Iterable[Component]) -> tuple[str,
             lines.append(_changed(name, before[name], value))
     lines.extend(f"{name}: no longer there" for name in before if name not in now)
     return tuple(lines)
+
+
+def _is_another(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    if "command" not in before or "command" not in now:
+        return False
+    roles, new_roles = ({name for name in walk if name.startswith("tool ")} for walk in (before, now))
+    return roles != new_roles or _first(before["command"]) != _first(now["command"])
+
+
+def _is_of_tool(name: str, value: str) -> bool:
+    """Whether a component is one of a tool's files or folders. A version is none: people know it."""
+    return name.startswith("search folder ") or (
+        name.startswith("tool ") and (value == MISSING or bool(_HEX.fullmatch(value)))
+    )
+
+
+def _first(command: str) -> str:
+    """The first argument of a "command" component, encoded."""
+    fields = command.split("\0")
+    return "\0".join(fields[:1] if fields[0][:1] == "=" else fields[:4])
 
 
 def _changed(name: str, old: str, new: str) -> str:

@@ -7,6 +7,7 @@ knows how a run that follows a miss is filed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -327,7 +328,11 @@ class Lookup:
         before = self.store.recall_action(self.name_key(action))
         if before is None:
             return ("never built before",)
-        reasons = action_key.difference(self._with_tools(action_key.decode(before)), self._with_tools(components))
+        first, roots = action.argv[0] if action.argv else "", dict(tool.roots)
+        program = first if isinstance(first, str) else os.path.normpath(roots.get(first.name, "") + first.suffix)
+        reasons = action_key.difference(
+            self._with_tools(action_key.decode(before)), self._with_tools(components), program
+        )
         return tuple(spelled(reason, tool.roots) for reason in reasons) or ("its entry is no longer in the store",)
 
     def _with_tools(self, components: list[action_key.Component]) -> list[action_key.Component]:

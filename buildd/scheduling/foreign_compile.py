@@ -132,7 +132,7 @@ class CommandOutputs(Outputs[ActiveBuild]):
             try:
                 replace_file(place, named)
             except OSError as error:
-                raise write_error(error, place) from error
+                raise write_error(error, place, store=self.build.store.folder) from error
             return True
 
         return self.delivery.put_object(self.build.files, m.Digest(blake3(named).hexdigest()), write)

@@ -41,6 +41,7 @@ from codegen.errors import RequestError
 from codegen.foreign import called_tool, compile_plan, several_sources
 from codegen.foreign.called_tool import Described
 from codegen.foreign.command_line import parse
+from codegen.foreign.trial_compile import is_trial
 from codegen.plan import Argument, Steps
 from codegen.reach import Reach, reach_of
 from codegen.steps.module_ids import ids_of
@@ -224,6 +225,9 @@ class ForeignIntake:
         return figures
 
     def _pass_through(self, request: m.Request, log: RequestLog, figures: Figures, why: PassThrough) -> None:
+        cause = why
+        if why.reason is not Reason.QUERY and is_trial(request.command, request.project):
+            why = PassThrough(Reason.TRIAL, f"a configure step tries the compiler out ({cause})")
         reason = why.reason.value
         call = run_log.call_of(request.command, request.project)
         explained = m.Explained(action=call, would_run=True, reasons=(f"passed through: {why}",))
@@ -235,7 +239,7 @@ class ForeignIntake:
         self._store.tally.count_passed_through(reason)
         done = m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=str(why))
         if call_notes.is_proving(request):
-            done = proof_calls.refusal(request, call, [f"it is never kept: {why}"], why) or done
+            done = proof_calls.refusal(request, call, [f"it is never kept: {cause}"], cause) or done
         log.append(done)
 
     def _divide(self, request: m.Request, log: RequestLog, why: PassThrough) -> bool:

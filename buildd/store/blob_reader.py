@@ -94,7 +94,7 @@ class BlobReader:
             self.drop_bad(raw)
             return False
         except OSError as error:
-            raise write_error(error, destination) from error
+            raise write_error(error, Path(destination), store=self._folder) from error
         return True
 
     def chunks(self, digest: Digest) -> Iterator[bytes]:

@@ -68,7 +68,7 @@ def export(
             os.replace(temporary, file)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise write_error(error, file) from error
+            raise write_error(error, file, store=store.folder) from error
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

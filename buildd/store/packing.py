@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -72,12 +73,27 @@ def write_all(file: io.FileIO, data: bytes) -> None:
         view = view[file.write(view) :]
 
 
-def write_error(error: OSError, path: Path) -> StoreError:
-    """The error to raise where `path` could not be written."""
+def write_error(error: OSError, path: Path, *, store: Path | None = None) -> StoreError:
+    """The error to raise where `path` could not be written.
+
+    Args:
+        store: the store's folder, if `path` may lie on another disk than the store: then nothing that is done to the
+            store makes room there.
+    """
     if error.errno in _NO_SPACE:
-        return full(path)
+        problem = full(path)
+        if store is not None and not _is_one_disk(path.parent, store):
+            problem.next_step = "free some space and build again"
+        return problem
     return StoreError(
         f"cannot be written: {error.strerror}",
         file=str(path),
         next_step="check its permissions and its folder's",
     )
+
+
+def _is_one_disk(folder: Path, other: Path) -> bool:
+    try:
+        return os.stat(folder).st_dev == os.stat(other).st_dev
+    except OSError:
+        return False

@@ -12,10 +12,15 @@ from protocol import messages as m
 
 
 class KernelsView:
-    """A view that prints registers, spills and other needs of every kernel of the built targets, hits included."""
+    """A view that prints registers, spills and other needs of every kernel of the built targets, hits included.
+
+    It prints when it is closed. Closed after the view of the build's progress, it writes below that view's last line,
+    and not into the region that a terminal redraws.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        self._is_built = False
         self._kernels: dict[tuple[str, str], m.Kernel] = {}
 
     def event(self, event: m.Event) -> None:
@@ -24,15 +29,17 @@ class KernelsView:
             # A library reports the kernels of its objects again.
             self._kernels |= {(kernel.name, kernel.arch): kernel for kernel in body.kernels}
         elif isinstance(body, m.Done) and body.outcome is m.Outcome.BUILT:
-            if not self._kernels:
-                self._writer.lines([Line("no kernels", Style.FAINT)])
-                return
-            found = [(None, kernel) for kernel in self._kernels.values()]
-            table = kernel_table(found, whole=True, columns=self._columns(), most=len(found))
-            self._writer.lines([Line(text.count(len(found), "kernel")), *table])
+            self._is_built = True
 
     def close(self) -> None:
-        pass
+        if not self._is_built:
+            return
+        if not self._kernels:
+            self._writer.lines([Line("no kernels", Style.FAINT)])
+            return
+        found = [(None, kernel) for kernel in self._kernels.values()]
+        table = kernel_table(found, whole=True, columns=self._columns(), most=len(found))
+        self._writer.lines([Line(text.count(len(found), "kernel")), *table])
 
     def _columns(self) -> int:
         """Width of the terminal; 0 in a pipe."""

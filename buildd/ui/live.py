@@ -28,6 +28,8 @@ REFRESH_S = 0.1
 OUTPUT_LINES = 2000
 """Most lines of one job's output on a terminal; a template error of 10 MB helps nobody there."""
 _BAR_COLUMNS = 24
+_OVERDUE = 1.5
+"""Once a job has taken this many times what was expected of it, nobody knows what is left of the build."""
 
 
 def region(model: BuildModel, now_ns: int, columns: int, rows: int) -> list[Line]:
@@ -62,7 +64,9 @@ def _status(model: BuildModel, now_ns: int, columns: int) -> str:
     counters = counted(model.done, model.total, model.hits, model.failures)
     remaining_s = model.remaining_s(now_ns)
     when = text.duration(model.elapsed_s(now_ns))
-    if remaining_s >= 1:
+    known = [job for job in model.running.values() if job.expected_s > 0]
+    overdue = any(now_ns - job.started_ns > _OVERDUE * job.expected_s * 1e9 for job in known)
+    if remaining_s >= 1 and not overdue:
         when += f", ~{text.duration(remaining_s)} left"
     bar_columns = min(_BAR_COLUMNS, columns - len(counters) - len(when) - 6)
     if bar_columns < 5:

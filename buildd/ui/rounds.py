@@ -122,7 +122,9 @@ class Rounds:
         if body.polled:
             self._watching += f", {len(body.polled)} of them polled ({clean(body.polled[0])})"
         if not self._number:
-            self._writer.lines([Line(f"{self._watching}, building", Style.FAINT)])
+            # Without the figures: before a build nobody knows which folders count, and the number would jump.
+            polled = self._watching.partition(", ")[2]
+            self._writer.lines([Line(f"watching{', ' if polled else ''}{polled}, building", Style.FAINT)])
 
     def measured(self, body: m.Measured) -> None:
         """Show how a kernel of the last build ran on a GPU."""

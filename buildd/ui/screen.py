@@ -5,6 +5,7 @@ Knows the conventions of terminals (TERM=dumb, NO_COLOR), and nothing of builds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -18,6 +19,15 @@ from buildd.ui.view import JsonView, Several, View, Writer
 def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether the cursor can be moved on `stream`."""
     return stream.isatty() and environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+
+
+def screen_size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of the terminal that `stream` leads to; zeros for a pipe or a file."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return 0, 0
+    return size.columns, size.lines
 
 
 def is_animated(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 # `re` compiles each pattern at its first use and keeps it: short commands use none.
 _ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
 _UNPRINTABLE = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+_PREPARES = r"(?:cd |: |\S*cmake -E (?:rm|remove|make_directory) )"
+_LAUNCHERS = ("buildd-cc", "ccache", "sccache", "distcc")
 _WORD = r"(?:'[^']*'|[^\s'])+"
 _ERROR = r"(?i)\b(?:fatal )?error\b\s*(?:[:A-Z(]|$)|undefined reference to|\bfatal\b\s*:"
 _WARNING = r"(?i)\bwarning\b\s*(?:[:#A-Z(]|$)"
@@ -113,13 +115,20 @@ def tool_of(command: str) -> str:
     """The tool's short name from a command line for people: "nvcc" of "cd /p && /usr/bin/nvcc -c a.cu".
 
     Empty if the command does not start with a tool. Splitting a whole CUTLASS command with shlex costs milliseconds,
-    so only the first words are looked at.
+    so only the first words are looked at. Of several commands, the first that makes something counts: CMake writes
+    ": && c++ ..." for a link, and "cmake -E rm ... && ar ..." for an archive. Launchers such as ccache are no tools.
     """
-    if command.startswith("cd "):
-        command = command.partition(" && ")[2]
+    command = command[:8192]
+    while (rest := command.partition(" && ")[2]) and re.match(_PREPARES, command):
+        command = rest
     for match in re.finditer(_WORD, command[:4096]):
         word = match[0].replace("'", "")
-        if word == "env" or ("=" in word and "/" not in word.partition("=")[0]) or word.startswith("-"):
+        if (
+            word.rpartition("/")[2] in _LAUNCHERS
+            or word == "env"
+            or ("=" in word and "/" not in word.partition("=")[0])
+            or word.startswith("-")
+        ):
             continue
         return clean(word.rpartition("/")[2])
     return ""
@@ -131,5 +140,6 @@ def shortened(text: str, width: int) -> str:
         return text
     if width <= 4:
         return text[-max(0, width) :] if width > 0 else ""
-    tail = (width - 2) * 2 // 3
-    return f"{text[: width - 2 - tail]}..{text[len(text) - tail :]}"  # a tilde would be read as a home folder
+    tail = (width - 1) * 2 // 3
+    # A tilde would be read as a home folder, and two dots as the folder above.
+    return f"{text[: width - 1 - tail]}\u2026{text[len(text) - tail :]}"

@@ -82,7 +82,7 @@ def plan_plain(context: Context, target: GeneratedTarget, kernel: Kernel) -> Par
     if hip:
         recipe, notices = hip_recipe(context, target, generated_options(target, shared=(files[1].path,)))
     elif kernel.cutlass:
-        archs = nvcc.normalised(asked_archs(context, target, amd=False), target.where)
+        archs = nvcc.normalised(asked_archs(context, target, amd=False), target.at("arch"))
         recipe, notices = nvcc_recipe(
             context,
             target,

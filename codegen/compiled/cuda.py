@@ -95,7 +95,7 @@ def nvcc_recipe(
         roots: more named folders that `options` refer to.
         units: sources with their own architectures; if empty, all sources have all architectures of the target.
     """
-    refuse_own(options.flags, target.name, target.where)
+    refuse_own(options.flags, target.name, target.at("flags"))
     flags, host = _without_bindir(options.flags, target)
     variables = aitemplate_flags(context.variables, "cuda", aitemplate_shaped=options.aitemplate, own=flags)
     if variables.optimization is not None:
@@ -288,7 +288,7 @@ def _without_bindir(flags: tuple[str, ...], target: Target) -> tuple[tuple[str, 
         raise RequestError(
             "bad-flag",
             f'target "{target.name}": -ccbin without a compiler',
-            file=target.where,
+            file=target.at("flags"),
             next_step="add a compiler",
         )
     return tuple(kept), host

@@ -65,7 +65,7 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
 
 def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Recipe, tuple[str, ...]]:
     """Return the recipe for compiling and linking a target with hipcc, and notices for the user."""
-    refuse_own(options.flags, target.name, target.where)
+    refuse_own(options.flags, target.name, target.at("flags"))
     compiler = context.toolchains.hip()
     asked = asked_archs(context, target, amd=True)
     needs_arch(target, asked, "gfx90a")

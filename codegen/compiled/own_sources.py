@@ -11,7 +11,7 @@ from codegen.context import Context
 from codegen.errors import RequestError
 from codegen.plan import Frozen
 from codegen.project.target import CompiledTarget, OutputKind
-from codegen.sources import expand
+from codegen.sources import check_folders, expand
 
 _OBJECTS = (".o", ".obj")
 _LINKED = (OutputKind.SHARED, OutputKind.STATIC, OutputKind.EXECUTABLE)
@@ -32,14 +32,19 @@ class OwnSources(Frozen, frozen=True):
 
 
 def own_sources(context: Context, target: CompiledTarget) -> OwnSources:
-    """Return the files that a target's `sources` name. Raises RequestError: missing-source, bad-path, bad-project."""
-    files, listed = expand(context.folder, target.sources, context.build, target.where)
+    """Return the files that a target's `sources` name.
+
+    Raises:
+        RequestError: missing-source, missing-folder, bad-path, bad-project.
+    """
+    files, listed = expand(context.folder, target.sources, context.build, target.at("sources"))
+    check_folders(context.folder, target.include, context.build, target.at("include"))
     objects = tuple(file for file in files if file.endswith(_OBJECTS))
     if objects and target.output not in _LINKED:
         raise RequestError(
             "bad-project",
             f'target "{target.name}": {objects[0]} is an object, and output "{target.output.value}" links nothing',
-            file=target.where,
+            file=target.at("sources"),
             next_step='remove it from `sources`, or make the output "shared", "static" or "executable"',
         )
     headers = tuple(

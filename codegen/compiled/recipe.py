@@ -374,7 +374,7 @@ def asked_archs(context: Context, target: Target, *, amd: bool) -> tuple[str, ..
 
 def arch_place(context: Context, target: Target) -> str:
     """Return the place to look at if an architecture is wrong; empty if the request names it, not the target."""
-    return "" if context.request.arch else target.where
+    return "" if context.request.arch else target.at("arch")
 
 
 def needs_arch(target: Target, archs: tuple[str, ...], example: str) -> None:
@@ -393,6 +393,6 @@ def needs_output(target: Target, output: OutputKind, allowed: tuple[OutputKind, 
         raise RequestError(
             "bad-project",
             f'target "{target.name}" cannot have the output "{output.value}"',
-            file=target.where,
+            file=target.at("output"),
             next_step="choose one of: " + ", ".join(kind.value for kind in allowed),
         )

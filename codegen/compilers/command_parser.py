@@ -43,6 +43,8 @@ class Reason(Enum):
     STANDARD_INPUT = "standard-input"
     TOO_LONG = "too-long"
     TOOL = "tool"
+    TRIAL = "trial"
+    """A configure step tries the compiler out: CMake's compiler checks, for example."""
     UNKNOWN_OPTION = "unknown-option"
     UNSUPPORTED_OPTION = "unsupported-option"
     WRAPPER = "wrapper"

@@ -55,7 +55,7 @@ def resolved(
         if NATIVE in target.arch and not request.arch:
             archs = named(_is_amd(target))
             if not archs:
-                raise _nothing(f'target "{target.name}": arch = "native"', target.where)
+                raise _nothing(f'target "{target.name}": arch = "native"', target.at("arch"))
             replaced = msgspec.structs.replace(target, arch=_replaced(target.arch, archs))
             found = (*found[:index], replaced, *found[index + 1 :])
     return request, found, True

@@ -32,7 +32,7 @@ def plan_conv2d(context: Context, target: Conv2dTarget) -> Part:
     """Return the part of a target of kind "conv2d". Raises ProbesNeeded and RequestError."""
     asked = asked_archs(context, target, amd=False)
     needs_arch(target, asked, "sm_80")
-    archs = nvcc.normalised(asked, target.where)
+    archs = nvcc.normalised(asked, target.at("arch"))
     conv2d_kernel(target, archs)  # checks the target's own keys first
     found = chosen_for_all(context, implicit_gemm(target), archs)
     part = plan_plain(context, target, conv2d_kernel(conv_of(found.target), archs))

@@ -55,7 +55,7 @@ def plan_gemm(context: Context, target: GemmTarget) -> Part:
     if is_hip(context, target):
         return _plan_amd(context, target)
     asked = asked_archs(context, target, amd=False)
-    archs = nvcc.normalised(asked, target.where)
+    archs = nvcc.normalised(asked, target.at("arch"))
     choices = [chosen(context, target, arch) for arch in archs]
     kernels = [kernel_for(choice.target, arch) for choice, arch in zip(choices, archs, strict=True)]
     cutlass = context.toolchains.cutlass()

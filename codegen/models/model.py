@@ -54,7 +54,7 @@ def plan_model(context: Context, target: ModelTarget) -> Part:
     """Return the part of a target of kind "model". Raises ProbesNeeded and RequestError."""
     needs_output(target, target.output, OUTPUTS)
     hip = is_hip(context, target)
-    archs = () if hip else nvcc.normalised(asked_archs(context, target, amd=False), target.where)
+    archs = () if hip else nvcc.normalised(asked_archs(context, target, amd=False), target.at("arch"))
     chosen_ones = _chosen(context, target, read_model(target, archs), archs)
     model, kernels = chosen_ones.model, chosen_ones.kernels
     symbol = symbol_of(target.name)

@@ -103,7 +103,7 @@ def _settings(tables: dict[str, Any], text: str, file: str, folder: str) -> Proj
                 file=lines.where(name),
                 next_step="use one of the tables project, toolchain, environment, target.NAME",
             )
-    merged: dict[str, Any] = {}
+    settings = ProjectSettings()
     for name, keys in _TABLES.items():
         table = tables.get(name, {})
         if not isinstance(table, dict):
@@ -111,8 +111,8 @@ def _settings(tables: dict[str, Any], text: str, file: str, folder: str) -> Proj
                 "bad-project", f'"{name}" must be a table', file=lines.where(name), next_step=f"write it as [{name}]"
             )
         check_keys(table, keys, name, lines)
-        merged.update(table)
-    settings = convert(wrap_lists(merged, ProjectSettings), ProjectSettings, "the project", file)
+        part = convert(wrap_lists(table, ProjectSettings), ProjectSettings, f"[{name}]", name, lines)
+        settings = msgspec.structs.replace(settings, **{key: getattr(part, key) for key in table})
     build = os.path.normpath(settings.build_dir)
     if leaves_root(build) or build == ".":
         raise RequestError(
@@ -154,24 +154,28 @@ def _ordered(asked: Iterable[str], targets: Mapping[str, Target], file: str) -> 
 
     def enter(name: str) -> None:
         above = chain[next(reversed(chain))][0] if chain else None
-        where = file if above is None else above.where
         if name in chain:
             names = list(chain)
             cycle = " -> ".join((*names[names.index(name) :], name))
             raise RequestError(
                 "dependency-cycle",
                 f"targets depend on each other: {cycle}",
-                file=where,
+                file=file if above is None else above.at("deps"),
                 next_step="remove one of these `deps`",
             )
         target = targets.get(name)
         if target is None:
-            by = f' (in `deps` of "{above.name}")' if above is not None else ""
+            near, known = nearest(name, targets), ", ".join(sorted(targets)) or "there is none yet"
+            next_step = f"name one of the targets: {known}"
+            if above is None:
+                raise RequestError(
+                    "unknown-target", f'there is no target "{name}"{near}', file=file, next_step=next_step
+                )
             raise RequestError(
-                "unknown-target",
-                f'there is no target "{name}"{by}{nearest(name, targets)}',
-                file=where,
-                next_step="name one of the targets: " + (", ".join(sorted(targets)) or "there is none yet"),
+                "unknown-dependency",
+                f'there is no target "{name}" (in `deps` of "{above.name}"){near}',
+                file=above.at("deps"),
+                next_step=next_step,
             )
         chain[name] = target, iter(target.deps)
 

@@ -27,15 +27,21 @@ class OutputKind(Enum):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that every kind has. `name` and `where` are not keys of the table."""
+    """Fields that every kind has. `name`, `where` and `lines` are not keys of the table."""
 
     name: str
     where: str = ""
     """Location for messages: "buildd.toml:12"."""
+    lines: dict[str, str] = {}
+    """Key of the table -> its location."""
     arch: tuple[str, ...] = ()
     deps: tuple[str, ...] = ()
     """Other targets that are built first; their libraries or objects are linked in."""
     timeout_s: float = 3600.0
+
+    def at(self, key: str) -> str:
+        """The location of a key for messages; that of the table if the key has none."""
+        return self.lines.get(key, self.where)
 
 
 class CompiledTarget(Target, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from codegen.project.toml_file import TomlLines
 from codegen.sources import leaves_root
 from protocol.described import described
 
-INTERNAL_FIELDS = ("name", "where", "places")
+INTERNAL_FIELDS = ("name", "where", "lines", "places")
 """Fields of a target that are not keys of its table."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 LONGEST_TIMEOUT_S = 30 * 86400.0
@@ -86,8 +86,8 @@ def target_of(name: str, table: Any, lines: TomlLines, *, outside: bool) -> Targ
             file=lines.where(section, "output"),
             next_step="choose one of the outputs: " + ", ".join(known),
         )
-    where = lines.where(section)
-    target = convert({**table, "name": name, "where": where}, struct, f'target "{name}"', where)
+    own = {"name": name, "where": lines.where(section), "lines": lines.keys(section)}
+    target = convert({**table, **own}, struct, f'target "{name}"', section, lines)
     if isinstance(target, ModelTarget):
         target = msgspec.structs.replace(target, places={op: lines.where(f"{section}.ops.{op}") for op in target.ops})
     _check_paths(target, lines, outside)
@@ -218,12 +218,16 @@ def _lists_of(struct: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.name for field in msgspec.structs.fields(struct) if field.type == tuple[str, ...])
 
 
-def convert(table: dict[str, Any], struct: type[StructT], what: str, where: str) -> StructT:
+def convert(table: dict[str, Any], struct: type[StructT], what: str, section: str, lines: TomlLines) -> StructT:
     """Return a table as a struct. Raises RequestError if a value has another type than its key."""
     try:
         return msgspec.convert(table, described(struct))
     except msgspec.ValidationError as error:
         message = re.sub(r" - at `\$\.?(.*)`$", r' for "\1"', str(error)).replace("`", "")
+        at = re.search(r"`\$\.([^.\[`]+)", str(error))
         raise RequestError(
-            "bad-project", f"{what}: {message[:1].lower()}{message[1:]}", file=where, next_step="correct this key"
+            "bad-project",
+            f"{what}: {message[:1].lower()}{message[1:]}",
+            file=lines.where(section, at[1] if at else ""),
+            next_step="correct this key",
         ) from error

@@ -15,6 +15,7 @@ from codegen.reach import read_regular
 
 MOST_BYTES = 16 << 20
 """A larger project file is refused. One of 20,000 targets has about 3 MiB."""
+_KEY = re.compile(r"""\s*(?:([A-Za-z0-9_-]+)|["']([^"']*)["'])\s*[=.]""")
 _HEAD = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
 
 
@@ -83,10 +84,24 @@ class TomlLines:
                 name = ".".join(part.strip().strip("\"'") for part in (first, rest) if part)
                 self._tables.setdefault(name, number)
 
+    def keys(self, table: str) -> dict[str, str]:
+        """Return the keys that are written in a table, each with its file and line."""
+        found: dict[str, str] = {}
+        start = self._tables.get(table)
+        for number in range(start + 1, len(self._lines) + 1) if start is not None else ():
+            line = self._lines[number - 1]
+            if line.lstrip()[:1] == "[":
+                break
+            if match := _KEY.match(line):
+                found.setdefault(match[1] or match[2], f"{self.file}:{number}")
+        return found
+
     def where(self, table: str, key: str = "") -> str:
         """Return the file and line of a table, or of a key in it, which may be a table of its own; the file alone if
         there is no such table."""
         start = self._tables.get(table)
+        if key and (below := self._tables.get(f"{table}.{key}")) is not None:
+            return f"{self.file}:{below}"
         if start is None:
             return self.file
         wanted = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""")

@@ -25,7 +25,7 @@ from codegen.plan import Argument, Discovery, Frozen, Place, Ref, Resources, Too
 from codegen.project.target import ExtensionTarget, OutputKind
 from codegen.python.worker import FOLDER, worker_of
 from codegen.search import include_folders, library_folders
-from codegen.sources import expand
+from codegen.sources import check_folders, expand
 from codegen.variables.environment import tool_environment
 from codegen.variables.variable import ToolFamily
 
@@ -71,9 +71,10 @@ def plan_extension(context: Context, target: ExtensionTarget) -> Part:
 
     Raises:
         ProbesNeeded: the interpreter's torch, or a compiler, must be asked first.
-        RequestError: bad-project, missing-source, compiler-not-found, bad-arch, bad-flag.
+        RequestError: bad-project, missing-source, missing-folder, compiler-not-found, bad-arch, bad-flag.
     """
-    sources, listed = expand(context.folder, target.sources, context.build, target.where)
+    sources, listed = expand(context.folder, target.sources, context.build, target.at("sources"))
+    check_folders(context.folder, target.include, context.build, target.at("include"))
     device = tuple(source for source in sources if source.endswith(".cu"))
     environment = tool_environment(context.environment, ToolFamily.TORCH)
     worker = worker_of(context, WORKER.name, "torch", "torch", environment)
@@ -133,18 +134,18 @@ def _check(target: ExtensionTarget, identity: ExtensionIdentity) -> None:
         raise RequestError(
             "bad-project",
             f'target "{target.name}": "{target.module}" is not a valid module name',
-            file=target.where,
+            file=target.at("module"),
             next_step='write the name that Python imports: "package._C"',
         )
     if target.py_limited_api and not identity.limited:
         raise RequestError(
             "bad-project",
             f'target "{target.name}": torch {identity.torch.partition(" ")[0]} does not support py_limited_api',
-            file=target.where,
+            file=target.at("py_limited_api"),
             next_step="remove the key",
         )
-    refuse_own(target.flags, target.name, target.where)
-    refuse_own(target.cuda_flags, target.name, target.where)
+    refuse_own(target.flags, target.name, target.at("flags"))
+    refuse_own(target.cuda_flags, target.name, target.at("cuda_flags"))
 
 
 def _with_archs(context: Context, target: ExtensionTarget) -> ExtensionTarget:

@@ -117,7 +117,7 @@ def plan_triton(context: Context, target: TritonTarget) -> Part:
     """
     names = context.request.arch or target.arch
     needs_arch(target, names, "sm_90")
-    goals = tuple(dict.fromkeys(goal_of(name, target.where) for name in names))
+    goals = tuple(dict.fromkeys(goal_of(name, target.at("arch")) for name in names))
     _check(context, target)
     configs = configurations(target)
     for config, goal in product(configs, goals):

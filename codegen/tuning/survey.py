@@ -184,7 +184,7 @@ def survey(
     for target in gemms:
         archs = asked_archs(context, target, amd=hip)
         sizes = _sizes(target, (*problems, largest[target.name]) if target.name in largest else problems)
-        archs = tuple(sorted(set(archs))) if hip else nvcc.normalised(archs, target.where)
+        archs = tuple(sorted(set(archs))) if hip else nvcc.normalised(archs, target.at("arch"))
         if first_on:
             arch = best_arch(archs, first_on)
             archs = (arch,) if arch and chosen(context, target, arch).wanted else ()
@@ -330,7 +330,7 @@ def _own_gemm(context: Context, target: Target) -> list[GemmTarget]:
     if isinstance(target, Conv2dTarget):
         archs = asked_archs(context, target, amd=False)
         needs_arch(target, archs, "sm_80")
-        conv2d_kernel(target, nvcc.normalised(archs, target.where))  # checks the target's own keys first
+        conv2d_kernel(target, nvcc.normalised(archs, target.at("arch")))  # checks the target's own keys first
         return [implicit_gemm(target)]
     return [target] if isinstance(target, GemmTarget) else []
 
@@ -340,7 +340,7 @@ def _of_model(context: Context, target: ModelTarget) -> dict[GemmTarget, Sizes]:
     sizes."""
     if is_hip(context, target):
         return {}
-    model = read_model(target, nvcc.normalised(asked_archs(context, target, amd=False), target.where))
+    model = read_model(target, nvcc.normalised(asked_archs(context, target, amd=False), target.at("arch")))
     found: dict[GemmTarget, tuple[GemmTarget, Sizes]] = {}
     for gemm, sizes in gemms_of(target, model):
         if is_measurable(gemm) and is_open(gemm):

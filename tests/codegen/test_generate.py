@@ -30,7 +30,7 @@ def toolkit(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, toolkit: Path, text: str, *targets: str, **fields: object) -> Plan:
-    folder.mkdir(exist_ok=True)
+    (folder / "include").mkdir(parents=True, exist_ok=True)
     (folder / "buildd.toml").write_text(text)
     environment = {"PATH": os.environ["PATH"], "CUDA_HOME": str(toolkit)}
     return plan_for(request_for(folder, *targets, environment=environment, **fields), Knowledge())
@@ -185,28 +185,28 @@ def test_the_project_can_set_variables_and_the_client_wins(tmp_path: Path, toolk
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("change", "code", "line"),
     [
-        (('"80"', '"sm_8"'), "bad-arch"),
-        (('"80"', '"sm_52"'), "bad-arch"),
-        (('"80"', '"all"'), "bad-arch"),
-        (('arch = ["sm_90a", "80"]', ""), "bad-arch"),
-        (('"src/*.cu"', '"src/*.cu", "src/../src/gone.cu"'), "missing-source"),
-        (('"static"', '"code-object"'), "bad-project"),
-        (('flags = ["-O3"]', 'flags = ["-o", "x.o"]'), "bad-flag"),
-        (('flags = ["-O3"]', 'flags = ["-arch=sm_80"]'), "bad-flag"),
-        (('flags = ["-O3"]', 'flags = ["-ccbin"]'), "bad-flag"),
+        (('"80"', '"sm_8"'), "bad-arch", 9),
+        (('"80"', '"sm_52"'), "bad-arch", 9),
+        (('"80"', '"all"'), "bad-arch", 9),
+        (('arch = ["sm_90a", "80"]', ""), "bad-arch", 2),
+        (('"src/*.cu"', '"src/*.cu", "src/../src/gone.cu"'), "missing-source", 4),
+        (('"static"', '"code-object"'), "bad-project", 5),
+        (('flags = ["-O3"]', 'flags = ["-o", "x.o"]'), "bad-flag", 8),
+        (('flags = ["-O3"]', 'flags = ["-arch=sm_80"]'), "bad-flag", 8),
+        (('flags = ["-O3"]', 'flags = ["-ccbin"]'), "bad-flag", 8),
     ],
 )
 def test_wrong_targets_are_refused_where_they_stand(
-    tmp_path: Path, toolkit: Path, change: tuple[str, str], code: str
+    tmp_path: Path, toolkit: Path, change: tuple[str, str], code: str, line: int
 ) -> None:
     folder = tmp_path / "project"
     sources(folder, "src/a.cu", "main.cu")
     with pytest.raises(RequestError) as caught:
         make(folder, toolkit, LIBRARY.replace(*change))
     assert caught.value.code == code
-    assert caught.value.file == "buildd.toml:2" and caught.value.next_step
+    assert caught.value.file == f"buildd.toml:{line}" and caught.value.next_step
 
 
 def test_two_results_with_one_path_are_refused(tmp_path: Path, toolkit: Path) -> None:

@@ -346,7 +346,7 @@ def test_doctor_counts_what_was_not_taken(environ: dict[str, str], tmp_path: Pat
         store.tally.count_reasoned(Reasoned.HIT, "direct")
     done = buildd("doctor", environ=environ, cwd=tmp_path)
     assert "ok    passed through: 3 commands: link 2, preprocess 1\n" in done.stdout
-    assert "ok    compiled whole: 1 compile: the step x 1\n" in done.stdout
+    assert "ok    compiled whole: 1 compile not in steps: the step x 1\n" in done.stdout
     assert "fail " not in done.stdout
 
 

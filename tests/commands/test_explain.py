@@ -54,6 +54,15 @@ def test_the_last_build_is_explained(
     _, *lines = last()
     assert any("failed: nvcc ended with status" in line for line in lines)
     assert lines[-1].startswith("1 other action not looked up: the build ended first")
+    developer.write("src/b.cu", "third\n")
+    assert developer.build().status == 0
+    developer.write("src/b.cu", "//! fail\n")
+    assert "1 hit, 0 compiled" in developer.build().text
+    _, *lines = last()
+    assert lines[-2:] == [
+        "hit 1 other action: no input had changed since the previous build",
+        "1 other action not looked up: the build ended first",
+    ], "every hit of the summary is among them"
 
 
 def test_what_was_found_without_a_build_before_is_explained_by_what_changed(developer: Developer) -> None:

@@ -33,6 +33,25 @@ def buildd(foreign: ForeignProject, folder: Path, *arguments: str) -> tuple[str,
     return done.stdout, done.stderr
 
 
+def test_a_configure_step_that_tries_the_compiler_out_is_no_lost_chance(kept_user: User) -> None:
+    """CMake asks for -v in its own checks: nobody can leave that out."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "tried")
+    place = "CMakeFiles/CMakeScratch/TryCompile-aB3dE6"
+    foreign.write("a.c", "int a;\n")
+    foreign.write(f"{place}/.keep", "")
+    script = f"gcc -v -c a.c -o {place}/a.o; gcc -v -c a.c; true"
+    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", script)
+    assert "2 passed through (trial 1, unsupported-option 1)" in said
+    _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    assert lines[0].startswith("ran gcc a.c (in ") and lines[1:3] == [
+        "    passed through: unsupported-option: -v",
+        "    next: leave the option out of cached compiles",
+    ]
+    assert len(lines) == 4 and lines[3].endswith(
+        "passed through: trial: a configure step tries the compiler out (unsupported-option: -v)"
+    )
+
+
 def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "explained")
     for name in ("one", "far/away/two"):

@@ -129,3 +129,22 @@ def test_nothing_is_overwritten_and_nothing_is_written_for_nothing(tmp_path: Pat
     with pytest.raises(RequestError, match="no CUDA, HIP or C"):
         init.run(["-C", str(tmp_path / "empty")])
     assert not (tmp_path / "empty/buildd.toml").exists()
+
+
+def test_a_header_outside_is_no_reason_to_leave_a_source_out_if_it_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, {"kern/check.h": ""})
+    sources = {"a.cu": '#include "../kern/check.h"\n', "b.cu": '#include "../kern/gone.h"\n'}
+    table = made(written(tmp_path / "own", sources))
+    assert table["target"]["own"]["sources"] == ["a.cu"]
+    said = capsys.readouterr().out
+    assert 'left out b.cu: it includes "../kern/gone.h"' in said and "to add one, write it into `sources`" in said
+    assert said.endswith("next: buildd build, or buildd watch, which builds on every save\n")
+
+
+def test_headers_alone_are_told_from_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        init.run(["-C", str(written(tmp_path, {"mk/scan.cuh": "#pragma once\n"}))])
+    assert caught.value.message.startswith(f"only headers below {tmp_path}, such as mk/scan.cuh")
+    assert "a source that includes them" in caught.value.next_step

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,6 +16,7 @@ import pytest
 from protocol import messages as m
 from tests.support import watcher
 from tests.support.developer import Developer, why_no_namespaces
+from tests.support.terminal import Terminal
 from tests.support.toolkit import host_compiler
 from tests.support.user import ROOT
 from tests.support.waiting import DEADLINE_S, until
@@ -84,11 +87,50 @@ def test_a_broken_project_file_is_said_and_mended(another_developer: Developer) 
     assert "not valid TOML" in session.text
 
 
-def test_an_unknown_target_is_said(another_developer: Developer) -> None:
+def test_an_unknown_target_of_the_command_ends_the_watch(another_developer: Developer) -> None:
     session = watcher.Session(another_developer, "-C", str(another_developer.project), "nosuch")
     try:
         assert session.round()["outcome"] == "refused"
-        until(lambda: "nosuch" in session.text and "next:" in session.text, "people are told")
+        assert session.process.wait(watcher.DEADLINE_S) == 2
+    finally:
+        session.end()
+    assert 'error: there is no target "nosuch"' in session.text and "next: name one of" in session.text
+    assert "watching" not in session.text.partition("next:")[2]
+
+
+def test_ctrl_c_ends_a_watch_with_a_line_of_its_own(another_developer: Developer) -> None:
+    command = (sys.executable, "-P", "-m", "buildd", "watch", "-C", str(another_developer.project))
+    with Terminal(*command, environ={**another_developer.environ, "TERM": "xterm"}) as terminal:
+        terminal.has_shown(b"watching, building")
+        until(lambda: re.search(rb"watching \d+ files in \d+ folders", terminal.output), "the end of the round")
+        terminal.type(b"\x03")
+        assert terminal.ended() == 0
+        assert terminal.output.endswith(b"^C\r\nthe watch has ended\r\n")
+
+
+def test_a_daemon_that_does_not_answer_is_spoken_of(developer: Developer) -> None:
+    assert developer.build().status == 0
+    daemon = developer.daemon()
+    assert daemon is not None
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        command = (sys.executable, "-P", "-m", "buildd", "status")
+        with Terminal(*command, environ=developer.environ) as terminal:
+            terminal.has_shown(b"the daemon has not answered yet")
+            os.kill(daemon.pid, signal.SIGCONT)
+            assert terminal.ended() == 0
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+def test_an_unknown_target_in_the_project_file_is_waited_for(another_developer: Developer) -> None:
+    good = (another_developer.project / "buildd.toml").read_text()
+    another_developer.write("buildd.toml", good.replace("[target.demo]", '[target.demo]\ndeps = ["later"]'))
+    session = watch(another_developer)
+    try:
+        assert session.round()["outcome"] == "refused"
+        save(another_developer, "buildd.toml", good)
+        assert session.round()["outcome"] == "built"
     finally:
         session.end()
 

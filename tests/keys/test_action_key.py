@@ -94,6 +94,18 @@ def test_a_difference_names_what_changed() -> None:
     assert action_key.difference(walk(action()), walk(action())) == ()
 
 
+def test_another_compiler_is_one_line() -> None:
+    """Which of its files and folders the other one had says nothing more."""
+    moved = action(argv=(Ref(place=Place.ROOT, name="cuda", suffix="/bin/nvcc"), *action().argv[1:], "-G"))
+    before = [*walk(action()), ("tool nvcc: nvcc wrapper 0", "a" * 64), ("search folder 1", "/usr/include")]
+    told = action_key.difference(before, walk(moved, digests={**D, "a.cu": D["b.cu"]}), "/venv/cuda/bin/nvcc")
+    assert told == (
+        "tool nvcc: it is now /venv/cuda/bin/nvcc, and was another one",
+        "command: added -G",
+        "input a.cu: content changed",
+    )
+
+
 def test_bytes_that_are_no_utf8_come_back() -> None:
     components = [("input \udce9.cu", "value \udcff")]
     assert action_key.decode(action_key.encode(components)) == components

@@ -131,7 +131,9 @@ def test_a_shim_that_an_older_buildd_made_is_not_called_damaged(store: Path) -> 
     spoil(place.programs / "gcc", cut)
     assert [found.level for found in machine_checks.shims(environ)] == [machine_checks.Level.FAIL]
     assert shim_folders.verify(store, environ) == (2, 2)
-    assert [found.text for found in machine_checks.shims(environ)] == ["2 programs, all intact"]
+    assert [found.text for found in machine_checks.shims(environ)] == [
+        "2 programs that stand in for compilers, all intact"
+    ]
 
 
 def test_without_a_compiler_no_damaged_shim_stays(store: Path, tmp_path: Path) -> None:

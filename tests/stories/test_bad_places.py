@@ -186,6 +186,19 @@ def test_the_disk_of_the_project_is_full(boxed: Developer) -> None:
     assert "Traceback" not in said.text
 
 
+def test_the_disk_of_the_project_has_no_room_for_a_result_of_the_store(boxed: Developer) -> None:
+    """The advice is about that disk: a smaller store makes no room there."""
+    boxed.write("src/a.cu", f"//! bytes {1 << 20}\na\n")
+    said = boxed.inside(
+        "mkdir -p project/build && mount -t tmpfs -o size=64k none project/build\n"
+        "! $BUILDD build -C project\n"
+        "$BUILDD down\n"
+    )
+    assert said.status == 0 and "Traceback" not in said.text, said.text
+    assert f"no space left on the disk of {boxed.project}/build/" in said.text, said.text
+    assert "next: free some space and build again\n" in said.text and "BUILDD_DIR" not in said.text, said.text
+
+
 @pytest.mark.parametrize("way", ["", pytest.param("--no-daemon", marks=pytest.mark.slow)])
 def test_files_may_not_grow(developer: Developer, way: str) -> None:
     """RLIMIT_FSIZE: the other way to have no room."""

@@ -74,6 +74,19 @@ def test_the_region_shows_jobs_with_elapsed_and_expected_time() -> None:
     ]
 
 
+def test_no_time_is_said_to_be_left_while_a_job_takes_much_longer_than_expected() -> None:
+    model = model_of(running_build())
+    late = Event(
+        request_id=messages.RequestId("r1"),
+        sequence=99,
+        time_ns=START_NS + 17_000_000_000,
+        body=messages.Progress(done=2, total=4, hits=2, misses=2, running=2, eta_s=3.0),
+    )
+    model.apply(late)
+    *_, status = region(model, START_NS + 17_200_000_000, 80, 24)
+    assert status.text.endswith("[0/2] 2 hits  17.2 s")
+
+
 @pytest.mark.parametrize("columns", [1, 2, 5, 12, 20, 33, 40, 79, 200])
 @pytest.mark.parametrize("rows", [1, 2, 4, 10])
 def test_no_line_is_wider_and_no_region_higher_than_the_terminal(columns: int, rows: int) -> None:

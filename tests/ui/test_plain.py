@@ -255,7 +255,11 @@ def test_words() -> None:
     assert tool_of("cd '/p q' && A=1 B='x y' '/opt/cuda 13/bin/nvcc' -c") == "nvcc"
     assert tool_of("/usr/bin/nvcc -c a.cu") == "nvcc"
     assert tool_of("") == ""
-    assert shortened("abcdefghij", 6) == "ab..ij"
+    assert tool_of(": && /usr/bin/c++ -fPIC -shared -o libops.so a.o && :") == "c++"
+    assert tool_of(": && /usr/bin/cmake -E rm -f liba.a && /usr/bin/ar qc liba.a a.o && :") == "ar"
+    assert tool_of("/opt/share/buildd-cc /usr/bin/c++ -c a.cc") == "c++"
+    assert tool_of("cd /p/build && /usr/bin/cmake -E touch stamp") == "cmake"
+    assert shortened("abcdefghij", 6) == "ab\u2026hij"
     assert [len(shortened("abcdefghij", width)) for width in range(11)] == list(range(11))
     assert clean("plain") == "plain"
     assert compiler_line("x.cu(1): error: no") == Line("x.cu(1): error: no", Style.ERROR)

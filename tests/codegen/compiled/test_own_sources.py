@@ -54,6 +54,35 @@ def test_an_object_among_the_sources_is_linked(tmp_path: Path, suffix: str) -> N
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("keys", "says", "line"),
+    [
+        ('\ninclude = ["includ"]', 'there is no folder "includ", which `include` names; did you mean "include"?', 6),
+        ('include = ["src/a.cu"]', '"src/a.cu" of `include` is no folder', 5),
+        ('\nflags = ["-o", "x"]', '"-o" does not belong in `flags`', 6),
+        ('define = ["A"]\noutput = "code-object"', 'cannot have the output "code-object"', 6),
+        ('define = "A"', "sm_8O", 3),
+        ('define = "A"', 'no file matches "lib/*"', 4),
+    ],
+)
+def test_a_mistake_names_the_line_of_its_key(tmp_path: Path, keys: str, says: str, line: int) -> None:
+    folder = project(tmp_path, {"src/a.cu": "", "include/a.h": ""}, keys)
+    file = folder / "buildd.toml"
+    text = file.read_text()
+    file.write_text(
+        text.replace("sm_80", "sm_8O") if "sm_" in says else text.replace("src/*", "lib/*") if "lib" in says else text
+    )
+    with pytest.raises(RequestError) as caught:
+        planned(folder)
+    assert says in caught.value.message and caught.value.file == f"buildd.toml:{line}"
+
+
+@pytest.mark.cuda
+def test_a_folder_of_headers_may_be_made_by_the_build(tmp_path: Path) -> None:
+    planned(project(tmp_path, {"src/a.cu": ""}, 'include = ["build/gen", "./src"]'))
+
+
+@pytest.mark.cuda
 def test_an_object_needs_an_output_that_is_linked(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"src/a\.o is an object"):
         planned(project(tmp_path, {"src/a.o": "", "src/a.cu": ""}, 'output = "ptx"'))

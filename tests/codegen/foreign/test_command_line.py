@@ -197,7 +197,7 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -specs=x", Reason.UNKNOWN_OPTION),
         ("hipcc -c a.cpp --offload-arch=gfx90a -march=native", Reason.MACHINE),
         ("nvcc -c a.cu -Xcompiler -march=native", Reason.MACHINE),
-        ("gcc -c a.c -v", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -v", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -H", Reason.UNKNOWN_OPTION),
         ("gcc -v", Reason.QUERY),
         ("gcc -v -E -", Reason.QUERY),

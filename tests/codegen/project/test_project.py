@@ -92,7 +92,10 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
         ('\n[target.a]\nkind = "cuda"\nsorces = ["a.cu"]', "bad-project", 'did you mean "sources"?', "buildd.toml:4"),
         ('[target.a]\nkind = "cdua"', "bad-project", 'did you mean "cuda"?', "buildd.toml:2"),
         ('[target.a]\nsources = ["a.cu"]', "bad-project", "has no kind", "buildd.toml:1"),
-        ('[target.a]\nkind = "cuda"\nsources = 3', "bad-project", "sources", "buildd.toml:1"),
+        ('[target.a]\nkind = "cuda"\nsources = 3', "bad-project", "sources", "buildd.toml:3"),
+        ('[target.a]\nkind = "gemm"\n\ntile = [1, "x", 1]', "bad-project", "tile[1]", "buildd.toml:4"),
+        ('[project]\nname = "x"\n[toolchain]\ncuda = 3', "bad-project", "[toolchain]: expected", "buildd.toml:4"),
+        ('[target.a]\nkind = "gemm"\n[target.a.signatur]\nx = 1', "bad-project", "unknown key", "buildd.toml:3"),
         ('[target.a]\nkind = "cuda"', "bad-project", "sources", "buildd.toml:1"),
         (
             '[target.a]\nkind = "cuda"\nsources = ["a.cu"]\noutput = "shard"',
@@ -175,7 +178,7 @@ def test_an_unknown_target_names_the_nearest(tmp_path: Path) -> None:
 
 def test_an_unknown_dependency_names_who_wants_it(tmp_path: Path) -> None:
     error = refused(tmp_path, GOOD.replace('deps = ["kernels"]', 'deps = ["kernel"]'))
-    assert error.code == "unknown-target" and '`deps` of "app"' in error.message
+    assert error.code == "unknown-dependency" and '`deps` of "app"' in error.message
 
 
 def test_a_dependency_cycle_is_spelled_out(tmp_path: Path) -> None:
