@@ -30,7 +30,7 @@ _GCC_UNSUPPORTED = re.compile(
     r"|diagnostics-(format=.*-file|add-output.*|set-output.*)|.*list.*=.*|.*-files?=.*|crash-diagnostics.*"
     r"|thinlto-index.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
     r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
-    r"|-m(llvm|generate-.*)|-gsplit-dwarf"
+    r"|-m(llvm|generate-.*)|-gsplit-dwarf|-v"
 )
 _HIP_PLAIN = re.compile(
     r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)|--(no-)?offload-compress"
