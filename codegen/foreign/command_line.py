@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from codegen.compilers import linking
+from codegen.compilers import clang_hip, linking
 from codegen.compilers.command_parser import Compile, Family, Makes, Parser, PassThrough, Reason
 from codegen.foreign.gcc_options import GccParser
 from codegen.foreign.nvcc_options import NvccParser
@@ -102,7 +102,9 @@ def read_command(command: Sequence[str], folder: str) -> tuple[Parser, Family, t
         raise PassThrough(Reason.TOO_LONG)
     if family is Family.GCC and _is_inside_nvcc(arguments):
         raise PassThrough(Reason.INSIDE_NVCC)
-    parser = NvccParser() if family is Family.NVCC else GccParser(family)
+    by_clang = family is Family.GCC and clang_hip.is_hip(arguments)
+    family = Family.HIPCC if by_clang else family
+    parser = NvccParser() if family is Family.NVCC else GccParser(family, finds_rocm=by_clang)
     parser.run(arguments)
     return parser, family, tuple(read)
 
