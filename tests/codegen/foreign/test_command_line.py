@@ -197,6 +197,8 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -specs=x", Reason.UNKNOWN_OPTION),
         ("hipcc -c a.cpp --offload-arch=gfx90a -march=native", Reason.MACHINE),
         ("nvcc -c a.cu -Xcompiler -march=native", Reason.MACHINE),
+        ("clang++ --rocm-path=/r --hip-link -shared a.o b.o -o liba.so", Reason.LINK),
+        ("g++ --unheard-of a.o b.cpp -o prog", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -v", Reason.UNSUPPORTED_OPTION),  # prints the names of temporary files
         ("gcc -c a.c -H", Reason.UNKNOWN_OPTION),
         ("gcc -v", Reason.QUERY),
