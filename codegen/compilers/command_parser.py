@@ -190,6 +190,8 @@ class Parser(ABC):
         self.device_links = False
         self.native: list[str] = []
         """See `Compile`; flags that name the processor are found by `result`."""
+        self.named_parts: list[str] = []
+        """Options that say where the tool's parts are, by which the tool is described."""
         self.dep_kind = ""
         """-MD or -MMD."""
         self.dep_twice = False
@@ -258,7 +260,7 @@ class Parser(ABC):
         processor = (flag for flag in flags if family is Family.GCC and _PROCESSOR.fullmatch(flag))
         native = (*self.native, *processor)
         # nvcc's -arch looks like the assembler's option for a listing.
-        known = {*native, *(_LISTS if makes is Makes.RULES else ())}
+        known = {*native, *self.named_parts, *(_LISTS if makes is Makes.RULES else ())}
         known.update(flag for flag in flags if cuda and flag.startswith("--cuda-path="))
         if why := inspect(f for f in flags if f not in known and not f.startswith("-arch=")).uncacheable:
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)

@@ -206,7 +206,8 @@ def describe_hipcc(
         if program := which(command[0], search_path):
             files.add(os.path.basename(program), program)
     for index, file in enumerate(probes[0].files):
-        files.add("hipcc" if index == 0 else f"hipcc {os.path.basename(file)}", file)
+        name = os.path.basename(file)
+        files.add(name if index == 0 else f"{os.path.basename(path)} {name}", file)
     files.extend(closure.libraries(knowledge, files.paths(), environment))
     for file in (*hipcc.bitcode(passes), *hipcc.version_files(os.path.dirname(os.path.dirname(path)))):
         files.add(os.path.basename(file), file)

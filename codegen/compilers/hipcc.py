@@ -22,6 +22,8 @@ _SAME_PARTS = re.compile(
     r"-c|-O\w?|-[DU].+|-I[^-].*|-w|-W\w[\w+=-]*|-std=[\w+]+|-f(PIC|pic|PIE|pie|fast-math)|-m64|--offload-arch=gfx[\w:+-]+"
 )
 """Flags that change neither the programs hipcc calls nor the headers and libraries that these find by default."""
+VERSIONS = ("bin/.hipVersion", "lib/.hipInfo", "share/hip/version", "bin/hipvars.pm")
+"""The files that say which HIP a ROCm has, below its root."""
 
 
 @lru_cache(maxsize=8)  # planning starts again after each probe
@@ -142,5 +144,4 @@ def bitcode(passes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def version_files(root: str) -> tuple[str, ...]:
-    names = ("bin/.hipVersion", "lib/.hipInfo", "share/hip/version", "bin/hipvars.pm")
-    return tuple(path for name in names if os.path.isfile(path := os.path.join(root, name)))
+    return tuple(path for name in VERSIONS if os.path.isfile(path := os.path.join(root, name)))

@@ -14,6 +14,7 @@ import msgspec
 from codegen.compilers import (
     checkout_roots,
     clang_cuda,
+    clang_hip,
     closure,
     hipcc,
     linking,
@@ -22,7 +23,9 @@ from codegen.compilers import (
     temporary_roots,
 )
 from codegen.compilers.command_parser import LINKS, Compile, Family, Makes, PassThrough, Reason
+from codegen.compilers.compiler import SearchPlace, describe_hipcc
 from codegen.compilers.toolchain import Toolchains
+from codegen.foreign.command_line import family_of
 from codegen.plan import Argument, Frozen, Knowledge, Tool
 from codegen.project.project_file import ProjectSettings
 from codegen.steps.decomposition import hip_ahead
@@ -79,12 +82,12 @@ def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     """Return everything that a description depends on, other than the files on disk."""
     offloads = any("-fopenmp" in flag for flag in compile.flags)
     makes = (compile.makes, offloads) if compile.makes in LINKS else None
-    cuda = (request.project, *compile.flags) if compile.cuda else ()
+    parts = (request.project, *compile.flags) if compile.cuda or _is_clang(request.command[0], compile) else ()
     libraries = (request.project, *linking.named_libraries(compile.flags)) if compile.objects else ()
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
     left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
     variables = sorted(pair for pair in request.environment.items() if pair[0] not in left_out)
-    return (request.command[0], compile.host, makes, compile.native, gpus, libraries, cuda, tuple(variables))
+    return (request.command[0], compile.host, makes, compile.native, gpus, libraries, parts, tuple(variables))
 
 
 def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Described:
@@ -108,6 +111,8 @@ def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Descri
             return _host(path, compile, variables, knowledge)
         case Family.NVCC:
             return _nvcc(path, compile, request, variables, knowledge)
+        case Family.HIPCC if _is_clang(path, compile):
+            return _clang_for_hip(path, compile, request, variables, knowledge)
         case Family.HIPCC:
             return _hipcc(path, compile, request, variables, knowledge)
 
@@ -212,6 +217,43 @@ def _hipcc(
         raise PassThrough(Reason.ENVIRONMENT, "hipcc does not call clang here; set HIP_PLATFORM=amd")
     compiler = toolchains.hip_compiling(environment, question, flags)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"hipcc {path}")
+    return Described(
+        tool=tool,
+        program=compiler.program,
+        environment=environment,
+        clang=True,
+        host="",
+        standard=tool.search,
+    )
+
+
+def _is_clang(path: str, compile: Compile) -> bool:
+    """Tell whether a command calls clang for HIP, without hipcc."""
+    return compile.family is Family.HIPCC and family_of(os.path.basename(path)) is not Family.HIPCC
+
+
+def _clang_for_hip(
+    path: str, compile: Compile, request: Request, variables: Mapping[str, str], knowledge: Knowledge
+) -> Described:
+    if closure.is_script(path):
+        raise PassThrough(Reason.WRAPPER, path)
+    _root_of(path)
+    environment = _environment(variables, ToolFamily.HIP, (os.path.dirname(path),))
+    question = hip_ahead(path, environment, compile.flags, os.path.splitext(compile.source)[1])
+    question = msgspec.structs.replace(question, files=clang_hip.files(path, compile.flags, environment))
+    if not hipcc.calls_clang(knowledge.ask(question)[0]):
+        raise PassThrough(Reason.LANGUAGE, f"{path} does not compile HIP with these options")
+    compiler = describe_hipcc(
+        SearchPlace(source="command", path=path),
+        msgspec.structs.replace(request, environment=dict(variables), interpreter=""),
+        knowledge,
+        search_path=dict(environment)["PATH"],
+        called_in=environment,
+        seen=(question,),
+        flags=compile.flags,
+    )
+    name = f"{os.path.basename(path)} {path}"
+    tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=name)
     return Described(
         tool=tool,
         program=compiler.program,

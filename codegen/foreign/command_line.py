@@ -12,8 +12,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from codegen.compilers import linking
-from codegen.compilers.command_parser import Compile, Family, Makes, Parser, PassThrough, Reason
+from codegen.compilers import clang_hip, linking
+from codegen.compilers.command_parser import Compile, Family, Makes, Parser, PassThrough, Reason, language_of
 from codegen.foreign.gcc_options import GccParser
 from codegen.foreign.nvcc_options import NvccParser
 from codegen.reach import Reach, reach_of, read_regular
@@ -73,6 +73,8 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
         refused = why.reason in (Reason.UNKNOWN_OPTION, Reason.UNSUPPORTED_OPTION)
         if refused and _is_query(why.detail, command):
             raise PassThrough(Reason.QUERY, why.detail) from why
+        if why.reason is Reason.UNKNOWN_OPTION and _only_links(command):
+            raise PassThrough(Reason.LINK) from why
         raise
     if compile.makes is Makes.LINKED and family is Family.GCC:
         linking.check(compile.flags)
@@ -85,6 +87,12 @@ def _is_query(option: str, command: Sequence[str]) -> bool:
     if names_source:
         return bool(_ASKS.fullmatch(option)) or (option == "-v" and "-E" in command)
     return option == "-v" or any(map(_ASKS.fullmatch, command[1:]))  # nvcc's parser names another option
+
+
+def _only_links(command: Sequence[str]) -> bool:
+    """Tell whether a command names objects and no source. Such a link is not cached, whatever its other options are."""
+    named = [word for word in command[1:] if not word.startswith("-")]
+    return any(word.endswith((".o", ".obj")) for word in named) and not any(map(language_of, named))
 
 
 def read_command(command: Sequence[str], folder: str) -> tuple[Parser, Family, tuple[str, ...]]:
@@ -102,7 +110,9 @@ def read_command(command: Sequence[str], folder: str) -> tuple[Parser, Family, t
         raise PassThrough(Reason.TOO_LONG)
     if family is Family.GCC and _is_inside_nvcc(arguments):
         raise PassThrough(Reason.INSIDE_NVCC)
-    parser = NvccParser() if family is Family.NVCC else GccParser(family)
+    by_clang = family is Family.GCC and clang_hip.is_hip(arguments)
+    family = Family.HIPCC if by_clang else family
+    parser = NvccParser() if family is Family.NVCC else GccParser(family, finds_rocm=by_clang)
     parser.run(arguments)
     return parser, family, tuple(read)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from codegen.compilers import clang_cuda
+from codegen.compilers import clang_cuda, clang_hip
 from codegen.compilers.command_parser import PTXAS, Family, Parser, PassThrough, Reason, quoted
 
 _GCC_VALUE = re.compile(
@@ -46,9 +46,15 @@ _LLVM_NAME = re.compile(
 
 
 class GccParser(Parser):
-    def __init__(self, family: Family) -> None:
+    """
+    Args:
+        finds_rocm: the tool is clang itself, called for HIP: its options may say where ROCm is.
+    """
+
+    def __init__(self, family: Family, *, finds_rocm: bool = False) -> None:
         super().__init__()
         self._family = family
+        self._finds_rocm = finds_rocm
 
     @property
     def may_link(self) -> bool:
@@ -78,6 +84,10 @@ class GccParser(Parser):
                 if not _LLVM_NAME.fullmatch(value):
                     raise PassThrough(Reason.UNKNOWN_OPTION, f"-mllvm {value}")
                 self.kept += [argument, value]
+            elif argument.startswith("-mllvm=") and self._family is Family.HIPCC:
+                if not _LLVM_NAME.fullmatch(argument.removeprefix("-mllvm=")):
+                    raise PassThrough(Reason.UNKNOWN_OPTION, argument)
+                self.kept.append(argument)
             elif argument in ("-MD", "-MMD"):
                 self.asks_rules(argument)
             elif argument == "-MP":
@@ -87,6 +97,9 @@ class GccParser(Parser):
                 if not PTXAS.fullmatch(value):
                     raise PassThrough(Reason.UNKNOWN_OPTION, f"{argument} {value}")
                 self.kept += [argument, value]
+            elif self._finds_rocm and clang_hip.PARTS.fullmatch(argument):
+                self.kept.append(argument)
+                self.named_parts.append(argument)
             elif _GCC_UNSUPPORTED.fullmatch(argument):
                 raise PassThrough(Reason.UNSUPPORTED_OPTION, argument)
             elif _GCC_PLAIN.fullmatch(argument) or _OFFLOADS[self._family].fullmatch(argument):

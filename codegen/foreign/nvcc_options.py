@@ -239,6 +239,6 @@ class NvccParser(Parser):
         try:
             inner.run(words)
         except PassThrough as why:
-            raise PassThrough(why.reason, f"-Xcompiler {words[0]}") from why
+            raise PassThrough(why.reason, f"-Xcompiler {why.detail or ' '.join(words)}") from why
         if not inner.only_flags:
             raise PassThrough(Reason.UNKNOWN_OPTION, f"-Xcompiler {' '.join(words)}")

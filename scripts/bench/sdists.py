@@ -27,6 +27,8 @@ class Sdist:
         wheels: packages of NVIDIA's whose headers and libraries it needs beside the toolkit's; of the toolkit's version
             unless they name another.
         needs_torch: it is built with a CUDA torch, which must be installed.
+        part: sources of a part that is built in minutes, each by the end of its path.
+        cmake: options of cmake for the part.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Sdist:
     environment: Mapping[str, str] = field(default_factory=dict)
     wheels: tuple[str, ...] = ()
     needs_torch: bool = False
+    part: tuple[str, ...] = ()
+    cmake: tuple[str, ...] = ()
 
     @property
     def project(self) -> str:
@@ -41,11 +45,24 @@ class Sdist:
 
 
 _SM_80 = "-DCMAKE_CUDA_ARCHITECTURES=80"
+_LIGHTGBM = ("-DUSE_CUDA=ON", "-DBUILD_WITH_SHARED_NCCL=ON", _SM_80)
 SDISTS = (
     Sdist("cuvec==6.0.1", ("cmake.build-type=Release", "cmake.define.CMAKE_CUDA_ARCHITECTURES=80")),
     Sdist("pyvkfft==2025.1.1", environment={"VKFFT_BACKEND": "cuda"}, wheels=("nvidia-cuda-nvrtc",)),
-    Sdist("lightgbm", ("cmake.define.USE_CUDA=ON",), wheels=("nvidia-nccl-cu13>=2",)),
-    Sdist("llama-cpp-python", environment={"CMAKE_ARGS": f"-DGGML_CUDA=on {_SM_80}"}, wheels=("nvidia-cublas",)),
+    Sdist(
+        "lightgbm",
+        tuple(f"cmake.define.{option.removeprefix('-D')}" for option in _LIGHTGBM),
+        wheels=("nvidia-nccl-cu13>=2",),
+        part=("cuda_score_updater.cu", "cuda_binary_objective.cu", "cuda_rank_objective.cu", "cuda_rank_objective.cpp"),
+        cmake=("-D__BUILD_FOR_PYTHON=ON", *_LIGHTGBM),
+    ),
+    Sdist(
+        "llama-cpp-python",
+        environment={"CMAKE_ARGS": f"-DGGML_CUDA=on {_SM_80}"},
+        wheels=("nvidia-cublas",),
+        part=("ggml-cuda.dir/acc.cu", "norm.cu", "rope.cu", "mmq-instance-q4_0.cu", "ggml.c", "ggml-alloc.c"),
+        cmake=("-DGGML_CUDA=on", _SM_80),
+    ),
     Sdist("causal-conv1d", environment={"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"}, needs_torch=True),
     Sdist("mamba-ssm", environment={"MAMBA_FORCE_BUILD": "TRUE"}, needs_torch=True),
     Sdist("gsplat", environment={"TORCH_CUDA_ARCH_LIST": "8.0"}, needs_torch=True),

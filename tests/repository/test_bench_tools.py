@@ -120,3 +120,35 @@ def test_an_edit_of_a_corpus_is_what_its_name_says(tmp_path: Path, monkeypatch: 
     assert (corpus.folder / corpus.units[0].source).read_text().count("host_of_unit() { return ") == 1
     corpus.configure("", "made", added=True)
     assert built() == 3
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_objects_of_two_trees_differ_by_their_code_and_not_by_their_paths(tmp_path: Path) -> None:
+    sys.path.insert(0, str(BENCH))
+    try:
+        parts = load("parts")
+    finally:
+        sys.path.remove(str(BENCH))
+    archive = tmp_path / "some-1.tar.gz"
+    (tmp_path / "some-1").mkdir()
+    (tmp_path / "some-1" / "a.c").write_text(
+        "int a(void) { return N; }\nchar const *where(void) { return __FILE__; }\n"
+    )
+    subprocess.run(["tar", "czf", archive, "-C", tmp_path, "some-1"], check=True)
+    plain, same, other = (parts.Part(archive, "some", tmp_path) for _ in range(3))
+    for tree, number in ((plain, 1), (same, 1), (other, 2)):
+        tree.build.mkdir()
+        command = [
+            host_compiler(),
+            "-g",
+            f"-DN={number}",
+            "-c",
+            str(tree.source / "a.c"),
+            "-o",
+            str(tree.build / "a.o"),
+        ]
+        subprocess.run(command, check=True)
+    assert plain.objects()["a.o"].read_bytes() != same.objects()["a.o"].read_bytes(), "each holds its folder"
+    no_cubins = "false"
+    assert list(parts.differences(plain, same, no_cubins)) == []
+    assert list(parts.differences(plain, other, no_cubins)) == ["a.o: .text"]

@@ -81,11 +81,13 @@ HIP = (
     "-c k.hip --such-option", "--version", "-c k.hip -Wall", "-M k.hip", "-c k.hip -o -", "-E k.hip -o k.i",
 )  # fmt: skip
 CLANG = next((name for name in ("clang", *(f"clang-{n}" for n in range(30, 10, -1))) if shutil.which(name)), "clang")
+_CLANG_FOR_HIP = "clang++-15 -x hip --offload-arch=gfx90a -nogpuinc -nogpulib"
 COMPILERS = {
     "gcc": ("gcc", C),
     "clang": (CLANG, C),
     "nvcc": ("nvcc", CUDA),
     "hipcc": ("hipcc --offload-arch=gfx90a", HIP),
+    "clang-hip": (_CLANG_FOR_HIP, HIP),
 }
 _RANDOM = re.compile(r"/tmp/(cc\w{6}|tmpxft_\w+-\w+|[\w.]+-[0-9a-f]{6})|tmpxft_[0-9a-f]+_[0-9a-f]+-\d+")
 

@@ -110,8 +110,6 @@ VARIABLES = rows(
       acts=True),
     V("CUTLASS_DEBUG_TRACE_LEVEL", Kind.INT, "0", (KEY,), "-DCUTLASS_DEBUG_TRACE_LEVEL=N",
       "adds that flag to CUDA compiles", acts=True),
-    V("ROCM_PATH", Kind.PATH, "", (KEY,), "where ROCm is; /opt/rocm by default",
-      "buildd looks for hipcc there; its content is keyed", acts=True),
     V("AIT_FORCE_PROFILER_CACHE", Kind.ON_IF_1, "0", (PROFILE,), "any missing profile is an error",
       "the same: a warm-only mode for CI", acts=True),
     V("AIT_ALLOW_CUTLASS_SM90_KERNELS", Kind.ON_IF_1, "0", (PROFILE, SOURCE), "sm_90 kernels among the candidates",

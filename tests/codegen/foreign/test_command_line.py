@@ -197,7 +197,9 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -specs=x", Reason.UNKNOWN_OPTION),
         ("hipcc -c a.cpp --offload-arch=gfx90a -march=native", Reason.MACHINE),
         ("nvcc -c a.cu -Xcompiler -march=native", Reason.MACHINE),
-        ("gcc -c a.c -v", Reason.UNSUPPORTED_OPTION),
+        ("clang++ --rocm-path=/r --hip-link -shared a.o b.o -o liba.so", Reason.LINK),
+        ("g++ --unheard-of a.o b.cpp -o prog", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -v", Reason.UNSUPPORTED_OPTION),  # prints the names of temporary files
         ("gcc -c a.c -H", Reason.UNKNOWN_OPTION),
         ("gcc -v", Reason.QUERY),
         ("gcc -v -E -", Reason.QUERY),
@@ -236,6 +238,7 @@ def test_nvccs_depfile_options() -> None:
         ("nvcc -c a.cu -keep", Reason.UNSUPPORTED_OPTION),
         ("nvcc -c a.cu --dryrun", Reason.QUERY),
         ("nvcc -c a.cu -v", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -c a.cu -Xcompiler -v", Reason.UNSUPPORTED_OPTION),
         ("nvcc -c a.cu --keep-dir=x", Reason.UNSUPPORTED_OPTION),
         ("nvcc -ptx -cubin a.cu", Reason.UNSUPPORTED_OPTION),
         ("nvcc -ltoir a.cu", Reason.UNSUPPORTED_OPTION),
@@ -266,6 +269,11 @@ def test_nvccs_depfile_options() -> None:
 )
 def test_what_is_not_understood_is_left_to_the_tool(command: str, reason: Reason) -> None:
     assert refused(*command.split()) is reason
+
+
+def test_of_several_options_for_the_host_compiler_the_refused_one_is_named() -> None:
+    with pytest.raises(PassThrough, match="-Xcompiler --unheard-of"):
+        parsed("nvcc", "-c", "a.cu", "-Xcompiler", "-Wall,--unheard-of,-fPIC")
 
 
 @pytest.mark.parametrize("name", ['a"b', "a$b", "a`b", "a\\b", "a\nb"])
