@@ -515,6 +515,8 @@ def test_code_is_exported_each_time_and_what_follows_hits(user: User) -> None:
     assert "0 hits, 2 compiled" in project.build()
     project.python(CHECK_NET)
     assert "1 hit, 1 compiled" in project.build()
+    status, said = user.buildd("cache", "export", str(user.folder / "net"), "net", "-C", str(project.folder))
+    assert status == 0 and ": 1 result, 1 blob" in said, said
     # Another line changes no graph; another operation in an imported module does.
     parts = project.folder / "models/parts.py"
     parts.write_text("# A comment.\n" + parts.read_text())
