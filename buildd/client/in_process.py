@@ -120,15 +120,15 @@ def found_here(request: m.Request) -> tuple[Plan, dict[str, tuple[str, ...]]]:
     return asyncio.run(run())
 
 
-class Needed(NamedTuple):
-    """What targets need of the store."""
+class Exportable(NamedTuple):
+    """What an export of targets takes from the store."""
 
     keys: tuple[m.Digest, ...]
     left_out: tuple[str, ...]
     """The actions whose results are never stored, and those that read what these make."""
 
 
-def needed_here(request: m.Request) -> Needed:
+def needed_here(request: m.Request) -> Exportable:
     """The results that a request's targets need. Runs nothing but traces of models in code, as a proof does.
 
     Raises:
@@ -176,4 +176,4 @@ def needed_here(request: m.Request) -> Needed:
             f"{len(lacking)} of {len(missed) + done.hits} results are not in the store: {named}",
             next_step="run `buildd warm` for these targets first",
         )
-    return Needed(tuple(dict.fromkeys(found)), tuple(left_out))
+    return Exportable(tuple(dict.fromkeys(found)), tuple(left_out))

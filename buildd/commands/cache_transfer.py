@@ -15,7 +15,7 @@ from buildd.ui.problems import print_note
 from buildd.ui.text import count, size
 
 if TYPE_CHECKING:
-    from buildd.client.in_process import Needed
+    from buildd.client.in_process import Exportable
     from buildd.store.bundle_format import Contents
     from buildd.store.profiles import Profile
     from buildd.store.store import Store
@@ -60,7 +60,7 @@ def _held(found: Contents) -> str:
     return ", ".join(said)
 
 
-def _needed(options: Namespace, store: Store) -> Needed:
+def _needed(options: Namespace, store: Store) -> Exportable:
     """The results that the targets need; they must be in the store already (`buildd warm`)."""
     from buildd.client.in_process import needed_here
     from buildd.client.request import request_from
