@@ -131,4 +131,5 @@ def _when(row: _Row, form: str) -> str:
 
 
 def _command(row: _Row, room: int) -> str:
-    return text.shortened(row.command, room)
+    """The command in so many columns, cut at its end: what it calls says most."""
+    return row.command if len(row.command) <= room else f"{row.command[: max(0, room - 1)]}\u2026"

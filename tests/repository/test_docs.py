@@ -88,6 +88,7 @@ def test_the_first_project_of_a_document_builds(document: str, program: str, tmp
         "buildd.toml": text,
         "src/a.cu": f'extern "C" int ops() {{ return {one}; }}\n',
         "src/util/deep/b.cpp": "int helper() { return 1; }\n",
+        "include/ops.h": "",
         "tools/main.cu": 'extern "C" int ops();\nint main() { return ops() == 128 ? 0 : 1; }\n',
     }
     for name, content in files.items():
