@@ -111,4 +111,4 @@ class TomlLines:
                 break
             if wanted.match(line):
                 return f"{self.file}:{number}"
-        return f"{self.file}:{self._tables.get(f'{table}.{key}', start)}"
+        return f"{self.file}:{start}"
