@@ -98,7 +98,9 @@ def begin(codecache: Any, notes: Any, store: str) -> None:
         notes: the module triton_why.
         store: the folder of the store.
     """
-    make, save = codecache.compiled_fx_graph_hash, codecache.FxGraphCache._save_graph
+    make, save = codecache.compiled_fx_graph_hash, getattr(codecache.FxGraphCache, "_save_graph", None)
+    if save is None:
+        return  # a torch that keeps graphs in another way
     asked: dict[str, Facts] = {}
 
     def compiled_fx_graph_hash(*arguments: Any, **named: Any) -> Any:
