@@ -34,7 +34,7 @@ _USED_AGAIN_S = 3600.0
 _OFF = ("", "0", "false", "no", "off")
 FOUND_FOLDER = "answers/found"
 """Folder in a store where running builds have a file; one byte is added for each entry that a program finds."""
-FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM = b"k", b"g", b"j"
+FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM, FOUND_TRACE = b"k", b"g", b"j", b"t"
 NOTE = ".tool"
 """Ending of the names of notes: values computed from a tool's files, by their stamps."""
 _MOST_NOTED = 1 << 20
@@ -222,7 +222,7 @@ def note_found(store: str, kind: bytes) -> None:
     """Note that a program found an entry, for the `buildd run` above it; nothing if there is none.
 
     Args:
-        kind: FOUND_KERNEL, FOUND_GRAPH or FOUND_PROGRAM.
+        kind: FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM or FOUND_TRACE.
     """
     global found_here
     found_here += 1

@@ -23,7 +23,7 @@ from .compiler_calls import FOLDER
 
 SUFFIX = ".programs"
 INTERPRETER, IMPORTS, TRACING, PROGRAM = "interpreter", "imports", "tracing", "program"
-PROBES = "compiler probes"
+PROBES, TRACES_FOUND = "compiler probes", "traces found"
 GRAPHS_FOUND, GRAPHS_COMPILED = "graphs found", "graphs compiled"
 KERNELS_FOUND, KERNELS_COMPILED, FIRST_CALL = "kernels found", "kernels compiled", "first call"
 _WORKER = os.path.join("torch", "_inductor", "compile_worker")

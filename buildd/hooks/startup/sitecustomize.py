@@ -80,6 +80,14 @@ def _share_graphs(remote_cache: "Any") -> None:
             cache.begin(remote_cache, os.environ["BUILDD_DIR"])
 
 
+def _keep_traces(convert_frame: "Any") -> None:
+    """Keep Dynamo's traces."""
+    if os.environ.get("BUILDD_DIR"):
+        traces = _beside("torch_traces")
+        if traces.is_wanted():
+            traces.begin(convert_frame, os.environ["BUILDD_DIR"])
+
+
 def _keep_tunings(autotune_cache: "Any") -> None:
     """Keep what Inductor's tuner found, unless the user has a remote cache for it."""
     if os.environ.get("BUILDD_DIR"):
@@ -331,6 +339,7 @@ _THEN = {
     "triton.runtime.autotuner": _tune_in_turn,
     "triton.runtime.jit": _record_triton,
     "torch._dynamo.backends.registry": _name_backend,
+    "torch._dynamo.convert_frame": _keep_traces,
     "torch._dynamo.callback": _in_ledger("watch_dynamo"),
     "torch._functorch._aot_autograd.autograd_cache": _in_ledger("watch_autograd"),
     "torch._inductor.async_compile": _in_ledger("watch_kernels"),
