@@ -160,7 +160,7 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     """The result of a build's compiles, in one line; empty if no compiler was called and nothing found.
 
     Args:
-        found: kernels and graphs that its programs found in the store.
+        found: traces, graphs and kernels that its programs found in the store.
     """
     from buildd.ui.pass_through_hints import hint_for
     from buildd.ui.text import count, duration
@@ -180,7 +180,12 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
         parts.append(f"nothing to compile in {calls} ({_most(figures.passed_through)})")
     elif passed:
         parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
-    kinds = [(found.graphs, "graph"), (found.kernels, "Triton kernel"), (found.programs, "JAX program")]
+    kinds = [
+        (found.traces, "trace"),
+        (found.graphs, "graph"),
+        (found.kernels, "Triton kernel"),
+        (found.programs, "JAX program"),
+    ]
     if kept := [count(number, noun) for number, noun in kinds if number]:
         parts.append(f"{' and '.join([*filter(None, [', '.join(kept[:-1])]), kept[-1]])} from the store")
     if figures.hits:

@@ -1,7 +1,7 @@
 """Keeps in the store what Dynamo made of a frame, so that a later process does not trace it again.
 
 A trace is Dynamo's bytecode, its guards, and the key under which AOTAutograd has the graph. It is taken from the store
-only if the frame's code and all that was traced through are the same (`trace_sources`), settings and devices are the same
+only if the frame's code and all that was traced through are the same (`trace_sources`), settings and devices too
 (`trace_key`), and its guards, built on this frame's own values, say the same as before (`trace_guards`). What cannot be
 told in these words is not kept: frames with graph breaks, sizes that vary, CUDA graphs, own kernels and operators. If
 anything goes wrong, Dynamo traces. Runs in the user's own process; standard library and torch only.
@@ -32,7 +32,9 @@ _log = logging.getLogger("buildd.inductor")
 
 def is_wanted() -> bool:
     """Whether traces of this process are kept."""
-    return os.environ.get(SWITCH, "1").lower() not in ("0", "false", "no", "off", "") and "BUILDD_RECORD" not in os.environ
+    return (
+        os.environ.get(SWITCH, "1").lower() not in ("0", "false", "no", "off", "") and "BUILDD_RECORD" not in os.environ
+    )
 
 
 def begin(convert_frame: Any, store: str) -> None:
@@ -46,7 +48,7 @@ def begin(convert_frame: Any, store: str) -> None:
 
     original = convert_frame._compile
     signature = inspect.signature(original)
-    if not NEEDED <= set(signature.parameters):
+    if not set(signature.parameters) >= NEEDED:
         return
     watch(guards)
     watch_guards(guards)

@@ -1,5 +1,5 @@
-"""Which frames of torch.compile may have a trace in the store: those of plain Inductor, in a process whose state a key and
-guards can tell.
+"""Which frames of torch.compile may have a trace in the store: those of plain Inductor, in a process whose state a key
+and guards can tell.
 
 Knows the arguments of Dynamo's `_compile` by their names. Runs in the user's own process.
 """
@@ -14,7 +14,9 @@ from typing import Any
 
 from .trace_sources import code_digest, qualname_of
 
-NEEDED = frozenset({"code", "globals", "locals", "compiler_fn", "one_graph", "export", "hooks", "cache_size", "compile_id"})
+NEEDED = frozenset(
+    {"code", "globals", "locals", "compiler_fn", "one_graph", "export", "hooks", "cache_size", "compile_id"}
+)
 """Arguments of `_compile` without which no trace is kept."""
 _RESUMES = "torch_dynamo_resume_in"
 _LOGS = ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "TORCHDYNAMO_REPRO_AFTER", "TORCH_LOGS_OUT")
@@ -29,7 +31,9 @@ class Frame:
         asked: what torch.compile was asked for, beside the backend.
     """
 
-    def __init__(self, code: CodeType, f_locals: Any, f_globals: Any, backend: Any, asked: object, compile_id: Any) -> None:
+    def __init__(
+        self, code: CodeType, f_locals: Any, f_globals: Any, backend: Any, asked: object, compile_id: Any
+    ) -> None:
         self.code = code
         self.f_locals: dict[str, Any] = f_locals
         self.f_globals: dict[str, Any] = f_globals

@@ -21,7 +21,7 @@ from typing import Any
 
 from .trace_sources import Census, UnnamedError
 
-_ID = re.compile(r"(___check_(?:obj|type)_id\(.*), (\d+)\)")
+_ID = re.compile(r"(___check_(?:obj|type)_id\(.*), (\d+)\)(, type=<.*>)?")
 _COMMENT = re.compile(r"\s+(# .*|\(HINT: .*\))?$")
 _NO_HOOKS = "top_saved_tensors_hooks ids == "
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -34,12 +34,46 @@ _NAMES = {"functools": {"partial"}, "builtins": {"set", "frozenset", "getattr", 
 
 
 _KNOWN = frozenset(
-    "AUTOGRAD_SAVED_TENSORS_HOOKS BOOL_MATCH BUILTIN_MATCH CLASS_MATCH CLOSURE_MATCH CONSTANT_MATCH CONSTANT_SUBCLASS_MATCH"
-    " DEFAULT_DEVICE DETERMINISTIC_ALGORITHMS DICT_CONTAINS DICT_KEYS_MATCH DICT_NOT_CONTAINS DISPATCH_KEY_SET_MATCH"
-    " DUAL_LEVEL DUPLICATE_INPUT EMPTY_NN_MODULE_HOOKS_DICT EQUALS_MATCH FUNCTION_MATCH FUNCTORCH_STACK_MATCH GLOBAL_STATE"
-    " GRAD_MODE HASATTR ID_MATCH MAPPING_KEYS_CHECK MODULE_MATCH NAME_MATCH NONE_MATCH NOT_NONE_MATCH"
-    " NOT_PRESENT_IN_GENERIC_DICT RANGE_ITERATOR_MATCH SEQUENCE_LENGTH SET_CONTAINS SET_NOT_CONTAINS SHAPE_ENV TENSOR_MATCH"
-    " TORCH_FUNCTION_STATE TUPLE_ITERATOR_LEN TYPE_MATCH".split()
+    [
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "BOOL_MATCH",
+        "BUILTIN_MATCH",
+        "CLASS_MATCH",
+        "CLOSURE_MATCH",
+        "CONSTANT_MATCH",
+        "CONSTANT_SUBCLASS_MATCH",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "DICT_CONTAINS",
+        "DICT_KEYS_MATCH",
+        "DICT_NOT_CONTAINS",
+        "DISPATCH_KEY_SET_MATCH",
+        "DUAL_LEVEL",
+        "DUPLICATE_INPUT",
+        "EMPTY_NN_MODULE_HOOKS_DICT",
+        "EQUALS_MATCH",
+        "FUNCTION_MATCH",
+        "FUNCTORCH_STACK_MATCH",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "HASATTR",
+        "ID_MATCH",
+        "MAPPING_KEYS_CHECK",
+        "MODULE_MATCH",
+        "NAME_MATCH",
+        "NONE_MATCH",
+        "NOT_NONE_MATCH",
+        "NOT_PRESENT_IN_GENERIC_DICT",
+        "RANGE_ITERATOR_MATCH",
+        "SEQUENCE_LENGTH",
+        "SET_CONTAINS",
+        "SET_NOT_CONTAINS",
+        "SHAPE_ENV",
+        "TENSOR_MATCH",
+        "TORCH_FUNCTION_STATE",
+        "TUPLE_ITERATOR_LEN",
+        "TYPE_MATCH",
+    ]
 )
 """Guards that say in words all that they ask. Those that look into an object say no more than its class."""
 
@@ -145,7 +179,7 @@ def _plain(create: Any) -> Any:
 
 
 def _static_sizes(sizes: dict[Any, Any]) -> dict[Any, Any]:
-    found = {}
+    found: dict[Any, dict[str, Any]] = {}
     for source, parts in sizes.items():
         found[source] = {}
         for name, value in parts.items():
@@ -169,7 +203,9 @@ def _loads(content: bytes) -> Any:
     return _Unpickler(io.BytesIO(content)).load()
 
 
-def built(content: bytes, code: CodeType, f_locals: dict[str, Any], f_globals: dict[str, Any]) -> tuple[Any, str, set[str]]:
+def built(
+    content: bytes, code: CodeType, f_locals: dict[str, Any], f_globals: dict[str, Any]
+) -> tuple[Any, str, set[str]]:
     """A guard manager for a frame, what it says of the frame, and the digests of the functions that it says it of.
 
     Raises whatever Dynamo does where a guard asks for something that the frame has not, and UnnamedError.

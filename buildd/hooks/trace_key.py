@@ -2,8 +2,8 @@
 inputs' sizes. The key under which the store has it.
 
 Some of it Dynamo takes for granted while a process lives and has no guard for: torch's own sources, configurations, the
-devices. Sizes are in its guards too; in the key they lead to the right one of several traces at once. Runs in the user's
-own process.
+devices. Sizes are in its guards too; in the key they lead to the right one of several traces at once. Runs in the
+user's own process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from . import entries
@@ -68,14 +69,9 @@ def environment(notes: str) -> list[str]:
         str(torch.version.cuda), str(getattr(torch.version, "hip", None)),
         _sources_of(os.path.dirname(torch.__file__), _PARTS, notes),
     ]  # fmt: skip
-    triton = sys.modules.get("triton")
-    if triton is None and torch.cuda.is_available():
-        from importlib.util import find_spec
-
-        if find_spec("triton") is not None:
-            import triton
-    if triton is not None and getattr(triton, "__file__", None):
-        found += [str(getattr(triton, "__version__", "")), _sources_of(os.path.dirname(triton.__file__), ("",), notes)]
+    triton = find_spec("triton")
+    if triton is not None and triton.origin:
+        found.append(_sources_of(os.path.dirname(triton.origin), ("",), notes))
     for name, value in sorted(os.environ.items()):
         if name.startswith(_ENVIRONMENT) and not name.endswith(_PLACES):
             found.append(f"{name}={value}")

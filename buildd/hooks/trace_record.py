@@ -226,7 +226,7 @@ def _sizes(code: CodeType) -> list[tuple[str, Any, Any]]:
         from torch._dynamo import pgo
 
         noted = pgo.get_code_state()[pgo.CodeId.make(code)].automatic_dynamic
-        found = []
+        found: list[tuple[str, Any, Any]] = []
         for name, entry in noted.items():
             if type(entry.scalar) is int:
                 found.append((name, entry.scalar, None))
@@ -344,7 +344,9 @@ def _answer(frame: Frame, code: CodeType, manager: Any, name: str, compiled: Any
         noted = pgo.get_code_state()[pgo.CodeId.make(frame.code)].automatic_dynamic
         for source, size, stride in sizes:
             entry = pgo.FrameStateSizeEntry
-            noted[source] |= entry.make_scalar(size) if stride is None else entry.make_tensor(tuple(size), tuple(stride))
+            noted[source] |= (
+                entry.make_scalar(size) if stride is None else entry.make_tensor(tuple(size), tuple(stride))
+            )
     return wrap_guarded_code(GuardedCode(code, manager, frame.compile_id, f"Torch-Compiled Region: {frame.compile_id}"))
 
 

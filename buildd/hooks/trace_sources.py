@@ -1,8 +1,8 @@
 """What Python's functions, classes and modules are made of, as digests that hold in another process too.
 
-Dynamo traces through functions and takes most of what they reach for granted while one process lives: methods, functions
-of modules, torch's own functions have no guards. So a trace that is kept notes them here, by name and by content, and
-another process computes the same note from its own modules. Knows nothing of torch. Standard library only.
+Dynamo traces through functions and takes most of what they reach for granted while one process lives: methods,
+functions of modules, torch's own functions have no guards. So a trace that is kept notes them here, by name and by
+content, and another process computes the same note from its own modules. Knows nothing of torch. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
+from typing import Any
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _NATIVE = (
@@ -51,7 +52,7 @@ def code_digest(code: CodeType, with_lines: bool = False) -> str:
     return _code_digest(code, with_lines)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _code_digest_by_id(place: int, with_lines: bool, code: _Kept) -> str:
     return _digest_of_code(code.code, with_lines)
 
@@ -131,9 +132,8 @@ class Census:
             return self.class_digest(value)
         if isinstance(value, MethodType):
             return f"method {self.identity(value.__func__)} of {self.identity(value.__self__)}"
-        if isinstance(value, _NATIVE) and not isinstance(getattr(value, "__self__", None), type | None | ModuleType):
-            if getattr(sys.modules.get(str(value.__module__)), value.__name__, None) is not value:
-                raise UnnamedError(repr(value))
+        if isinstance(value, _NATIVE) and not _is_of_a_name(value):
+            raise UnnamedError(repr(value))
         text = self.member(value)
         if text.startswith("a "):
             raise UnnamedError(repr(type(value)))
@@ -244,6 +244,13 @@ class Census:
         self._known[id(value)] = text
         self._held.append(value)
         return text
+
+
+def _is_of_a_name(value: Any) -> bool:
+    """Whether a native function belongs to a class or a module, so that its name says which one it is."""
+    if isinstance(getattr(value, "__self__", None), type | None | ModuleType):
+        return True
+    return getattr(sys.modules.get(str(getattr(value, "__module__", ""))), value.__name__, None) is value
 
 
 def names_in(code: CodeType) -> set[str]:

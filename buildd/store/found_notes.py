@@ -1,4 +1,4 @@
-"""Notes of Triton kernels, graphs and JAX's programs that were found in the store, for the summary of `buildd run`.
+"""Notes of Triton kernels, graphs, traces and JAX's programs that were found in the store, for the summary of a run.
 
 A running build has a file, to which the hooks add one byte for each (`hooks.entries.note_found`). Without that file
 they write nothing. Knows no kernel.
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL, FOUND_PROGRAM
+from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL, FOUND_PROGRAM, FOUND_TRACE
 from buildd.store.hit_notes import held, left, name_of
 
 
@@ -23,6 +23,8 @@ class FoundKernels(NamedTuple):
     graphs: int = 0
     programs: int = 0
     """JAX's."""
+    traces: int = 0
+    """Dynamo's."""
 
 
 class FoundNotes:
@@ -47,7 +49,7 @@ class FoundNotes:
     def found(self) -> FoundKernels:
         """What was found so far."""
         content = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        return FoundKernels(*map(content.count, (FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM)))
+        return FoundKernels(*map(content.count, (FOUND_KERNEL, FOUND_GRAPH, FOUND_PROGRAM, FOUND_TRACE)))
 
     def __enter__(self) -> FoundNotes:
         return self

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from buildd.client.foreign_build import summary
-from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL, note_found
+from buildd.hooks.entries import FOUND_FOLDER, FOUND_GRAPH, FOUND_KERNEL, FOUND_TRACE, note_found
 from buildd.store.found_notes import FoundKernels, FoundNotes
 from protocol.messages import BuildFigures
 
@@ -17,9 +17,9 @@ def test_what_programs_find_is_counted_while_the_build_runs(tmp_path: Path, monk
     note_found(str(tmp_path), FOUND_KERNEL)  # nobody listens yet
     with FoundNotes(tmp_path, "abc123") as notes, FoundNotes(tmp_path, "other") as others:
         assert notes.found() == FoundKernels()
-        for kind in (FOUND_KERNEL, FOUND_GRAPH, FOUND_KERNEL):
+        for kind in (FOUND_KERNEL, FOUND_GRAPH, FOUND_KERNEL, FOUND_TRACE):
             note_found(str(tmp_path), kind)
-        assert notes.found() == FoundKernels(kernels=2, graphs=1)
+        assert notes.found() == FoundKernels(kernels=2, graphs=1, traces=1)
         assert others.found() == FoundKernels()
     note_found(str(tmp_path), FOUND_KERNEL)
     assert list((tmp_path / FOUND_FOLDER).iterdir()) == []
@@ -57,6 +57,7 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
             FoundKernels(),
             "0 hits, 1 miss, 3 passed through (query 3)",
         ),
+        (BuildFigures(), FoundKernels(graphs=2, traces=1), "1 trace and 2 graphs from the store"),
         (
             BuildFigures(hits=1, saved_s=22.0),
             FoundKernels(graphs=1),

@@ -82,10 +82,8 @@ def _share_graphs(remote_cache: "Any") -> None:
 
 def _keep_traces(convert_frame: "Any") -> None:
     """Keep Dynamo's traces."""
-    if os.environ.get("BUILDD_DIR"):
-        traces = _beside("torch_traces")
-        if traces.is_wanted():
-            traces.begin(convert_frame, os.environ["BUILDD_DIR"])
+    if os.environ.get("BUILDD_DIR") and _beside("torch_traces").is_wanted():
+        _beside("torch_traces").begin(convert_frame, os.environ["BUILDD_DIR"])
 
 
 def _keep_tunings(autotune_cache: "Any") -> None:
@@ -259,15 +257,11 @@ def _begin_ledger() -> None:
         _beside("ledger").begin(os.environ["BUILDD_DIR"], _imports, _BEGAN_S)
 
 
-def _watch_triton(compiler: "Any") -> None:
-    _beside("ledger").watch_triton(compiler)
-
-
-def _in_ledger(act: str) -> "Any":
-    """A hook that has torch tell the ledger."""
+def _in_ledger(act: str, hook: str = "torch_ledger") -> "Any":
+    """A hook that has torch, or Triton, tell the ledger."""
 
     def then(module: "Any") -> None:
-        getattr(_beside("torch_ledger"), act)(module)
+        getattr(_beside(hook), act)(module)
 
     return then
 
@@ -335,7 +329,7 @@ _THEN = {
     "jax._src.compiler": _compile_once,
     "jax._src.xla_bridge": _try_flags,
     "triton.runtime.cache": _share_triton,
-    "triton.compiler.compiler": _watch_triton,
+    "triton.compiler.compiler": _in_ledger("watch_triton", "ledger"),
     "triton.runtime.autotuner": _tune_in_turn,
     "triton.runtime.jit": _record_triton,
     "torch._dynamo.backends.registry": _name_backend,

@@ -1,0 +1,129 @@
+"""Dynamo's traces in the store: a later process traces only what has changed.
+
+Runs where torch is installed (`scripts/test-torch`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.serving import short_folder
+from tests.support.traced_program import HELPERS, PROGRAM
+from tests.support.user import User
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1500)]
+
+NEVER = {"assumed", "break_in_the_graph"}
+"""What no trace is kept of."""
+UNCHANGED = {"same", "edited_forward", "edited_helper"}
+"""What CHANGED does not change."""
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    with short_folder() as folder:
+        user = User(folder, {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")})
+        (folder / "helpers.py").write_text(HELPERS)
+        (folder / "main.py").write_text(PROGRAM)
+        yield user
+        assert user.end() == []
+
+
+def ran(user: User, *names: str, **variables: str) -> tuple[set[str], str]:
+    """The cases that were not traced, and all that was said. Every case's numbers have to be right."""
+    before = dict(user.environ)
+    user.environ.update(variables)
+    try:
+        status, said = user.buildd("run", "--", sys.executable, "main.py", *names, timeout_s=900)
+    finally:
+        user.environ.clear()
+        user.environ.update(before)
+    assert status == 0, said
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    found: dict[str, list[bool]] = json.loads(line)
+    assert [name for name, (_, is_right) in found.items() if not is_right] == []
+    assert "Error" not in said and "Traceback" not in said, said
+    return {name for name, (is_found, _) in found.items() if is_found}, said
+
+
+def all_cases() -> set[str]:
+    return set(re.findall(r"@case\ndef (\w+)", PROGRAM))
+
+
+@pytest.fixture(scope="module")
+def filled(user: User) -> User:
+    """With the traces of a first run in the store."""
+    found, said = ran(user)
+    assert found == set() and " traces from the store" not in said
+    return user
+
+
+def test_a_second_process_traces_nothing_again(filled: User) -> None:
+    # Also where all that Inductor itself keeps is gone.
+    shutil.rmtree(filled.folder / "inductor")
+    found, said = ran(filled)
+    assert found == all_cases() - NEVER
+    assert re.search(rf"\b{len(found)} traces, \d+ graphs from the store", said), said
+
+
+def test_a_trace_is_not_kept_where_the_user_turns_that_off(filled: User) -> None:
+    found, said = ran(filled, "same", BUILDD_TORCH_TRACES="0")
+    assert found == set() and "trace" not in said.replace("traced", "")
+
+
+def test_what_a_trace_depends_on_is_traced_again(filled: User) -> None:
+    """Types, sizes, constants, patches before and after, closures, hooks: in the program, its modules and in torch."""
+    found, _ = ran(filled, CHANGED="1")
+    assert found == UNCHANGED
+    # And what was kept before holds for what was there before.
+    found, _ = ran(filled)
+    assert found == all_cases() - NEVER
+
+
+def test_other_settings_are_traced_again(filled: User) -> None:
+    found, _ = ran(filled, "same", "constant", TORCHINDUCTOR_MAX_FUSION_SIZE="3", TORCH_COMPILE_CACHE_KEY_TAG="x")
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("edited_forward", "main.py", "* 1.0  # edited by a test", "* 3.0"),
+        ("edited_helper", "helpers.py", "return x * 1.5", "return x * 4.5"),
+    ],
+)
+def test_edited_sources_are_traced_again(filled: User, name: str, file: str, old: str, new: str) -> None:
+    path = filled.folder / file
+    before = path.read_text()
+    assert ran(filled, name)[0] == {name}
+    path.write_text(before.replace(old, new))
+    try:
+        assert ran(filled, name)[0] == set()
+    finally:
+        path.write_text(before)
+    assert ran(filled, name)[0] == {name}
+
+
+def test_a_damaged_trace_or_one_of_a_stranger_is_traced_again(filled: User, tmp_path: Path) -> None:
+    kept = {
+        path: path.read_bytes()
+        for path in (filled.store / "inductor").iterdir()
+        if b'"trace"' in path.read_bytes()[:600]
+    }
+    assert len(kept) >= 10
+    for path, content in kept.items():
+        path.write_bytes(content[:-9] + b"X" * 9)
+    try:
+        assert ran(filled, "same", "constant")[0] == set()
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+    # Another user's key signs nothing that this one believes.
+    assert ran(filled, "same", "constant", BUILDD_KEY_DIR=str(tmp_path))[0] == set()
