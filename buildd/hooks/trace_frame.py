@@ -82,6 +82,7 @@ def _is_plain_state() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or (distributed.is_available() and distributed.is_initialized())
         or convert_frame._bytecode_hooks
+        or torch.nn.modules.module._has_any_global_hook()
         or _device.CURRENT_DEVICE is not None
         or logs.log_state.artifact_names
         or torch.autograd.forward_ad._current_level >= 0

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { duration, share } from "./format.js";
 
 const COLOURS = {
-  interpreter: "--kind6", imports: "--kind0", tracing: "--kind2", "compiler probes": "--kind7", "graphs found": "--hit", "graphs compiled": "--kind1",
+  interpreter: "--kind6", imports: "--kind0", tracing: "--kind2", "compiler probes": "--kind7", "traces found": "--hit", "graphs found": "--hit", "graphs compiled": "--kind1",
   "kernels found": "--kind3", "kernels compiled": "--kind4", "first call": "--kind5", program: "--lost",
 };
 
