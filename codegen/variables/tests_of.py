@@ -106,7 +106,7 @@ _ACTS = {
         "test_what_spares_cudafe_its_pages_is_preloaded_into_it_alone_and_may_be_turned_off": "BUILDD_PRELOAD",
     },
     "tests/torch/test_torch_traces.py": {
-        "test_a_trace_is_not_kept_where_the_user_turns_that_off": "BUILDD_TORCH_TRACES",
+        "test_a_trace_is_not_taken_where_the_user_does_not_ask": "BUILDD_TORCH_TRACES",
     },
     "tests/scheduling/test_warm_jobs.py": {
         "test_warm_workers_may_be_turned_off": "BUILDD_WARM_WORKERS",
