@@ -19,7 +19,7 @@ from . import ledger, tier_door, trace_key
 from .entries import FOUND_TRACE, Entry, Shelf, is_on, note_found, tell
 from .trace_frame import NEEDED, Frame, frame_of
 from .trace_guards import RefusedError, watch
-from .trace_record import Capture, Found, capturing, found_trace, record_of, watch_backend, watch_guards
+from .trace_record import TraceCapture, capturing, found_trace, record_of, watch_backend, watch_guards
 
 SWITCH = "BUILDD_TORCH_TRACES"
 FOLDER = "inductor"
@@ -71,7 +71,7 @@ def begin(convert_frame: Any, store: str) -> None:
                 found = _taken(frame, shelf, slots)
                 if found is not None:
                     note_found(store, FOUND_TRACE)
-                    return found.answer
+                    return found
         except Exception as error:
             # The edge to the user's program: Dynamo traces.
             tell(_log, "trace not looked up", error)
@@ -97,8 +97,8 @@ def _shelf(store: str) -> Shelf | None:
     return shelf if shelf.open() else None
 
 
-def _taken(frame: Frame, shelf: Shelf, slots: list[str]) -> Found | None:
-    """The trace that holds for a frame; leaves in `slots` those that may be written, the best one first."""
+def _taken(frame: Frame, shelf: Shelf, slots: list[str]) -> Any:
+    """The answer of the trace that holds for a frame, or None; leaves in `slots` those that may be written, the best one first."""
     if is_on("BUILDD_RECACHE"):
         return None
     here = ledger.present()
@@ -125,7 +125,7 @@ def _taken(frame: Frame, shelf: Shelf, slots: list[str]) -> Found | None:
             here.leave(place, ledger.TRACES_FOUND if found is not None else ledger.TRACING, int(found is not None))
 
 
-def _keep(frame: Frame, capture: Capture, answer: Any, shelf: Shelf, slots: list[str]) -> None:
+def _keep(frame: Frame, capture: TraceCapture, answer: Any, shelf: Shelf, slots: list[str]) -> None:
     content = record_of(frame, capture, answer)
     shelf.put(Entry(slots[0], GROUP, {GROUP: content}))
     tier_door.offer(shelf, slots[0], GROUP)

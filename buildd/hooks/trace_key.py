@@ -18,7 +18,7 @@ from typing import Any
 
 from . import entries
 
-VERSION = 1
+VERSION = 2
 """Of what is kept, and of how it is checked."""
 _PARTS = (
     "_dynamo", "_inductor", "_functorch", "_higher_order_ops", "_decomp", "_refs", "_prims", "_prims_common",

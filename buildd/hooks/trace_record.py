@@ -25,11 +25,15 @@ from .trace_sources import Census, code_digest, names_in, qualname_of
 _COMPILED, _BUILTINS, _IMPORT = "__compiled_fn", "__builtins_dict__", "__import_"
 
 
+_GRAPH, _BUILTINS_DICT = "*graph", "*builtins"
+"""In place of a module's name, which cannot begin so: there is a module `builtins` too."""
+
+
 class ChangedError(ValueError):
     """A trace in the store does not hold for this frame."""
 
 
-class Capture:
+class TraceCapture:
     """What is learned of a trace while Dynamo makes it."""
 
     def __init__(self) -> None:
@@ -46,15 +50,15 @@ class Capture:
         self.refused = self.refused or why
 
 
-_captures: list[Capture] = []
+_captures: list[TraceCapture] = []
 
 
 @contextlib.contextmanager
-def capturing() -> Iterator[Capture]:
+def capturing() -> Iterator[TraceCapture]:
     """Learn of the trace that is made inside."""
     if _captures:
         _captures[-1].refuse("a frame inside another one")
-    capture = Capture()
+    capture = TraceCapture()
     _captures.append(capture)
     try:
         yield capture
@@ -80,7 +84,7 @@ def watch_guards(guards: Any) -> None:
     kind.__init__ = __init__
 
 
-def _learn(capture: Capture, output_graph: Any, manager: Any) -> None:
+def _learn(capture: TraceCapture, output_graph: Any, manager: Any) -> None:
     try:
         capture.checks += 1
         shapes = output_graph.shape_env
@@ -130,7 +134,7 @@ def watch_backend() -> None:
 # ---------------------------------------------------------------- to be kept
 
 
-def record_of(frame: Frame, capture: Capture, answer: Any) -> bytes:
+def record_of(frame: Frame, capture: TraceCapture, answer: Any) -> bytes:
     """A trace as it is kept. Raises RefusedError, and what Dynamo raises where its guards cannot be built again."""
     guarded = getattr(answer, "guarded_code", None)
     if capture.refused or guarded is None or capture.checks != 1 or len(capture.keys) != 1:
@@ -188,7 +192,9 @@ def _digest_of(census: Census, scopes: list[tuple[str, list[str]]]) -> str:
     return _hash("\n".join(lines))
 
 
-def _globals_of(capture: Capture, code: CodeType, text: str, f_globals: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _globals_of(
+    capture: TraceCapture, code: CodeType, text: str, f_globals: dict[str, Any]
+) -> list[tuple[str, str, str]]:
     """What Dynamo has put into the frame's module, as far as the bytecode or the guards name it."""
     found = []
     used = names_in(code)
@@ -198,9 +204,9 @@ def _globals_of(capture: Capture, code: CodeType, text: str, f_globals: dict[str
             continue
         value = capture.installed.get(name, f_globals.get(name))
         if name.startswith(_COMPILED):
-            found.append((name, "graph", ""))
+            found.append((name, _GRAPH, ""))
         elif name.startswith(_BUILTINS):
-            found.append((name, "builtins", ""))
+            found.append((name, _BUILTINS_DICT, ""))
         elif isinstance(value, ModuleType):
             found.append((name, value.__name__, ""))
         else:
@@ -208,7 +214,7 @@ def _globals_of(capture: Capture, code: CodeType, text: str, f_globals: dict[str
             if not all(isinstance(part, str) for part in place) or _resolved(*place) is not value:  # type: ignore[arg-type]
                 raise RefusedError(f"{name} stands for an object of this process")
             found.append((name, *place))  # type: ignore[arg-type]
-    if [kind for _, kind, _ in found].count("graph") != 1:
+    if [kind for _, kind, _ in found].count(_GRAPH) != 1:
         raise RefusedError("not one graph")
     return found
 
@@ -239,26 +245,15 @@ def _sizes(code: CodeType) -> list[tuple[str, Any, Any]]:
 # ---------------------------------------------------------------- taken again
 
 
-class Found:
-    """A trace that holds for a frame.
-
-    Args:
-        answer: what Dynamo's `_compile` returns.
-    """
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
-def found_trace(frame: Frame, content: bytes) -> Found:
-    """The compiled code of a frame, from what was kept. Raises ChangedError, and what Dynamo raises."""
+def found_trace(frame: Frame, content: bytes) -> Any:
+    """What Dynamo's `_compile` returns for a frame, from what was kept. Raises ChangedError, and what Dynamo raises."""
     record = marshal.loads(content)
     if _digest_of(Census(), record["scopes"]) != record["sources"]:
         raise ChangedError("other sources")
     graph_name, added = "", []
     try:
         for name, module, path in record["globals"]:
-            if module == "graph":
+            if module == _GRAPH:
                 graph_name = name
                 continue
             value = _value_of(module, path, frame.f_globals)
@@ -277,11 +272,11 @@ def found_trace(frame: Frame, content: bytes) -> Found:
         raise
     name = f"{_COMPILED}_{uuid.uuid4().hex}"
     code = _renamed(record["code"], graph_name, name, frame.code.co_filename)
-    return Found(_answer(frame, code, manager, name, compiled, record["sizes"]))
+    return _answer(frame, code, manager, name, compiled, record["sizes"])
 
 
 def _value_of(module: str, path: str, f_globals: dict[str, Any]) -> Any:
-    if module == "builtins" and not path:
+    if module == _BUILTINS_DICT:
         inside = f_globals["__builtins__"]
         return inside if isinstance(inside, dict) else inside.__dict__
     value = sys.modules.get(module) if not path else _resolved(module, path)
