@@ -98,7 +98,11 @@ def _shelf(store: str) -> Shelf | None:
 
 
 def _taken(frame: Frame, shelf: Shelf, slots: list[str]) -> Any:
-    """The answer of the trace that holds for a frame, or None; leaves in `slots` those that may be written, the best one first."""
+    """The answer of the trace that holds for a frame, or None.
+
+    Args:
+        slots: where a trace may be; those that may be written stay in it, the best one first.
+    """
     if is_on("BUILDD_RECACHE"):
         return None
     here = ledger.present()
