@@ -8,7 +8,6 @@ from __future__ import annotations
 HELPERS = """
 import functools
 CONSTANT = 2.0
-LAST = [None]
 TABLE = {"f": lambda x: x * 5.0, "k": 7.0}
 def edited(x):
     return x * 1.5
@@ -180,13 +179,6 @@ def decorated():
 def registered():
     if CHANGED: helpers.TABLE["f"] = lambda x: x * 24
     return lambda x: helpers.TABLE["f"](x), x
-@case
-def module_of_builtins():
-    # Dynamo names the module by an alias, beside its dictionary.
-    def makes(x):
-        helpers.LAST[0] = object()
-        return x * 1.25
-    return makes, x
 @case
 def setting():
     torch.backends.cuda.enable_flash_sdp(not CHANGED)
