@@ -70,7 +70,7 @@ def test_a_second_process_traces_nothing_again(filled: User) -> None:
     shutil.rmtree(filled.folder / "inductor")
     found, said = ran(filled)
     assert found == all_cases() - NEVER
-    assert re.search(rf"\b{len(found)} traces, \d+ graphs from the store", said), said
+    assert re.search(r"\b\d+ traces and \d+ graphs from the store", said), said
 
 
 def test_a_trace_is_not_taken_where_the_user_does_not_ask(filled: User) -> None:
