@@ -119,10 +119,12 @@ def gemms_of(target: ModelTarget, model: Model) -> Iterator[tuple[GemmTarget, Pr
 
 def nameless(gemm: GemmTarget) -> GemmTarget:
     """Return a GEMM without its name: equal computations are then equal."""
-    bare = msgspec.structs.replace(gemm, name="", where="", profile=False)
+    bare = msgspec.structs.replace(gemm, name="", where="", lines=(), profile=False)
     if not isinstance(bare, ImplicitGemm):
         return bare
-    return msgspec.structs.replace(bare, conv=msgspec.structs.replace(bare.conv, name="", where="", profile=False))
+    return msgspec.structs.replace(
+        bare, conv=msgspec.structs.replace(bare.conv, name="", where="", lines=(), profile=False)
+    )
 
 
 def _gemm_target(target: ModelTarget, launch: GemmLaunch, sizes: Sizes) -> GemmTarget:
@@ -175,7 +177,7 @@ def _chosen(context: Context, target: ModelTarget, model: Model, archs: tuple[st
     for op in model.ops:
         if isinstance(op.launch, GemmLaunch):
             gemm = _gemm_target(target, op.launch, model.sizes)
-            same = msgspec.structs.replace(gemm, name="", where="")
+            same = msgspec.structs.replace(gemm, name="", where="", lines=())
             if same not in known:
                 known[same] = tuple(chosen(context, gemm, arch) for arch in archs)
                 found.notices.extend(choice.notice for choice in known[same] if choice.notice)

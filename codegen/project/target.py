@@ -32,8 +32,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     where: str = ""
     """Location for messages: "buildd.toml:12"."""
-    lines: dict[str, str] = {}
-    """Key of the table -> its location."""
+    lines: tuple[tuple[str, str], ...] = ()
+    """Keys of the table, each with its location."""
     arch: tuple[str, ...] = ()
     deps: tuple[str, ...] = ()
     """Other targets that are built first; their libraries or objects are linked in."""
@@ -41,7 +41,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, key: str) -> str:
         """The location of a key for messages; that of the table if the key has none."""
-        return self.lines.get(key, self.where)
+        return dict(self.lines).get(key, self.where)
 
 
 class CompiledTarget(Target, frozen=True, kw_only=True):

@@ -86,7 +86,7 @@ def target_of(name: str, table: Any, lines: TomlLines, *, outside: bool) -> Targ
             file=lines.where(section, "output"),
             next_step="choose one of the outputs: " + ", ".join(known),
         )
-    own = {"name": name, "where": lines.where(section), "lines": lines.keys(section)}
+    own = {"name": name, "where": lines.where(section), "lines": tuple(lines.keys(section).items())}
     target = convert({**table, **own}, struct, f'target "{name}"', section, lines)
     if isinstance(target, ModelTarget):
         target = msgspec.structs.replace(target, places={op: lines.where(f"{section}.ops.{op}") for op in target.ops})

@@ -28,7 +28,7 @@ MISTAKES = [
     ("no UTF-8 name", PROJECT, [os.fsdecode(b"d\xff")], "no target", "next: name one of the targets: demo"),
     ("bad TOML", "[target.demo\n", [], "not valid TOML", "file: buildd.toml:1:13"),
     ("zero byte", '[target.demo]\nkind = "\0"\n', [], "not valid TOML", "file: buildd.toml:2"),
-    ("missing source", PROJECT.replace("src/*.cu", "src/gone.cu"), [], "gone.cu", "file: buildd.toml:1"),
+    ("missing source", PROJECT.replace("src/*.cu", "src/gone.cu"), [], "gone.cu", "file: buildd.toml:3"),
     ("a folder", PROJECT.replace("src/*.cu", "src"), [], 'source "src" is a folder', "next: correct `sources`"),
     ("a pipe", PROJECT.replace("src/*.cu", "pipe"), [], "not a regular file", "next: correct `sources`"),
     ("a device", PROJECT.replace("src/*.cu", "/dev/zero"), [], "not a regular file", "next: correct `sources`"),

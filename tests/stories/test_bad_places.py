@@ -402,7 +402,7 @@ def test_a_logout_while_building(developer: Developer) -> None:
     try:
         said = developer.finish(build)
         assert said.status == 0, said.text
-        developer.run_folder.mkdir(mode=0o700)
+        developer.run_folder.mkdir(mode=0o700, exist_ok=True)  # the build may have looked for the daemon once more
         again = developer.build()
         assert again.status == 0 and again.compiled == 0, again.text
         assert developer.library.read_bytes() == developer.clean()

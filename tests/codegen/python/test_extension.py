@@ -117,6 +117,7 @@ def words(action: Action) -> list[str]:
 
 
 def test_flags_are_torchs_and_libraries_too(machine: Machine) -> None:
+    (machine.folder / "inc").mkdir()
     made = machine.plan(include=["inc"], define=["X=1"], flags=["-O1"], libraries=["m"])
     compiled, linked = made.actions
     # The user's folders are searched before torch's, the user's flags come last.
