@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "log": ("log", "list recent builds, or show everything that one of them printed"),
     "ui": ("ui", "show builds, the cache and kernels in a browser, live"),
     "trace": ("trace", "write a build as a Chrome / Perfetto trace"),
-    "cache": ("cache", "manage the store: stats, query, gc, verify, flush, export, import"),
+    "cache": ("cache", "manage the store: stats, gc, verify, flush, export, import, push, pull, trust ..."),
     "redis": ("redis", "let stock torch use the store as its remote cache (Redis' protocol)"),
     "env": ("env", "list the environment variables that buildd uses"),
     "up": ("daemon_control:up", "start the daemon (other commands start it when they need it)"),
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check this machine; --bundle FILE: write a report for a bug tracker"),
     "completion": ("completion", "print the completions of this command line for bash, zsh or fish"),
     "install-launchers": ("run:install", "put compiler shims into a folder for your PATH"),
-    "uninstall": ("uninstall", "stop the daemon and remove everything that buildd keeps"),
+    "uninstall": ("uninstall", "stop the daemon; remove store, settings and keys"),
 }
 """Command -> (module under `buildd.commands`, with a function other than `run` after a colon; help line)."""
 

@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
         "--bundle",
         metavar="FILE",
         default="",
-        help="also write a report for a bug tracker: a .tar.gz without names and secrets",
+        help="also write a report for a bug tracker: a .tar.gz without your name and secrets",
     )
     options = command.parse_args(arguments)
     findings: list[Finding] = []

@@ -58,8 +58,8 @@ def run(arguments: list[str]) -> int:
     )
     command.add_argument("--last", action="store_true", help=last)
     kernels = (
-        "explain the kernels and graphs that Triton and Inductor compiled under `buildd run`: those whose name contains"
-        " TARGET"
+        "explain what Triton, Inductor and JAX compiled under `buildd run`: kernels, graphs and programs whose name"
+        " contains TARGET"
     )
     command.add_argument("--kernels", action="store_true", help=kernels)
     options = command.parse_args(arguments)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from protocol.messages import Request
 
 _DETAILS = """\
-Later builds use the fastest kernel known for the architecture. Without a GPU, buildd only compiles the likely
+Later builds use the fastest kernel known for the architecture. Without a GPU, buildd only compiles the likely \
 candidates, so that a machine with a GPU only has to measure them.
 """
 

@@ -34,8 +34,8 @@ def run(arguments: list[str]) -> int:
         details=f"""\
 In a shell: eval "$(buildd redis)"
 
-The daemon speaks Redis' protocol at the address in {_NAME}, to programs on this machine that send
-the user's token. If no daemon is running, or the running one does not speak it, this command starts one
+The daemon speaks Redis' protocol at the address in {_NAME}, to programs on this machine that send \
+the user's token. If no daemon is running, or the running one does not speak it, this command starts one \
 that does. Programs under `buildd run` do not need this.""",
     )
     command.add_argument("--json", action="store_true", help="print the variables as a JSON object")

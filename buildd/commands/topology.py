@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
         "topology",
         "Write a description of this machine's GPU, so that machines without one compile for it.",
         details="""\
-A target of kind "jax" names the file: device = "cuda", topology = "FILE". JAX itself has to see the
+A target of kind "jax" names the file: device = "cuda", topology = "FILE". JAX itself has to see the \
 GPU here, and the jaxlib of the target has to be this one. CUDA_VISIBLE_DEVICES chooses the GPU.""",
     )
     command.add_argument("file", metavar="FILE", help="where to write it; an older one is replaced")

@@ -16,9 +16,9 @@ def run(arguments: list[str]) -> int:
     command = parser(
         "warm",
         "Compile ahead of time: fill the cache without writing outputs.",
-        details="With --prove, buildd compiles nothing: it traces models in code and looks everything else up. If an\n"
-        "action would run, buildd names it and ends with status 1. With --prove -- COMMAND, buildd runs COMMAND, and\n"
-        "each compile of COMMAND that neither the store nor the shared cache has fails (status 86).",
+        details="With --prove, buildd compiles nothing: it traces models in code and looks everything else up. If an "
+        "action would run, buildd names it and ends with status 1. With --prove -- COMMAND, buildd runs COMMAND. "
+        "Each of its compiles that neither the store nor the shared cache has fails, and buildd ends with status 86.",
     )
     command.add_argument(
         "targets",
