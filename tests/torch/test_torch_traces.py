@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(3000)]
 
 NEVER = {"assumed", "break_in_the_graph"}
 """What no trace is kept of."""
+ALIKE = {"hook", "instance_patched"}
+"""What has the same model as a case before it, where CHANGED does not change it."""
 UNCHANGED = {"same", "edited_forward", "edited_helper"}
 """What CHANGED does not change."""
 
@@ -61,7 +63,7 @@ def all_cases() -> set[str]:
 def filled(user: User) -> User:
     """With the traces of a first run in the store."""
     found, said = ran(user)
-    assert found == set() and " traces from the store" not in said
+    assert found == ALIKE and "2 traces " in said, said
     return user
 
 
@@ -82,9 +84,10 @@ def test_what_a_trace_depends_on_is_traced_again(filled: User) -> None:
     """Types, sizes, constants, patches before and after, closures, hooks: in the program, its modules and in torch."""
     found, _ = ran(filled, CHANGED="1")
     assert found == UNCHANGED
-    # And what was kept before holds for what was there before.
+    # And what was kept before holds for what was there before. So many cases have the frame of `same` that its own
+    # trace may have given its place to theirs.
     found, _ = ran(filled)
-    assert found == all_cases() - NEVER
+    assert all_cases() - NEVER - found <= {"same"}
 
 
 def test_other_settings_are_traced_again(filled: User) -> None:
