@@ -300,6 +300,8 @@ WRITTEN = {
     "TRITON_KERNEL_OVERRIDE": "`buildd run --record` refuses it",
     "LLVM_PASS_PLUGIN_PATH": "`buildd run --record` refuses it",
     "TMPDIR": "each job gets its own",
+    "TORCH_LOGS": "no trace is kept for a user who wants to see one",
+    "TORCH_COMPILE_DEBUG": "no trace is kept for a user who wants to see one",
     "CC": "`buildd-cc`, and a note of a job's compilers, have this name",
     "DEBUG": "the name of a log level",
     "CUDA_DEVICE_ORDER": "a measuring process gets a value of its own",
