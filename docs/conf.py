@@ -32,12 +32,21 @@ html_show_search_summary = False
 html_show_sourcelink = False
 html_show_copyright = False
 
-TARGETS = ("cuda", "hip", "gemm", "conv2d", "arrays", "model", "triton", "torch", "extension")
-NOTES = ("keys", "steps", "foreign-compiles", "programs", "watching", "processes")
+TARGETS = ("cuda", "hip", "gemm", "conv2d", "arrays", "model", "triton", "torch", "jax", "extension")
+NOTES = ("keys", "steps", "foreign-compiles", "programs", "watching", "processes", "shared-tier")
 EXAMPLES = ("quickstart", "hip", "mlp", "triton", "torch", "ci")
 CONTENTS = {
     "Start": ["getting-started", "existing-builds", "troubleshooting"],
-    "Guides": ["torch-and-triton", "watch-and-editors", "profiling", "ci", "shared-cache", "pages-and-metrics"],
+    "Guides": [
+        "torch-and-triton",
+        "jax",
+        "watch-and-editors",
+        "profiling",
+        "ci",
+        "shared-cache",
+        "ray",
+        "pages-and-metrics",
+    ],
     "Targets": [f"targets/{kind}" for kind in TARGETS],
     "Reference": ["project-file", "commands", "environment", "torch-options", "/protocol/SPEC", "glossary"],
     "Background": ["how-caching-works", "security", "benchmarks", "architecture"],

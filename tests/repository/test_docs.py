@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +365,19 @@ def test_modules_that_the_design_names_are_there(path: Path) -> None:
         parts = name.split(".")
         places = [ROOT.joinpath(*package, *parts) for package in ((), ("buildd",), ("codegen",))]
         assert any(place.is_dir() or place.with_suffix(".py").is_file() for place in places), name
+
+
+def test_every_page_is_in_the_menu_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sphinx refuses a page that no table of contents has; it is not installed here."""
+    application = types.ModuleType("sphinx.application")
+    application.Sphinx = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sphinx", types.ModuleType("sphinx"))
+    monkeypatch.setitem(sys.modules, "sphinx.application", application)
+    settings = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    listed = {
+        os.path.normpath(os.path.join("/docs", page)) for pages in settings["CONTENTS"].values() for page in pages
+    }
+    assert len(listed) == sum(map(len, settings["CONTENTS"].values())), "a page stands in the menu twice"
+    pages = {f"/{path.relative_to(ROOT).with_suffix('')}" for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - {"/docs/index"} == {page for page in listed if page.startswith("/docs/")}
+    assert {f"{page}.md" for page in listed if not (ROOT / f"{page[1:]}.md").exists()} == set()
