@@ -22,8 +22,9 @@ from codegen.compilers import (
     processor,
     temporary_roots,
 )
+from codegen.compilers.closure import Environment
 from codegen.compilers.command_parser import LINKS, Compile, Family, Makes, PassThrough, Reason
-from codegen.compilers.compiler import SearchPlace, describe_hipcc
+from codegen.compilers.compiler import Compiler, SearchPlace, describe_hipcc
 from codegen.compilers.toolchain import Toolchains
 from codegen.foreign.command_line import family_of
 from codegen.plan import Argument, Frozen, Knowledge, Tool
@@ -216,15 +217,7 @@ def _hipcc(
         toolchains.hip()  # raises RequestError if hipcc does not work at all
         raise PassThrough(Reason.ENVIRONMENT, "hipcc does not call clang here; set HIP_PLATFORM=amd")
     compiler = toolchains.hip_compiling(environment, question, flags)
-    tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"hipcc {path}")
-    return Described(
-        tool=tool,
-        program=compiler.program,
-        environment=environment,
-        clang=True,
-        host="",
-        standard=tool.search,
-    )
+    return _described_hip(compiler, f"hipcc {path}", environment)
 
 
 def _is_clang(path: str, compile: Compile) -> bool:
@@ -252,7 +245,10 @@ def _clang_for_hip(
         seen=(question,),
         flags=compile.flags,
     )
-    name = f"{os.path.basename(path)} {path}"
+    return _described_hip(compiler, f"{os.path.basename(path)} {path}", environment)
+
+
+def _described_hip(compiler: Compiler, name: str, environment: Environment) -> Described:
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=name)
     return Described(
         tool=tool,
