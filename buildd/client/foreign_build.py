@@ -22,7 +22,7 @@ from protocol.messages import BuildFigures, BuildId, Explained
 if TYPE_CHECKING:
     from buildd.client.budget_share import BudgetShare
     from buildd.shims.jobserver import Jobserver
-    from buildd.shims.run_log import FailedCompiles
+    from buildd.shims.run_log import RunNotes
     from buildd.store.hit_notes import Notes
     from protocol.client import Client
 
@@ -112,7 +112,7 @@ def figures_of(
     environ: Mapping[str, str],
     build: BuildId,
     notes: Notes | None,
-    calls: FailedCompiles | None = None,
+    calls: RunNotes | None = None,
     client: Client | None = None,
 ) -> BuildFigures:
     """Figures of a build's compiles so far: of the calls that daemons have noted, plus the hits that shims noted.
@@ -181,7 +181,7 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     elif passed:
         parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
     kinds = [
-        (found.traces, "trace"),
+        (found.traces, "Dynamo trace"),
         (found.graphs, "graph"),
         (found.kernels, "Triton kernel"),
         (found.programs, "JAX program"),

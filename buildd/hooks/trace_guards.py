@@ -191,7 +191,7 @@ def _static_sizes(sizes: dict[Any, Any]) -> dict[Any, Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what guards are made of, and nothing else."""
+    """Reads guards, and refuses objects of the process that wrote them. No defence: an entry is code, and is signed."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in _FROM or name in _NAMES.get(module, ()):

@@ -228,7 +228,9 @@ def _resolved(module: str, path: str) -> Any:
 
 def _sizes(code: CodeType) -> list[tuple[str, Any, Any]]:
     """What Dynamo has noted of the frame's sizes, by which it later sees that one varies."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(
+        ImportError, AttributeError, KeyError, TypeError
+    ):  # a torch that notes sizes in another way
         from torch._dynamo import pgo
 
         noted = pgo.get_code_state()[pgo.CodeId.make(code)].automatic_dynamic
@@ -333,7 +335,9 @@ def _answer(frame: Frame, code: CodeType, manager: Any, name: str, compiled: Any
     CleanupManager.instance[code] = [CleanupHook.create(frame.f_globals, name, compiled)]
     orig_code_map[code] = frame.code
     convert_frame.output_codes.add(code)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(
+        ImportError, AttributeError, KeyError, TypeError
+    ):  # a torch that notes sizes in another way
         from torch._dynamo import pgo
 
         noted = pgo.get_code_state()[pgo.CodeId.make(frame.code)].automatic_dynamic

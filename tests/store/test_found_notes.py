@@ -57,7 +57,7 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
             FoundKernels(),
             "0 hits, 1 miss, 3 passed through (query 3)",
         ),
-        (BuildFigures(), FoundKernels(graphs=2, traces=1), "1 trace and 2 graphs from the store"),
+        (BuildFigures(), FoundKernels(graphs=2, traces=1), "1 Dynamo trace and 2 graphs from the store"),
         (
             BuildFigures(hits=1, saved_s=22.0),
             FoundKernels(graphs=1),

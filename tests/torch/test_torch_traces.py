@@ -63,7 +63,7 @@ def all_cases() -> set[str]:
 def filled(user: User) -> User:
     """With the traces of a first run in the store."""
     found, said = ran(user)
-    assert found == ALIKE and "2 traces " in said, said
+    assert found == ALIKE and "2 Dynamo traces " in said, said
     return user
 
 
@@ -72,7 +72,7 @@ def test_a_second_process_traces_nothing_again(filled: User) -> None:
     shutil.rmtree(filled.folder / "inductor")
     found, said = ran(filled)
     assert found == all_cases() - NEVER
-    assert re.search(r"\b\d+ traces and \d+ graphs from the store", said), said
+    assert re.search(r"\b\d+ Dynamo traces and \d+ graphs from the store", said), said
 
 
 def test_a_trace_is_not_taken_where_the_user_does_not_ask(filled: User) -> None:
