@@ -145,7 +145,7 @@ def needed_here(request: m.Request) -> Exportable:
         loop = asyncio.get_running_loop()
 
         def heard(event: m.Event) -> None:
-            if isinstance(event.body, m.Explained):
+            if isinstance(event.body, m.Explained) and event.body.would_run:
                 missed[event.body.action] = event.body.reasons[0]
             elif isinstance(event.body, m.Done):
                 done.set()

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from buildd.shims.run_log import FailedCompiles
+from buildd.shims.run_log import RunNotes
 from buildd.store.found_notes import FoundNotes
 from buildd.store.hit_notes import Notes
 from protocol.messages import BuildId
@@ -21,7 +21,7 @@ class RunLogs:
 
     Args:
         command: None within another run, which has the failures and the programs' hits.
-        is_timed, project: as for `FailedCompiles`.
+        is_timed, project: as for `RunNotes`.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class RunLogs:
     ) -> None:
         self.notes: Notes | None = None
         """Direct hits of the shims."""
-        self.failures: FailedCompiles | None = None
-        """What failed compiles printed."""
+        self.run: RunNotes | None = None
+        """What the daemon and programs have noted of it."""
         self.found: FoundNotes | None = None
         """Kernels and graphs that programs took from the store."""
         self.problem = ""
@@ -46,15 +46,13 @@ class RunLogs:
             with ExitStack() as held:
                 notes = held.enter_context(Notes(store, build))
                 if command is not None:
-                    failures = held.enter_context(
-                        FailedCompiles(store, build, command, is_timed=is_timed, project=project)
-                    )
+                    run = held.enter_context(RunNotes(store, build, command, is_timed=is_timed, project=project))
                     found = held.enter_context(FoundNotes(store, build))
-                    self.failures, self.found = failures, found
+                    self.run, self.found = run, found
                 self.notes = notes
                 self._held = held.pop_all()
         except OSError as error:
-            self.notes = self.failures = self.found = None
+            self.notes = self.run = self.found = None
             self.problem = f"the store in {store} cannot be written ({error.strerror})"
 
     def __enter__(self) -> RunLogs:

@@ -42,7 +42,7 @@ from protocol.problem import in_one_line
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from buildd.shims.run_log import FailedCompiles
+    from buildd.shims.run_log import RunNotes
     from protocol.client import Client
 
 _SHELLS = ("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh")
@@ -152,24 +152,22 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         bound_kernels(environ)
         if opened:
             run_settings.publish_profiles(environ)
-            figures = figures_of(environ, build, logs.notes, logs.failures, client)
+            figures = figures_of(environ, build, logs.notes, logs.run, client)
             # Before anything is printed: the terminal may be closed.
-            if logs.failures is not None and logs.notes is not None:
+            if logs.run is not None and logs.notes is not None:
                 keys = logs.notes.keys()
                 traces = run_settings.traces(environ, started_ns)
-                _keep(
-                    Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.failures, keys, traces
-                )
-            if logs.failures is not None:
-                sys.stderr.writelines(f"{line}\n" for line in logs.failures.times())
+                _keep(Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.run, keys, traces)
+            if logs.run is not None:
+                sys.stderr.writelines(f"{line}\n" for line in logs.run.times())
             if not options.quiet:
                 found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)
-                for line in odd_options(logs.failures.calls() if logs.failures is not None else ()):
+                for line in odd_options(logs.run.calls() if logs.run is not None else ()):
                     print_note(f"buildd: {line}")
                 for line in tier_trouble(_tier(client)) if figures.misses else ():
                     print_note(f"buildd: {line}")
-            status = _ended(options, status, figures, logs.failures.calls() if logs.failures is not None else ())
+            status = _ended(options, status, figures, logs.run.calls() if logs.run is not None else ())
     return status
 
 
@@ -219,13 +217,13 @@ def _keep(
     started_ns: int,
     status: int,
     figures: BuildFigures,
-    failures: FailedCompiles,
+    run: RunNotes,
     direct: Sequence[bytes] = (),
     notes: Sequence[str] = (),
 ) -> None:
     """Add the run to the build log, unless it compiled nothing, started no program with torch or Triton, and there is
     nothing to note."""
-    if figures == BuildFigures() and not notes and not failures.programs():
+    if figures == BuildFigures() and not notes and not run.programs():
         return
     from buildd.shims import run_log
 
@@ -242,7 +240,7 @@ def _keep(
         saved_s=figures.saved_s,
     )
     try:
-        run_log.keep(store, build, command, started_ns, summary(figures), done, failures, direct, notes)
+        run_log.keep(store, build, command, started_ns, summary(figures), done, run, direct, notes)
     except (BuilddError, OSError) as error:
         print_note(f"buildd: the store may not have kept this run's results, and `buildd log` lacks the run: {error}")
         return

@@ -71,8 +71,9 @@ class OngoingRun(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
 
 
-class FailedCompiles:
-    """The failed compiles of one run, while the run goes on.
+class RunNotes:
+    """What the daemon and programs note of one run, while the run goes on: its calls, their figures and jobs, and the
+    output of failed compiles.
 
     Args:
         store: the store's folder.
@@ -145,7 +146,7 @@ class FailedCompiles:
                 found[start.pid] = start
         return list(found.values())[-_MOST_PROGRAMS:]
 
-    def __enter__(self) -> FailedCompiles:
+    def __enter__(self) -> RunNotes:
         return self
 
     def __exit__(
@@ -304,7 +305,7 @@ def keep(
     started_ns: int,
     said: str,
     done: Done,
-    run: FailedCompiles,
+    run: RunNotes,
     direct: Sequence[bytes] = (),
     notes: Sequence[str] = (),
 ) -> None:

@@ -24,7 +24,7 @@ from buildd.client.watch_session import Listener, News, Saves, new_name
 from buildd.errors import BuilddError
 from buildd.shims import run_log
 from buildd.shims.interposition import below
-from buildd.shims.run_log import FailedCompiles
+from buildd.shims.run_log import RunNotes
 from buildd.store.hit_notes import Notes
 from buildd.trees.ninja_tree import STATUS
 from buildd.trees.tree import Reader, Tree, is_by_product
@@ -237,17 +237,15 @@ class Run:
             if self._stopping:
                 return m.Done(outcome=m.Outcome.CANCELLED)
             self._tell(reader.end(status))
-            figures = (
-                figures_of(environ, build, logs.notes, logs.failures) if self._ran and logs.notes else m.BuildFigures()
-            )
+            figures = figures_of(environ, build, logs.notes, logs.run) if self._ran and logs.notes else m.BuildFigures()
             done = m.Done(outcome=m.Outcome.BUILT, hits=self._hits, saved_s=figures.saved_s)
             if status != 0:
                 message = reader.problem or f"{command[0]} ended with status {status}"
                 done = m.Done(outcome=m.Outcome.FAILED, message=message, file=self._tree.folder)
             if figures != m.BuildFigures():
                 self._tell([m.Notice(text=f"compilers: {summary(figures)}")])
-                if logs.failures is not None and logs.notes is not None:
-                    _keep(store, build, command, started_ns, figures, done, logs.failures, logs.notes)
+                if logs.run is not None and logs.notes is not None:
+                    _keep(store, build, command, started_ns, figures, done, logs.run, logs.notes)
         return done
 
     def _read(self, process: subprocess.Popen[bytes], reader: Reader) -> None:
@@ -284,7 +282,7 @@ def _keep(
     started_ns: int,
     figures: m.BuildFigures,
     done: m.Done,
-    failures: FailedCompiles,
+    run: RunNotes,
     notes: Notes,
 ) -> None:
     """Add a run that called compilers to the build log, for `buildd log` and `buildd explain --last`."""
@@ -296,4 +294,4 @@ def _keep(
         wall_s=max(0, time.time_ns() - started_ns) / 1e9,
     )
     with suppress(BuilddError, OSError):  # a full disk is no reason to stop watching
-        run_log.keep(store, build, command, started_ns, summary(figures), counted, failures, notes.keys())
+        run_log.keep(store, build, command, started_ns, summary(figures), counted, run, notes.keys())

@@ -9,7 +9,7 @@ import pytest
 from buildd.hooks import compiler_calls
 from buildd.hooks.compiler_calls import CompilerCalls
 from buildd.shims import run_log
-from buildd.shims.run_log import FailedCompiles
+from buildd.shims.run_log import RunNotes
 from buildd.store import answers
 from protocol.messages import BuildId, CacheHit, Event, EventBody, Finished, JobId, Progress, RequestId, Started, Timing
 
@@ -31,7 +31,7 @@ def note(store: Path, *bodies: EventBody) -> None:
 
 
 def test_the_daemon_and_the_shims_say_what_was_found(tmp_path: Path, direct: Path) -> None:
-    with FailedCompiles(tmp_path, RUN):
+    with RunNotes(tmp_path, RUN):
         note(tmp_path, Finished(job_id=JobId(1), action="/early.so", timing=Timing(wall_s=1.0)))
         calls = CompilerCalls(str(tmp_path), RUN)
         mark = calls.mark()

@@ -14,7 +14,7 @@ import pytest
 from buildd.commands import run as commands_run
 from buildd.errors import StoreError
 from buildd.shims import run_log
-from buildd.shims.run_log import FailedCompiles
+from buildd.shims.run_log import RunNotes
 from protocol.messages import (
     BuildFigures,
     BuildId,
@@ -150,7 +150,7 @@ def said(told: list[Event]) -> list[str]:
 
 
 def test_failures_are_bounded(tmp_path: Path) -> None:
-    with FailedCompiles(tmp_path, "a run") as mine:
+    with RunNotes(tmp_path, "a run") as mine:
         for number in range(run_log.MOST_FAILURES + 3):
             run_log.note(tmp_path, "a run", failure(f"{number}.o"))
         told = [event.body.action for each in mine.told() for event in each if isinstance(event.body, Failed)]
@@ -161,7 +161,7 @@ def test_failures_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_costs_no_other(tmp_path: Path) -> None:
-    with FailedCompiles(tmp_path, "a run") as mine:
+    with RunNotes(tmp_path, "a run") as mine:
         run_log.note(tmp_path, "a run", failure("a.o"))
         path = tmp_path / "answers" / run_log.FOLDER / "a_run"
         with path.open("ab") as file:
@@ -174,15 +174,15 @@ def test_nothing_is_noted_where_no_run_wants_it_and_what_a_killed_one_left_goes(
     run_log.note(tmp_path, "nobody", failure("a.o"))
     run_log.note(tmp_path, "", failure("a.o"))
     assert not list(tmp_path.rglob("*"))
-    with FailedCompiles(tmp_path, "killed"):
+    with RunNotes(tmp_path, "killed"):
         shutil.copy(tmp_path / "answers" / run_log.FOLDER / "killed", tmp_path / "left")
-        with FailedCompiles(tmp_path, "another"):
+        with RunNotes(tmp_path, "another"):
             names = {path.name for path in (tmp_path / "answers" / run_log.FOLDER).iterdir()}
             assert names == {
                 f"{name}{end}" for name in ("killed", "another") for end in ("", ".calls", ".jobs", ".programs")
             }, "that one goes on"
     (tmp_path / "left").rename(tmp_path / "answers" / run_log.FOLDER / "killed")
-    with FailedCompiles(tmp_path, "next"):
+    with RunNotes(tmp_path, "next"):
         names = {path.name for path in (tmp_path / "answers" / run_log.FOLDER).iterdir()}
         assert names == {f"next{end}" for end in ("", ".calls", ".jobs", ".programs")}
 
@@ -194,7 +194,7 @@ def test_a_row_that_cannot_be_written_is_told(
         raise StoreError("index.db: disk is full")
 
     monkeypatch.setattr(run_log, "keep", refuse)
-    with FailedCompiles(tmp_path, "b") as failures:
+    with RunNotes(tmp_path, "b") as failures:
         commands_run._keep(tmp_path, BuildId("b"), ["make"], 0, 0, BuildFigures(hits=1), failures)
     said = (
         "buildd: the store may not have kept this run's results, and `buildd log` lacks the run: index.db: disk is full"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from buildd.shims import run_log
-from buildd.shims.run_log import FailedCompiles
+from buildd.shims.run_log import RunNotes
 from buildd.store.library_times import LibraryTime, add_library_times
 from buildd.store.store import Store
 from buildd.web import serve
@@ -285,7 +285,7 @@ def test_a_run_that_goes_on_is_live_and_survives_a_new_server_and_sleep(browser:
     def told(number: int, body: object) -> BuildEvent:
         return BuildEvent(request_id=BuildId("c"), sequence=1, time_ns=(1_790_000_000 + number) * 10**9, body=body)  # type: ignore[arg-type]
 
-    with site_of(server) as own, FailedCompiles(server.store, name, ["make", MARKUP]):
+    with site_of(server) as own, RunNotes(server.store, name, ["make", MARKUP]):
         reader = Reader(browser, own)
         page = reader.page
         page.wait_for_selector(f'a[href="/build/{name}"]')

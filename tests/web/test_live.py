@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from buildd.shims import run_log
-from buildd.shims.run_log import FailedCompiles
+from buildd.shims.run_log import RunNotes
 from buildd.store import answers
 from buildd.web.live import Live
 from buildd.web.picture import BarOutcome
@@ -115,7 +115,7 @@ def test_a_run_is_read_from_its_file_with_the_memory_of_its_jobs(tmp_path: Path)
     def clock() -> int:
         return (1_700_000_000 + next(ticks)) * 10**9
 
-    with short_folder() as base, FailedCompiles(tmp_path, BuildId("run1"), ["make", "-j2"]):
+    with short_folder() as base, RunNotes(tmp_path, BuildId("run1"), ["make", "-j2"]):
         asyncio.run(_watch_a_run(base, tmp_path, event, clock))
 
 
