@@ -19,7 +19,7 @@ from typing import Any
 from . import entries
 
 VERSION = 2
-"""Of what is kept, and of how it is checked."""
+"""The version of what is kept, and of how it is checked."""
 _PARTS = (
     "_dynamo", "_inductor", "_functorch", "_higher_order_ops", "_decomp", "_refs", "_prims", "_prims_common",
     "_subclasses", "_dispatch", "_library", "fx", "_guards.py", "_ops.py", "_meta_registrations.py", "_logging",

@@ -38,7 +38,7 @@ class TraceCapture:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
-        """Of AOTAutograd's cache."""
+        """The keys in AOTAutograd's cache."""
         self.guards = b""
         self.checks = 0
         self.shape: list[str] = []

@@ -37,7 +37,7 @@ from buildd.tier.reapi_messages import BYTESTREAM, MESSAGES, REAPI, SHA256
 USUAL_BATCH_BYTES = 4 << 20
 """What a gRPC server takes in one message unless it says otherwise."""
 _SPARE_BYTES = 64 << 10
-"""Of a message, for everything beside the objects in it."""
+"""Room in a message for everything beside the objects."""
 _MOST_IN_BATCH = 1000
 _CHUNK_BYTES = 1 << 18
 _BYTES_PER_S = 1e6

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 SHA256 = 1
-"""Of the enumeration DigestFunction."""
+"""A value of the enumeration DigestFunction."""
 REAPI = "build.bazel.remote.execution.v2"
 BYTESTREAM = "google.bytestream"
 

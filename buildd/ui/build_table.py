@@ -16,10 +16,10 @@ from buildd.ui.text import Line, Style
 from protocol.messages import Outcome
 
 _COMMAND_COLUMNS = 40
-"""Of a command in a pipe."""
+"""A command in a pipe has so many."""
 _LEAST_COMMAND = 16
 _ID_COLUMNS = 8
-"""Of an id on a terminal that has no room for all of it: `buildd log` takes the first characters of one."""
+"""An id has so many on a terminal without room for all of it: `buildd log` takes the first characters of one."""
 _STYLES = {Outcome.BUILT: Style.PLAIN, Outcome.CANCELLED: Style.FAINT}
 
 

@@ -42,7 +42,7 @@ class ModuleIds:
 
 
 NO_IDS = ModuleIds()
-"""Of an object whose bytes depend on no id that other checkouts have."""
+"""The ids of an object whose bytes depend on no id that other checkouts have."""
 
 
 def ends_of(action: Action, project: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 sys.dont_write_bytecode = True
 
 FORMAT = 2
-"""Of topology files, lowered functions and packages."""
+"""The format of topology files, lowered functions and packages."""
 _CODE = re.compile(r"\.so(\.\d+)*$")
 _PLUGINS = re.compile(r"(jax_cuda|jax_rocm)\w*$|jax_plugins$")
 _PARTNERS = ("ml_dtypes", "numpy", "opt_einsum", "scipy", "flatbuffers")

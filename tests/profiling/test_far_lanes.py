@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from buildd.cluster.ray_settings import RaySettings
+from buildd.host import gpu_lock
 from buildd.profiling.devices import Gpu, recall, remember
 from buildd.profiling.far_gpus import find_far_gpus
 from buildd.profiling.reports import Summary, Tried
@@ -34,11 +35,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> dict[str, str]:
+def shown(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The variables of a shell on whose nodes nvidia-smi lists one GPU, which no other test has."""
     uuid = f"GPU-{hashlib.sha256(os.fsencode(tmp_path)).hexdigest()[:12]}"
     path = smi(tmp_path, f"echo '0, {uuid}, NVIDIA A100, 580.1, 8.0'")["PATH"]
-    return {**environ(), "PATH": f"{path}:{os.environ['PATH']}"}
+    yield {**environ(), "PATH": f"{path}:{os.environ['PATH']}"}
+    # The nodes lock it in the machine's own folder, which each status of each daemon here goes through.
+    Path(gpu_lock.FOLDER, uuid).unlink(missing_ok=True)
 
 
 def profile(bench: WordBench, settings: RaySettings, shown: dict[str, str], here: tuple[Gpu, ...] = ()) -> Summary:
