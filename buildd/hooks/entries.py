@@ -264,19 +264,22 @@ def digest_of(path: str, notes: str = "") -> str:
                 hasher.update(chunk)
         return hasher.hexdigest()
 
-    return remembered(digest, lambda: [stamp_of(path)], notes)
+    return remembered("content", digest, lambda: [stamp_of(path)], notes)
 
 
-def remembered(value_of: Callable[[], str], stamps_of: Callable[[], Sequence[tuple[int, ...]]], notes: str = "") -> str:
+def remembered(
+    name: str, value_of: Callable[[], str], stamps_of: Callable[[], Sequence[tuple[int, ...]]], notes: str = ""
+) -> str:
     """A value computed from files, remembered until they change. Raises OSError.
 
     Args:
+        name: tells this value from others that are computed from the same files.
         value_of: computes it: a text without blanks.
         stamps_of: the files' stamps, each with the time of its last change (ns) at the end.
         notes: folder in which other processes find it.
     """
     stamps = stamps_of()
-    note = hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest() + NOTE
+    note = hashlib.blake2b(f"{name} {stamps!r}".encode(), digest_size=16).hexdigest() + NOTE
     value = _values.get(note) or (_noted(os.path.join(notes, note)) if notes else "")
     if not value:
         value = value_of()

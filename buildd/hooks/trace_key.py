@@ -96,7 +96,7 @@ def _sources_of(root: str, parts: tuple[str, ...], notes: str) -> str:
                 hasher.update(str(os.stat(path).st_size).encode())
         return hasher.hexdigest()
 
-    return entries.remembered(value, lambda: [entries.stamp_of(path) for path in paths], notes)
+    return entries.remembered(f"sources {parts}", value, lambda: [entries.stamp_of(path) for path in paths], notes)
 
 
 def _files(root: str, parts: tuple[str, ...]) -> Iterator[str]:

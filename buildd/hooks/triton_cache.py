@@ -301,7 +301,7 @@ def key_remembered(triton_key: Callable[[], str], folder: str) -> Callable[[], s
         with _fails_open("Triton's own digest is computed again"):
             shelf = Shelf(os.environ.get("BUILDD_DIR", ""), FOLDER)
             if not is_on("BUILDD_DISABLE") and shelf.open():
-                return entries.remembered(triton_key, stamps, shelf.folder)
+                return entries.remembered("Triton's key", triton_key, stamps, shelf.folder)
         return triton_key()
 
     return key

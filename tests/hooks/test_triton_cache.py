@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from buildd.hooks import entries, inductor_cache, triton_cache
+from buildd.hooks import entries, inductor_cache, trace_key, triton_cache
 from buildd.hooks.entries import Entry, Shelf
 from buildd.hooks.triton_cache import Lock
 from buildd.shims.framework_environment import HOOKS, TAG, tag, variables, without_hooks
@@ -217,6 +217,18 @@ def test_tritons_digest_of_itself_is_made_once_for_each_state_of_its_files(
     assert made == ["one", "two", "two"]
     monkeypatch.setenv("BUILDD_DIR", str(tmp_path / "nowhere"))
     assert in_another_process() == "3.9-two" and len(made) == 4
+
+
+@pytest.mark.usefixtures("settled")
+def test_tritons_digest_is_not_taken_for_that_of_its_sources(store: Path, tmp_path: Path) -> None:
+    """Both are computed from the same files, but the traces' one knows libraries by their size alone."""
+    folder = tmp_path / "triton"
+    (folder / "_C").mkdir(parents=True)
+    (folder / "_C" / "libtriton.so").write_text("one")
+    notes = str(store / "triton")
+    sources = trace_key._sources_of(str(folder), ("",), notes)
+    assert triton_cache.key_remembered(lambda: "3.9-one", str(folder))() == "3.9-one"
+    assert trace_key._sources_of(str(folder), ("",), notes) == sources
 
 
 def test_what_was_written_just_now_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
