@@ -16,23 +16,28 @@ from codegen.flags import inspect
 from codegen.plan import MAPPED, Argument, Place, Ref
 
 MAP_PATHS = "BUILDD_MAP_PATHS"
-"""Variable with the folder of a build whose paths are replaced in outputs; empty: only paths of folders that pip, uv or
-build made for one build are replaced."""
+"""Variable with the folder of a build whose paths are replaced in outputs; empty: only paths of folders that pip, uv,
+build or setuptools made for one build are replaced."""
 NOT_MAPPED = "no"
 """Value of MAP_PATHS with which no paths are replaced."""
 
 BUILD = f"{MAPPED}build"
 """Name of the folder of a build whose paths are replaced."""
 
-# pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; Python's own; CMake's.
+# pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; setuptools, for an
+# editable installation: <temporary folder>/tmp<random>.<kind>; Python's own; CMake's.
 _TEMPORARY = re.compile(
     r"(/(?:[^/]+/)*?"
     r"(?:(?P<pip>pip-[a-z-]+|build-env|build-via-sdist)-(?P<pip_random>[a-z0-9_]{8})(?:/[^/]+_[0-9a-f]{32}(?=/|$))?"
     r"|(?P<uv>builds-v\d+)/\.tmp(?P<uv_random>[A-Za-z0-9]{6})"
+    r"|tmp(?P<setuptools_random>[a-z0-9_]{8})\.(?P<setuptools>build-(?:temp|lib))"
     r"|(?P<python>tmp)(?P<python_random>[a-z0-9_]{8})"
     r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
     r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
 )
+_FRONT_ENDS = ("pip", "uv", "setuptools")
+"""Groups of the pattern that match a folder which a front end removes after its build."""
+_KINDS = (*_FRONT_ENDS, "python", "cmake")
 _PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/(\d+)/[^/]+")
 """An object of a command that was divided (`codegen.foreign.several_sources`)."""
 _COMMAND = "this command"
@@ -77,7 +82,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         match = _FOLDER.fullmatch(text)
         if match and (root := _TEMPORARY.match(match[2])):
             matches.setdefault(root[1], root)
-    front_ends = [path for path, root in matches.items() if root["pip"] or root["uv"]]
+    front_ends = [path for path, root in matches.items() if any(root[kind] for kind in _FRONT_ENDS)]
     # A front end links the objects of one such folder, in which no two have one name. Objects from two other folders
     # with one name need different module ids: they may be linked together.
     source = os.path.join(folder, compile.source)
@@ -94,7 +99,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         return ()
     found: dict[str, str] = {}
     for path, root in matches.items():
-        kind = next(kind for kind in (root["pip"], root["uv"], root["python"], root["cmake"]) if kind)
+        kind = next(root[kind] for kind in _KINDS if root[kind])
         found[f"{mark}{kind}{len(found) or ''}"] = path
     if mark and asked and os.path.realpath(mapped) == mapped != "/":
         found[BUILD] = mapped
@@ -170,7 +175,7 @@ def names_in(content: bytes, roots: Roots, *, lines: bool = False) -> set[str]:
     found = set()
     for name, folder in roots:
         match = _TEMPORARY.match(folder)
-        random = match and next(filter(None, match.group("pip_random", "uv_random", "python_random", "cmake_random")))
+        random = match and next(match[f"{kind}_random"] for kind in _KINDS if match[f"{kind}_random"])
         if folder.startswith(PARTS):
             random = folder[len(PARTS) :].partition("/")[0]
         if random and _mentions(content, random.encode(), lines=lines):

@@ -38,6 +38,7 @@ def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
         (("a.c", "-flto", "-g"), "/tmp/pip-req-build-12345678", ["+pip-req-build"]),
         (("a.c", f"-I{HEADERS}"), "/tmp/tmpab_12cd3/build", ["+pip-build-env", "+tmp1"]),
         (("/home/u/.cache/uv/builds-v0/.tmpAb12cD/a.c",), "/home/u/p", ["+builds-v0"]),
+        (("/home/u/p/a.c", "-g"), "/tmp/tmpab_12cd3.build-temp", ["+build-temp"]),
         (("a.c",), "/tmp/tmpab_12cd3/build", ["tmp"]),
         (("a.c", "-flto"), "/tmp/tmpab_12cd3/build", []),
     ):
