@@ -174,7 +174,7 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
         parts.append(f"{figures.failures} failed")
     if figures.cancelled:
         parts.append(f"{figures.cancelled} cancelled")
-    if passed and not compiled and not any(map(hint_for, figures.passed_through)):
+    if passed and not (compiled or figures.cancelled or any(map(hint_for, figures.passed_through))):
         # Only such calls: the cache could do nothing, and nothing was slow.
         calls = count(passed, "compiler call")
         parts.append(f"nothing to compile in {calls} ({_most(figures.passed_through)})")

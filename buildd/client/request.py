@@ -116,7 +116,7 @@ def request_from(options: Namespace, targets: tuple[str, ...], mode: Mode, envir
     from codegen.variables.environment import misspelt
 
     for name, near in misspelt(environ):
-        print_note(f"buildd: {name} is not a variable that buildd or AITemplate knows; did you mean {near}?")
+        print_note(f"buildd: {name} is not a variable that buildd knows; did you mean {near}?")
     # One name for both if this command opens the build, so that the ids of `buildd log` can be followed.
     request_id = RequestId(os.urandom(6).hex())  # Not `secrets`: it costs 6 ms to import.
     return Request(

@@ -55,7 +55,7 @@ def complete(environ: MutableMapping[str, str], *, says: bool) -> Iterator[str]:
     if settings.is_on(EASYDEL):
         yield f"{EASYDEL} {EASYDEL_FAULT}; {EASYDEL_STEP}"
     for name, near in misspelt(shell):
-        yield f"{name} is not a variable that buildd or AITemplate knows; did you mean {near}?"
+        yield f"{name} is not a variable that buildd knows; did you mean {near}?"
 
 
 def takes_times(environ: MutableMapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from buildd.errors import BuilddError
 from buildd.exits import FAILED
+from buildd.store.found_notes import FoundKernels
 from buildd.ui.text import clean, count, duration
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         missed: misses by reason.
         passed_through: calls that ran as the plain tool, by reason.
         saved_s: the time that the hits would have taken.
+        from_store: what the command's programs found: traces, graphs, kernels and programs.
         status: the command's exit status.
     """
 
@@ -47,10 +49,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     missed: dict[str, int]
     passed_through: dict[str, int]
     saved_s: float
+    from_store: dict[str, int]
     status: int
 
 
-def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool) -> None:
+def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool, from_store: FoundKernels) -> None:
     """Write the summary. Raises SummaryError."""
     found = RunSummary(
         looked_up=looked_up,
@@ -61,6 +64,7 @@ def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool) ->
         missed=figures.missed,
         passed_through=figures.passed_through,
         saved_s=figures.saved_s,
+        from_store=from_store._asdict(),
         status=status,
     )
     try:

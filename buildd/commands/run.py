@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from buildd import caller
 from buildd.client import run_relay, run_summary
 from buildd.client.foreign_build import (
+    NOTHING,
     advice,
     bound_kernels,
     figures_of,
@@ -160,27 +161,33 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
                 _keep(Path(environ["BUILDD_DIR"]), build, rest, started_ns, status, figures, logs.run, keys, traces)
             if logs.run is not None:
                 sys.stderr.writelines(f"{line}\n" for line in logs.run.times())
+            found = logs.found.found() if logs.found is not None else NOTHING
             if not options.quiet:
-                found = logs.found.found() if logs.found is not None else FoundKernels()
                 _tell(figures, found, rest, environ)
                 for line in odd_options(logs.run.calls() if logs.run is not None else ()):
                     print_note(f"buildd: {line}")
                 for line in tier_trouble(_tier(client)) if figures.misses else ():
                     print_note(f"buildd: {line}")
-            status = _ended(options, status, figures, logs.run.calls() if logs.run is not None else ())
+            status = _ended(options, status, figures, logs.run.calls() if logs.run is not None else (), found)
     return status
 
 
 def _ended(
-    options: Namespace, status: int, figures: BuildFigures | None = None, calls: Sequence[Explained] = ()
+    options: Namespace,
+    status: int,
+    figures: BuildFigures | None = None,
+    calls: Sequence[Explained] = (),
+    found: FoundKernels = NOTHING,
 ) -> int:
     """Obey --summary and --fail-on-miss; the exit status. Raises SummaryError.
 
     Args:
         figures: None if nothing was looked up.
+        found: what the command's programs found in the store.
     """
     if options.summary is not None:
-        run_summary.write(options.summary, figures or BuildFigures(), status, looked_up=figures is not None)
+        counted = figures or BuildFigures()
+        run_summary.write(options.summary, counted, status, looked_up=figures is not None, from_store=found)
     if options.fail_on_miss:
         status, why = run_summary.checked(status, figures or BuildFigures(), calls, looked_up=figures is not None)
         if why:

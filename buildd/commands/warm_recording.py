@@ -20,8 +20,15 @@ def warm(options: Namespace) -> int:
     """
     _check(options)
     found = recording_file.read(options.manifest)
+    if not (found.kernels or found.calls):
+        raise RequestError(
+            "empty-recording",
+            "the recording holds neither compiler calls nor Triton kernels, so there is nothing to compile or to prove",
+            file=str(options.manifest),
+            next_step="see which calls buildd run --record named as not recorded, and why",
+        )
     statuses = []
-    if found.kernels or not found.calls:
+    if found.kernels:
         from buildd.commands import warm_kernels
 
         statuses.append(warm_kernels.warm(options, found.kernels))

@@ -13,7 +13,18 @@ from protocol.messages import BuildFigures, Explained, TierStatus
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
 
-KEYS = {"looked_up", "hits", "misses", "failures", "cancelled", "missed", "passed_through", "saved_s", "status"}
+KEYS = {
+    "looked_up",
+    "hits",
+    "misses",
+    "failures",
+    "cancelled",
+    "missed",
+    "passed_through",
+    "saved_s",
+    "from_store",
+    "status",
+}
 
 
 def run(user: User, *arguments: str, **variables: str) -> tuple[int, str, str]:
@@ -48,6 +59,7 @@ def test_a_build_goes_on_and_fails_at_its_end_if_something_was_compiled(user: Us
     assert said.count("is not read, because no key is trusted: buildd cache trust KEY NAME") == 1
     found = summary(user)
     assert (found["hits"], found["misses"], found["missed"], found["status"]) == (0, 1, {"new": 1}, 0)
+    assert found["from_store"] == {"kernels": 0, "graphs": 0, "programs": 0, "traces": 0}
 
     status, _, said = run(user, *options, "gcc", "-c", "a.c", **tier)
     assert status == 0 and "--fail-on-miss" not in said

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildd.commands import warm_kernels
+from buildd.commands import warm, warm_kernels
 from buildd.commands.warm_kernels import shared
 from buildd.programs import recording, recording_file
 from buildd.programs.kernel_manifest import ManifestLine, line_of
@@ -84,6 +84,12 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes, says: st
     (tmp_path / "m").write_bytes(content)
     with pytest.raises(RecordingError, match=says):
         recording_file.read(tmp_path / "m")
+
+
+def test_an_empty_recording_proves_nothing(tmp_path: Path) -> None:
+    recording_file.write(tmp_path / "m", ())
+    with pytest.raises(RequestError, match="neither compiler calls nor Triton kernels"):
+        warm.run(["--prove", "--manifest", str(tmp_path / "m")])
 
 
 @pytest.mark.parametrize(

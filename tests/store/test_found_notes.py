@@ -48,6 +48,11 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
         (BuildFigures(), FoundKernels(1, 1, 3), "1 graph, 1 Triton kernel and 3 JAX programs from the store"),
         (BuildFigures(passed_through={"link": 2}), FoundKernels(), "nothing to compile in 2 compiler calls (link 2)"),
         (
+            BuildFigures(cancelled=2, passed_through={"query": 1}),
+            FoundKernels(),
+            "2 cancelled, 1 passed through (query 1)",
+        ),
+        (
             BuildFigures(passed_through={"query": 3, "unknown-option": 1}),
             FoundKernels(),
             "4 passed through (query 3, unknown-option 1)",
