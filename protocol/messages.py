@@ -328,6 +328,8 @@ class Status(Message, frozen=True, tag="status"):
     """CPU tokens: most jobs at once."""
     budget_bytes: int = 0
     """The memory that all jobs together may use, as it was when one last ran; 0 if none has run."""
+    unlogged: int = 0
+    """Builds whose `done` was sent, and which the build log does not hold yet."""
     tier: TierStatus | None = None
     """None if the user has named none."""
     cluster: ClusterStatus | None = None

@@ -5,6 +5,7 @@ Knows the store's build log and the daemon's `follow`; the narrator words the ev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ from buildd.ui.screen import has_colour, screen_size, telling_from
 from buildd.ui.view import JsonView, View, Writer
 from codegen.errors import RequestError
 from protocol.described import described
+from protocol.errors import ProtocolError
 from protocol.messages import CacheHit, Done, Event, Explained, Finished, Notice, Progress, Queued, RequestId
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ SEARCHED = 200
 _LISTED = 20
 LAST = "last"
 _POLL_S = 0.25
+_LOGGED_S, _LOOK_S = 2.0, 0.005
+"""For how long to wait for the daemon's log, and between looks."""
 _JOBS_OF_RUNS = (Queued, Finished, CacheHit, Progress)
 
 
@@ -65,14 +69,28 @@ def run(arguments: list[str]) -> int:
 
 
 def open_store() -> Store | None:
-    """This user's store, opened for reading; None if there is none yet. Raises StoreError."""
+    """This user's store, opened for reading, with all builds that have ended; None if there is none yet.
+
+    Raises: StoreError.
+    """
     from pathlib import Path
 
     from buildd.client.request import store_of
     from buildd.store.store import Store
 
+    _wait_for_log()
     folder = Path(store_of(os.environ))
     return Store.open(folder, read_only=True) if (folder / "index.db").exists() else None
+
+
+def _wait_for_log() -> None:
+    """Give a running daemon time to log the builds that it has just ended: it tells their clients first."""
+    from buildd.client.connect import connect
+
+    end_s = time.monotonic() + _LOGGED_S
+    with contextlib.suppress(ProtocolError), connect(os.environ, start=False, timeout_s=_LOGGED_S) as client:
+        while client.status().unlogged and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
 
 
 def list_builds(number: int | None, *, json: bool) -> int:

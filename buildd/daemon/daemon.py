@@ -132,6 +132,7 @@ class Daemon:
             builds={name: figures.frozen() for name, figures in list(scheduler.stores.builds.items())},
             cpus=scheduler.cpus,
             budget_bytes=scheduler.gate.budget_bytes,
+            unlogged=scheduler.intake.records.unlogged,
             tier=status_of(self._tier, scheduler.stores.open_tiers),
             cluster=self._cluster.status(),
         )

@@ -40,7 +40,8 @@ class Completion:
         counts = build.counts
         build.report.tell_progress(Moment(to_run=counts.done - counts.hits + counts.failures))
         failures = f"{build.counts.failures} of {len(build.plan.actions)} actions failed"
-        with self._watches.ending(request.request_id), self._records.writing(request):
+        watching, writing = self._watches.ending(request.request_id), self._records.writing(request)
+        with watching, self._records.logging(), writing:
             build.report.tell_done(outcome, message=failures if outcome is m.Outcome.FAILED else "")
             await self._records.heard(request)
             try:  # first: what is looked at for the record was not seen by the build

@@ -31,6 +31,8 @@ class RecordAnswers:
         self._in_pool = in_pool
         self._writing: dict[m.Digest, asyncio.Event] = {}
         """Builds that were answered, and whose records are not written yet."""
+        self.unlogged = 0
+        """Builds whose last event was said, and which the log does not hold yet."""
 
     async def answer(self, build: ActiveBuild, watched: WatchedRequest) -> bool:
         """Whether a request was answered from the record of the last one."""
@@ -42,18 +44,30 @@ class RecordAnswers:
         if found is None or to_measure(found.record.unmeasured, request.measures):
             return False
         if found.complete:
-            up_to_date.tell(found.record, build)
-            watched.stood()
-        else:
-            results = await output_restore.put_back(build, found.record, self._in_pool)
-            if results is None:
-                return False
+            with self.logging():
+                up_to_date.tell(found.record, build)
+                watched.stood()
+                await self._in_pool(build.report.keep_log)
+            return True
+        results = await output_restore.put_back(build, found.record, self._in_pool)
+        if results is None:
+            return False
+        with self.logging():
             with self.writing(request):
                 output_restore.tell(found.record, results, build)
                 await self.heard(request)
                 await self._in_pool(output_restore.keep_again, build, found.record)
-        await self._in_pool(build.report.keep_log)
+            await self._in_pool(build.report.keep_log)
         return True
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Say the last event of a build within this, and write the build to the log."""
+        self.unlogged += 1
+        try:
+            yield
+        finally:
+            self.unlogged -= 1
 
     @contextmanager
     def writing(self, request: m.Request) -> Iterator[None]:
