@@ -184,10 +184,14 @@ class CompileReport(Report[ActiveBuild]):
     def _explained(self, counted: Figures) -> m.Explained | None:
         """Why the call ran, or that it was found; counts that. None if it was cancelled."""
         build, compile = self.build, self._outputs.delivery.compile
+        named = compile.output if compile.objects else compile.source
+        call = os.path.normpath(os.path.join(build.project, named))
         missing = build.misses.get(0)
         if build.counts.misses and missing is not None:
             kind = kind_of(missing.reasons).value
-            counted.count_missed(kind, missing.elsewhere)
+            # --map-paths replaces the paths below the folder where the build was called, and no others.
+            mappable = temporary_roots.is_below(call, (("", self._run_folder()),))
+            counted.count_missed(kind, missing.elsewhere if mappable else "")
             build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
             reasons = tuple(filter(None, (*missing.reasons, same)))
@@ -196,9 +200,10 @@ class CompileReport(Report[ActiveBuild]):
             reasons = (build.why_hit(0),)
         else:
             return None
-        named = compile.output if compile.objects else compile.source
-        call = os.path.normpath(os.path.join(build.project, named))
         return m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
+
+    def _run_folder(self) -> str:
+        return self.build.request.environment.get(checkout_roots.RUN_FOLDER, "")
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import re
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     assert f"1 miss has the same content as results made in {folder}, " in said and "--map-paths" in said
     _, *lines = explained(other)
     assert lines[0].startswith("ran b.c") and f"    {folder} has a result of the same content" in lines
+
+    # --map-paths replaces no path outside of the folder where the build was called.
+    third = foreign.folder / "far/away/three"
+    shutil.copytree(other, third)
+    script = f"cd {third}; {script.replace(str(folder), str(third))}"
+    _, said = buildd(foreign, foreign.folder / "one", "run", "--", "sh", "-c", script)
+    assert "1 hit, 1 miss (folder 1)" in said and "--map-paths" not in said
 
 
 def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) -> None:
