@@ -18,6 +18,8 @@ from buildd.ui.narrator import reason_lines
 from buildd.ui.problems import print_lines
 from buildd.ui.text import Line, clean
 
+_NAMED = 8
+"""Names that are listed if none is like the one that was asked for."""
 _SHOWN = 20
 
 
@@ -38,7 +40,8 @@ def explain(only: str, *, json: bool) -> int:
 
     Raises: StoreError if no store can be opened.
     """
-    found = [one for one in noted(Path(store_of(os.environ))) if only in one.kernel]
+    known = noted(Path(store_of(os.environ)))
+    found = [one for one in known if only in one.kernel]
     if json:
         print("".join(msgspec.json.encode(one).decode() + "\n" for one in found), end="")
         return OK
@@ -49,6 +52,8 @@ def explain(only: str, *, json: bool) -> int:
     if not found:
         which = f"no kernel whose name contains {clean(only)}" if only else "no kernel and no graph"
         lines.append(Line(f"{which} was compiled under `buildd run` since the store was flushed"))
+        names = list(dict.fromkeys(clean(one.kernel) for one in reversed(known)))[:_NAMED]
+        lines += [Line(f"  compiled: {name}") for name in names]
     print_lines(lines)
     return OK
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from typing import Any
 
 PLACE = "inductor"
-_KEPT = 8
+_KEPT, _KEPT_OF_PROGRAM = 32, 8
 _LINE = re.compile(r"\[(\w+)\] ([\w.]+)(?:\[(.*?)\])?: (.*)", re.DOTALL)
 _SHAPE = re.compile(r"dtype=(?:torch\.)?(\w+).*?shape=torch\.Size\(\[(.*?)\]\)", re.DOTALL)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -52,11 +53,16 @@ def facts_of(lines: list[str]) -> Facts:
     return facts
 
 
-def reasons(facts: Facts, before: list[Facts]) -> list[str]:
-    """The differences from the most similar earlier compile, in words."""
+def reasons(facts: Facts, before: list[Facts], program: str) -> list[str]:
+    """The differences from the most similar earlier compile, in words.
+
+    Args:
+        before: of the same program.
+        program: its name.
+    """
     before = [one for one in before if _role(one) == _role(facts)]
     if not before:
-        return [f"no {_role(facts)} graph was compiled here before"]
+        return [f"no {_role(facts)} graph of {program} was compiled here before"]
     likest = min(reversed(before), key=lambda one: ("gm" in _differences(facts, one), len(_differences(facts, one))))
     names = _differences(facts, likest)
     return [_words(name, likest.get(name), facts.get(name)) for name in names] or [
@@ -126,12 +132,17 @@ def note(key: str, facts: Facts, notes: Any, store: str) -> None:
     """Note that a graph was compiled, and why. Raises OSError, ValueError."""
     if not os.path.isdir(store):
         return
-    folder = notes.folder_in(store)
+    folder, program = notes.folder_in(store), os.path.basename(sys.argv[0]) or "python"
     place = os.path.join(folder, PLACE)
     with notes.alone(folder):
         known = [one for one in notes.read(place) if isinstance(one, dict) and isinstance(one.get("facts"), dict)]
         again = any(one.get("key") == key for one in known)
-        why = [_GONE] if again else reasons(facts, [one["facts"] for one in known])
-        notes.tell(folder, {"time_s": time.time(), "kernel": "torch graph", "target": "inductor", "reasons": why})
+        # Two programs have different graphs anyway.
+        its = [one for one in known if one.get("program") == program]
+        others = [one for one in known if one not in its]
+        why = [_GONE] if again else reasons(facts, [one["facts"] for one in its], program)
+        name = f"torch graph ({_role(facts)}) of {program}"
+        notes.tell(folder, {"time_s": time.time(), "kernel": name, "target": "inductor", "reasons": why})
         if not again:
-            notes.write(place, [*known, {"key": key, "facts": facts}][-_KEPT:])
+            its = [*its, {"key": key, "program": program, "facts": facts}][-_KEPT_OF_PROGRAM:]
+            notes.write(place, [*others, *its][-_KEPT:])

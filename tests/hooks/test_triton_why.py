@@ -193,17 +193,30 @@ def test_each_part_of_a_graphs_key_has_its_words(number: int, line: str, said: l
     changed = [*LINES[:number], line, *LINES[number + 1 :]]
     facts = inductor_why.facts_of(LINES)
     far = inductor_why.facts_of(["[0] gm: far", "[1] torch_version: old"])
-    assert inductor_why.reasons(inductor_why.facts_of(changed), [far, facts, far]) == said
+    assert inductor_why.reasons(inductor_why.facts_of(changed), [far, facts, far], "a.py") == said
 
 
 def test_a_backward_graph_is_compared_with_backward_graphs() -> None:
     forward, backward = (inductor_why.facts_of([*LINES, f"[{n}] is_backward: {n}"]) for n in (False, True))
-    assert inductor_why.reasons(backward, [forward]) == ["no backward graph was compiled here before"]
+    assert inductor_why.reasons(backward, [forward], "a.py") == ["no backward graph of a.py was compiled here before"]
     other = inductor_why.facts_of([*LINES, "[True] is_backward: True", "[x] inductor_config[x]: 1"])
-    assert inductor_why.reasons(other, [backward, forward]) == ["option x: new"]
+    assert inductor_why.reasons(other, [backward, forward], "a.py") == ["option x: new"]
 
 
-def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> None:
+def test_a_programs_graph_is_compared_with_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, program in enumerate(("a.py", "b.py", "a.py")):
+        monkeypatch.setattr("sys.argv", [f"/w/{program}"])
+        facts = inductor_why.facts_of([*LINES, f"[{number}] inductor_config[x]: {number}"])
+        inductor_why.note(f"k{number}", facts, triton_why, str(tmp_path))
+    assert [(one.kernel, one.reasons) for one in noted(tmp_path)] == [
+        ("torch graph (forward) of a.py", ["no forward graph of a.py was compiled here before"]),
+        ("torch graph (forward) of b.py", ["no forward graph of b.py was compiled here before"]),
+        ("torch graph (forward) of a.py", ["option x: 0 before, 2 now"]),
+    ]
+
+
+def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["a.py"])
     store = tmp_path / "store"
     facts = inductor_why.facts_of(LINES)
     inductor_why.note("k", facts, triton_why, str(store))
@@ -215,7 +228,7 @@ def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> Non
     inductor_why.note("k11", more, triton_why, str(store))
     found = noted(store)
     assert [one.reasons for one in found[:2]] == [
-        ["no forward graph was compiled here before"],
+        ["no forward graph of a.py was compiled here before"],
         ["option x: 0 before, 1 now"],
     ]
     assert len(found) == 13 and found[-1].reasons[0].startswith("it was compiled before")
@@ -223,7 +236,7 @@ def test_a_graph_is_noted_once_and_the_last_ones_are_kept(tmp_path: Path) -> Non
     for damage in (b"", b'[1, {"key": "k"}]', b"{}"):
         place.write_bytes(damage)
         inductor_why.note("k99", facts, triton_why, str(store))
-        assert noted(store)[-1].reasons == ["no forward graph was compiled here before"]
+        assert noted(store)[-1].reasons == ["no forward graph of a.py was compiled here before"]
 
 
 def test_a_functions_address_is_no_difference() -> None:
@@ -246,7 +259,8 @@ def test_a_graph_is_noted_when_its_compile_has_ended(tmp_path: Path) -> None:
     assert noted(tmp_path) == []
     codecache.compiled_fx_graph_hash("compiled")
     codecache.FxGraphCache._save_graph("compiled", "graph")
-    assert [one.kernel for one in noted(tmp_path)] == ["torch graph"] and saved == [("compiled", "graph")]
+    (one,) = noted(tmp_path)
+    assert one.kernel.startswith("torch graph (forward) of ") and saved == [("compiled", "graph")]
 
 
 # ---------------------------------------------------------------- a program
@@ -274,6 +288,7 @@ def test_a_program_is_told_why_it_compiled_again(triton_user: User) -> None:
         assert status == 0 and "0 compiled" not in said, said
         status, said = triton_user.buildd("explain", "--kernels", "add_kernel")
         assert expected in said.splitlines()[0], said
-    assert triton_user.buildd("explain", "--kernels", "nothing")[1].startswith("no kernel whose name contains nothing")
+    said = triton_user.buildd("explain", "--kernels", "nothing")[1]
+    assert said.startswith("no kernel whose name contains nothing") and "compiled: " in said and "add_kernel" in said
     status, said = triton_user.buildd("explain", "--kernels", "--json")
     assert status == 0 and len(noted(Path(triton_user.environ["BUILDD_DIR"]))) == len(said.splitlines())
