@@ -121,8 +121,12 @@ def program(store: Path, path: str) -> Path:
     folder = store / NATIVE
     why = ""
     try:
-        compiler = find_compiler(path)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        message, next_step = message_and_step(error)
+        raise BuilddError(f"cannot make the store that BUILDD_DIR names: {message}", next_step=next_step) from error
+    try:
+        compiler = find_compiler(path)
         check_owner(os.stat(folder))
         # Statically linked it starts in half the time; not every machine has the static libraries.
         for flags in (("-O2", "-static", names), ("-O2", names)):

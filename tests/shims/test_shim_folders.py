@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from buildd.shims.shim_folders import permanent_folder
+from buildd.errors import BuilddError
+from buildd.shims.shim_folders import permanent_folder, program
 
 
 def test_permanent_things_lie_in_the_users_data_folder(tmp_path: Path) -> None:
@@ -18,3 +19,9 @@ def test_permanent_things_lie_in_the_users_data_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("environ", [{}, {"XDG_DATA_HOME": "relative"}])
 def test_without_such_a_folder_they_lie_in_the_store(environ: dict[str, str], tmp_path: Path) -> None:
     assert permanent_folder(environ, tmp_path) == tmp_path
+
+
+def test_a_store_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuilddError, match=f"cannot make the store that BUILDD_DIR names: .*{tmp_path}/file"):
+        program(tmp_path / "file" / "store", "/usr/bin")
