@@ -76,7 +76,16 @@ _OWN = re.compile(
 _ARCH = re.compile(
     r"-{1,2}(arch|code|gencode|gpu-architecture|gpu-code|generate-code|offload-arch|amdgpu-target)(=.*)?"
 )
+_RELOCATABLE = re.compile(r"-{1,2}(rdc|relocatable-device-code)(=true)?|-fgpu-rdc")
 _FILE = re.compile(r"(-fplugin=|-fpass-plugin=|-fsanitize-(?:ignore|black)list=|-T)(.+)")
+
+
+_KEYS = {
+    _ARCH: 'name the architectures in arch = ["..."]',
+    _OWN: "use `output` and `output_name`: they decide which file is made, and where",
+    _RELOCATABLE: "write rdc = true, which also links the device code (kinds cuda and hip)",
+}
+"""What to write in place of a flag that a key of the target decides."""
 
 
 class FlagEffects(Frozen, frozen=True):
@@ -157,18 +166,8 @@ def refuse_own(flags: Iterable[str], name: str, where: str) -> None:
     previous = ""
     for flag in flags:
         if previous not in _PASSED and flag.startswith("-"):
-            if _ARCH.fullmatch(flag):
-                raise RequestError(
-                    "bad-flag",
-                    f'target "{name}": "{flag}" does not belong in `flags`',
-                    file=where,
-                    next_step='name the architectures in arch = ["..."]',
-                )
-            if _OWN.fullmatch(flag):
-                raise RequestError(
-                    "bad-flag",
-                    f'target "{name}": "{flag}" does not belong in `flags`',
-                    file=where,
-                    next_step="use `output` and `output_name`: they decide which file is made, and where",
-                )
+            for pattern, step in _KEYS.items():
+                if pattern.fullmatch(flag):
+                    said = f'target "{name}": "{flag}" does not belong in `flags`'
+                    raise RequestError("bad-flag", said, file=where, next_step=step)
         previous = flag

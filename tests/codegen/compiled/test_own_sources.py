@@ -60,6 +60,8 @@ def test_an_object_among_the_sources_is_linked(tmp_path: Path, suffix: str) -> N
         ('\ninclude = ["includ"]', 'there is no folder "includ", which `include` names; did you mean "include"?', 6),
         ('include = ["src/a.cu"]', '"src/a.cu" of `include` is no folder', 5),
         ('\nflags = ["-o", "x"]', '"-o" does not belong in `flags`', 6),
+        ('\nflags = ["-rdc=true"]', '"-rdc=true" does not belong in `flags`', 6),
+        ('\nflags = ["--relocatable-device-code", "true"]', '"--relocatable-device-code" does not belong', 6),
         ('define = ["A"]\noutput = "code-object"', 'cannot have the output "code-object"', 6),
         ('define = "A"', "sm_8O", 3),
         ('define = "A"', 'no file matches "lib/*"', 4),
