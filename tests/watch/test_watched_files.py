@@ -62,6 +62,8 @@ def test_headers_of_a_job_that_was_joined(workspace: Workspace) -> None:
         async with watching(workspace) as (harness, watcher):
             first = workspace.request()
             log = harness.submit(first)
+            # The second build joins a job that has been told of: the file that the job makes comes before that.
+            await harness.until(log, lambda body: isinstance(body, m.Started) and body.action == "a.cu.o")
             await started(workspace)
             workspace.write("src/b.cu", "saved\n")
             second = harness.submit(workspace.request(replaces=first.request_id))
