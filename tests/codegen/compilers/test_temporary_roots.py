@@ -158,6 +158,22 @@ def test_headers_in_another_temporary_folder_hit(user: User) -> None:
 
 
 @needs_gcc
+def test_an_editable_installation_hits_once_more(user: User) -> None:
+    """setuptools compiles the project's own sources in a folder that it makes each time, with Python's -g."""
+    foreign = ForeignProject(user, user.folder / "editable")
+    foreign.write("p/a.c", "char const *file = __FILE__;\n")
+    made = set()
+    for number in range(2):
+        folder = foreign.folder / f"tmp{number:08}.build-temp"
+        folder.mkdir()
+        command = ("gcc", "-g", "-c", str(foreign.folder / "p/a.c"), "-o", "a.o")
+        assert foreign.call(*command, environ=foreign.environ, cwd=folder).returncode == 0
+        made.add((folder / "a.o").read_bytes())
+    assert foreign.counts() == (1, 1) and len(made) == 1
+    assert b"/build-temp" in made.pop(), "what a debugger is told in place of a folder that is gone by then"
+
+
+@needs_gcc
 @pytest.mark.parametrize(
     ("options", "source"),
     [
