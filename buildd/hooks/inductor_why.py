@@ -139,7 +139,7 @@ def note(key: str, facts: Facts, notes: Any, store: str) -> None:
         again = any(one.get("key") == key for one in known)
         # Two programs have different graphs anyway.
         its = [one for one in known if one.get("program") == program]
-        others = [one for one in known if one not in its]
+        others = [one for one in known if one.get("program") != program]
         why = [_GONE] if again else reasons(facts, [one["facts"] for one in its], program)
         name = f"torch graph ({_role(facts)}) of {program}"
         notes.tell(folder, {"time_s": time.time(), "kernel": name, "target": "inductor", "reasons": why})

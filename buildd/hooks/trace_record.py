@@ -27,6 +27,8 @@ _COMPILED, _BUILTINS, _IMPORT = "__compiled_fn", "__builtins_dict__", "__import_
 
 _GRAPH, _BUILTINS_DICT = "*graph", "*builtins"
 """In place of a module's name, which cannot begin so: there is a module `builtins` too."""
+_OTHER_TORCH = (ImportError, AttributeError, KeyError, TypeError)
+"""What a torch raises that notes the sizes of frames in another way."""
 
 
 class ChangedError(ValueError):
@@ -228,9 +230,7 @@ def _resolved(module: str, path: str) -> Any:
 
 def _sizes(code: CodeType) -> list[tuple[str, Any, Any]]:
     """What Dynamo has noted of the frame's sizes, by which it later sees that one varies."""
-    with contextlib.suppress(
-        ImportError, AttributeError, KeyError, TypeError
-    ):  # a torch that notes sizes in another way
+    with contextlib.suppress(*_OTHER_TORCH):
         from torch._dynamo import pgo
 
         noted = pgo.get_code_state()[pgo.CodeId.make(code)].automatic_dynamic
@@ -335,9 +335,7 @@ def _answer(frame: Frame, code: CodeType, manager: Any, name: str, compiled: Any
     CleanupManager.instance[code] = [CleanupHook.create(frame.f_globals, name, compiled)]
     orig_code_map[code] = frame.code
     convert_frame.output_codes.add(code)
-    with contextlib.suppress(
-        ImportError, AttributeError, KeyError, TypeError
-    ):  # a torch that notes sizes in another way
+    with contextlib.suppress(*_OTHER_TORCH):
         from torch._dynamo import pgo
 
         noted = pgo.get_code_state()[pgo.CodeId.make(frame.code)].automatic_dynamic

@@ -189,8 +189,10 @@ class CompileReport(Report[ActiveBuild]):
         missing = build.misses.get(0)
         if build.counts.misses and missing is not None:
             kind = kind_of(missing.reasons).value
-            # --map-paths replaces the paths below the folder where the build was called, and no others.
-            mappable = temporary_roots.is_below(call, (("", self._run_folder()),))
+            # --map-paths replaces the paths below the folder where the build was called, and no others. A compile
+            # without `buildd run` has no such folder.
+            run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
+            mappable = not run_folder or temporary_roots.is_below(call, (("", run_folder),))
             counted.count_missed(kind, missing.elsewhere if mappable else "")
             build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
@@ -201,9 +203,6 @@ class CompileReport(Report[ActiveBuild]):
         else:
             return None
         return m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
-
-    def _run_folder(self) -> str:
-        return self.build.request.environment.get(checkout_roots.RUN_FOLDER, "")
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery

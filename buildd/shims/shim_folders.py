@@ -124,7 +124,8 @@ def program(store: Path, path: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         message, next_step = message_and_step(error)
-        raise BuilddError(f"cannot make the store that BUILDD_DIR names: {message}", next_step=next_step) from error
+        next_step = f"{next_step}, or name another folder in BUILDD_DIR" if next_step else "name another in BUILDD_DIR"
+        raise BuilddError(f"cannot make the store: {message}", next_step=next_step) from error
     try:
         compiler = find_compiler(path)
         check_owner(os.stat(folder))
