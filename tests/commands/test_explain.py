@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt
 def test_the_last_build_is_explained(
     developer: Developer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BUILDD_DIR", developer.environ["BUILDD_DIR"])
+    for name in ("BUILDD_DIR", "BUILDD_RUNTIME_DIR"):
+        monkeypatch.setenv(name, developer.environ[name])
     monkeypatch.chdir(developer.project)
 
     def last(*arguments: str) -> list[str]:
