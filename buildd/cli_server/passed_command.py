@@ -26,11 +26,17 @@ _CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a socket."""
 
 
-def run(connection: socket.socket, main: Callable[[list[str]], int], is_allowed: Callable[[], bool]) -> NoReturn:
+def run(
+    connection: socket.socket,
+    main: Callable[[list[str]], int],
+    is_allowed: Callable[[], bool],
+    at_end: Callable[[], None],
+) -> NoReturn:
     """Be the process of one command.
 
     Args:
         is_allowed: waits for the server; False if the caller has to run the command itself.
+        at_end: is called once the caller has its answer.
     """
     from protocol import sockets
 
@@ -58,6 +64,7 @@ def run(connection: socket.socket, main: Callable[[list[str]], int], is_allowed:
             connection.sendall(status)
             for end in sockets.put_off:
                 end()
+            at_end()
         finally:
             os._exit(0)
 

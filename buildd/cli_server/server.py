@@ -28,7 +28,9 @@ _SOON_S, _AHEAD_S = 0.002, 0.05
 """The fork for the next command is made so long after a command: soon if a processor is free, else later, for it would
 take processor time from a command that follows at once."""
 _SPARE_S = 60.0
-"""The fork for the next command waits at most so long after the last one: it holds 14 MB."""
+"""The fork for the next command waits at most so long after the last one: it holds some megabytes."""
+_TELLING = 8
+"""So many first commands tell which pages they have written: the pages that the fork for the next one copies ahead."""
 _BACKLOG = 64
 _log = logging.getLogger(__name__)
 
@@ -97,13 +99,20 @@ def _serve(place: str, lifeline: int, main: Callable[[list[str]], int]) -> None:
 
 
 def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) -> None:
-    running: dict[int, int] = {}
+    running: dict[int, Spare] = {}
+    pages = b""
+    number = 0
     spare: Spare | None = None
     wanted = False
     is_soon = False
     waiting = select.poll()
     waiting.register(listening, select.POLLIN)
     waiting.register(lifeline, select.POLLIN)
+
+    def fork(*foreign: int, ahead: bytes) -> Spare:
+        ours = (listening.fileno(), lifeline, *running, *(other.descriptor for other in running.values()))
+        return forked(code.main, (*ours, *foreign), ahead=ahead, tells=number < _TELLING)
+
     while True:
         ahead_s = _SOON_S if is_soon else _AHEAD_S
         patience_ms = _SPARE_S * 1000 if spare else ahead_s * 1000 if wanted else None
@@ -120,11 +129,11 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
         elif not ready:
             wanted = False
             with contextlib.suppress(OSError):  # no resources now: the fork is made when the next command comes
-                spare = forked(code.main, [listening.fileno(), lifeline, *running], ahead=True)
+                spare = fork(ahead=pages)
         for descriptor in ready.intersection(running):
             waiting.unregister(descriptor)
             os.close(descriptor)
-            os.waitpid(running.pop(descriptor), 0)
+            pages = running.pop(descriptor).end() or pages
             wanted = is_soon = spare is None
         if listening.fileno() in ready:
             connection, _ = listening.accept()
@@ -132,14 +141,14 @@ def _take_commands(listening: socket.socket, lifeline: int, code: ImportedCode) 
                 if not (spare and spare.use(connection)):
                     if spare:
                         spare.dismiss()
-                    foreign = [listening.fileno(), lifeline, connection.fileno(), *running]
-                    spare = forked(code.main, foreign, ahead=False)
+                    spare = fork(connection.fileno(), ahead=b"")
                     spare.use(connection)
             # This process looks while the fork reads the command.
             spare.allow(allowed=code.stands())
             descriptor = os.pidfd_open(spare.pid)
-            running[descriptor] = spare.pid
+            running[descriptor] = spare
             waiting.register(descriptor, select.POLLIN)
+            number += 1
             spare, wanted = None, False
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buildd.cli_client import GO
-from buildd.cli_server import passed_command
+from buildd.cli_server import passed_command, written_pages
 
 _PR_SET_PDEATHSIG = 1
-_MADV_POPULATE_WRITE = 23
-_PIECE_BYTES = 1 << 20
 _REFUSED = b"\0"
+_PAGES_BYTES = 1 << 16
+"""Of pages that a fork tells: some 300 runs of 16 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,11 @@ class Spare:
 
     pid: int
     _channel: socket.socket
+
+    @property
+    def descriptor(self) -> int:
+        """What its process and those that are forked later must not hold."""
+        return self._channel.fileno()
 
     def use(self, connection: socket.socket) -> bool:
         """Pass a connection to the fork, which then waits for `allow`; False if the fork has ended."""
@@ -36,23 +41,32 @@ class Spare:
 
     def allow(self, *, allowed: bool) -> None:
         """Have the fork run the command, or refuse it."""
-        with self._channel, contextlib.suppress(OSError):  # the fork has ended
+        with contextlib.suppress(OSError):  # the fork has ended
             self._channel.send(GO if allowed else _REFUSED)
+
+    def end(self) -> bytes:
+        """Wait for the fork, and return the pages that its command has written, if it told them (`written_pages`)."""
+        pages = b""
+        with self._channel, contextlib.suppress(OSError):
+            pages = self._channel.recv(_PAGES_BYTES, socket.MSG_DONTWAIT)
+        os.waitpid(self.pid, 0)
+        return pages
 
     def dismiss(self) -> None:
         self._channel.close()
         os.waitpid(self.pid, 0)
 
 
-def forked(main: Callable[[list[str]], int], foreign: Sequence[int], *, ahead: bool) -> Spare:
+def forked(main: Callable[[list[str]], int], foreign: Sequence[int], *, ahead: bytes, tells: bool) -> Spare:
     """Fork a process that runs one command.
 
     Args:
         main: runs one command and returns its exit status.
         foreign: descriptors to close in it.
-        ahead: the fork is made before its command arrives, so it has time.
+        ahead: the pages that it copies until its command arrives (`written_pages`).
+        tells: it tells at its end which pages its command has written.
     """
-    channel, its = socket.socketpair()
+    channel, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
         its.close()
@@ -62,32 +76,19 @@ def forked(main: Callable[[list[str]], int], foreign: Sequence[int], *, ahead: b
     for descriptor in (*foreign, channel.detach()):
         os.close(descriptor)
     if ahead:
-        _own_memory(libc, its)
+        arrival = select.poll()
+        arrival.register(its, select.POLLIN)
+        written_pages.copy(ahead, lambda: bool(arrival.poll(0)))
     _, passed, _, _ = socket.recv_fds(its, 1, 1)
     if not passed:
         os._exit(0)
     libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
     def is_allowed() -> bool:
-        with its:
-            return its.recv(1) == GO
+        return its.recv(1) == GO
 
-    passed_command.run(socket.socket(fileno=passed[0]), main, is_allowed)
+    def tell() -> None:
+        with contextlib.suppress(OSError):  # more than a message may hold
+            its.send(written_pages.written()[:_PAGES_BYTES])
 
-
-def _own_memory(libc: ctypes.CDLL, channel: socket.socket) -> None:
-    """Copy all memory that is shared with the parent now: copied page by page, at first writes, it takes 10 ms. Ends
-    early where the command arrives meanwhile."""
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    arrival = select.poll()
-    arrival.register(channel, select.POLLIN)
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
-        for line in maps.readlines():
-            place, rights, *_ = line.split()
-            if rights != "rw-p":
-                continue
-            first, end = (int(address, 16) for address in place.split("-"))
-            for start in range(first, end, _PIECE_BYTES):
-                if arrival.poll(0):
-                    return
-                libc.madvise(start, min(_PIECE_BYTES, end - start), _MADV_POPULATE_WRITE)  # fails before Linux 5.14
+    passed_command.run(socket.socket(fileno=passed[0]), main, is_allowed, at_end=tell if tells else its.close)
