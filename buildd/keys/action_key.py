@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -75,7 +76,7 @@ def action_components(
     for output in action.outputs:
         yield f"output {output.name}", "executable" if output.executable else "file"
     if action.path_sensitive:
-        yield "folder of the project", project
+        yield _SENSITIVE, project
         for name, folder in roots:
             yield f"folder of {name}", folder
 
@@ -140,12 +141,20 @@ def difference(old: Iterable[Component], new: Iterable[Component], program: str 
         lines.append(f"tool {os.path.basename(program)}: it is now {program}, and was another one")
         before, now = ({n: v for n, v in walk.items() if not _is_of_tool(n, v)} for walk in (before, now))
         before["command"] = before["command"].replace(_first(before["command"]), _first(now["command"]), 1)
+    # A flag such as -g makes paths count: that the flag came or went says it all.
+    both_sensitive = _SENSITIVE in before and _SENSITIVE in now
     for name, value in now.items():
         if name not in before:
-            lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
-        elif before[name] != value:
-            lines.append(_changed(name, before[name], value))
-    lines.extend(f"{name}: no longer there" for name in before if name not in now)
+            if both_sensitive or not name.startswith("folder of "):
+                lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
+        elif before[name] != value and (said := _changed(name, before[name], value)):
+            lines.append(said)
+    gone = (name for name in before if name not in now)
+    lines.extend(f"{name}: no longer there" for name in gone if both_sensitive or not name.startswith("folder of "))
+    if not lines and (_SENSITIVE in before) != (_SENSITIVE in now):
+        lines.append(f"{_SENSITIVE}: the result {'may contain' if _SENSITIVE in now else 'no longer contains'} its path")
+    if not lines and list(before.items()) != list(now.items()):
+        lines.append("command: order of arguments changed")
     return tuple(lines)
 
 
@@ -170,11 +179,13 @@ def _first(command: str) -> str:
 
 
 def _changed(name: str, old: str, new: str) -> str:
+    """What changed in one component, in words; empty if only the order of a command's arguments did, or its inputs,
+    which are components of their own."""
     if name == "command":
-        before, now = _arguments(old), _arguments(new)
-        parts = [("added", [a for a in now if a not in before]), ("removed", [a for a in before if a not in now])]
-        said = "; ".join(f"{verb} {' '.join(words)}" for verb, words in parts if words)
-        return f"command: {said or 'order of arguments changed'}"
+        before, now = Counter(_arguments(old)), Counter(_arguments(new))
+        parts = [("added", (now - before).elements()), ("removed", (before - now).elements())]
+        said = "; ".join(f"{verb} {words}" for verb, arguments in parts if (words := " ".join(arguments)))
+        return f"command: {said}" if said else ""
     if new == MISSING:
         return f"{name}: no longer there"
     if name.startswith(("variable ", "folder ", "locale")) or not _HEX.fullmatch(new):
@@ -183,10 +194,12 @@ def _changed(name: str, old: str, new: str) -> str:
 
 
 _HEX = re.compile(r"[0-9a-f]{64}")
+_SENSITIVE = "folder of the project"
+"""A component of actions in whose results paths of folders can stand; others have no component of a folder."""
 
 
 def _arguments(encoded: str) -> list[str]:
-    """The arguments of a "command" component, as people write them."""
+    """The arguments of a "command" component, as people write them, without its inputs."""
     out: list[str] = []
     for field in encoded.split("\0"):
         mark, text = field[:1], field[1:]
@@ -199,6 +212,6 @@ def _arguments(encoded: str) -> list[str]:
                 name = text
             case "p":
                 prefix = text
-            case _:
+            case _ if place != Place.INPUT.value:
                 out.append(spell(Ref(place=Place(place), name=name, prefix=prefix, suffix=text)))
     return out

@@ -38,6 +38,7 @@ class Found:
 
     first: Digest
     result: Result
+    components: list[action_key.Component]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,13 @@ class Lookup:
         """Whether the action's result, which was found or filed, holds for any texts with the same bare forms."""
         return action.name in self.files.bare
 
-    def note_first_hit(self, action: Action, tool: Tool, notebook: Notebook) -> None:
-        """Note the components of a hit whose action was never built here, such as of an imported result: the next miss
-        is explained by them."""
+    def note_hit(self, action: Action, found: Found, notebook: Notebook) -> None:
+        """Note the components of a hit, if those of another result are noted, or none: the next miss is explained by
+        what the action used last, which need not be what it ran last."""
         name = self.name_key(action)
-        if notebook.components_of(name) is None and self.store.recall_action(name) is None:
-            notebook.note_components(name, action_key.encode(self.first_level(action, tool)[1]))
+        components = action_key.encode(found.components)
+        if (notebook.components_of(name) or self.store.recall_action(name)) != components:
+            notebook.note_components(name, components)
 
     def precompiled_of(self, action: Action) -> precompiled.Candidates:
         """The precompiled headers that the action could have read in place of headers."""
@@ -243,7 +245,7 @@ class Lookup:
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:
-                    return Found(first, result)
+                    return Found(first, result, components)
                 reason = "its result was evicted"
             elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
                 loose = replace(known, roots=())

@@ -81,3 +81,16 @@ def test_what_was_found_without_a_build_before_is_explained_by_what_changed(deve
     assert "nothing to do for 1 target: 3 hits, 0 compiled" in said.text and "saved" not in said.text
     status, text = developer.buildd("warm", "-C", str(copy))
     assert status == 0 and "build/demo/libdemo.so" not in text, "warm writes no outputs"
+
+
+def test_what_was_used_last_is_compared_and_not_what_ran_last(developer: Developer) -> None:
+    """A revert is a hit: the next change is one against the reverted text."""
+    project = (developer.project / "buildd.toml").read_text()
+    assert developer.build().compiled == 3
+    developer.write("buildd.toml", project + 'flags = ["-lineinfo"]\n')
+    assert developer.build().compiled == 2
+    developer.write("buildd.toml", project)
+    assert developer.build().hits == 3
+    developer.write("src/b.cu", "another\n")
+    status, text = developer.buildd("explain", "-C", str(developer.project))
+    assert status == 0 and "would run demo/src/b.cu.o: input src/b.cu: content changed" in text, text

@@ -94,6 +94,33 @@ def test_a_difference_names_what_changed() -> None:
     assert action_key.difference(walk(action()), walk(action())) == ()
 
 
+def test_a_link_of_one_more_object_names_the_object() -> None:
+    def link(*objects: str, flags: tuple[str, ...] = ()) -> list[action_key.Component]:
+        argv = ("nvcc", *flags, *(Ref(place=Place.INPUT, name=path) for path in objects))
+        return walk(action(argv=argv, inputs=objects), digests=dict.fromkeys(("a.o", "b.o", "c.o"), D["a.cu"]))
+
+    assert action_key.difference(link("a.o", "b.o"), link("a.o", "b.o", "c.o")) == ("input c.o: new",)
+    assert action_key.difference(link("a.o", "b.o"), link("a.o")) == ("input b.o: no longer there",)
+    assert action_key.difference(link("a.o", "b.o"), link("b.o", "a.o")) == ("command: order of arguments changed",)
+    assert action_key.difference(link("a.o", flags=("-x", "-y")), link("a.o", flags=("-y", "-x"))) == (
+        "command: order of arguments changed",
+    )
+    assert action_key.difference(link("a.o", flags=("-x",)), link("a.o", flags=("-x", "-x"))) == ("command: added -x",)
+
+
+def test_folders_that_begin_to_count_are_not_told_as_new_or_gone() -> None:
+    """They are there before and after: the flag that makes them count is the reason."""
+    plain, roots = walk(action()), [("folder of cuda", "/cuda")]
+    debug = [*walk(action(argv=(*action().argv, "-lineinfo"), path_sensitive=True)), *roots]
+    assert action_key.difference(plain, debug) == ("command: added -lineinfo",)
+    assert action_key.difference(debug, plain) == ("command: removed -lineinfo",)
+    alone = [*walk(action(path_sensitive=True)), *roots]
+    assert action_key.difference(plain, alone) == ("folder of the project: the result may contain its path",)
+    assert action_key.difference(alone, [*alone[:-1], ("folder of cuda", "/other")]) == (
+        "folder of cuda: /cuda -> /other",
+    )
+
+
 def test_another_compiler_is_one_line() -> None:
     """Which of its files and folders the other one had says nothing more."""
     moved = action(argv=(Ref(place=Place.ROOT, name="cuda", suffix="/bin/nvcc"), *action().argv[1:], "-G"))
