@@ -97,7 +97,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: tuple[str, ...] = ()
     umask: Umask = 0o022
     inputs: tuple[str, ...] = ()
-    """WATCH: files, and folders in which new names count, instead of the targets' inputs."""
+    """WATCH: files, and folders in which new names count, instead of the targets' inputs. EXPLAIN: names of actions,
+    and of files that they read or make, to which the answer is restricted."""
     replaces: RequestId = RequestId("")
     """A request to cancel, once it is known which of its jobs this one needs as well: those go on. Until then it starts
     nothing more."""

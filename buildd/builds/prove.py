@@ -5,13 +5,15 @@ Does the same look-ups as a build, in the order of the plan's graph; writes noth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
 from buildd.builds import shared_results
 from buildd.builds.active_build import ActiveBuild
 from buildd.keys.lookup import Found, Missing
-from codegen.plan import Plan, Unwanted
+from codegen.errors import RequestError, nearest
+from codegen.plan import Action, Plan, Unwanted
 from protocol import messages as m
 
 
@@ -25,11 +27,14 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
 
     Raises:
         Unwanted: nobody waits for it any more.
+        RequestError: it asks about a file or an action that there is not.
     """
     plan = build.plan
     everything = build.request.mode is m.Mode.EXPLAIN
+    asked = Asked(build) if everything and build.request.inputs else None
     blocked: dict[str, str] = {}
     would_run = 0
+    told: set[str] = set()
     for index in order(plan):
         if is_unwanted():
             raise Unwanted
@@ -42,20 +47,57 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
             reasons = known.reasons if isinstance(known, Missing) else ()
             if isinstance(known, Found):
                 found.append(known.result.key)
+        is_told = asked is None or above in told or asked.concerns(plan.actions[index])
+        if is_told:
+            told.add(action.name)
         if reasons:
-            would_run += 1
+            would_run += is_told
             blocked.update({output.path: action.name for output in action.outputs})
         else:
-            build.counts.hits += 1
+            build.counts.hits += is_told
         build.counts.done += 1
-        if reasons or everything:
+        if is_told and (reasons or everything):
             said = reasons or (f"hit: {build.why_hit(index)}",)
             build.log.append(m.Explained(action=action.name, would_run=bool(reasons), reasons=said))
+    if asked is not None and not told:
+        asked.check()
     build.counts.misses = would_run
     if would_run and not everything:
         build.report.tell_done(m.Outcome.FAILED, message=f"{would_run} of {len(plan.actions)} actions would run")
     else:
         build.report.tell_done(m.Outcome.BUILT)
+
+
+class Asked:
+    """The actions that an EXPLAIN request is about: those with one of the names in its `inputs`, and those that read or
+    make a file, or a file in a folder, of such a name."""
+
+    def __init__(self, build: ActiveBuild) -> None:
+        self._build = build
+        given = build.request.inputs
+        self._names = {*given, *map(build.inputs.lookup.normal, given)}
+        self._folders = tuple(f"{name.rstrip('/')}/" for name in self._names)
+
+    def concerns(self, action: Action) -> bool:
+        """Whether the request is about an action that was just looked up, or waits for one that would run."""
+        lookup = self._build.inputs.lookup
+        made = (output.path for output in action.outputs)
+        read = (*action.inputs, *lookup.last_used(action, self._build.tool(action)))
+        return action.name in self._names or any(
+            path in self._names or path.startswith(self._folders) for path in (*made, *map(lookup.normal, read))
+        )
+
+    def check(self) -> None:
+        """Raises RequestError if there is no file of a name either."""
+        given, plan = self._build.request.inputs, self._build.plan
+        if not any(os.path.lexists(self._build.inputs.snapshot.absolute(name)) for name in given):
+            near = nearest(given[0], [*plan.targets, *(action.name for action in plan.actions)])
+            raise RequestError(
+                "unknown-target",
+                f'there is no target, action or file "{given[0]}"{near}',
+                file=self._build.request.file,
+                next_step=f"name a target ({', '.join(sorted(plan.targets))}); buildd explain lists the actions",
+            )
 
 
 def waits_for(action: str) -> str:

@@ -1,4 +1,4 @@
-"""`buildd explain TARGET|FILE`: says why each action would hit or run; with `--last`, or for a BUILD, why it did.
+"""`buildd explain TARGET|FILE|ACTION`: says why each action would hit or run; `--last` or a BUILD: why it did.
 
 Runs nothing. The last `buildd run` of a folder is explained like a build, without a buildd.toml.
 """
@@ -41,15 +41,17 @@ def run(arguments: list[str]) -> int:
     command = parser(
         "explain",
         "Say for each action whether it would hit, or which input, flag, variable or tool makes it run.",
-        details="A FILE restricts the answer to the actions that use it. A BUILD is the id of a past build or of a "
+        details="A FILE (a source, a header or an output) or an ACTION, as this command names them, restricts the "
+        "answer to the actions that use or make it. A BUILD is the id of a past build or of a "
         "`buildd run`, as `buildd log` lists it. Nothing is run.",
     )
     command.add_argument(
         "what",
-        metavar="TARGET|FILE|BUILD",
+        metavar="TARGET|FILE|ACTION|BUILD",
         nargs="?",
         default="",
-        help="a target, a file or a build (default: the targets in `default` of `[project]`; without that key, all)",
+        help="a target, a file, an action or a build (default: the targets in `default` of `[project]`; without that "
+        "key, all)",
     )
     add_request_arguments(command, jobs=SUPPRESS, in_process="answer in this process instead of the daemon")
     last = (
@@ -90,14 +92,32 @@ def run(arguments: list[str]) -> int:
         if options.what and not target:
             only = relative_to(project, options.what) if os.path.lexists(options.what) else options.what
         return tell_last(project, target, only, json=options.json)
-    targets: tuple[str, ...] = (options.what,) if options.what else ()
-    if options.what and options.what not in names and os.path.lexists(options.what):
-        only, targets = relative_to(project, options.what), names
-    request = request_from(options, targets, Mode.EXPLAIN, environ)
+    targets, inputs = asked_of(options.what, names, project)
+    only = inputs[0] if inputs else ""
+    request = msgspec.structs.replace(request_from(options, targets, Mode.EXPLAIN, environ), inputs=inputs)
     told = with_files(environ, request.project, request.file)
     telling = Telling(mode=Mode.EXPLAIN, only=only, build=request.build_id)
     view = view_for(sys.stdout, sys.stderr, json=options.json, telling=telling, environ=told)
     return status_of(carry_out(request, view, no_daemon=options.no_daemon, environ=environ))
+
+
+def asked_of(what: str, names: tuple[str, ...], project: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The targets to plan for the command's argument, and the names to which the answer is restricted.
+
+    Args:
+        what: a target; a path of a source, header or output; or an action. Empty for the default targets.
+        names: of all targets.
+    """
+    if not what or what in names:
+        return ((what,) if what else ()), ()
+    if os.path.lexists(what):
+        return names, tuple(dict.fromkeys((relative_to(project, what), what)))
+    if os.path.lexists(os.path.join(project, what)):
+        return names, (what,)
+    within = tuple(name for name in names if what.startswith((f"{name}/", f"{name}.")))
+    if within or "/" in what or "." in what:
+        return within or names, (what,)  # an action, or an output that is not there
+    return (what,), ()  # no action and no path is called so: the answer says which targets there are
 
 
 def tell_last(project: str, target: str = "", only: str = "", *, json: bool = False) -> int:
@@ -106,7 +126,7 @@ def tell_last(project: str, target: str = "", only: str = "", *, json: bool = Fa
     Args:
         project: absolute.
         target: restrict the answer to its actions; empty for all.
-        only: restrict the answer to actions that name this; empty for all.
+        only: restrict the answer to actions whose names or reasons have this, or whose output it is; empty for all.
 
     Raises: RequestError if the log has no build.
     """
@@ -143,7 +163,7 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
         msgspec.structs.replace(each, action=each.action.removeprefix(place))
         for each in why(events)
         if (not target or each.action.startswith(f"{target}/"))
-        and (not only or any(only in part for part in (each.action, *each.reasons)))
+        and (not only or only.endswith(f"/{each.action}") or any(only in part for part in (each.action, *each.reasons)))
     ]
     if json:
         view = JsonView(Writer(sys.stdout))
@@ -162,8 +182,11 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
     if not found and not (target or only) and build.outcome is Outcome.BUILT:
         lines.append(Line(f"{count(planned, 'action')}: no input had changed"))
-    elif not found and (target or only):
-        lines.append(Line(f"no action that this build ran or looked up uses {clean(target or only)}"))
+    elif not found and target:
+        lines.append(Line(f"this build ran and looked up no action of {clean(target)}"))
+    elif not found and only:
+        words = "no action that this build ran or looked up, and no reason, names"
+        lines.append(Line(f"{words} {clean(only)}; buildd explain {clean(only)} says which actions use it"))
     elif not (target or only):
         left = max(0, planned - len(found))
         if stood := left if build.outcome is Outcome.BUILT else min(left, silent):

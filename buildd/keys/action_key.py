@@ -152,7 +152,9 @@ def difference(old: Iterable[Component], new: Iterable[Component], program: str 
     gone = (name for name in before if name not in now)
     lines.extend(f"{name}: no longer there" for name in gone if both_sensitive or not name.startswith("folder of "))
     if not lines and (_SENSITIVE in before) != (_SENSITIVE in now):
-        lines.append(f"{_SENSITIVE}: the result {'may contain' if _SENSITIVE in now else 'no longer contains'} its path")
+        lines.append(
+            f"{_SENSITIVE}: the result {'may contain' if _SENSITIVE in now else 'no longer contains'} its path"
+        )
     if not lines and list(before.items()) != list(now.items()):
         lines.append("command: order of arguments changed")
     return tuple(lines)

@@ -131,6 +131,20 @@ class Lookup:
         self.files.discovered.update(discovered)
         self.files.folders.update(folders)
 
+    def last_used(self, action: Action, tool: Tool) -> tuple[str, ...]:
+        """The discovered inputs of an action that was looked up; of one that missed or waits, those of its last
+        result."""
+        used = self.files.discovered.get(action.name)
+        if used is not None or action.discovery is Discovery.NONE:
+            return used or ()
+        noted = self.store.recall_action(self.name_key(action))
+        if noted is None:
+            return ()
+        names = self.files.names_of(tool)
+        # The bytes of the components are what the first-level key is the digest of.
+        known = self.store.input_sets(Digest(blake3(noted).hexdigest()))[:1]
+        return tuple(names.path(name) for input_set in known for name, _ in input_set.files)
+
     def holds_for_bare(self, action: Action) -> bool:
         """Whether the action's result, which was found or filed, holds for any texts with the same bare forms."""
         return action.name in self.files.bare

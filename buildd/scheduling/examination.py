@@ -41,13 +41,12 @@ async def answer(
     """
     try:
         build = await examine(opened, request, log, in_pool, is_unwanted)
+        if isinstance(build.report, ProofReport) and has_traces(build):
+            build.report.found = found
+            return build
+        await in_pool(prove.answer, build, [] if found is None else found, is_unwanted)
     except (RequestError, BuilddError, OSError) as error:
         refuse(log, m.Outcome.REFUSED if isinstance(error, RequestError) else m.Outcome.DAEMON_ERROR, error)
-        return None
-    if isinstance(build.report, ProofReport) and has_traces(build):
-        build.report.found = found
-        return build
-    await in_pool(prove.answer, build, [] if found is None else found, is_unwanted)
     return None
 
 

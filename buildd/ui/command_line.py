@@ -34,7 +34,7 @@ _VALUES = {
     "PROGRAM": (Value.PROGRAM,),
     "TARGET": (Value.TARGET,),
     "BUILD": (Value.BUILD,),
-    "TARGET|FILE|BUILD": (Value.TARGET, Value.FILE),
+    "TARGET|FILE|ACTION|BUILD": (Value.TARGET, Value.FILE),
 }
 """Name of a value in the help -> what it names."""
 

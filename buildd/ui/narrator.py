@@ -52,7 +52,7 @@ class Telling(msgspec.Struct, frozen=True):
         reasons: print why each action missed.
         mode: the request's mode.
         runs_alone: of `Explained`, leave out actions that would hit.
-        only: restrict `Explained` to actions that name this file, as "src/a.cu"; empty for all.
+        only: the file or action that the answer is about, as "src/a.cu"; empty for all of the targets'.
         complete: print everything that a tool said, and refusals and daemon errors too.
         refusals: print refusals and daemon errors; a command that ends with the build prints those to stderr itself.
         output_lines: most lines of one job's output; the log has the rest. 0 means no limit.
@@ -257,8 +257,6 @@ class Narrator:
         return [Line(f"waiting for {clean(body.waiting_for)}")]
 
     def _explained(self, body: messages.Explained) -> list[Line]:
-        if self.telling.only and not any(self.telling.only in part for part in (body.action, *body.reasons)):
-            return []
         if body.would_run:
             self._told_runs += 1
             style = Style.ERROR if self.telling.mode is Mode.PROVE else Style.HEADING
@@ -327,8 +325,7 @@ class Narrator:
             what = f"compiled, {hits}, {text.count(traced, 'model')} traced" if traced else f"run, {hits}"
             return [Line(f"warm: nothing would {'be ' * bool(traced)}{what}", Style.GOOD)]
         if self.telling.only and not told:
-            words = f"no action names {clean(self.telling.only)}, and none would run because of it"
-            return [Line(words, Style.WARNING)]
+            return [Line(f"no action uses {clean(self.telling.only)}", Style.WARNING)]
         return [Line(f"{text.count(told, 'action')}: {self._told_hits} would hit, {self._told_runs} would run")]
 
     def _tally(self, body: messages.Done) -> str:

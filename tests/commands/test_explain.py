@@ -35,7 +35,11 @@ def test_the_last_build_is_explained(
     assert "ran demo/src/a.cu.o: input src/x.h: content changed" in lines
     assert "hit demo/src/b.cu.o: same inputs" in lines
     assert last("demo") == [heading, *lines] and len(last("src/x.h")) == 2
-    assert last("nobody")[1:] == ["no action that this build ran or looked up uses nobody"]
+    assert last("nobody")[1:] == [
+        "no action that this build ran or looked up, and no reason, names nobody;"
+        " buildd explain nobody says which actions use it"
+    ]
+    assert last("build/demo/libdemo.so")[1:] == [lines[-1]] and "libdemo.so" in lines[-1]
     found = [json.loads(line)["body"] for line in last("--json")]
     assert {body["action"]: body["would_run"] for body in found} == {
         "demo/src/a.cu.o": True,
@@ -48,7 +52,7 @@ def test_the_last_build_is_explained(
     )
     monkeypatch.chdir(developer.project / "src")
     assert last("demo") == [heading, *lines]
-    assert last("b")[1:] == ["no action that this build ran or looked up uses b"]
+    assert last("b")[1:] == ["this build ran and looked up no action of b"]
     developer.write("buildd.toml", (developer.project / "buildd.toml").read_text().partition("[target.b]")[0])
     developer.write("src/b.cu", "//! fail\n")
     developer.build("--no-daemon")
@@ -94,3 +98,32 @@ def test_what_was_used_last_is_compared_and_not_what_ran_last(developer: Develop
     developer.write("src/b.cu", "another\n")
     status, text = developer.buildd("explain", "-C", str(developer.project))
     assert status == 0 and "would run demo/src/b.cu.o: input src/b.cu: content changed" in text, text
+
+
+def test_each_name_that_explain_prints_and_each_path_is_an_argument(developer: Developer) -> None:
+    def told(*arguments: str, folder: str = "") -> list[str]:
+        status, text = developer.buildd("explain", *arguments, cwd=developer.project / folder)
+        assert status == 0, text
+        return [line.partition(":")[0] for line in text.splitlines()[:-1]]
+
+    assert developer.build().compiled == 3
+    objects = ["hit demo/src/a.cu.o", "hit demo/src/b.cu.o"]
+    assert sorted(told()) == [*sorted(("hit demo/libdemo.so", *objects))]
+    for name in ("src/x.h", "./src/../src/x.h", str(developer.project / "src/x.h"), "src/a.cu", "demo/src/a.cu.o"):
+        assert told(name) == objects[:1], name
+    assert sorted(told("src")) == objects
+    assert told("build/demo/libdemo.so") == told("demo/libdemo.so") == ["hit demo/libdemo.so"]
+    assert told("x.h", folder="src") == told("src/x.h", folder="src") == objects[:1]
+    assert told("demo/src/b.cu.o", folder="src") == objects[1:]
+    # What the last compile read is known, also where its own text and flags are other ones now.
+    developer.write("src/a.cu", '#include "x.h"\nnew\n')
+    assert told("src/x.h") == ["would run demo/src/a.cu.o", "would run demo/libdemo.so"]
+    assert told("demo/src/b.cu.o") == objects[1:]
+    developer.write("notes.txt", "")
+    status, text = developer.buildd("explain", "notes.txt", cwd=developer.project)
+    assert status == 0 and text == "no action uses notes.txt\n"
+    for name in ("demo/src/c.cu.o", "src/c.h"):
+        status, text = developer.buildd("explain", name, cwd=developer.project)
+        assert status == 2 and f'there is no target, action or file "{name}"' in text, text
+    status, text = developer.buildd("explain", "demi", cwd=developer.project)
+    assert status == 2 and 'there is no target "demi"; did you mean "demo"?' in text, text

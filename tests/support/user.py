@@ -76,11 +76,11 @@ class User:
             **(environment or {}),
         }
 
-    def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, output: int = subprocess.PIPE, cwd: Path | None = None) -> subprocess.Popen[str]:
         """`buildd ARGUMENT...`, running."""
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "buildd", *arguments],
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env=self.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -88,9 +88,9 @@ class User:
             text=True,
         )
 
-    def buildd(self, *arguments: str, timeout_s: float = 120.0) -> tuple[int, str]:
+    def buildd(self, *arguments: str, cwd: Path | None = None, timeout_s: float = 120.0) -> tuple[int, str]:
         """Exit status and output of `buildd ARGUMENT...`. Raises subprocess.TimeoutExpired."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, cwd=cwd)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
