@@ -8,6 +8,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from buildd.processes.launch import Launch
 from codegen.plan import Action, Argument, Discovery, Place, Ref, Tool
 
@@ -107,7 +109,14 @@ def shown(action: Action, tool: Tool, *, project: str) -> str:
     """
     if action.payload:
         return f"cd {shlex.quote(project)} && buildd build {shlex.quote(action.name.partition('/')[0])}"
-    return f"cd {shlex.quote(project)} && {shlex.join(plain_arguments(action, tool))}"
+    argv = tuple(argument for argument in action.argv if not _lists_inputs(argument))
+    plain = plain_arguments(msgspec.structs.replace(action, argv=argv), tool)
+    return f"cd {shlex.quote(project)} && {shlex.join(plain)}"
+
+
+def _lists_inputs(argument: Argument) -> bool:
+    """Whether an argument only has the linker list its inputs for buildd."""
+    return isinstance(argument, Ref) and argument.place is Place.DEPFILE and "--dependency-file" in argument.prefix
 
 
 def plain_arguments(action: Action, tool: Tool) -> list[str]:

@@ -5,6 +5,7 @@ Knows no stream and no clock; `plain` and `live` decide when and where lines are
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 import msgspec
@@ -22,6 +23,8 @@ NOTHING_TO_DO = "nothing to do"
 _HELD_CHARACTERS = 256 << 10
 _WAITING_EVERY_NS = 15_000_000_000
 _KEPT_ERROR_LINES = 200
+
+_AFTER_ERROR = re.compile(r"\berror(?: #[\w-]+)?\s*: ")
 
 _SEVERITY_STYLE = {Severity.ERROR: Style.ERROR, Severity.WARNING: Style.WARNING, Severity.NOTE: Style.FAINT}
 
@@ -234,9 +237,9 @@ class Narrator:
         took = f" after {duration(body.timing.wall_s)}" if body.timing.wall_s >= 0.005 else ""
         lines = [Line(f"{self._number()}FAILED {label}{took}: {clean(body.message)}", Style.ERROR)]
         lines += output
+        said += (line.text for line in output)
         for diagnostic in body.diagnostics:
-            headline = clean(diagnostic.message.partition("\n")[0])
-            if diagnostic.severity is Severity.ERROR and not any(headline in line for line in said):
+            if diagnostic.severity is Severity.ERROR and not _is_among(diagnostic, said):
                 lines.append(_diagnostic_line(diagnostic))
         command = body.command or (job.command if job is not None else "")
         if command:
@@ -367,6 +370,15 @@ def reason_lines(title: str, reasons: tuple[str, ...], style: Style = Style.PLAI
     if len(reasons) == 1:
         return [Line(f"{title}: {clean(reasons[0])}", style)]
     return [Line(title, style), *(Line(f"    {clean(reason)}") for reason in reasons)]
+
+
+def _is_among(diagnostic: messages.Diagnostic, said: list[str]) -> bool:
+    """Whether a line that a tool printed has the finding, or its beginning: nvcc wraps long ones."""
+    headline = clean(diagnostic.message.partition("\n")[0])
+    return any(
+        headline in line or ((start := _AFTER_ERROR.split(line, 1)[-1]) != line and headline.startswith(f"{start} "))
+        for line in said
+    )
 
 
 def _diagnostic_line(diagnostic: messages.Diagnostic) -> Line:

@@ -15,7 +15,12 @@ _UNPRINTABLE = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u20
 _PREPARES = r"(?:cd |: |\S*cmake -E (?:rm|remove|make_directory) )"
 _LAUNCHERS = ("buildd-cc", "ccache", "sccache", "distcc")
 _WORD = r"(?:'[^']*'|[^\s'])+"
-_ERROR = r"(?i)\b(?:fatal )?error\b\s*(?:[:A-Z(]|$)|undefined reference to|\bfatal\b\s*:"
+_ERROR = (
+    r"(?i)\b(?:fatal )?error\b\s*(?:[:#A-Z(]|$)|undefined reference to|multiple definition of|\bfatal\b\s*:"
+    r"|\bld(?:\.\w+)?: .*(?:cannot find |final link failed|file format not recognized)"
+)
+_OF_ERRORS = ("rror", "RROR", "ndefined", "fatal", "multiple d", "ld: ", "ld.")
+"""One of these is in each line that has an error: to look for them is quick."""
 _WARNING = r"(?i)\bwarning\b\s*(?:[:#A-Z(]|$)"
 
 
@@ -71,7 +76,7 @@ def spelled(name: str) -> str:
 def compiler_line(text: str) -> Line:
     """A line of a tool's output, styled as an error or a warning if it looks like one."""
     text = clean(text)
-    if "rror" in text or "RROR" in text or "ndefined" in text or "fatal" in text:
+    if any(word in text for word in _OF_ERRORS):
         if re.search(_ERROR, text):
             return Line(text, Style.ERROR)
     elif ("arning" in text or "WARNING" in text) and re.search(_WARNING, text):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from buildd.artifacts.diagnostics import diagnose
 from buildd.ui.narrator import Narrator, Telling, Verbosity
 from buildd.ui.plain import PlainView
 from buildd.ui.screen import has_colour, is_terminal, telling_from, view_for
@@ -154,6 +155,39 @@ def test_a_proof_says_how_many_models_it_traced() -> None:
     )
     text = told(recorded, Telling(mode=Mode.PROVE))
     assert text.endswith("warm: nothing would be compiled, 2 hits, 1 model traced\n"), text
+
+
+_SAID_ONCE = {
+    "a warning of nvcc's that is an error": (
+        'bad.cu(1): error #117-D: non-void function "f" should return a value\n  int f() {}\n           ^\n'
+    ),
+    "a long error of nvcc's": (
+        'a.cu(3): error: no instance of function template "f" matches the argument list\n'
+        "            argument types are: (int)\n  void g() { f(1); }\n             ^\n"
+    ),
+    "a warning of gcc's that is an error": "a.cpp:1:5: error: unused variable ‘x’ [-Werror=unused-variable]\n",
+    "no definition": "/usr/bin/ld: a.o: in function `main':\na.cu:(.text+0x5): undefined reference to `f()'\n",
+    "two definitions": "/usr/bin/ld: b.o: in function `f()':\nb.cu:(.text+0x0): multiple definition of `f()'; a.o\n",
+    "no library": "/usr/bin/ld: cannot find -lnosuch: No such file or directory\n",
+    "no object": "/usr/bin/ld: a.o: file format not recognized; treating as linker script\n",
+}
+
+
+@pytest.mark.parametrize("listing", [True, False])
+@pytest.mark.parametrize("said", _SAID_ONCE.values(), ids=_SAID_ONCE)
+def test_an_error_that_a_tool_has_printed_is_not_told_again(said: str, listing: bool) -> None:
+    job, found = messages.JobId(1), diagnose(said)
+    failed = messages.Failed(
+        job_id=job, action="t", kind=messages.FailureKind.COMPILE_ERROR, message="it failed", diagnostics=found
+    )
+    recorded = events(
+        (0, messages.Started(job_id=job, action="t", command="nvcc")),
+        *((0, messages.LogLine(job_id=job, stream="stderr", text=line)) for line in said.splitlines()),
+        (1, failed),
+    )
+    assert found
+    lines = told(recorded, Telling(listing=listing)).splitlines()
+    assert sum(line in said.splitlines() for line in lines) == len(lines) - (2 if listing else 3), lines
 
 
 def test_a_file_that_no_action_uses_is_named() -> None:
