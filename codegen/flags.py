@@ -76,6 +76,8 @@ _OWN = re.compile(
 _ARCH = re.compile(
     r"-{1,2}(arch|code|gencode|gpu-architecture|gpu-code|generate-code|offload-arch|amdgpu-target)(=.*)?"
 )
+_SEVERAL = re.compile(r"--?[A-Za-z][\w-]*\s+-\S")
+"""A flag without a value, and another one behind it: -DX="a -b" and -Xcompiler="-a -b" are one."""
 _RELOCATABLE = re.compile(r"-{1,2}(rdc|relocatable-device-code)(=true)?|-fgpu-rdc")
 _FILE = re.compile(r"(-fplugin=|-fpass-plugin=|-fsanitize-(?:ignore|black)list=|-T)(.+)")
 
@@ -158,6 +160,29 @@ def _inspect(flags: tuple[str, ...]) -> FlagEffects:
     return FlagEffects(path_sensitive=sensitive, uncacheable=reason, inputs=tuple(inputs))
 
 
+def refuse_defines(define: Iterable[str], name: str, where: str) -> None:
+    """Raise RequestError for a macro that is written as a flag."""
+    for macro in define:
+        if macro.startswith("-"):
+            said = f'target "{name}": "{macro}" in `define` is a flag, and a macro has no dash'
+            plain = macro.removeprefix("-D").strip()
+            step = f'write "{plain}"' if macro.startswith("-D") and plain else "move it to `flags`"
+            raise RequestError("bad-flag", said, file=where, next_step=step)
+
+
+def refuse_unknown(option: str, flags: Iterable[str], compiler: str, name: str, where: str) -> None:
+    """Raise RequestError if an option that the compiler did not know is one of the target's flags."""
+    if option and option in flags:
+        raise RequestError(
+            "bad-flag",
+            f'target "{name}": {compiler} does not know the flag "{option}"',
+            file=where,
+            next_step="correct or remove it; a flag of the host compiler's is written -Xcompiler=FLAG"
+            if compiler == "nvcc"
+            else "correct or remove it",
+        )
+
+
 def refuse_own(flags: Iterable[str], name: str, where: str) -> None:
     """Raise RequestError for a flag that the target's own keys decide.
 
@@ -166,6 +191,10 @@ def refuse_own(flags: Iterable[str], name: str, where: str) -> None:
     previous = ""
     for flag in flags:
         if previous not in _PASSED and flag.startswith("-"):
+            if _SEVERAL.match(flag):
+                said = f'target "{name}": "{flag}" in `flags` is several flags in one text'
+                written = ", ".join(f'"{word}"' for word in flag.split())
+                raise RequestError("bad-flag", said, file=where, next_step=f"write them apart: {written}")
             for pattern, step in _KEYS.items():
                 if pattern.fullmatch(flag):
                     said = f'target "{name}": "{flag}" does not belong in `flags`'

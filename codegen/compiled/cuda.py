@@ -28,11 +28,11 @@ from codegen.compilers import nvcc
 from codegen.compilers.compiler import Compiler
 from codegen.context import Context, Part
 from codegen.errors import RequestError
-from codegen.flags import FlagEffects, inspect, refuse_own
+from codegen.flags import FlagEffects, inspect, refuse_defines, refuse_own, refuse_unknown
 from codegen.plan import Argument, Discovery, Place, Ref, Resources, Steps
 from codegen.project.target import CudaTarget, OutputKind, Target
 from codegen.search import include_folders, library_folders
-from codegen.steps.decomposition import decomposition
+from codegen.steps.decomposition import decomposition, unknown_option
 from codegen.variables.aitemplate_flags import AITemplateFlags, aitemplate_flags
 
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=3.0)
@@ -96,6 +96,7 @@ def nvcc_recipe(
         units: sources with their own architectures; if empty, all sources have all architectures of the target.
     """
     refuse_own(options.flags, target.name, target.at("flags"))
+    refuse_defines(options.define, target.name, target.at("define"))
     flags, host = _without_bindir(options.flags, target)
     variables = aitemplate_flags(context.variables, "cuda", aitemplate_shaped=options.aitemplate, own=flags)
     if variables.optimization is not None:
@@ -170,16 +171,16 @@ def nvcc_recipe(
         reports=reports,
         decompose=None
         if effects.uncacheable
-        else lambda step, extension: _decompose(context, compiler, step, extension),
+        else lambda step, extension: _decompose(context, target, compiler, step, extension),
     )
     notices = tuple(f"{target.name}: {line}" for line in variables.applied)
     return recipe, notices
 
 
-def _decompose(context: Context, compiler: Compiler, step: Step, extension: str) -> Steps | str:
+def _decompose(context: Context, target: Target, compiler: Compiler, step: Step, extension: str) -> Steps | str:
     if not step.link:
         return "not an object"
-    return decomposition(
+    found = decomposition(
         context.knowledge,
         compiler.tool,
         compiler.program,
@@ -189,6 +190,9 @@ def _decompose(context: Context, compiler: Compiler, step: Step, extension: str)
         clang=compiler.clang,
         identity=context.settings.name or os.path.basename(context.folder),
     )
+    flags = getattr(target, "flags", ())
+    refuse_unknown(unknown_option(found), flags, "nvcc", target.name, target.at("flags"))
+    return found
 
 
 def _all_steps(

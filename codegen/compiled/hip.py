@@ -27,11 +27,11 @@ from codegen.compiled.recipe import (
 from codegen.compilers.compiler import Compiler
 from codegen.context import Context, Part
 from codegen.errors import RequestError, nearest
-from codegen.flags import inspect, refuse_own
+from codegen.flags import inspect, refuse_defines, refuse_own, refuse_unknown
 from codegen.plan import Argument, Discovery, Place, Ref, Resources, Steps
 from codegen.project.target import HipTarget, OutputKind, Target
 from codegen.search import include_folders, library_folders
-from codegen.steps.decomposition import hip_decomposition
+from codegen.steps.decomposition import hip_decomposition, unknown_option
 from codegen.variables.aitemplate_flags import aitemplate_flags
 
 RESOURCES = Resources(memory_bytes=600 << 20, wall_s=3.0)
@@ -66,6 +66,7 @@ def plan_hip(context: Context, target: HipTarget) -> Part:
 def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Recipe, tuple[str, ...]]:
     """Return the recipe for compiling and linking a target with hipcc, and notices for the user."""
     refuse_own(options.flags, target.name, target.at("flags"))
+    refuse_defines(options.define, target.name, target.at("define"))
     compiler = context.toolchains.hip()
     asked = asked_archs(context, target, amd=True)
     needs_arch(target, asked, "gfx90a")
@@ -135,16 +136,16 @@ def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Reci
         device_link=options.rdc,
         decompose=None
         if effects.uncacheable
-        else lambda step, extension: _decompose(context, compiler, step, extension),
+        else lambda step, extension: _decompose(context, target, compiler, step, extension),
     )
     notices = tuple(f"{target.name}: {line}" for line in variables.applied)
     return recipe, notices
 
 
-def _decompose(context: Context, compiler: Compiler, step: Step, extension: str) -> Steps | str:
+def _decompose(context: Context, target: Target, compiler: Compiler, step: Step, extension: str) -> Steps | str:
     if not step.link:
         return "not an object"
-    return hip_decomposition(
+    found = hip_decomposition(
         context.knowledge,
         compiler.tool,
         compiler.program,
@@ -153,6 +154,9 @@ def _decompose(context: Context, compiler: Compiler, step: Step, extension: str)
         extension=extension,
         identity=context.settings.name or os.path.basename(context.folder),
     )
+    flags = getattr(target, "flags", ())
+    refuse_unknown(unknown_option(found), flags, "hipcc", target.name, target.at("flags"))
+    return found
 
 
 def architectures(asked: tuple[str, ...], known: tuple[str, ...], where: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from codegen.compilers import closure
 from codegen.compilers.compiler import Compiler
 from codegen.context import Context, Part
 from codegen.errors import RequestError
-from codegen.flags import inspect, refuse_own
+from codegen.flags import inspect, refuse_defines, refuse_own
 from codegen.plan import Argument, Discovery, Frozen, Place, Ref, Resources, Tool
 from codegen.project.target import ExtensionTarget, OutputKind
 from codegen.python.worker import FOLDER, worker_of
@@ -145,6 +145,7 @@ def _check(target: ExtensionTarget, identity: ExtensionIdentity) -> None:
             next_step="remove the key",
         )
     refuse_own(target.flags, target.name, target.at("flags"))
+    refuse_defines(target.define, target.name, target.at("define"))
     refuse_own(target.cuda_flags, target.name, target.at("cuda_flags"))
 
 

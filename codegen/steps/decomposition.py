@@ -19,6 +19,11 @@ from codegen.plan import Argument, Knowledge, Place, Probe, Ref, Steps, Tool
 from codegen.steps import hipcc_steps, nvcc_steps
 from codegen.steps.step_kinds import OBJECT, SOURCE, STEM, UNIT, NotUnderstood, placeholder
 
+_UNKNOWN = ", unknown option "
+_UNKNOWN_OPTION = re.compile(
+    r"^(?:nvcc fatal\s*: Unknown option|clang[^:\n]*: error: (?:unknown argument:?|unsupported option)) '([^'\n]+)'",
+    re.M,
+)
 _EMPTY = str(Path(codegen.__file__).with_name("templates") / "empty" / STEM)
 """Empty sources, without their extension, because clang refuses a source that does not exist."""
 
@@ -123,10 +128,17 @@ def _read(knowledge: Knowledge, probe: Probe, decompose: Callable[[str], Steps])
     (answer,) = knowledge.ask(probe)
     try:
         if answer.status != 0:
-            raise NotUnderstood(f"{os.path.basename(probe.argv[0])} {probe.argv[1]} ended with status {answer.status}")
+            said = f"{os.path.basename(probe.argv[0])} {probe.argv[1]} ended with status {answer.status}"
+            unknown = _UNKNOWN_OPTION.search(answer.stderr)
+            raise NotUnderstood(f"{said}{_UNKNOWN}{unknown[1]}" if unknown else said)
         return decompose(answer.stdout + answer.stderr)
     except NotUnderstood as reason:
         return f"not understood: {reason}"
+
+
+def unknown_option(reason: Steps | str) -> str:
+    """Return the option that the dry run did not know; empty if that is not the reason for compiling whole."""
+    return reason.partition(_UNKNOWN)[2] if isinstance(reason, str) else ""
 
 
 def _words(options: Iterable[Argument]) -> list[str]:

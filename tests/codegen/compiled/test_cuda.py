@@ -175,3 +175,13 @@ def test_the_annotated_ptx_that_aitemplate_asks_for(tmp_path: Path) -> None:
     ran = carry_out_all(made, folder, tmp_path / "scratch")
     assert "registers" in ran[0].said and made.actions[0].path_sensitive
     assert (folder / "build/t/ptx/src/k.cu.sm_80.ptx").stat().st_size
+
+
+@pytest.mark.parametrize("flag", ["-Wno-such", "--bogus"])
+def test_a_flag_that_nvcc_does_not_know_is_told_once_and_with_its_line(tmp_path: Path, flag: str) -> None:
+    folder = sample(tmp_path / "project", f'arch = ["sm_80"]\nflags = ["-O3", "{flag}"]\n')
+    with pytest.raises(RequestError) as caught:
+        plan(folder)
+    assert caught.value.code == "bad-flag" and flag in caught.value.message
+    line = (folder / "buildd.toml").read_text().splitlines().index(f'flags = ["-O3", "{flag}"]') + 1
+    assert caught.value.file == f"buildd.toml:{line}"

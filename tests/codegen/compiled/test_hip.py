@@ -103,3 +103,12 @@ def test_what_is_no_architecture_is_refused(asked: str) -> None:
 def test_architectures_are_sorted_and_counted_once() -> None:
     found = architectures(("gfx90a:xnack-", "gfx906", "gfx906"), ("gfx906", "gfx90a"), "")
     assert found == ("gfx906", "gfx90a:xnack-")
+
+
+@pytest.mark.hip
+def test_a_flag_that_hipcc_does_not_know_is_told_once_and_with_its_line(tmp_path: Path) -> None:
+    folder = sample(tmp_path / "project", 'arch = ["gfx90a"]\nflags = ["-fbogus"]\n')
+    with pytest.raises(RequestError) as caught:
+        plan(folder)
+    assert caught.value.code == "bad-flag" and '"-fbogus"' in caught.value.message
+    assert caught.value.file == "buildd.toml:8", (folder / "buildd.toml").read_text()

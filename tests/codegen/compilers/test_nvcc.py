@@ -6,7 +6,7 @@ import pytest
 
 from codegen.compilers import nvcc
 from codegen.errors import RequestError
-from codegen.flags import inspect, refuse_own
+from codegen.flags import inspect, refuse_defines, refuse_own
 
 CODES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_103")
 DRYRUN = """\
@@ -142,6 +142,23 @@ def test_what_the_target_decides_is_refused(flag: str) -> None:
     with pytest.raises(RequestError) as caught:
         refuse_own(("-O3", flag), "t", "buildd.toml:2")
     assert caught.value.code == "bad-flag" and flag in caught.value.message
+
+
+def test_several_flags_in_one_text_are_told_apart() -> None:
+    with pytest.raises(RequestError) as caught:
+        refuse_own(("-w", "-O3 -lineinfo"), "t", "buildd.toml:2")
+    assert caught.value.next_step == 'write them apart: "-O3", "-lineinfo"' and caught.value.file == "buildd.toml:2"
+    refuse_own(("-DX=a -b", "-Xcompiler=-O2 -g", "-Xcompiler", "-O2 -g", "-I/a b/c -d"), "t", "")
+
+
+def test_a_macro_that_is_written_as_a_flag_is_told_as_one() -> None:
+    with pytest.raises(RequestError) as caught:
+        refuse_defines(("Y", "-DX=1"), "t", "buildd.toml:2")
+    assert caught.value.next_step == 'write "X=1"' and caught.value.file == "buildd.toml:2"
+    with pytest.raises(RequestError) as caught:
+        refuse_defines(("-O3",), "t", "")
+    assert caught.value.next_step == "move it to `flags`"
+    refuse_defines(("X=-1",), "t", "")
 
 
 def test_the_host_compilers_flags_are_its_own() -> None:
