@@ -173,11 +173,13 @@ def architectures(asked: tuple[str, ...], known: tuple[str, ...], where: str) ->
         match = _ARCH.fullmatch(name)
         if match is None or (known and match[1] not in known):
             what = "is not an AMD architecture" if match is None else "is not known to this hipcc"
+            begun = [each for each in known if name.startswith("gfx") and each.startswith(name)]
+            what += "; it is the beginning of some names" if begun else nearest(name, known)
             raise RequestError(
                 "bad-arch",
-                f'"{name}" {what}{nearest(name, known)}',
+                f'"{name}" {what}',
                 file=where,
-                next_step="choose one of " + ", ".join(known) + " (suffixes such as :xnack+ are allowed)",
+                next_step="choose one of " + ", ".join(begun or known) + " (suffixes such as :xnack+ are allowed)",
             )
     return tuple(sorted(set(asked)))
 

@@ -116,13 +116,28 @@ def architectures(asked: Iterable[str], known: Iterable[str], where: str) -> tup
     for name in found:
         number, variant = int(re.sub(r"\D", "", name)), name[-1] if name[-1] in "af" else ""
         if f"sm_{number}" not in codes or (variant == "a" and number < 90) or (variant == "f" and number < 100):
-            raise RequestError(
-                "bad-arch",
-                f'this nvcc cannot compile for "{name}"{nearest(f"sm_{number}", codes)}',
-                file=where,
-                next_step="choose one of " + ", ".join(codes) + " (and the a variants from sm_90 on)",
-            )
+            what, step = f'this nvcc cannot compile for "{name}"', "choose one of " + ", ".join(codes)
+            if last := _last_toolkit(number) if f"sm_{number}" not in codes else "":
+                what = f'this nvcc no longer compiles for "{name}"; CUDA {last} was the last that did'
+                step = f"use that CUDA (`cuda` in [toolchain], or --cuda), or {step}"
+            else:
+                what += nearest(f"sm_{number}", codes)
+            step += " (and the a variants from sm_90 on)"
+            raise RequestError("bad-arch", what, file=where, next_step=step)
     return found
+
+
+_DROPPED = (
+    ((20, 21), "8.0"),
+    ((30, 32), "10.2"),
+    ((35, 37), "11.8"),
+    ((50, 52, 53, 60, 61, 62, 70, 72), "12.9"),
+)
+"""Architectures that newer toolkits do not compile for, and the last toolkit that does, from CUDA's release notes."""
+
+
+def _last_toolkit(number: int) -> str:
+    return next((toolkit for numbers, toolkit in _DROPPED if number in numbers), "")
 
 
 def gencode(archs: tuple[str, ...], *, device_lto: bool = False) -> tuple[str, ...]:

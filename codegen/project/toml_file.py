@@ -16,6 +16,8 @@ from codegen.reach import read_regular
 MOST_BYTES = 16 << 20
 """A larger project file is refused. One of 20,000 targets has about 3 MiB."""
 _KEY = re.compile(r"""\s*(?:([A-Za-z0-9_-]+)|["']([^"']*)["'])\s*[=.]""")
+_MARKS = re.compile(r'"""(?:\\.|[^\\])*?"""|' r"'''.*?'''" r'|"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'|#[^\n]*|[\[\]{}]", re.S)
+"""Strings and comments, in which brackets mean nothing, and brackets."""
 _HEAD = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
 
 
@@ -61,13 +63,34 @@ def read_toml(path: str, file: str) -> tuple[str, dict[str, Any]]:
         at = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         line = f":{at[1]}:{at[2]}" if at else f":{text.count(chr(10)) + 1}"
         what = re.sub(r" \(at .*\)$", "", str(error))
-        raise RequestError(
-            "bad-project", f"not valid TOML: {what}", file=file + line, next_step="correct the file at this line"
-        ) from error
+        step = "correct the file at this line"
+        is_open = what.startswith(("Unclosed", "Invalid value"))
+        begun = _begun(text, *(map(int, at.groups()) if at else (text.count("\n") + 2, 1))) if is_open else 0
+        if begun:
+            seen = f"line {at[1]}" if at else "the end of the file"
+            other = "lacks a comma before" if what.startswith("Unclosed") else "has no valid value in"
+            what = f"the array or table that begins here is not closed, or {other} {seen}"
+            line, step = f":{begun}", "close it with ] or }, or correct that line" if at else "close it with ] or }"
+        raise RequestError("bad-project", f"not valid TOML: {what}", file=file + line, next_step=step) from error
     except RecursionError as error:
         raise RequestError(
             "bad-project", "not valid TOML: too deeply nested", file=file, next_step="use fewer levels of brackets"
         ) from error
+
+
+def _begun(text: str, line: int, column: int) -> int:
+    """The line where the array or inline table begins that is open at a place; 0 if there is none, or if it begins in
+    the same line."""
+    lines = text.split("\n")[:line]
+    before = "\n".join(lines[: line - 1]) + "\n" + "".join(lines[line - 1 :])[: column - 1]
+    opened: list[int] = []
+    for mark in _MARKS.finditer(before):
+        if mark[0] in ("[", "{"):
+            opened.append(mark.start())
+        elif mark[0] in ("]", "}") and opened:
+            opened.pop()
+    begun = before.count("\n", 0, opened[0]) + 1 if opened else 0
+    return begun if begun < line else 0
 
 
 class TomlLines:

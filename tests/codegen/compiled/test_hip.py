@@ -100,6 +100,13 @@ def test_what_is_no_architecture_is_refused(asked: str) -> None:
     assert caught.value.code == "bad-arch" and "gfx90a" in caught.value.next_step
 
 
+def test_the_beginning_of_names_is_answered_with_those() -> None:
+    with pytest.raises(RequestError) as caught:
+        architectures(("gfx1",), ("gfx906", "gfx90a", "gfx1030", "gfx1100"), "buildd.toml:3")
+    assert "did you mean" not in caught.value.message
+    assert caught.value.next_step.startswith("choose one of gfx1030, gfx1100 (")
+
+
 def test_architectures_are_sorted_and_counted_once() -> None:
     found = architectures(("gfx90a:xnack-", "gfx906", "gfx906"), ("gfx906", "gfx90a"), "")
     assert found == ("gfx906", "gfx90a:xnack-")

@@ -144,6 +144,18 @@ def test_what_the_target_decides_is_refused(flag: str) -> None:
     assert caught.value.code == "bad-flag" and flag in caught.value.message
 
 
+@pytest.mark.parametrize(("name", "toolkit"), [("sm_70", "12.9"), ("6.1", "12.9"), ("compute_35", "11.8")])
+def test_an_architecture_that_nvcc_has_dropped_is_told_as_one(name: str, toolkit: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        nvcc.architectures((name,), ("sm_75", "sm_80"), "")
+    assert "no longer compiles for" in caught.value.message and "did you mean" not in caught.value.message
+    assert f"CUDA {toolkit}" in caught.value.message and "sm_75, sm_80" in caught.value.next_step
+    assert nvcc.architectures(("sm_70",), ("sm_70", "sm_75"), "") == ("sm_70",), "an older toolkit still does"
+    with pytest.raises(RequestError) as caught:
+        nvcc.architectures(("sm_76",), ("sm_75", "sm_80"), "")
+    assert 'did you mean "sm_75"?' in caught.value.message
+
+
 def test_several_flags_in_one_text_are_told_apart() -> None:
     with pytest.raises(RequestError) as caught:
         refuse_own(("-w", "-O3 -lineinfo"), "t", "buildd.toml:2")

@@ -81,6 +81,12 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
     [
         ("[project\nname = 1", "bad-project", "not valid TOML", "buildd.toml:1:9"),
         ("[project]\nname = ", "bad-project", "not valid TOML", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\n "]" # [\narch = ["x"]\n', "bad-project", "before line 5", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\narch = ["x"]\n', "bad-project", "valid value in line 4", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\n[target.b]\nx = 1\n', "bad-project", "in line 4", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\n\n', "bad-project", "the end of the file", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a\n]\n', "bad-project", "Illegal character", "buildd.toml:3:4"),
+        ('[target.a]\nsources = ["a" "b"]\n', "bad-project", "Unclosed array", "buildd.toml:2:16"),
         ('[project]\nnmae = "x"', "bad-project", 'did you mean "name"?', "buildd.toml:2"),
         ('[projekt]\nname = "x"', "bad-project", 'did you mean "project"?', "buildd.toml:1"),
         (
