@@ -68,6 +68,7 @@ def load_project(request: Request) -> Project:
         text, tables = read_toml(path, request.file)
         read = (path,)
     settings = _settings(tables, text, file, request.project)
+    _check_build_folder(settings.build_dir, request.project)
     lines = TomlLines(text, file)
     targets: dict[str, Target] = {}
     for name, table in _tables_of(tables, file).items():
@@ -127,6 +128,20 @@ def _settings(tables: dict[str, Any], text: str, file: str, folder: str) -> Proj
         if (value := getattr(settings, key))
     }
     return msgspec.structs.replace(settings, build_dir=build, **roots)
+
+
+def _check_build_folder(build_dir: str, folder: str) -> None:
+    """Raise RequestError for a file in the place of the folder that outputs are written to."""
+    path = folder
+    for name in build_dir.split("/"):
+        path = os.path.join(path, name)
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise RequestError(
+                "bad-project",
+                f"{os.path.relpath(path, folder)} is a file, and outputs are written to a folder of this name",
+                file=path,
+                next_step='move or remove it, or name another folder in [project]: build_dir = "out"',
+            )
 
 
 def _tables_of(tables: dict[str, Any], file: str) -> dict[str, Any]:

@@ -60,29 +60,33 @@ def read_toml(path: str, file: str) -> tuple[str, dict[str, Any]]:
     try:
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        line = f":{at[1]}:{at[2]}" if at else f":{text.count(chr(10)) + 1}"
-        what = re.sub(r" \(at .*\)$", "", str(error))
-        step = "correct the file at this line"
-        is_open = what.startswith(("Unclosed", "Invalid value"))
-        begun = _begun(text, *(map(int, at.groups()) if at else (text.count("\n") + 2, 1))) if is_open else 0
-        if begun:
-            seen = f"line {at[1]}" if at else "the end of the file"
-            other = "lacks a comma before" if what.startswith("Unclosed") else "has no valid value in"
-            what = f"the array or table that begins here is not closed, or {other} {seen}"
-            line, step = f":{begun}", "close it with ] or }, or correct that line" if at else "close it with ] or }"
-        raise RequestError("bad-project", f"not valid TOML: {what}", file=file + line, next_step=step) from error
+        raise _not_toml(error, text, file) from error
     except RecursionError as error:
         raise RequestError(
             "bad-project", "not valid TOML: too deeply nested", file=file, next_step="use fewer levels of brackets"
         ) from error
 
 
+def _not_toml(error: tomllib.TOMLDecodeError, text: str, file: str) -> RequestError:
+    at = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+    line, column = (int(at[1]), int(at[2])) if at else (text.count("\n") + 1, 0)
+    what, step = re.sub(r" \(at .*\)$", "", str(error)), "correct the file at this line"
+    place = f"{file}:{line}:{column}" if at else f"{file}:{line}"
+    begun = _begun(text, line, column) if what.startswith(("Unclosed", "Invalid value")) else 0
+    if begun:
+        place = f"{file}:{begun}"
+        what, step = "the array or table that begins here is not closed", "close it with ] or }"
+        if at:
+            what += f" before line {line}, or a comma or a value is missing there"
+            step += f", or correct line {line}"
+    return RequestError("bad-project", f"not valid TOML: {what}", file=place, next_step=step)
+
+
 def _begun(text: str, line: int, column: int) -> int:
     """The line where the array or inline table begins that is open at a place; 0 if there is none, or if it begins in
     the same line."""
-    lines = text.split("\n")[:line]
-    before = "\n".join(lines[: line - 1]) + "\n" + "".join(lines[line - 1 :])[: column - 1]
+    lines = text.split("\n")
+    before = "\n".join((*lines[: line - 1], lines[line - 1][: max(0, column - 1)]))
     opened: list[int] = []
     for mark in _MARKS.finditer(before):
         if mark[0] in ("[", "{"):

@@ -70,6 +70,20 @@ def test_a_project_is_read_with_its_dependencies_first(tmp_path: Path) -> None:
     assert loaded.read == (str(tmp_path / "buildd.toml"),)
 
 
+@pytest.mark.parametrize("folder", ["build", "out/deep"])
+def test_a_file_in_the_place_of_the_build_folder_is_told_once(tmp_path: Path, folder: str) -> None:
+    request = project(tmp_path, f'[project]\nbuild_dir = "{folder}"\n[target.b]\nkind="gemm"\n')
+    blocking = folder.partition("/")[0]
+    (tmp_path / blocking).write_text("")
+    with pytest.raises(RequestError) as caught:
+        load_project(request)
+    assert f"{blocking} is a file" in caught.value.message and caught.value.file == str(tmp_path / blocking)
+    (tmp_path / blocking).unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / blocking).symlink_to("elsewhere")
+    assert load_project(request).settings.build_dir == folder, "a link to a folder is one"
+
+
 def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
     loaded = load_project(project(tmp_path, '[target.b]\nkind="gemm"\n[target.a]\nkind="gemm"\n'))
     assert loaded.asked == ("b", "a")
@@ -82,9 +96,9 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
         ("[project\nname = 1", "bad-project", "not valid TOML", "buildd.toml:1:9"),
         ("[project]\nname = ", "bad-project", "not valid TOML", "buildd.toml:2"),
         ('[target.a]\nsources = [\n "a",\n "]" # [\narch = ["x"]\n', "bad-project", "before line 5", "buildd.toml:2"),
-        ('[target.a]\nsources = [\n "a",\narch = ["x"]\n', "bad-project", "valid value in line 4", "buildd.toml:2"),
-        ('[target.a]\nsources = [\n "a",\n[target.b]\nx = 1\n', "bad-project", "in line 4", "buildd.toml:2"),
-        ('[target.a]\nsources = [\n "a",\n\n', "bad-project", "the end of the file", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\narch = ["x"]\n', "bad-project", "before line 4, or", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\n[target.b]\nx = 1\n', "bad-project", "before line 4", "buildd.toml:2"),
+        ('[target.a]\nsources = [\n "a",\n\n', "bad-project", "is not closed", "buildd.toml:2"),
         ('[target.a]\nsources = [\n "a\n]\n', "bad-project", "Illegal character", "buildd.toml:3:4"),
         ('[target.a]\nsources = ["a" "b"]\n', "bad-project", "Unclosed array", "buildd.toml:2:16"),
         ('[project]\nnmae = "x"', "bad-project", 'did you mean "name"?', "buildd.toml:2"),
