@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from buildd.store.build_log import Build
 
 _PASSED = "passed through: "
+_FEW_ALIKE = 4
+"""Actions with the same reasons are told one by one up to so many. A run of torch.compile has hundreds of others."""
+_NAMED = 3
 _BUILD = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -59,6 +62,7 @@ def run(arguments: list[str]) -> int:
         "save is a build"
     )
     command.add_argument("--last", action="store_true", help=last)
+    command.add_argument("--all", action="store_true", help="of a past build, list also actions with the same reasons")
     kernels = (
         "explain what Triton, Inductor and JAX compiled under `buildd run`: kernels, graphs and programs whose name"
         " contains TARGET"
@@ -74,12 +78,12 @@ def run(arguments: list[str]) -> int:
     if _BUILD.fullmatch(options.what) and not os.path.lexists(os.path.join(here, options.what)):
         build = build_named(options.what)
         if build is not None:
-            return tell(build, json=options.json)
+            return tell(build, every=options.all, json=options.json)
     try:
         project, file = project_of(options.directory, options.file)
     except RequestError as error:
         if options.last and not options.file and os.path.isdir(here):
-            return tell_last(here, only=options.what, json=options.json)
+            return tell_last(here, only=options.what, every=options.all, json=options.json)
         if not options.file:
             error.next_step += "; a `buildd run` is explained by buildd explain --last"
             if options.what:
@@ -91,7 +95,7 @@ def run(arguments: list[str]) -> int:
         target = options.what if options.what in names else ""
         if options.what and not target:
             only = relative_to(project, options.what) if os.path.lexists(options.what) else options.what
-        return tell_last(project, target, only, json=options.json)
+        return tell_last(project, target, only, every=options.all, json=options.json)
     targets, inputs = asked_of(options.what, names, project)
     only = inputs[0] if inputs else ""
     request = msgspec.structs.replace(request_from(options, targets, Mode.EXPLAIN, environ), inputs=inputs)
@@ -120,12 +124,13 @@ def asked_of(what: str, names: tuple[str, ...], project: str) -> tuple[tuple[str
     return (what,), ()  # no action and no path is called so: the answer says which targets there are
 
 
-def tell_last(project: str, target: str = "", only: str = "", *, json: bool = False) -> int:
+def tell_last(project: str, target: str = "", only: str = "", *, every: bool = False, json: bool = False) -> int:
     """Say why each action of a project's last build ran or did not.
 
     Args:
         project: absolute.
         target: restrict the answer to its actions; empty for all.
+        every: list each action, also where many have the same reasons.
         only: restrict the answer to actions whose names or reasons have this, or whose output it is; empty for all.
 
     Raises: RequestError if the log has no build.
@@ -136,7 +141,7 @@ def tell_last(project: str, target: str = "", only: str = "", *, json: bool = Fa
         # A run counts where it was called, or in any folder below.
         called_here = any(f"{folder}/".startswith(f"{build.project}/") for folder in folders)
         if called_here if build.summary.command else build.project == place:
-            return tell(build, target, only, json=json)
+            return tell(build, target, only, every=every, json=json)
     step = "run buildd build or buildd run first; buildd log lists the builds, and buildd explain BUILD explains one"
     raise RequestError("unknown-build", f"the log has no build of {project}", next_step=step)
 
@@ -155,7 +160,7 @@ def _builds() -> list[Build]:
         return list(store.builds(SEARCHED))
 
 
-def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) -> int:
+def tell(build: Build, target: str = "", only: str = "", *, every: bool = False, json: bool = False) -> int:
     """As `tell_last`, for a build of the log."""
     events = events_of(build.request_id)
     place = f"{build.project}/"
@@ -173,11 +178,13 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
     lines = build_lines([build])
     if build.summary.command:
         found.sort(key=lambda each: (_is_query(each), not each.would_run))
-    for each in found:
-        title = f"{'ran' if each.would_run else 'hit'} {clean(each.action)}"
-        reasons = tuple(reason.removeprefix("hit: ") for reason in each.reasons)
-        hints = (hint_for(reason.removeprefix(_PASSED)) for reason in reasons if reason.startswith(_PASSED))
-        lines += reason_lines(title, (*reasons, *(f"next: {hint}" for hint in hints if hint)))
+    alike: dict[tuple[bool, tuple[str, ...], int], list[str]] = {}
+    for number, each in enumerate(found):
+        # With --all no two are alike.
+        alike.setdefault((each.would_run, each.reasons, number if every else 0), []).append(each.action)
+    more = f"buildd explain {build.build_id} --all lists all"
+    for (ran, reasons, _), actions in alike.items():
+        lines += _told("ran" if ran else "hit", actions, reasons, more)
     silent = max(0, build.summary.hits - sum(not each.would_run for each in found)) if not build.summary.command else 0
     planned = max((event.body.actions for event in events if isinstance(event.body, Planned)), default=0)
     if not found and not (target or only) and build.outcome is Outcome.BUILT:
@@ -196,6 +203,18 @@ def tell(build: Build, target: str = "", only: str = "", *, json: bool = False) 
             lines.append(Line(f"{count(left - stood, 'other action')} not looked up: the build ended first"))
     print_lines(lines)
     return OK
+
+
+def _told(verb: str, actions: list[str], reasons: tuple[str, ...], more: str) -> list[Line]:
+    """Actions of the same reasons: each with its reasons if they are few, otherwise the reasons once."""
+    reasons = tuple(reason.removeprefix("hit: ") for reason in reasons)
+    hints = (hint_for(reason.removeprefix(_PASSED)) for reason in reasons if reason.startswith(_PASSED))
+    reasons = (*reasons, *(f"next: {hint}" for hint in hints if hint))
+    if len(actions) <= _FEW_ALIKE:
+        return [line for action in actions for line in reason_lines(f"{verb} {clean(action)}", reasons)]
+    lines = reason_lines(f"{verb} {count(len(actions), 'action')}", reasons)
+    lines += [Line(f"      {clean(action)}") for action in actions[:_NAMED]]
+    return [*lines, Line(f"      and {len(actions) - _NAMED} more; {more}")]
 
 
 def _is_query(call: Explained) -> bool:

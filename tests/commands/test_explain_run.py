@@ -166,3 +166,23 @@ def test_a_changed_flag_is_named_where_the_build_before_was_a_hit(kept_user: Use
     assert "0 hits, 1 miss (command 1)" in buildd(foreign, two, "run", "--", "gcc", "-O1", "-c", "a.c")[1]
     _, *lines = buildd(foreign, two, "explain", "--last")[0].splitlines()
     assert lines == ["ran a.c: command: added -O1"]
+
+
+def test_many_calls_of_the_same_reason_are_told_together(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "many")
+    for number in range(9):
+        foreign.write(f"s{number}.c", f"int s{number};\n")
+    buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "for s in s?.c; do gcc -c $s; done; gcc --version")
+    heading, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    build = heading.split()[0]
+    assert lines[:5] == [
+        "ran 9 actions: never built before",
+        "      s0.c",
+        "      s1.c",
+        "      s2.c",
+        f"      and 6 more; buildd explain {build} --all lists all",
+    ]
+    assert "query" in lines[5] and len(lines) == 6
+    every = [f"ran s{number}.c: never built before" for number in range(9)]
+    assert buildd(foreign, foreign.folder, "explain", build, "--all")[0].splitlines()[1:10] == every
+    assert buildd(foreign, foreign.folder, "explain", "--last", "s7.c")[0].splitlines()[1:] == every[7:8]
