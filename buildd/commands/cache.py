@@ -237,7 +237,7 @@ def _where(found: Stats) -> dict[str, int]:
 
 def _area(name: str, held: Held) -> str:
     bytes_held = f", {size(held.bytes)}" if held.bytes else ""
-    return f"{name:<11} {held.entries} {held.note}{bytes_held}"
+    return f"{name:<11} {held.entries} ({held.note}){bytes_held}"  # a description, so that it suits 1 too
 
 
 def _settle(environ: Mapping[str, str]) -> None:
@@ -302,7 +302,7 @@ def _verify(store: Store, options: Namespace) -> int:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    return ", ".join(count(number, name.removesuffix("s"), name) for name, number in counts.items())
 
 
 def _flush(store: Store, options: Namespace) -> int:

@@ -25,7 +25,7 @@ from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file, replace_file
 from buildd.keys import precompiled
 from buildd.keys.depfiles import Listing
-from buildd.keys.miss_kinds import kind_of
+from buildd.keys.miss_kinds import MissKind, kind_of
 from buildd.scheduling import call_notes
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
@@ -34,6 +34,7 @@ from buildd.store.store import Result
 from buildd.store.tally import Reasoned
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes, Reason
+from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.plan import Action
 from protocol import messages as m
@@ -188,7 +189,8 @@ class CompileReport(Report[ActiveBuild]):
         call = os.path.normpath(os.path.join(build.project, named))
         missing = build.misses.get(0)
         if build.counts.misses and missing is not None:
-            kind = kind_of(missing.reasons).value
+            why = kind_of(missing.reasons)
+            kind = why.value
             # --map-paths replaces the paths below the folder where the build was called, and no others. A compile
             # without `buildd run` has no such folder.
             run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
@@ -196,13 +198,25 @@ class CompileReport(Report[ActiveBuild]):
             counted.count_missed(kind, missing.elsewhere if mappable else "")
             build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
-            reasons = tuple(filter(None, (*missing.reasons, same)))
+            here = self._holds_here() if why is MissKind.NEW else ""
+            reasons = tuple(filter(None, (*missing.reasons, same, here)))
         elif build.counts.hits:
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
             reasons = (build.why_hit(0),)
         else:
             return None
         return m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
+
+    def _holds_here(self) -> str:
+        """Why no result of another checkout was looked for; empty if such a result would have been found."""
+        compile = self._outputs.delivery.compile
+        shows = compile.family is Family.NVCC and not compile.objects and inspect(compile.flags).path_sensitive
+        if not shows or self._outputs.roots:
+            return ""
+        return (
+            f"with -g, -G or -lineinfo nvcc's result holds for {self.build.project} alone; with --map-paths it serves"
+            " other checkouts too, unless -G is among the flags"
+        )
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery

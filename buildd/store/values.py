@@ -103,7 +103,7 @@ class Table(Enum):
 
 _NOTES = {
     Table.ACTIONS: "commands, for `buildd explain`",
-    Table.PROBES: "questions to compilers (such as --version), with their answers",
+    Table.PROBES: "questions to compilers, such as --version, with their answers",
     Table.RECORDS: "builds that are up to date while none of their files changes",
 }
 

@@ -219,10 +219,18 @@ def _lists_of(struct: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def convert(table: dict[str, Any], struct: type[StructT], what: str, section: str, lines: TomlLines) -> StructT:
-    """Return a table as a struct. Raises RequestError if a value has another type than its key."""
+    """Return a table as a struct. Raises RequestError if a key is missing or a value has another type than its key."""
     try:
         return msgspec.convert(table, described(struct))
     except msgspec.ValidationError as error:
+        if lacking := re.fullmatch(r"Object missing required field `(\w+)`", str(error)):
+            value = '["src/*.cu"]' if lacking[1] == "sources" else "..."
+            raise RequestError(
+                "bad-project",
+                f'{what} has no "{lacking[1]}"',
+                file=lines.where(section),
+                next_step=f"add {lacking[1]} = {value} below [{section}]",
+            ) from error
         message = re.sub(r" - at `\$\.?(.*)`$", r' for "\1"', str(error)).replace("`", "")
         at = re.search(r"`\$\.([^.\[`]+)", str(error))
         raise RequestError(

@@ -16,6 +16,7 @@ import pytest
 from buildd.commands import cache, run
 from buildd.store.store import Counter, Store
 from buildd.store.tally import Reasoned
+from protocol.messages import Digest
 from tests.support.crash_store_writer import is_served, publish
 from tests.support.user import User
 
@@ -29,6 +30,7 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
         store.count(Counter.MISSES, 1)
         store.tally.count_passed_through("link")
         store.tally.count_passed_through("unknown-option")
+        store.save_record(Digest("0" * 64), b"record")
         store.tally.count_passed_through("link")
         store.tally.count_reasoned(Reasoned.WHOLE, "nvcc is a wrapper")
     yield {"BUILDD_DIR": str(tmp_path / "store"), "HOME": str(tmp_path)}
@@ -38,6 +40,7 @@ def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
     assert cache.run(["stats"], environ=environ) == 0
     text = capsys.readouterr().out
     assert "results     12\n" in text
+    assert "\nrecords     1 (builds that are up to date while none of their files changes)\n" in text
     assert "hits        3 of 4 (75 %)\nmisses      1\n" in text
     assert "passed      3 through to the tool\n  2         link\n  1         unknown-option\n" in text
     assert "whole       1 compiles not in steps\n  1         nvcc is a wrapper\n" in text
@@ -51,7 +54,7 @@ def test_stats(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
 
 def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run(["verify"], environ=environ) == 0
-    assert capsys.readouterr().out == "24 blobs, 12 results checked\neverything is sound\n"
+    assert capsys.readouterr().out == "24 blobs, 12 results, 1 record checked\neverything is sound\n"
     assert cache.run(["gc", "--limit", "400K", "--json"], environ=environ) == 0
     assert json.loads(capsys.readouterr().out)["held_bytes"] <= 400 << 10
     assert cache.run(["flush", "nomatch*"], environ=environ) == 0

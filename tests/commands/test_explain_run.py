@@ -14,7 +14,7 @@ import pytest
 from buildd.commands import explain
 from codegen.errors import RequestError
 from tests.support.foreign_project import ForeignProject
-from tests.support.toolkit import host_compiler
+from tests.support.toolkit import copy_toolkit, host_compiler, small_toolkit
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
@@ -101,6 +101,24 @@ def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     script = f"cd {third}; {script.replace(str(folder), str(third))}"
     _, said = buildd(foreign, foreign.folder / "one", "run", "--", "sh", "-c", script)
     assert "1 hit, 1 miss (folder 1)" in said and "--map-paths" not in said
+
+
+@pytest.mark.cuda
+def test_debug_information_of_nvcc_that_keeps_another_checkout_from_hitting_is_named(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "lines")
+    copy_toolkit(small_toolkit(), foreign.folder / "cuda")
+    nvcc = f"{foreign.folder}/cuda/bin/nvcc"
+
+    def built(name: str, *options: str) -> list[str]:
+        foreign.write(f"{name}/k.cu", "__global__ void lines(int *p) { *p = 1; }\n")
+        buildd(foreign, foreign.folder / name, "run", *options, "--", nvcc, "-arch=sm_80", "-lineinfo", "-c", "k.cu")
+        return buildd(foreign, foreign.folder / name, "explain", "--last")[0].splitlines()[1:]
+
+    first = built("one")
+    assert first[:2] == ["ran k.cu", "    never built before"]
+    assert f"nvcc's result holds for {foreign.folder}/one alone; with --map-paths it serves" in first[2]
+    assert built("two", "--map-paths") == ["ran k.cu: never built before"]
+    assert built("three", "--map-paths")[0].startswith("hit k.cu")
 
 
 def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) -> None:

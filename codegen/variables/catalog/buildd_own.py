@@ -67,7 +67,7 @@ VARIABLES = rows(
       "set by `buildd run`: where the shims of make and ninja find the shared jobserver",
       acts=True, set_in=SetIn.SHELL),
     V("BUILDD_MAP_PATHS", Kind.PATH, "", (CACHE,), "",
-      "set by `buildd run --map-paths`: the folder whose path must not reach any object; no: all may",
+      "the folder whose path must not reach any object, as `buildd run --map-paths` sets it; no: all may",
       acts=True, set_in=SetIn.SHELL),
     V("BUILDD_RUN_FOLDER", Kind.PATH, "", (CACHE,), "",
       "set by `buildd run`: the folder where it was called; paths below it need not be part of a key",

@@ -116,7 +116,7 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
         ('[target.a]\nkind = "gemm"\n\ntile = [1, "x", 1]', "bad-project", "tile[1]", "buildd.toml:4"),
         ('[project]\nname = "x"\n[toolchain]\ncuda = 3', "bad-project", "[toolchain]: expected", "buildd.toml:4"),
         ('[target.a]\nkind = "gemm"\n[target.a.signatur]\nx = 1', "bad-project", "unknown key", "buildd.toml:3"),
-        ('[target.a]\nkind = "cuda"', "bad-project", "sources", "buildd.toml:1"),
+        ('[target.a]\nkind = "cuda"', "bad-project", 'target "a" has no "sources"', "buildd.toml:1"),
         (
             '[target.a]\nkind = "cuda"\nsources = ["a.cu"]\noutput = "shard"',
             "bad-project",
@@ -171,6 +171,13 @@ def test_mistakes_name_the_place_and_what_was_meant(tmp_path: Path, text: str, c
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     assert load_project(project(tmp_path, "\ufeff" + GOOD)).asked == ("app",)
+
+
+def test_what_to_add_for_a_missing_key_is_said(tmp_path: Path) -> None:
+    error = refused(tmp_path, '[target.a]\nkind = "cuda"')
+    assert error.next_step == 'add sources = ["src/*.cu"] below [target.a]'
+    error = refused(tmp_path, '[target.a]\nkind = "triton"\nsource = "k.py"')
+    assert error.next_step == "add kernel = ... below [target.a]"
 
 
 def test_a_file_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
