@@ -278,7 +278,7 @@ class StoredResults:
             if steps and steps.silent and is_noisy(build.store, build.notebook, lookup.name_key(action)):
                 build.runs_whole.add(index)
         elif not build.is_steps and build.request.mode in _BUILDING:
-            lookup.note_hit(action, answer, build.notebook)
+            lookup.note_hit(action, build.tool(action), answer.first, build.notebook)
         return answer
 
     def take(self, action: Action, result: Result) -> bool:

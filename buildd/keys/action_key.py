@@ -107,7 +107,12 @@ def _bytes(text: str) -> bytes:
 
 def digest(components: Iterable[Component]) -> Digest:
     """The digest of a list of components. Lengths are part of the encoding, so no two lists encode alike."""
-    return Digest(blake3(encode(components)).hexdigest())
+    return encoded_digest(encode(components))
+
+
+def encoded_digest(encoded: bytes) -> Digest:
+    """The digest of components that `encode` has encoded."""
+    return Digest(blake3(encoded).hexdigest())
 
 
 def result_digest(first: Digest, files: Iterable[tuple[str, Digest]], roots: Iterable[tuple[str, str]] = ()) -> Digest:

@@ -38,7 +38,6 @@ class Found:
 
     first: Digest
     result: Result
-    components: list[action_key.Component]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +148,17 @@ class Lookup:
         """Whether the action's result, which was found or filed, holds for any texts with the same bare forms."""
         return action.name in self.files.bare
 
-    def note_hit(self, action: Action, found: Found, notebook: Notebook) -> None:
+    def note_hit(self, action: Action, tool: Tool, first: Digest, notebook: Notebook) -> None:
         """Note the components of a hit, if those of another result are noted, or none: the next miss is explained by
-        what the action used last, which need not be what it ran last."""
+        what the action used last, which need not be what it ran last.
+
+        Args:
+            first: the digest of the components.
+        """
         name = self.name_key(action)
-        components = action_key.encode(found.components)
-        if (notebook.components_of(name) or self.store.recall_action(name)) != components:
-            notebook.note_components(name, components)
+        noted = notebook.components_of(name) or self.store.recall_action(name)
+        if noted is None or action_key.encoded_digest(noted) != first:
+            notebook.note_components(name, action_key.encode(self.first_level(action, tool)[1]))
 
     def precompiled_of(self, action: Action) -> precompiled.Candidates:
         """The precompiled headers that the action could have read in place of headers."""
@@ -259,7 +262,7 @@ class Lookup:
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:
-                    return Found(first, result, components)
+                    return Found(first, result)
                 reason = "its result was evicted"
             elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
                 loose = replace(known, roots=())
