@@ -99,6 +99,9 @@ class CommandOutputs(Outputs[ActiveBuild]):
         if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
             return {name for name, _ in checkout_roots.checkouts(self.roots)}
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+        in_steps = bool(action.steps) and not self.build.runs_whole
+        if self.delivery.compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
+            return {name for name, _ in self.roots}
         return checkout_roots.names_in(made, self.roots) | checkout_roots.names_held(said, self.roots)
 
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:

@@ -148,7 +148,8 @@ class StepwiseJob(Execution, ABC):
 
     def _expanded(self) -> bool:
         # The text of every pass was searched for the roots.
-        return any(action.kind == StepKind.CUDAFE.value for action in self.build.steps[self.action.steps].actions)
+        of_device_code = (StepKind.CUDAFE.value, StepKind.BUNDLE.value)
+        return any(action.kind in of_device_code for action in self.build.steps[self.action.steps].actions)
 
     def _keep(self, exit: Exit) -> Ending:
         assert self._inner is not None

@@ -188,7 +188,7 @@ class StepOutputs(Outputs[ActiveBuild]):
             # The path in other words is not mapped.
             text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
             self._named |= checkout_roots.names_in(text, roots)
-        if self._has_id_inside():
+        if self._has_id_inside() or (not makers and naming and checkout_roots.holds_id(made.read_bytes())):
             self._named |= naming
         if checkouts and makers:
             # Device code is packed in the object, but not in what cicc writes.

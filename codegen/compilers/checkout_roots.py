@@ -36,6 +36,7 @@ _HIDES = re.compile(
 it, or mention the path of the source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
+_ID_OR_PACKED = re.compile(rb"__hip_cuid_|__static__[0-9a-f]{8}|\.(intern|static)\.[0-9a-f]{8}|CCOB")
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
 """Words of a command whose result may show its symbols to other libraries of one process."""
 _MAPPING = re.compile(r"-f[a-z]+-prefix-map=([^=]*)=.*")
@@ -63,13 +64,15 @@ def roots_of(
         temporary: temporary folders that the compile mentions, and mapped ones.
         installed: folders that belong to the tool or the system.
     """
-    if compile.family is Family.HIPCC or compile.cuda:
-        return ()  # clang packs the device code in the object
+    hip = compile.family is Family.HIPCC
+    if compile.cuda or (hip and (compile.makes is not Makes.OBJECT or temporary_roots.hides_folders(flags))):
+        return ()
     lists = compile.makes is Makes.RULES
     links = compile.family is Family.GCC and compile.makes is Makes.LINKED
     if not (compile.makes is Makes.OBJECT or compile.objects or lists or links):
         return ()
     nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
+    kernels = nvcc or hip
     shows = inspect(flags).path_sensitive
     hides, mapped = _hidden_and_mapped(flag_words(flags))
     if hides or (shows and (nvcc or is_apart)):
@@ -95,15 +98,15 @@ def roots_of(
     }
     if any(path.startswith(old) or old.startswith(path) for old in mapped for path in found.values()):
         return ()  # the result shows a part of the path
-    if (nvcc or shows) and _HERE in candidates and _HERE not in found:
-        return ()  # nvcc names its modules after absolute paths, and so after this folder; -g shows it
+    if (kernels or shows) and _HERE in candidates and _HERE not in found:
+        return ()  # nvcc and clang name modules after absolute paths, and so after this folder; -g shows it
     if list(found.values()).count(run_folder) > 1:
         del found[_RUN]
     roots = sorted_roots((*temporary, *found.items()))
     named = {a.name for a in temporary_roots.referring(compile.arguments, roots) if isinstance(a, Ref)}
-    if nvcc or shows:
+    if kernels or shows:
         named.add(_HERE)
-    if nvcc and not named.intersection(name for name in found if name.startswith(_APART)):
+    if kernels and not named.intersection(name for name in found if name.startswith(_APART)):
         named.add(f"{_APART}-0")  # an object is known by its path
     return tuple((name, path) for name, path in found.items() if name in named)
 
@@ -225,6 +228,12 @@ def names_in_text(text: bytes, roots: Roots, *, preprocessed: bool = False) -> s
                 break
             place = text.find(path, place + 1)
     return found
+
+
+def holds_id(content: bytes) -> bool:
+    """Tell whether an object of HIP has a symbol with its module's id, which clang makes of the source's path, or
+    packed device code, in which neither an id nor a path is found."""
+    return _ID_OR_PACKED.search(content) is not None
 
 
 def names_held(text: bytes, roots: Roots) -> set[str]:

@@ -52,6 +52,9 @@ _DEBUG = re.compile(
 )
 _HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*")
 """Flags that put an unknown part of the command line into the object."""
+_HIDES_IN_HIP = re.compile(
+    r"-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-compress.*|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
+)
 _PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto")
 """Flags that make the object's content unreadable. gcc's LTO objects contain mapped file names."""
 
@@ -70,8 +73,10 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     if compile.objects:
         parts = {os.path.dirname(os.path.dirname(path)) for path in compile.objects if is_part(path)}
         return ((_COMMAND, parts.pop()),) if len(parts) == 1 else ()
-    if compile.family is Family.HIPCC or compile.cuda or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
-        return ()  # hipcc names modules after the source's absolute path
+    if compile.cuda or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
+        return ()
+    if compile.family is Family.HIPCC and (compile.makes is not Makes.OBJECT or hides_folders(compile.flags)):
+        return ()
     if compile.makes is Makes.HEADER:
         return ()
     nvcc = compile.family is Family.NVCC
@@ -105,6 +110,12 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         found[BUILD] = mapped
     # Nested folders first: their paths are not the outer folder's.
     return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
+
+
+def hides_folders(flags: Iterable[str]) -> bool:
+    """Tell whether a flag has clang put a digest of the source's path into an object of HIP, or pack device code so
+    that a path in it is not found. Debug information has paths in more forms than the mapped one."""
+    return any(map(_HIDES_IN_HIP.fullmatch, flags))
 
 
 def folders_in(texts: Iterable[str]) -> list[str]:

@@ -106,7 +106,7 @@ def steps(compile: Compile, described: Described, roots: temporary_roots.Roots, 
             described.tool,
             described.program,
             described.environment,
-            compile.flags,
+            _flags(compile, roots),
             extension=os.path.splitext(compile.source)[1],
             identity=identity,
         )
@@ -161,7 +161,7 @@ def plan(
     sensitive = named_by_path or compile.makes is Makes.HEADER or (shows and not compile.objects)
     if sensitive or (nvcc and not temporary_roots.is_below(request.project, roots)):
         environment = tuple(sorted((*environment, ("PWD", request.project))))
-    if isinstance(steps, Steps) and steps.silent and roots:
+    if nvcc and isinstance(steps, Steps) and steps.silent and roots:
         steps = "its folder's name changes with every build"
     apart = nvcc or isinstance(steps, Steps)
     listing: tuple[Argument, ...] = ()

@@ -16,7 +16,18 @@ from collections.abc import Iterable, Iterator
 
 from codegen.compilers.hipcc import clang_commands
 from codegen.plan import BARE, RULES, Action, Argument, Discovery, Kept, Output, Place, Ref, Steps
-from codegen.steps.step_kinds import BUNDLE_FRAME, FOLDER, MAIN, OBJECT, SOURCE, STEM, USED, NotUnderstood, StepKind
+from codegen.steps.step_kinds import (
+    BUNDLE_FRAME,
+    FOLDER,
+    MAIN,
+    OBJECT,
+    PLACEHOLDER,
+    SOURCE,
+    STEM,
+    USED,
+    NotUnderstood,
+    StepKind,
+)
 
 Words = tuple[str, ...]
 
@@ -34,7 +45,7 @@ _REFUSED = re.compile(
     r"|-R.*|-rewrite.*|-frewrite.*|-verify.*|-dependency.*|-M.*|-sys-header-deps|-header-include.*|-H|-serialize-.*"
     r"|-diagnostic-.*|-emit-(?!obj$).*|-S|-E|-fsyntax-only|-print.*|-time.*|-main-file-name=.*|-working-directory.*"
 )
-_ROOT = re.compile(r"/buildd_root_(\w+?)_(?=\W|$)")
+_ROOT = re.compile(PLACEHOLDER)
 _EXPECTED = re.compile(r' ".*"|.*clang version .*|(Target|Thread model|InstalledDir|Configuration file): .*|')
 """Lines of -### that do not describe a command."""
 _BUNDLE = re.compile(r"-(type|targets|input|output)=.*|-bundle-align=\d+", re.DOTALL)
@@ -84,7 +95,8 @@ class _Writer:
         linked = []
         for front, link in self._devices:
             _program(link, "lld", "ld.lld")
-            if "-fcuda-is-device" not in front or link[-1] != _value(front, "-o") or link.count(link[-1]) != 1:
+            files = [word for word in link[1:] if word.endswith(".o") or "/" in word]
+            if "-fcuda-is-device" not in front or files != [_value(link, "-o"), _value(front, "-o")]:
                 raise NotUnderstood("a device link of an unexpected file")
             linked.append(_value(link, "-o"))
         _program(bundle, "clang-offload-bundler")
@@ -106,9 +118,9 @@ class _Writer:
             compiled, linked = _file(f"{arch}.o"), _file(f"{arch}.out")
             yield self._preprocess(front, arch)
             yield self._compiled(front, arch, compiled, StepKind.DEVICE)
-            last = Ref(place=Place.INPUT, name=compiled)
-            outputs = (Output(name="made", path=linked),)
-            yield _step(StepKind.DEVICE_LINK, arch, (*_made(link[:-1]), last), (compiled,), outputs)
+            read = Ref(place=Place.INPUT, name=compiled)
+            linker = [read if word == _value(front, "-o") else word for word in _made(link)]
+            yield _step(StepKind.DEVICE_LINK, arch, linker, (compiled,), (Output(name="made", path=linked),))
             made.append(linked)
         data = _file("hipfb")
         words = tuple(word for word in self._bundle if not word.startswith(("-input=", "-output=")))

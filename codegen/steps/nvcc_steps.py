@@ -31,7 +31,18 @@ from codegen.steps.nvcc_commands import (
     read_command,
 )
 from codegen.steps.nvcc_files import HEADERS_NAME, arranged
-from codegen.steps.step_kinds import CHECKED, FOLDER, IMAGE, OBJECT, SOURCE, STEM, USED, NotUnderstood, StepKind
+from codegen.steps.step_kinds import (
+    CHECKED,
+    FOLDER,
+    IMAGE,
+    OBJECT,
+    PLACEHOLDER,
+    SOURCE,
+    STEM,
+    USED,
+    NotUnderstood,
+    StepKind,
+)
 
 _LISTS = "#$ -- Filter Dependencies -- > "
 """nvcc itself writes the depfile from the files that the preprocessors read."""
@@ -259,7 +270,7 @@ class _Writer:
 
     def _symbolic(self, word: str) -> Argument:
         """Return a word with a root's folder replaced by a reference."""
-        found = list(re.finditer(rf"{re.escape(self._root)}(?=/)|/buildd_root_([+\w-]+?)_(?=\W|$)", word))
+        found = list(re.finditer(rf"{re.escape(self._root)}(?=/)|{PLACEHOLDER}", word))
         if not found:
             return word
         if len(found) > 1:

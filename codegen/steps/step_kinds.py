@@ -59,6 +59,10 @@ OWN_KINDS = (StepKind.HEADERS.value, StepKind.FRAME.value)
 """Kinds of steps that nvcc does not have: what they print is not part of nvcc's output."""
 
 
+PLACEHOLDER = r"/buildd_root_([+\w-]+?)_(?=\W|$)"
+"""Pattern of what `placeholder` returns."""
+
+
 def placeholder(name: str) -> str:
     """Return the placeholder of a root's folder in the command line of a dry run, and therefore in its output."""
     return f"/buildd_root_{name}_"

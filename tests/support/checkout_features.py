@@ -382,3 +382,6 @@ CUDA: dict[str, Feature] = {
         rng.choice(["-Xptxas=-v", "--threads=2", "-keep", "-Xcudafe=--display_error_number"])
     ),
 }
+
+HIP = {name: feature for name, feature in CUDA.items() if name.startswith("d-")}
+"""What a source of hipcc may have besides: the device code, without nvcc's options."""

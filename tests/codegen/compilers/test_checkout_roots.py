@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from buildd.keys.checkout_paths import installed
-from codegen.compilers.checkout_roots import names_held, names_in, names_in_text, replaced, roots_of, sorted_roots
+from codegen.compilers.checkout_roots import (
+    holds_id,
+    names_held,
+    names_in,
+    names_in_text,
+    replaced,
+    roots_of,
+    sorted_roots,
+)
 from codegen.compilers.temporary_roots import Roots
 from codegen.foreign.command_line import parse
 from codegen.plan import Tool
@@ -66,6 +74,21 @@ def test_only_what_a_command_names_by_absolute_path_is_a_root() -> None:
     # nvcc names its modules after absolute paths.
     assert nvcc("../src/a.cu") == (("checkout", "/home/u/p/build"),)
     assert nvcc("/home/u/p/a.cu") == (("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p"))
+
+
+def test_hipccs_folders_are_roots_as_nvccs_are() -> None:
+    def hipcc(*arguments: str) -> Roots:
+        return found("/usr/bin/hipcc", "--offload-arch=gfx90a", "-c", *arguments, folder="/home/u/p/build")
+
+    assert hipcc("../src/a.hip") == (("checkout", "/home/u/p/build"),)
+    assert hipcc("/home/u/p/a.hip") == (("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p"))
+    assert hipcc("/home/u/p/a.hip", "-fgpu-rdc") == hipcc("/home/u/p/a.hip", "-g") == ()
+
+
+@pytest.mark.parametrize("symbol", ["__hip_cuid_4af1e14e5150a0d7", "_ZL1c.static.4af1e14e5150a0d7", "CCOB"])
+def test_an_object_of_hip_with_its_modules_id_is_told_from_others(symbol: str) -> None:
+    """clang 18 gives each object of HIP a symbol with its id; a compressed bundle begins with CCOB."""
+    assert holds_id(f"\0_Z1kPf\0{symbol}\0".encode()) and not holds_id(b"\0_Z1kPf\0__hip_fatbin\0")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,17 @@ def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
         assert [name for name, _ in temporary_roots.roots_of(device, folder, "")] == names
 
 
+@pytest.mark.parametrize(
+    "flag",
+    ["-fgpu-rdc", "-fuse-cuid=hash", "--offload-compress", "-g", "-ggdb", "-fsanitize=address", "-flto=thin"],
+)
+def test_hipcc_has_no_roots_where_its_object_hides_a_path(flag: str) -> None:
+    folder = "/tmp/pip-wheel-12345678/p"
+    for flags, names in (((), ["+pip-wheel"]), ((flag,), [])):
+        compile = parse(("/usr/bin/hipcc", "--offload-arch=gfx90a", *flags, "-c", f"{folder}/k.hip"), folder)
+        assert [name for name, _ in temporary_roots.roots_of(compile, folder, "")] == names
+
+
 def test_temporary_folders_are_roots_by_their_kind() -> None:
     env, wheel = ("pip-build-env", "/tmp/pip-build-env-ab_12cd3"), "/tmp/pip-wheel-12345678"
     mapped = (("+pip-build-env", env[1]), ("+pip-wheel1", wheel), ("+build", "/home/u/p"))

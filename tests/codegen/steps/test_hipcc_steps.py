@@ -24,7 +24,7 @@ from codegen.errors import RequestError
 from codegen.foreign import called_tool, compile_plan
 from codegen.foreign.command_line import parse
 from codegen.generate import make_plan
-from codegen.plan import Knowledge, Steps
+from codegen.plan import Knowledge, Place, Ref, Steps
 from codegen.steps.hipcc_steps import decompose
 from codegen.steps.step_kinds import OBJECT, UNIT, NotUnderstood
 from protocol import messages as m
@@ -186,6 +186,22 @@ def test_a_dry_run_of_the_known_shape_becomes_steps() -> None:
     assert {"-D", "X=1", "-I", "inc", "-E"} <= set(preprocess.argv) and not {"-D", "-I"} & set(compiled.argv)
 
 
+def test_newer_clangs_link_all_of_the_device_object() -> None:
+    """clang 17 and later: no other words may stand behind the object."""
+    around = DRY_RUN.replace(
+        '"-o" "/tmp/a.out" "/tmp/a.o"', '"--whole-archive" "-o" "/tmp/a.out" "/tmp/a.o" "--no-whole-archive"'
+    )
+    link = decompose(around, "name", source=SOURCE, identity="p").actions[2]
+    assert [word if isinstance(word, str) else word.place for word in link.argv[-5:]] == [
+        "--whole-archive",
+        "-o",
+        Place.OUTPUT,
+        Place.INPUT,
+        "--no-whole-archive",
+    ]
+    assert link.argv[-2] == Ref(place=Place.INPUT, name=link.inputs[0])
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -198,6 +214,7 @@ def test_a_dry_run_of_the_known_shape_becomes_steps() -> None:
         (('"-input=/tmp/a.out"', '"-input=/tmp/b.out"'), "a bundle of unexpected files"),
         (('"-output=/tmp/a.hipfb"', '"-output=/tmp/b.hipfb"'), "a bundle of unexpected files"),
         (('"/tmp/a.o"\n', '"/tmp/b.o"\n'), "a device link of an unexpected file"),
+        (('"/tmp/a.o"\n', '"/tmp/a.o" "/tmp/b.o"\n'), "a device link of an unexpected file"),
         ((OBJECT, "/elsewhere.o"), "host compile reads an unexpected file"),
         (('"hip" "' + SOURCE, '"c++" "' + SOURCE), "a compile of an unexpected file"),
         (("Thread model: posix", "clang: warning: argument unused"), "hipcc says: clang: warning"),
@@ -275,6 +292,47 @@ def test_a_shims_compile_goes_in_steps(tmp_path: Path) -> None:
             assert ours == (other.folder / "k.o").read_bytes()
             wanted = prerequisites((other.folder / "k.d").read_bytes())
             assert listed[0] == wanted[0] and {*wanted[1]} <= {*listed[1]}
+        assert user.end() == []
+
+
+TWO_FOLDERS = {
+    "checkouts": ("one", "some/where/two"),
+    "a front end's": ("pip-wheel-abcd1234/p", "pip-wheel-zyxw9876/p"),
+}
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize(("names", "shows"), [(names, shows) for names in TWO_FOLDERS for shows in (False, True)])
+def test_another_folder_finds_what_does_not_show_the_first(tmp_path: Path, names: str, shows: bool) -> None:
+    """All names are absolute, as CMake and torch write them. A path in the device code binds the object to its folder,
+    but for a folder of one build alone, whose name clang writes in place of its path."""
+    with short_folder() as folder:
+        user = User(folder, {"HIP_PLATFORM": "amd"})
+        with kept_up(user):
+            objects = []
+            for name in TWO_FOLDERS[names]:
+                other = ForeignProject(user, tmp_path / name)
+                other.write("include/always.h", "#define FACTOR 3\n")
+                other.write("include/device.h", "\n")
+                other.write("include/host.h", "#define HOST 4\n")
+                path = "__global__ void show(char const **p) { *p = __FILE__; }\n" if shows else ""
+                other.write("src/k.hip", KERNEL + path)
+                place = other.folder
+                flags = ["--offload-arch=gfx90a", "-O2", f"-I{place}/include"]
+                command = ["hipcc", *flags, "-c", f"{place}/src/k.hip", "-o", f"{place}/k.o", "-MD", "-MF", "k.d"]
+                done = other.call(*command)
+                assert (done.returncode, done.stderr) == (0, b"")
+                assert b"/include/always.h" in (place / "k.d").read_bytes()
+                assert str(place).encode() in (place / "k.d").read_bytes(), "the files of this folder are listed"
+                objects.append((place / "k.o").read_bytes())
+                assert (str(place).encode() in objects[-1]) == (shows and names == "checkouts")
+            hit = not shows or names != "checkouts"
+            assert (other.status().counters["hits"], other.status().counters["whole"]) == (int(hit), 0)
+            if names == "checkouts":
+                other.plainly(*command)
+                assert objects[-1] == (place / "k.o").read_bytes()
+            else:
+                assert objects[0] == objects[1]
         assert user.end() == []
 
 
