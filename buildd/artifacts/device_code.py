@@ -7,6 +7,7 @@ kernels here; no build result depends on them.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -54,13 +55,14 @@ _METADATA = 32
 
 
 def kernels_of_file(path: str) -> tuple[Kernel, ...]:
-    """The kernels in a file; none where it cannot be read."""
+    """The kernels in a file; none where it cannot be read, or this process may not have the memory."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError:
+            # `read` takes as much memory as it is given a number: the file's own size, not the limit.
+            size_bytes = os.fstat(file.fileno()).st_size
+            return kernels_of(file.read(size_bytes)) if size_bytes <= MOST_BYTES else ()
+    except (OSError, MemoryError):
         return ()
-    return kernels_of(content) if len(content) <= MOST_BYTES else ()
 
 
 def kernels_of(content: bytes) -> tuple[Kernel, ...]:

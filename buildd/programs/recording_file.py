@@ -101,7 +101,8 @@ def read(path: Path) -> Recording:
     """Read and check a recording. Raises RecordingError."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            # `read` takes as much memory as it is given a number.
+            content = file.read(min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1)
     except OSError as error:
         raise RecordingError(
             f"the recording cannot be read: {error.strerror}", file=str(path), next_step=_NEXT

@@ -18,6 +18,7 @@ from buildd.artifacts.kernel_reports import completed, kernels_in, recoded
 from protocol.messages import CacheHit, Event, Finished, Kernel
 from tests.support.objects import inspector
 from tests.support.own_programs import lend_programs
+from tests.support.paths import ROOT
 
 SOURCE = """\
 __global__ void scale(float *p, int n) {
@@ -144,3 +145,26 @@ def test_what_is_no_device_code_has_no_kernels(tmp_path: Path) -> None:
     assert kernels_of(b"") == () and kernels_of(b"text") == ()
     assert kernels_of_file(str(tmp_path / "none")) == ()
     assert kernels_of_file(str(Path(shutil.which("cat") or "/bin/cat").resolve())) == ()
+
+
+def test_a_file_is_read_with_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    """A daemon may have little memory: a limit of 256 MiB on a file's size is no reason to ask for as much."""
+    path = tmp_path / "k.o"
+    path.write_bytes(b"\x7fELF" + bytes(100))
+    program = (
+        "import resource, sys\n"
+        "from buildd.artifacts import device_code\n"
+        "from buildd.artifacts.device_code import MOST_BYTES, kernels_of_file\n"
+        "device_code.kernels_of = len\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES // 4,) * 2)\n"
+        "assert kernels_of_file(sys.argv[1]) == 104\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    try:\n"
+        "        file.read(MOST_BYTES + 1)\n"
+        "    except MemoryError:\n"
+        "        print('as limited')\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))}
+    done = subprocess.run([sys.executable, "-P", "-c", program, path], capture_output=True, text=True, env=environ)
+    assert done.stdout == "as limited\n", done.stderr
