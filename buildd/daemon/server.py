@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -254,10 +255,19 @@ class Server:
             self._say(number, raw[0].bytes, None, Error(code="handshake", message=text))
 
     def _say(self, number: int, identity: bytes, peer: Peer | None, message: Message) -> None:
-        """Reply through a peer's queue; to a client without a handshake directly, and only once."""
+        """Reply through a peer's queue; to a client without a handshake directly."""
         if peer is not None:
             self._clients.reply(peer, message)
-        elif self._routers[number].send([identity, *wire.encode(message)]) is not Sent.SENT:
+        else:
+            self._say_directly(number, [identity, *wire.encode(message)], is_last=False)
+
+    def _say_directly(self, number: int, frames: Sequence[bytes], *, is_last: bool) -> None:
+        """Send a reply that no queue keeps: once more a little later if there is no room, and then no more."""
+        sent = self._routers[number].send(frames)
+        if sent is Sent.FULL and not is_last:
+            again = partial(self._say_directly, number, frames, is_last=True)
+            self._loop.call_later(self._limits.retry_s, again)
+        elif sent is not Sent.SENT:
             self.counters["dropped_replies"] += 1
 
     def _shake_hands(self, number: int, identity: zmq.Frame, key: bytes, hello: Hello) -> None:

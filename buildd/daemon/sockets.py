@@ -62,7 +62,12 @@ def bind_router(context: zmq.Context[Any], address: str, *, max_bytes: int, keys
 def send_to_peer(socket: Any, frames: Sequence[bytes]) -> Sent:
     """Send without waiting; the first frame names the peer."""
     try:
-        socket.send_multipart(frames, zmq.NOBLOCK)
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            # libzmq learns what the peer has read at most once a millisecond, unless it is asked for events.
+            socket.getsockopt(zmq.EVENTS)
+            socket.send_multipart(frames, zmq.NOBLOCK)
     except zmq.Again:
         return Sent.FULL
     except zmq.ZMQError as error:
@@ -93,6 +98,8 @@ class LoopSocket:
         self._check_soon()
 
     def send(self, frames: Sequence[bytes]) -> Sent:
+        if self._socket.closed:
+            return Sent.GONE
         sent = send_to_peer(self._socket, frames)
         # The descriptor is edge-triggered, and a send may consume an edge: a message could then wait unnoticed.
         self._check_soon()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from buildd.daemon.clients import Limits
 from buildd.daemon.control import TcpOptions
 from buildd.daemon.followers import Peer
+from buildd.daemon.sockets import SEND_QUEUE_MESSAGES, Sent, bind_router, send_to_peer
 from protocol import wire
 from protocol.client import Client
 from protocol.curve import AllowList, KeyPair, new_key_pair
@@ -331,6 +333,24 @@ def test_a_client_that_never_reads_slows_nobody(served: Serving) -> None:
             if isinstance(event, Event):
                 heard += 1
                 assert event.sequence == heard
+
+
+def test_there_is_room_again_as_soon_as_a_client_has_read() -> None:
+    """libzmq looks for that at most once a millisecond. What is sent without a queue would be lost meanwhile."""
+    with short_folder() as folder, zmq.Context() as context:
+        router = bind_router(context, f"ipc://{folder}/socket", max_bytes=1 << 20)
+        dealer = context.socket(zmq.DEALER)
+        dealer.rcvhwm = 0
+        dealer.connect(f"ipc://{folder}/socket")
+        with closing(router), closing(dealer):
+            dealer.send(b"here")
+            identity, _ = router.recv_multipart()
+            for _ in range(200):
+                burst = [send_to_peer(router, [identity, b"x"]) for _ in range(SEND_QUEUE_MESSAGES // 2 - 8)]
+                assert set(burst) == {Sent.SENT}
+                for _ in burst:
+                    assert dealer.poll(10_000)
+                    dealer.recv()
 
 
 def test_a_slow_client_is_told_what_it_missed(place: Path) -> None:
