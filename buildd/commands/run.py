@@ -141,7 +141,8 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         print_note(f"buildd: {in_one_line(error)}; running without the daemon")
         return _ended(options, _carry_out(rest, environ))
     if logs.problem:
-        print_note(f"buildd: {logs.problem}: its results are used, new ones are not kept, and not all hits are counted")
+        kept = "its results are used, new ones are not kept, and not all hits are counted"
+        print_note(f"buildd: {logs.problem}: {kept} ({logs.next_step})")
     if opened:
         for line in start_settings.warning(environ):
             print_note(f"buildd: {line}")
