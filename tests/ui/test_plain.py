@@ -14,7 +14,7 @@ from buildd.artifacts.diagnostics import diagnose
 from buildd.ui.narrator import Narrator, Telling, Verbosity
 from buildd.ui.plain import PlainView
 from buildd.ui.screen import has_colour, is_terminal, telling_from, view_for
-from buildd.ui.text import Line, Style, clean, compiler_line, duration, shortened, size, tool_of
+from buildd.ui.text import broken, Line, Style, clean, compiler_line, duration, shortened, size, tool_of
 from buildd.ui.view import Writer
 from protocol import messages
 from protocol.messages import Event, JobId, Mode, Outcome, Progress, RequestId
@@ -326,3 +326,11 @@ def test_lagged_and_notices() -> None:
         "note: a.o: not stored: src/a.cu changed while it was compiled\n"
     )
     assert JobId(7) == 7
+
+
+def test_a_long_line_is_broken_between_words() -> None:
+    said = "buildd: 0 hits, 12 misses (new 12), 3 passed through (link 3)"
+    lines = broken(said, 30)
+    assert lines == ["buildd: 0 hits, 12 misses (new", "  12), 3 passed through (link", "  3)"]
+    assert broken(said, 0) == broken(said, 80) == [said]
+    assert broken(f"see {'x' * 40} there", 20) == ["see", f"  {'x' * 40}", "  there"]
