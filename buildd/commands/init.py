@@ -224,7 +224,8 @@ def project_text(
     compiled = found.library + found.programs
     is_cuda = found.hip.isdisjoint(compiled) or any(path.endswith(CUDA) and path not in found.hip for path in compiled)
     place = f"build_dir = {_text(build_dir)}    # another tool builds in build/\n" if build_dir else ""
-    blocks = [f"# Written by `buildd init`. For a key that it does not know, `buildd build` lists the keys of the kind.\n[project]\nname = {_text(own)}\n{place}"]
+    keys = "# Written by `buildd init`. For a key that it does not know, `buildd build` lists the keys of the kind.\n"
+    blocks = [f"{keys}[project]\nname = {_text(own)}\n{place}"]
     names: list[str] = []
 
     def add(target: str, sources: Iterable[str], kind: str, more: Iterable[str] = ()) -> None:

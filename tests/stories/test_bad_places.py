@@ -19,7 +19,6 @@ from tests.support.developer import Developer, why_no_namespaces
 from tests.support.own_programs import lend_programs
 from tests.support.toolkit import host_compiler
 from tests.support.waiting import until
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="needs gcc or cc")
 

@@ -14,7 +14,7 @@ from buildd.artifacts.diagnostics import diagnose
 from buildd.ui.narrator import Narrator, Telling, Verbosity
 from buildd.ui.plain import PlainView
 from buildd.ui.screen import has_colour, is_terminal, telling_from, view_for
-from buildd.ui.text import broken, Line, Style, clean, compiler_line, duration, shortened, size, tool_of
+from buildd.ui.text import Line, Style, broken, clean, compiler_line, duration, shortened, size, tool_of
 from buildd.ui.view import Writer
 from protocol import messages
 from protocol.messages import Event, JobId, Mode, Outcome, Progress, RequestId
