@@ -35,7 +35,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.stream = os.fdopen(theirs, "w", encoding="utf-8")
         self._chunks: list[bytes] = []
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -135,7 +135,7 @@ def test_a_long_build_is_drawn_and_taken_away_again() -> None:
     recorded = good_build()
     for event in recorded[:8]:
         view.event(event)
-    assert view.drawn.wait(20)
+    until(lambda: "nvcc saxpy/src/a.cu.o" in terminal.so_far(), "the running job is not drawn")
     for event in recorded[8:]:
         view.event(event)
     view.close()
