@@ -39,10 +39,6 @@ AITEMPLATE_CACHE_VARIABLES = (
 _LITTLE_SPACE_BYTES = 2 << 30
 _MOST_REASONS = 6
 _TIER_S = 5.0
-_REASONED = {
-    "PASSED_THROUGH": ("passed through", "command", ""),
-    "WHOLE": ("compiled whole", "compile", " not in steps"),
-}
 
 
 class Level(Enum):
@@ -167,7 +163,7 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         with Store.open(folder, read_only=True) as opened:
             builds = opened.builds(1000)
-            reasons = {name: opened.tally.reasons(Reasoned[name]) for name in _REASONED}
+            passed_through = opened.tally.reasons(Reasoned.PASSED_THROUGH)
     except BuilddError as error:
         yield Finding(Level.FAIL, "store", error.message, error.next_step)
         return
@@ -176,12 +172,11 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
         "stored",
         f"{size(folder_bytes(folder))} used of {size(default_limit(folder))}, {count(len(builds), 'build')} in the log",
     )
-    for name, found_for in reasons.items():
-        if found_for:
-            listed = sorted(found_for.items(), key=lambda pair: (-pair[1], pair[0]))
-            text = ", ".join(f"{why} {number}" for why, number in listed[:_MOST_REASONS])
-            subject, noun, how = _REASONED[name]
-            yield Finding(Level.OK, subject, f"{count(sum(found_for.values()), noun)}{how}: {text}")
+    if passed_through:
+        listed = sorted(passed_through.items(), key=lambda pair: (-pair[1], pair[0]))
+        text = ", ".join(f"{why} {number}" for why, number in listed[:_MOST_REASONS])
+        number = count(sum(passed_through.values()), "command")
+        yield Finding(Level.OK, "passed through", f"{number}: {text}")
 
 
 def shims(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ Knows no command's environment; counts nothing itself.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,7 +40,7 @@ class RunLogs:
         """What the daemon and programs have noted of it."""
         self.found: FoundNotes | None = None
         """Kernels and graphs that programs took from the store."""
-        self.problem = ""
+        self.problem = self.next_step = ""
         """Why there are none; empty if there are."""
         self._held = ExitStack()
         try:
@@ -54,6 +55,8 @@ class RunLogs:
         except OSError as error:
             self.notes = self.run = self.found = None
             self.problem = f"the store in {store} cannot be written ({error.strerror})"
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self.next_step = f"{'free some space there, or ' if is_full else ''}set BUILDD_DIR to another folder"
 
     def __enter__(self) -> RunLogs:
         return self

@@ -7,6 +7,7 @@ and the shims' notes; words nothing. Imports the client only on its thread: a sh
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _ASK_S = 0.5
 _ANSWER_S = 2.0
+_INDUCTOR = re.compile(r"(c[a-z2-7]{5})[a-z2-7]{40,}((?:\.\w+)+)")
+"""A name that Inductor gives to a source: "c" and a digest in base32."""
 
 
 class RunProgress:
@@ -68,6 +71,13 @@ class RunProgress:
                 self._stop.wait(_ASK_S)
 
 
+def shown_name(path: str) -> str:
+    """A source's name for people: of a file that Inductor wrote, the first letters of its digest are enough."""
+    name = os.path.basename(path)
+    found = _INDUCTOR.fullmatch(name)
+    return f"Inductor's {found[1]}{found[2]}" if found else name
+
+
 def moment(status: Status, build: BuildId, direct_hits: int) -> RunStatus:
     """The part of the daemon's status that concerns one build."""
     from protocol.messages import BuildFigures, Mode
@@ -80,7 +90,7 @@ def moment(status: Status, build: BuildId, direct_hits: int) -> RunStatus:
     return RunStatus(
         done=hits + figures.misses,
         hits=hits,
-        running=[RunningCompile(os.path.basename(each.what), each.elapsed_s, each.expected_s) for each in running],
+        running=[RunningCompile(shown_name(each.what), each.elapsed_s, each.expected_s) for each in running],
         waiting=waiting,
         waiting_for=status.waiting_for if waiting else "",
     )

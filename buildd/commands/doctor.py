@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from buildd.client import machine_checks as checks
+from buildd.client import python_checks
 from buildd.client.machine_checks import Finding, Level
 from buildd.exits import DAEMON, OK, USAGE
 from buildd.ui.problems import parser, print_lines, print_problem
@@ -65,6 +66,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("keys", lambda: checks.keys(environ)),
         ("tier", lambda: checks.tier(environ)),
         ("toolchains", lambda: checks.toolchains(environ)),
+        ("programs", lambda: python_checks.programs(environ)),
         ("memory", checks.memory),
         ("variables", lambda: checks.variables(environ)),
     )

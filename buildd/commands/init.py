@@ -38,6 +38,7 @@ _LIBRARIES = {
     "nccl.h": "nccl",
     "rocblas/rocblas.h": "rocblas",
 }
+_CUDA_HEADERS = frozenset({"cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"})
 _OWN_KINDS = {
     "torch/extension.h": 'it includes torch: write a target of kind "extension"',
     "pybind11/pybind11.h": "it includes pybind11: give its folder with `include`",
@@ -69,6 +70,8 @@ class SortedSources(NamedTuple):
     libraries: tuple[str, ...]
     left_out: Mapping[str, str]
     """SourceText -> the reason."""
+    hip: frozenset[str] = frozenset()
+    """The sources that hipcc compiles: by their ending, or because they include HIP's headers and not CUDA's."""
 
 
 def run(arguments: list[str]) -> int:
@@ -99,7 +102,7 @@ def run(arguments: list[str]) -> int:
             else f"no CUDA, HIP or C++ source that can be compiled below {folder}",
             next_step="write a source that includes them, such as test.cu, and run buildd init again"
             if headers_alone
-            else f"write the {PROJECT_FILE} by hand: see docs/project-file.md",
+            else f"write the {PROJECT_FILE} by hand: a table [target.NAME] with kind, sources and arch",
         )
     archs = [arch for given in options.arch for arch in re.split(r"[,;\s]+", given) if arch]
     archs = archs or list(_here())
@@ -159,6 +162,7 @@ def sort_out(files: Mapping[str, SourceText], root: Path) -> SortedSources:
     included: set[str] = set()
     asked: set[str] = set()
     left_out: dict[str, str] = {}
+    hip: set[str] = set()
     for path in sources:
         missing, why = "", ""
         own: dict[str, None] = {}
@@ -180,6 +184,8 @@ def sort_out(files: Mapping[str, SourceText], root: Path) -> SortedSources:
         include.update(own)
         included.update(reached[1:])
         asked |= names
+        for_hip = any(name.startswith("hip/") for name in names) and names.isdisjoint(_CUDA_HEADERS)
+        hip |= {path} if path.endswith(HIP) or (path.endswith(CUDA) and for_hip) else set()
     compiled = [path for path in sources if path not in left_out and path not in included]
     return SortedSources(
         sources=tuple(sources),
@@ -188,6 +194,7 @@ def sort_out(files: Mapping[str, SourceText], root: Path) -> SortedSources:
         include=tuple(include),
         libraries=tuple(sorted({library for name, library in _LIBRARIES.items() if name in asked})),
         left_out=left_out,
+        hip=frozenset(hip),
     )
 
 
@@ -214,10 +221,11 @@ def project_text(
 ) -> tuple[str, list[str]]:
     """The text of the project file, and the names of its targets."""
     own = re.sub(r"[^\w-]+", "-", name).strip("-") or "project"
-    is_hip = any(path.endswith(HIP) for path in found.library + found.programs)
-    is_cuda = not is_hip or any(path.endswith(CUDA) for path in found.library + found.programs)
+    compiled = found.library + found.programs
+    is_cuda = found.hip.isdisjoint(compiled) or any(path.endswith(CUDA) and path not in found.hip for path in compiled)
     place = f"build_dir = {_text(build_dir)}    # another tool builds in build/\n" if build_dir else ""
-    blocks = [f"# Written by `buildd init`; every key: docs/project-file.md\n[project]\nname = {_text(own)}\n{place}"]
+    keys = "# Written by `buildd init`. For a key that it does not know, `buildd build` lists the keys of the kind.\n"
+    blocks = [f"{keys}[project]\nname = {_text(own)}\n{place}"]
     names: list[str] = []
 
     def add(target: str, sources: Iterable[str], kind: str, more: Iterable[str] = ()) -> None:
@@ -232,8 +240,8 @@ def project_text(
         blocks.append("\n".join([*lines, f"arch = {_list(suited or _ARCHS[kind])}{guessed}", ""]))
 
     groups = {
-        "cuda": [path for path in found.library if path.endswith((*CUDA, *HOST) if is_cuda else CUDA)],
-        "hip": [path for path in found.library if path.endswith(HIP if is_cuda else (*HIP, *HOST))],
+        "cuda": [path for path in found.library if is_cuda and path not in found.hip],
+        "hip": [path for path in found.library if not is_cuda or path in found.hip],
     }
     libraries: dict[str, str] = {}
     for kind, group in groups.items():
@@ -241,7 +249,7 @@ def project_text(
             add(own if kind == "cuda" or not groups["cuda"] else f"{own}-hip", _patterns(group, found), kind)
             libraries[kind] = names[-1]
     for path in found.programs:
-        kind = "hip" if path.endswith(HIP) or not is_cuda else "cuda"
+        kind = "hip" if path in found.hip or not is_cuda else "cuda"
         more = ['output = "executable"', *([f"deps = {_list([libraries[kind]])}"] if kind in libraries else [])]
         add(re.sub(r"[^\w-]+", "-", PurePosixPath(path).stem), [path], kind, more)
     return "\n".join(blocks), names

@@ -141,7 +141,8 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
         print_note(f"buildd: {in_one_line(error)}; running without the daemon")
         return _ended(options, _carry_out(rest, environ))
     if logs.problem:
-        print_note(f"buildd: {logs.problem}: its results are used, new ones are not kept, and not all hits are counted")
+        kept = "its results are used, new ones are not kept, and not all hits are counted"
+        print_note(f"buildd: {logs.problem}: {kept} ({logs.next_step})")
     if opened:
         for line in start_settings.warning(environ):
             print_note(f"buildd: {line}")
@@ -205,9 +206,12 @@ def _tier(client: Client) -> TierStatus | None:
 def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Print the summary of a build whose compiles came to buildd, and ways to more hits."""
     from buildd.shims import interposition
+    from buildd.ui.screen import screen_size
+    from buildd.ui.text import broken
 
     if said := summary(figures, found):
-        print(f"buildd: {said}", file=sys.stderr)
+        for line in broken(f"buildd: {said}", screen_size(sys.stderr)[0]):
+            print(line, file=sys.stderr)
     lines = list(advice(figures, environ.get("BUILDD_MAP_PATHS", "")))
     if not figures.hits and not interposition.folder_of(environ):
         from buildd.trees import configured

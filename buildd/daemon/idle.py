@@ -107,6 +107,10 @@ class IdleWatch:
                 _log.info("idle for %.0f s: ending", quiet_s)
                 self._end(False)
                 return
+            if alone and self._rested and self._scheduler.stores.all_failed:
+                _log.info("no store could be used: ending")
+                self._end(False)
+                return
             left_s = self._timeout_s - quiet_s
             if large and quiet_s < RESTART_AFTER_S:
                 left_s = min(left_s, RESTART_AFTER_S - quiet_s)

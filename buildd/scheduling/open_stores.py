@@ -158,6 +158,8 @@ class OpenStores:
         self._limit_bytes = limit_bytes
         self._make = make
         self._opening = asyncio.Lock()
+        self.all_failed = False
+        """No store is open, and the last ones could not be: the daemon that rests now keeps nothing for anybody."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -183,6 +185,7 @@ class OpenStores:
             ownership.check(Path(path))  # also of an open one: its folder may have been given away
             opened = self.get(folder)
             if opened is None:
+                self.all_failed = False
                 store, failure = await self._in_pool(self._open, Path(path))
                 await self._in_pool(hit_notes.count, store)
                 opened = self._stores[path] = OpenStore(
@@ -226,6 +229,7 @@ class OpenStores:
         if not keep_plans:
             for path in [path for path, opened in self._stores.items() if opened.failure is not None]:
                 self._stores.pop(path).close()  # the next request looks whether the store is good again
+                self.all_failed = not self._stores
         for opened in self._stores.values():
             if self.builds and not opened.store.read_only:
                 # A daemon that starts anew while it rests goes on counting.

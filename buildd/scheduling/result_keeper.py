@@ -19,7 +19,7 @@ from buildd.builds import noisy_compiles, shared_results
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.builds.products import Failure, Made, Product, recorded
-from buildd.errors import StoreError
+from buildd.errors import StoreError, StoreFull
 from buildd.keys import line_notes
 from buildd.keys.depfiles import Listing
 from buildd.keys.filing import Filing, file_run, read_apart
@@ -27,6 +27,7 @@ from buildd.processes.launch import Exit
 from buildd.state.events import Ending
 from buildd.store import job_history
 from buildd.store.batch import Batch
+from buildd.store.database import full
 from buildd.store.store import InputSet, Result, StoredOutput
 from codegen.plan import Action, Kept, Output, TextUse
 from codegen.reach import Reach
@@ -179,7 +180,7 @@ class ResultKeeper:
         try:
             stored = self._build.store.put_bytes(record, batch)
         except StoreError as error:
-            self.note = f"not stored: {error.message}"
+            self.note = self._unstored(error)
             return None
         return (StoredOutput(self._action.kept.value, stored, len(record)),)
 
@@ -196,12 +197,18 @@ class ResultKeeper:
                     digest, size = store.put_bytes(content, batch), len(content)
             except StoreError as error:
                 # The compile went well; only the cache failed. The files are handed over from where they are.
-                self.note = f"not stored: {error.message}"
+                self.note = self._unstored(error)
                 whole = False
                 digest, size = _digest(path, content)
             stored.append(StoredOutput(output.name, digest, size, output.executable))
             self.made.append(Made(output.path, path, Product(digest, size, output.executable)))
         return tuple(stored) if whole else None
+
+    def _unstored(self, error: StoreError) -> str:
+        """The note of a result that the store has not taken. On a full disk it is the same for every result."""
+        if isinstance(error, StoreFull):
+            error = full(self._build.store.folder)
+        return f"not stored: {error.message}" + (f" ({error.next_step})" if isinstance(error, StoreFull) else "")
 
     def _learn(self, exit: Exit) -> None:
         learn(self._build, self._action, exit, job_history.JobEnd.BUILT)
@@ -230,7 +237,7 @@ class ResultKeeper:
             if components:
                 build.notebook.note_components(build.inputs.lookup.name_key(self._action), components)
         except StoreError as error:
-            self.note = f"not stored: {error.message}"
+            self.note = self._unstored(error)
 
 
 def learn(build: ActiveBuild, action: Action, exit: Exit, ended: job_history.JobEnd) -> None:

@@ -64,6 +64,7 @@ class TargetIntake:
                 await self._in_pool(last_published.serve, build, plan)
                 return None
             _check_measured(plan, request)
+            await watched.expect(plan)
             carry = carry or await watched.carry(opened.store, opened.files, plan)
             await adopt(build, plan, carry, self._in_pool)
             build.urgent = build.nodes_of(watched.fresh)

@@ -17,7 +17,10 @@ from protocol.messages import Outcome
 
 _COMMAND_COLUMNS = 40
 """A command in a pipe has so many."""
-_LEAST_COMMAND = 16
+_LEAST_COMMAND, _LEAST_NAME = 16, 8
+"""Columns for a command, or for the first letters of one where the terminal is narrow."""
+_LEAST_FOLDER = 10
+"""Less of a folder's path says nothing."""
 _ID_COLUMNS = 8
 """An id has so many on a terminal without room for all of it: `buildd log` takes the first characters of one."""
 _STYLES = {Outcome.BUILT: Style.PLAIN, Outcome.CANCELLED: Style.FAINT}
@@ -89,9 +92,10 @@ def _lines(rows: Sequence[_Row], columns: int) -> list[Line]:
     for cells, row in zip(_fitting(rows, columns), rows, strict=True):
         head = "  ".join(cells)
         room = max(0, columns - len(head) - 2)
-        both = f"{row.command}  {row.project}"
-        tail = both if len(both) <= room else _command(row, room)
-        lines.append(Line(f"{head}  {tail}"[:columns], row.style))
+        left = room - len(row.command) - 2
+        folder = text.shortened(row.project, left) if left >= min(_LEAST_FOLDER, len(row.project)) else ""
+        tail = f"{row.command}  {folder}" if folder else _command(row, room)
+        lines.append(Line(f"{head}  {tail}"[:columns].rstrip(), row.style))
     return lines
 
 
@@ -111,16 +115,22 @@ def _fitting(rows: Sequence[_Row], columns: int) -> list[tuple[str, ...]]:
     whens = [_when(row, "%m-%d %H:%M") for row in rows]
     outcomes, walls = [row.outcome for row in rows], [text.duration(row.wall_s) for row in rows]
     figures = [row.figures for row in rows]
-    ways: tuple[tuple[list[str], ...], ...] = (
-        tuple(map(list, zip(*map(_head, rows), strict=True))),
-        (named, whens, outcomes, walls, figures),
-        (named, whens, outcomes, figures),
-        (named, outcomes, figures),
-        (named, outcomes),
+    today = time.strftime("%m-%d")
+    brief = [_when(row, "%H:%M" if _when(row, "%m-%d") == today else "%m-%d") for row in rows]
+    ways: tuple[tuple[int, tuple[list[str], ...]], ...] = (
+        (_LEAST_COMMAND, tuple(map(list, zip(*map(_head, rows), strict=True)))),
+        (_LEAST_COMMAND, (named, whens, outcomes, walls, figures)),
+        (_LEAST_COMMAND, (named, whens, outcomes, figures)),
+        (_LEAST_NAME, (named, whens, outcomes, figures)),
+        (_LEAST_NAME, (named, brief, outcomes, figures)),
+        (0, (named, brief, outcomes, figures)),
+        (0, (named, brief, outcomes)),
     )
-    for way in ways:
+    for least, way in ways:
         widths = [max(map(len, column), default=0) for column in way]
-        if way is ways[-1] or sum(widths) + 2 * len(widths) + _LEAST_COMMAND <= columns:
+        if way is ways[-1][1] or sum(widths) + 2 * len(widths) + least <= columns:
+            if not least:
+                widths[-1] = min(1, widths[-1])  # not aligned: the shorter lines have room for a command then
             kept = [(column, width) for column, width in zip(way, widths, strict=True) if width]
             break
     return [tuple(column[number].ljust(width) for column, width in kept) for number in range(len(rows))]

@@ -144,12 +144,10 @@ class LiveView:
             return region(self.narrator.model, self._now_ns(), columns, rows)
 
     def _print(self, live: Region) -> None:
-        from buildd.ui.richlive import Written
-
         live.settle()
         lines = self._taken()
         if lines:
             written = "".join([line.encoded(self._writer.colour) for line in lines])
-            live.console.print(Written(written), crop=False, end="")
+            live.print_above(written)
         else:
             live.refresh()

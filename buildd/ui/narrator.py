@@ -6,6 +6,7 @@ Knows no stream and no clock; `plain` and `live` decide when and where lines are
 from __future__ import annotations
 
 import re
+from collections import Counter
 from enum import IntEnum
 
 import msgspec
@@ -102,6 +103,7 @@ class Narrator:
         self._said_waiting_ns = 0
         self._told_hits = 0
         self._told_runs = 0
+        self._notes: Counter[str] = Counter()
 
     def event(self, event: Event) -> list[Line]:
         """The lines that this event adds; often none."""
@@ -228,7 +230,9 @@ class Narrator:
             lines.append(Line(f"-- {label}", Style.HEADING))
         lines += output
         if body.note:
-            lines.append(Line(f"note: {clean(body.action)}: {clean(body.note)}", Style.WARNING))
+            self._notes[body.note] += 1
+            if self._notes[body.note] == 1 or self.telling.complete:
+                lines.append(Line(f"note: {clean(body.action)}: {clean(body.note)}", Style.WARNING))
         return lines
 
     def _failed(self, body: messages.Failed, job: RunningJob | None) -> list[Line]:
@@ -276,7 +280,10 @@ class Narrator:
         return [Line(f"{body.severity.value}: {clean(body.text)}", _SEVERITY_STYLE[body.severity])]
 
     def _done(self, body: messages.Done) -> list[Line]:
-        return [*self._last_words(), *self._ending(body)]
+        again = [(note, number) for note, number in self._notes.items() if number > 1 and not self.telling.complete]
+        notes = [Line(f"note: {number} results: {clean(note)}", Style.WARNING) for note, number in again]
+        self._notes.clear()
+        return [*self._last_words(), *notes, *self._ending(body)]
 
     def _last_words(self) -> list[Line]:
         """The output of cancelled jobs: it may say why."""

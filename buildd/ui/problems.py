@@ -139,10 +139,12 @@ def print_problem(message: str, *, file: str = "", command: str = "", next_step:
 
 
 def print_note(text: str) -> None:
-    """Print one line on stderr about something that the user did not ask for."""
-    from buildd.ui.text import Line, Style
+    """Print one line on stderr about something that the user did not ask for; on a terminal broken between words."""
+    from buildd.ui.screen import screen_size
+    from buildd.ui.text import Line, Style, broken
 
-    print_lines([Line(text, Style.WARNING)], to_stderr=True)
+    columns, _ = screen_size(sys.stderr)
+    print_lines([Line(line, Style.WARNING) for line in broken(text, columns)], to_stderr=True)
 
 
 def print_lines(lines: Iterable[Line], *, to_stderr: bool = False) -> None:

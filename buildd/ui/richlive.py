@@ -67,6 +67,12 @@ class Region(Live):
     """Lengths of the lines as they were drawn last."""
     drawn_columns: int = 0
 
+    def print_above(self, text: str) -> None:
+        """Print above the region, and draw the region of now: rich alone draws the last one once more, in which a job
+        still runs that the text says has ended."""
+        self._live_render.set_renderable(self.renderable)
+        self.console.print(Written(text), crop=False, end="")
+
     def settle(self) -> None:
         """Remove the rows that a narrower terminal has made of the region's lines: rich knows of one row a line.
 

@@ -117,14 +117,12 @@ class Rounds:
 
     def watching(self, body: m.Watching) -> None:
         """Note what is watched. Printed at once before the first round, later at the end of each round."""
-        files, folders = text.count(body.files, "file"), text.count(body.folders, "folder")
-        self._watching = f"watching {files} in {folders}"
+        # Without numbers: the files outside of the project and the folders of outputs count too, as builds name them.
+        self._watching = "watching for changes"
         if body.polled:
-            self._watching += f", {len(body.polled)} of them polled ({clean(body.polled[0])})"
+            self._watching += f", {text.count(len(body.polled), 'folder')} polled ({clean(body.polled[0])})"
         if not self._number:
-            # Without the figures: before a build nobody knows which folders count, and the number would jump.
-            polled = self._watching.partition(", ")[2]
-            self._writer.lines([Line(f"watching{', ' if polled else ''}{polled}, building", Style.FAINT)])
+            self._writer.lines([Line(f"{self._watching}, building", Style.FAINT)])
 
     def measured(self, body: m.Measured) -> None:
         """Show how a kernel of the last build ran on a GPU."""

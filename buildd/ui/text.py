@@ -139,6 +139,17 @@ def tool_of(command: str) -> str:
     return ""
 
 
+def broken(text: str, columns: int) -> list[str]:
+    """`text` in lines of at most so many columns, broken between words; a longer word has a line of its own. 0: any."""
+    if not columns or len(text) <= columns:
+        return [text]
+    import textwrap
+
+    return textwrap.wrap(
+        text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
 def shortened(text: str, width: int) -> str:
     """`text` in at most `width` columns, cut in the middle: both the folder and the file's name matter."""
     if len(text) <= width:

@@ -58,6 +58,8 @@ class Watch:
     _narrow: set[str] | None = None
     """`_listings` as it was before the project could not be planned any more."""
     _outputs: set[str] = field(default_factory=set)
+    _expected: Plan | None = None
+    """The plan whose outputs came to `_outputs` last."""
     _system: tuple[str, ...] = ()
     _failed: bool = False
     """The last build failed: it is not known what it would have read next, so every file in the folders may count."""
@@ -110,6 +112,12 @@ class Watch:
                 self._listings.update(os.fsdecode(folder) for folder, _ in record.folders)
         self.contents = {path: self._digest(path) for path in known if self._counts(path)}
         self.settle()
+
+    def expect(self, plan: Plan) -> None:
+        """Count nothing that a build which begins now will make: a source that came makes an object that came."""
+        if plan is not self._expected:
+            self._expected = plan
+            self._outputs |= self._made_by(plan)
 
     def learn(self, facts: BuildFacts, outcome: m.Outcome) -> dict[str, None]:
         """Count the files that a build of these targets has seen.
@@ -181,10 +189,13 @@ class Watch:
                     if entry.is_dir(follow_symlinks=False) and not is_passing(entry.name) and entry.path not in made
                 ]
 
-    def _describe(self, plan: Plan) -> None:
+    def _made_by(self, plan: Plan) -> set[str]:
         # Not normalised by links: that is how the project's own files are spelled.
         made = [output.path for action in plan.actions for output in action.outputs]
-        self._outputs = {self._absolute(path) for path in (*made, *(file.path for file in plan.files))}
+        return {self._absolute(path) for path in (*made, *(file.path for file in plan.files))}
+
+    def _describe(self, plan: Plan) -> None:
+        self._expected, self._outputs = plan, self._made_by(plan)
         named = [folder for tool in plan.tools for name, folder in tool.roots if name != "project"]
         named += [folder for tool in plan.tools for folder in tool.search]
         self._system = tuple(f"{folder.rstrip('/')}/" for folder in dict.fromkeys(named) if folder.startswith("/"))

@@ -219,6 +219,12 @@ class WatchedRequest:
         found: Carry | None = await self._targets.in_pool(self._targets.carry_from, base, store, files)
         return found
 
+    async def expect(self, plan: Plan) -> None:
+        """Note what the build will make, before it makes anything."""
+        for watch in list(self._targets.watches.values()):
+            async with self._looking:
+                await self._targets.in_pool(watch.expect, plan)
+
     def stood(self) -> None:
         """Note that the request had nothing to do: a client that knew all before it still does."""
         for watch in self._targets.watches.values():

@@ -70,7 +70,7 @@ def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Reci
     compiler = context.toolchains.hip()
     asked = asked_archs(context, target, amd=True)
     needs_arch(target, asked, "gfx90a")
-    archs = architectures(asked, compiler.archs, arch_place(context, target))
+    archs = architectures(asked, compiler.archs, arch_place(context, target), compiler.archs_without_library)
     flags = options.flags
     variables = aitemplate_flags(context.variables, "hip", aitemplate_shaped=options.aitemplate, own=flags)
     if variables.optimization is not None:
@@ -159,12 +159,15 @@ def _decompose(context: Context, target: Target, compiler: Compiler, step: Step,
     return found
 
 
-def architectures(asked: tuple[str, ...], known: tuple[str, ...], where: str) -> tuple[str, ...]:
+def architectures(
+    asked: tuple[str, ...], known: tuple[str, ...], where: str, without_library: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """Return the requested architectures, sorted, each once.
 
     Args:
         asked: "gfx90a", "gfx90a:xnack-".
-        known: architectures that the compiler lists.
+        known: architectures that the compiler compiles for.
+        without_library: architectures that clang knows, and its device libraries do not.
 
     Raises:
         RequestError: a name is not an AMD GPU, or this compiler does not know it.
@@ -174,13 +177,17 @@ def architectures(asked: tuple[str, ...], known: tuple[str, ...], where: str) ->
         if match is None or (known and match[1] not in known):
             what = "is not an AMD architecture" if match is None else "is not known to this hipcc"
             begun = [each for each in known if name.startswith("gfx") and each.startswith(name)]
+            choice = ", ".join(begun or known) + " (suffixes such as :xnack+ are allowed)"
+            if match is not None and match[1] in without_library:
+                raise RequestError(
+                    "bad-arch",
+                    f'"{name}" is known to this hipcc, but its ROCm has no device library for it '
+                    f"(oclc_isa_version_{match[1].removeprefix('gfx')}.bc)",
+                    file=where,
+                    next_step=f"install a newer ROCm and set ROCM_PATH to its folder, or choose one of {choice}",
+                )
             what += "; it is the beginning of some names" if begun else nearest(name, known)
-            raise RequestError(
-                "bad-arch",
-                f'"{name}" {what}',
-                file=where,
-                next_step="choose one of " + ", ".join(begun or known) + " (suffixes such as :xnack+ are allowed)",
-            )
+            raise RequestError("bad-arch", f'"{name}" {what}', file=where, next_step=f"choose one of {choice}")
     return tuple(sorted(set(asked)))
 
 

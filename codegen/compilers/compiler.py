@@ -66,6 +66,8 @@ class Compiler(Frozen, frozen=True):
     """The preprocessor is clang's (hipcc, or nvcc with -ccbin clang++)."""
     source: str = ""
     """The place where the compiler was found."""
+    archs_without_library: tuple[str, ...] = ()
+    """hipcc only: architectures that clang knows and its device libraries do not, so no source compiles for them."""
 
 
 def describe_nvcc(
@@ -209,7 +211,8 @@ def describe_hipcc(
         name = os.path.basename(file)
         files.add(name if index == 0 else f"{os.path.basename(path)} {name}", file)
     files.extend(closure.libraries(knowledge, files.paths(), environment))
-    for file in (*hipcc.bitcode(passes), *hipcc.version_files(os.path.dirname(os.path.dirname(path)))):
+    libraries = hipcc.bitcode(passes)
+    for file in (*libraries, *hipcc.version_files(os.path.dirname(os.path.dirname(path)))):
         files.add(os.path.basename(file), file)
     cpus = Probe(
         argv=(clang, "--target=amdgcn", "--print-supported-cpus"),
@@ -217,6 +220,8 @@ def describe_hipcc(
         files=(clang,),
     )
     listed = () if called_in else knowledge.ask(cpus)
+    known = tuple(sorted({arch for cpu in listed for arch in _GFX.findall(cpu.stdout + cpu.stderr)}))
+    archs = hipcc.with_library(known, libraries)
     root = os.path.dirname(os.path.dirname(path))
     heading = (answers[0].stderr + answers[0].stdout).splitlines()
     version = next((line.strip() for line in heading if "clang version" in line), "")
@@ -232,9 +237,10 @@ def describe_hipcc(
         program=Ref(place=Place.ROOT, name="hip", suffix="/bin/" + os.path.basename(path)),
         environment=environment,
         version=version,
-        archs=tuple(sorted({arch for cpu in listed for arch in _GFX.findall(cpu.stdout + cpu.stderr)})),
+        archs=archs,
         clang=True,
         source=f"{found.source}: {found.path}",
+        archs_without_library=tuple(arch for arch in known if arch not in archs),
     )
 
 

@@ -22,6 +22,8 @@ _SAME_PARTS = re.compile(
     r"-c|-O\w?|-[DU].+|-I[^-].*|-w|-W\w[\w+=-]*|-std=[\w+]+|-f(PIC|pic|PIE|pie|fast-math)|-m64|--offload-arch=gfx[\w:+-]+"
 )
 """Flags that change neither the programs hipcc calls nor the headers and libraries that these find by default."""
+_ISA = re.compile(r"oclc_isa_version_([0-9a-f]+)(?:\.amdgcn)?\.bc")
+"""A device library for one architecture."""
 VERSIONS = ("bin/.hipVersion", "lib/.hipInfo", "share/hip/version", "bin/hipvars.pm")
 """The files that say which HIP a ROCm has, below its root."""
 
@@ -141,6 +143,13 @@ def bitcode(passes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(
         os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name.endswith(".bc")
     )
+
+
+def with_library(archs: Iterable[str], libraries: Iterable[str]) -> tuple[str, ...]:
+    """Return those of clang's architectures for which the device libraries have a file, or all where no file is for one
+    architecture: clang refuses to compile for the others."""
+    of_one = {match[1] for path in libraries if (match := _ISA.fullmatch(os.path.basename(path)))}
+    return tuple(arch for arch in archs if not of_one or arch.removeprefix("gfx") in of_one)
 
 
 def version_files(root: str) -> tuple[str, ...]:

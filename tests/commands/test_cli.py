@@ -341,13 +341,28 @@ def test_doctor_counts_what_was_not_taken(environ: dict[str, str], tmp_path: Pat
     with Store.open(tmp_path / "store") as store:
         for reason in ("link", "preprocess", "link"):
             store.tally.count_passed_through(reason)
-        store.tally.count_reasoned(Reasoned.WHOLE, "the step x")
         store.tally.count_reasoned(Reasoned.MISSED, "new")
         store.tally.count_reasoned(Reasoned.HIT, "direct")
     done = buildd("doctor", environ=environ, cwd=tmp_path)
     assert "ok    passed through: 3 commands: link 2, preprocess 1\n" in done.stdout
-    assert "ok    compiled whole: 1 compile not in steps: the step x 1\n" in done.stdout
     assert "fail " not in done.stdout
+
+
+def test_doctor_says_what_becomes_of_torchs_compiles(environ: dict[str, str], tmp_path: Path) -> None:
+    """The Python on PATH counts, not the one that buildd runs in."""
+    metadata = tmp_path / "site" / "torch-9.8.7.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.8.7\n")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    done = buildd("doctor", environ={**environ, "PATH": f"{python.parent}:{environ['PATH']}"}, cwd=tmp_path)
+    assert f"ok    programs: torch 9.8.7 in {python}: under `buildd run` their compiles go through" in done.stdout
+    assert "next: buildd run -- python PROGRAM\n" in done.stdout
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    done = buildd("doctor", environ={**environ, "PATH": f"{python.parent}:{environ['PATH']}"}, cwd=tmp_path)
+    assert "programs:" not in done.stdout and done.returncode == 0, "it has none of them"
 
 
 def test_doctor_names_a_runtime_folder_that_others_can_enter(environ: dict[str, str], tmp_path: Path) -> None:

@@ -148,3 +148,24 @@ def test_headers_alone_are_told_from_nothing(tmp_path: Path) -> None:
         init.run(["-C", str(written(tmp_path, {"mk/scan.cuh": "#pragma once\n"}))])
     assert caught.value.message.startswith(f"only headers below {tmp_path}, such as mk/scan.cuh")
     assert "a source that includes them" in caught.value.next_step
+
+
+def test_a_cu_file_that_includes_hips_headers_is_for_hipcc(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path,
+        {
+            "src/ours.cu": '#include "common.h"\n__global__ void f() {}\n',
+            "src/common.h": "#include <hip/hip_runtime.h>\n",
+            "src/both.cu": "#ifdef __HIP__\n#include <hip/hip_runtime.h>\n#else\n#include <cuda_runtime.h>\n#endif\n",
+            "src/more.cpp": "int more() { return 1; }\n",
+        },
+    )
+    text, _ = init.project_text("p", init.sort_out(init.sources_in(folder), folder), [])
+    targets = tomllib.loads(text)["target"]
+    assert targets["p-hip"]["kind"] == "hip" and targets["p-hip"]["sources"] == ["src/ours.cu"]
+    assert targets["p"]["kind"] == "cuda" and targets["p"]["sources"] == ["src/both.cu", "src/*.cpp"]
+    assert "docs/" not in text, "an installed buildd has no such folder"
+    (folder / "src/both.cu").unlink()
+    text, _ = init.project_text("p", init.sort_out(init.sources_in(folder), folder), [])
+    (target,) = tomllib.loads(text)["target"].values()
+    assert target["kind"] == "hip" and sorted(target["sources"]) == ["src/*.cpp", "src/*.cu"]

@@ -76,21 +76,28 @@ def test_project_files_in_the_documents_are_read(text: str, tmp_path: Path) -> N
                 assert goal_of(arch).name == arch
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("document", "program"),
-    [("docs/project-file.md", "build/tool/tool"), ("README.md", ""), ("docs/getting-started.md", "")],
+    [
+        pytest.param("docs/project-file.md", "build/tool/tool", marks=pytest.mark.cuda),
+        pytest.param("README.md", "", marks=pytest.mark.cuda),
+        pytest.param("docs/getting-started.md", "", marks=pytest.mark.cuda),
+        pytest.param("docs/targets/cuda.md", "build/tool/tool", marks=pytest.mark.cuda),
+        pytest.param("docs/targets/hip.md", "", marks=pytest.mark.hip),
+    ],
 )
 def test_the_first_project_of_a_document_builds(document: str, program: str, tmp_path: Path) -> None:
     # But for the toolkit's folder and the host compiler, which are not on every machine.
     text = blocks((ROOT / document).read_text(encoding="utf-8"), "toml")[0]
     text = re.sub(r"^(cuda|host_compiler) = .*\n", "", text, flags=re.MULTILINE)
-    one = "TILE" if program else "128"
+    one = "TILE" if "TILE" in text else "128"
     files = {
         "buildd.toml": text,
         "src/a.cu": f'extern "C" int ops() {{ return {one}; }}\n',
         "src/util/deep/b.cpp": "int helper() { return 1; }\n",
         "include/ops.h": "",
+        "src/saxpy.cu": "__global__ void saxpy(float *x) { *x = 2 * *x; }\n",
+        "src/saxpy.hip": "#include <hip/hip_runtime.h>\n__global__ void saxpy(float *x) { *x = 2 * *x; }\n",
         "tools/main.cu": 'extern "C" int ops();\nint main() { return ops() == 128 ? 0 : 1; }\n',
     }
     for name, content in files.items():

@@ -54,6 +54,7 @@ def test_the_disk_of_the_store_is_full(boxed: Developer) -> None:
     )
     assert said.status == 0 and "Traceback" not in said.text, said.text
     assert "not stored: no space left on the disk of" in said.text and "everything is sound" in said.text
+    assert f"{boxed.folder}/store (free some space there, " in said.text, "the store, not a file in it; the next step"
     assert "2 hits, 1 compiled" in said.text, "what had room is kept"
     assert "3 hits, 0 compiled" in said.text
     assert boxed.library.read_bytes() == boxed.clean()
@@ -168,6 +169,16 @@ def test_the_store_has_no_room_for_a_result_that_fits_beside_it(boxed: Developer
     assert said.status == 0 and "not stored: " in said.text, said.text
     assert "Traceback" not in said.text and "everything is sound" in said.text
     assert boxed.library.read_bytes() == boxed.clean()
+
+
+def test_a_daemon_whose_store_cannot_be_made_ends_when_it_rests(developer: Developer) -> None:
+    """It would keep nothing for anybody, and who corrects the variable gets another daemon's store from it."""
+    nowhere = developer.folder / "file" / "store"
+    nowhere.parent.write_text("no folder")
+    developer.environ["BUILDD_DIR"] = str(nowhere)
+    status, text = developer.buildd("build", "-C", "project")
+    assert status == 0 and "building without the store" in text, text
+    until(lambda: developer.buildd("status")[0] == 3, "the daemon ends")
 
 
 def test_the_disk_of_the_project_is_full(boxed: Developer) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import time
+
+import msgspec
 import pytest
 
 from buildd.store.build_log import Build, BuildSummary
@@ -33,7 +37,20 @@ def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
     assert len(lines) == 3 and all(len(line) <= columns for line in lines)
     assert all(line.startswith("01234567") for line in lines)
     assert ("failed" in lines[0] and "kern" in lines[1]) or columns < 40
-    assert "12 hits, 3 compiled, 1 failed" in lines[0] or columns < 80
+    assert "12 hits, 3 compiled, 1 failed" in lines[0] or columns < 60
+
+
+def test_a_narrow_terminal_keeps_the_time_and_shortens_the_folder_in_the_middle() -> None:
+    then = time.localtime(BUILDS[0].started_ns / 1e9)
+    (line,) = (line.text for line in build_lines([build(Outcome.BUILT)], 60))
+    assert line.startswith(f"01234567  {time.strftime('%m-%d %H:%M', then)}  built  12 hits, 3 compiled  kern")
+    (failed,) = (line.text for line in build_lines([build(Outcome.FAILED, COMMAND, failures=1)], 60))
+    assert failed.startswith(f"01234567  {time.strftime('%m-%d', then)}  failed  12 hits, 3 compiled, 1 failed")
+    now = msgspec.structs.replace(build(Outcome.FAILED, failures=1), started_ns=time.time_ns())
+    (failed,) = (line.text for line in build_lines([now], 60))
+    assert re.match(r"01234567  \d\d:\d\d  failed  12 hits, 3 compiled, 1 failed", failed)
+    (wider,) = (line.text for line in build_lines([build(Outcome.BUILT)], 80))
+    assert re.search(r"  kern  /home\S*\u2026\S*project$", wider), wider
 
 
 def test_in_a_pipe_a_line_says_all_but_the_middle_of_a_long_command() -> None:

@@ -35,7 +35,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.stream = os.fdopen(theirs, "w", encoding="utf-8")
         self._chunks: list[bytes] = []
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -46,12 +46,16 @@ class Terminal:
                 return
             self._chunks.append(chunk)
 
+    def so_far(self) -> str:
+        """What was written so far."""
+        return b"".join(self._chunks).decode(errors="replace").replace("\r\n", "\n")
+
     def text(self) -> str:
         """Everything that was written, after the end."""
         self.stream.close()
         self._reader.join()
         os.close(self._ours)
-        return b"".join(self._chunks).decode().replace("\r\n", "\n")
+        return self.so_far()
 
 
 def model_of(recorded: list[Event]) -> BuildModel:
@@ -120,8 +124,8 @@ def test_progress_never_goes_past_the_end_and_time_never_below_zero() -> None:
         assert model.elapsed_s(now_ns) >= 0
 
 
-def live(terminal: Terminal, *, quiet_s: float = 0.0, colour: bool = True) -> LiveView:
-    narrator = Narrator(Telling(listing=False, output_lines=OUTPUT_LINES, build="b1"))
+def live(terminal: Terminal, *, quiet_s: float = 0.0, colour: bool = True, steps: bool = False) -> LiveView:
+    narrator = Narrator(Telling(listing=False, steps=steps, output_lines=OUTPUT_LINES, build="b1"))
     return LiveView(Writer(terminal.stream, colour=colour), narrator, quiet_s=quiet_s, now_ns=lambda: START_NS)
 
 
@@ -131,7 +135,7 @@ def test_a_long_build_is_drawn_and_taken_away_again() -> None:
     recorded = good_build()
     for event in recorded[:8]:
         view.event(event)
-    assert view.drawn.wait(20)
+    until(lambda: "nvcc saxpy/src/a.cu.o" in terminal.so_far(), "the running job is not drawn")
     for event in recorded[8:]:
         view.event(event)
     view.close()
@@ -168,6 +172,23 @@ def test_ten_megabytes_of_output_are_cut_on_a_terminal_and_the_rest_is_named() -
     text = terminal.text()
     assert text.count("y" * 99) == OUTPUT_LINES
     assert f"({100_000 - OUTPUT_LINES} more lines of output: buildd log b1)" in text
+
+
+def test_a_job_that_ended_is_not_drawn_below_the_line_that_says_so() -> None:
+    terminal = Terminal()
+    view = live(terminal, colour=False, steps=True)
+    first, second, end = events((0, started(1, "a.o")), (0, started(2, "b.o")), (1, finished(1, "a.o", 1.0)))
+    view.event(first)
+    view.event(second)
+    assert view.drawn.wait(20)
+    view.event(end)
+    try:
+        until(lambda: "a.o  1.0 s" in terminal.so_far(), "the end is not told")
+    finally:
+        view.close()
+        text = terminal.text()
+    _, _, below = text.partition("a.o  1.0 s")
+    assert "b.o" in below and "a.o" not in below
 
 
 @pytest.mark.parametrize("columns", [4, 20])

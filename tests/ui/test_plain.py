@@ -14,7 +14,7 @@ from buildd.artifacts.diagnostics import diagnose
 from buildd.ui.narrator import Narrator, Telling, Verbosity
 from buildd.ui.plain import PlainView
 from buildd.ui.screen import has_colour, is_terminal, telling_from, view_for
-from buildd.ui.text import Line, Style, clean, compiler_line, duration, shortened, size, tool_of
+from buildd.ui.text import Line, Style, broken, clean, compiler_line, duration, shortened, size, tool_of
 from buildd.ui.view import Writer
 from protocol import messages
 from protocol.messages import Event, JobId, Mode, Outcome, Progress, RequestId
@@ -295,6 +295,22 @@ def test_words() -> None:
     assert compiler_line("a.cpp:1:2: warning: unused").style is Style.WARNING
 
 
+def test_what_keeps_every_result_from_the_store_is_said_once_and_counted_at_the_end() -> None:
+    note = "not stored: no space left on the disk of /store (free some space there)"
+    text = told(
+        events(
+            (0, finished(1, "a.o", 0.1, note=note)),
+            (0, finished(2, "b.o", 0.2, note=note)),
+            (0, finished(3, "c.o", 0.3, note=note)),
+            (0, messages.Done(outcome=messages.Outcome.BUILT, misses=3, wall_s=0.5)),
+        )
+    )
+    assert text == (
+        f"[1/1] a.o 0.1 s\nnote: a.o: {note}\n[2/2] b.o 0.2 s\n[3/3] c.o 0.3 s\n"
+        f"note: 3 results: {note}\nbuilt: 0 hits, 3 compiled, 0.5 s\n"
+    )
+
+
 def test_lagged_and_notices() -> None:
     text = told(
         events(
@@ -310,3 +326,11 @@ def test_lagged_and_notices() -> None:
         "note: a.o: not stored: src/a.cu changed while it was compiled\n"
     )
     assert JobId(7) == 7
+
+
+def test_a_long_line_is_broken_between_words() -> None:
+    said = "buildd: 0 hits, 12 misses (new 12), 3 passed through (link 3)"
+    lines = broken(said, 30)
+    assert lines == ["buildd: 0 hits, 12 misses (new", "  12), 3 passed through (link", "  3)"]
+    assert broken(said, 0) == broken(said, 80) == [said]
+    assert broken(f"see {'x' * 40} there", 20) == ["see", f"  {'x' * 40}", "  there"]

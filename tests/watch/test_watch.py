@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from buildd.watch import folder_events, watches
@@ -123,6 +124,32 @@ def test_outputs_are_no_change(workspace: Workspace) -> None:
             await harness.build(workspace.request())
             workspace.write("src/a.cu", "other\n")
             assert await watcher.change() == {"src/a.cu"}
+
+    asyncio.run(go())
+
+
+def test_the_object_of_a_source_that_came_is_no_change(workspace: Workspace) -> None:
+    """It comes to a folder in which new names count: the linker would look there too."""
+
+    def make(request: m.Request, knowledge: Knowledge) -> Plan:
+        plan = fake_plan(request, knowledge)
+        *compiles, link = plan.actions
+        return msgspec.structs.replace(plan, actions=(*compiles, msgspec.structs.replace(link, search=("build",))))
+
+    workspace.options["make"] = make
+
+    async def go() -> None:
+        async with watching(workspace) as (harness, watcher):
+            await harness.build(workspace.request())
+            workspace.write("src/c.cu", "c\n")
+            workspace.write("src/d.cu", "//! wait-for go\n")
+            await watcher.changes({"src/c.cu", "src/d.cu"})
+            log = harness.submit(workspace.request())
+            await asyncio.wait_for(asyncio.to_thread(wait_for, workspace.project / "build/c.cu.o"), DEADLINE_S)
+            workspace.write("src/a.cu", "other\n")
+            assert await watcher.change() == {"src/a.cu"}
+            workspace.write("go", "")
+            await harness.finish(log)
 
     asyncio.run(go())
 

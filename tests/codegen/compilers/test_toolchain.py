@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from codegen.compiled.hip import architectures
+from codegen.compilers import hipcc
 from codegen.compilers.closure import script_files, search_folders, which
 from codegen.compilers.compiler import Compiler
 from codegen.compilers.toolchain import Toolchains
@@ -265,3 +267,25 @@ def test_the_real_hipcc(tmp_path: Path) -> None:
     assert "gfx90a" in compiler.archs
     assert dict(compiler.environment)["HIP_PLATFORM"] == "amd"
     assert not any("libc.so" in role for role in files)
+
+
+def test_only_architectures_with_a_device_library() -> None:
+    libraries = ("/rocm/ocml.bc", "/rocm/oclc_isa_version_90a.bc", "/rocm/oclc_isa_version_1030.bc")
+    assert hipcc.with_library(("gfx1030", "gfx1100", "gfx90a"), libraries) == ("gfx1030", "gfx90a")
+    assert hipcc.with_library(("gfx1100",), libraries[:1]) == ("gfx1100",), "one library for all, or none was found"
+
+
+@pytest.mark.hip
+def test_an_architecture_without_a_device_library_is_refused_with_the_cause(tmp_path: Path) -> None:
+    knowledge = Knowledge()
+    request = request_for(tmp_path)
+    compiler = answered(lambda: Toolchains(request, ProjectSettings(), knowledge).hip(), knowledge)
+    files = roles(compiler)
+    for arch in compiler.archs:
+        assert f"oclc_isa_version_{arch.removeprefix('gfx')}.bc" in files
+    if not compiler.archs_without_library:
+        pytest.skip("this ROCm has a device library for every architecture of its clang")
+    missing = compiler.archs_without_library[-1]
+    with pytest.raises(RequestError, match=f"no device library for it .oclc_isa_version_{missing[3:]}.bc") as caught:
+        architectures((f"{missing}:xnack-",), compiler.archs, "buildd.toml:4", compiler.archs_without_library)
+    assert missing not in caught.value.next_step and "newer ROCm" in caught.value.next_step
