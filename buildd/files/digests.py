@@ -24,7 +24,8 @@ from protocol.messages import Digest
 LARGE_BYTES = 16 << 20
 """No source text is larger. Larger files are mapped instead of read."""
 _MOST_LISTED = 2000
-"""Folders whose names are remembered."""
+_MOST_NAMES = 1 << 18
+"""Folders whose names are remembered, and names in all of them: some 20 MB."""
 _READERS = min(4, os.cpu_count() or 1)
 
 
@@ -85,6 +86,7 @@ class Files:
         self._unsaved: dict[tuple[int, int], Fact] = {}
         self._listed: dict[str, tuple[tuple[int, int, int], frozenset[str]]] = {}
         """Folder -> its mark when it was listed, and the names in it."""
+        self._name_count = 0
         self._lock = threading.Lock()
         self._readers = PatientLock()
         self.read_count = 0
@@ -120,9 +122,10 @@ class Files:
             return None
         # A folder that changed a moment ago may change again without a new stamp.
         if mark is not None and trustworthy(Stamp(0, 0, 0, mark[2], mark[2]), before_ns):
-            if len(self._listed) > _MOST_LISTED:
-                self._listed = {}
+            if len(self._listed) > _MOST_LISTED or self._name_count > _MOST_NAMES:
+                self._listed, self._name_count = {}, 0
             self._listed[folder] = (mark, names)
+            self._name_count += len(names)
         return names
 
     def preload(self, stamps: Iterable[Stamp]) -> None:
@@ -218,7 +221,7 @@ class Files:
         self.save()
         with self._lock:
             self._known.clear()
-        self._listed = {}
+        self._listed, self._name_count = {}, 0
 
 
 def _from_row(row: DigestRow) -> Fact | None:
