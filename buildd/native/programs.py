@@ -85,7 +85,8 @@ def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path]
             check=False,
         )
         if done.returncode != 0:
-            return done.stderr.decode(errors="replace").strip()[-300:]
+            said = done.stderr.decode(errors="replace").strip()[-300:]
+            return said or f"{compiler} ended with status {done.returncode}"
         seal(aside, place)
     finally:
         aside.unlink(missing_ok=True)

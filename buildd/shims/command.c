@@ -12,6 +12,7 @@
 #include <strings.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "program_name.h"
@@ -25,6 +26,11 @@ char tool[PATH_MAX];
 char **arguments;
 static char *called; /* what a cmake or build tool is to see as its name; NULL: its path */
 
+void execute(const char *path, char **words)
+{
+	syscall(SYS_execve, path, words, environ);
+}
+
 void __attribute__((noreturn)) become_tool(void)
 {
 	if (!tool[0]) {
@@ -32,7 +38,7 @@ void __attribute__((noreturn)) become_tool(void)
 		_exit(127);
 	}
 	arguments[0] = called ? called : tool;
-	execv(tool, arguments);
+	execute(tool, arguments);
 	fprintf(stderr, "buildd: cannot run %s: %s\n", tool, strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);
 }

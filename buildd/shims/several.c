@@ -86,7 +86,7 @@ static void start(struct part *part, int aside)
 		for (int i = 0; i < 2; i++)
 			if (part->said[i] >= 0)
 				dup2(part->said[i], i + 1);
-		execv(part->words[0], part->words);
+		execute(part->words[0], part->words);
 		_exit(126);
 	}
 	if (part->running < 0) {

@@ -28,6 +28,9 @@ struct value {
 /* command.c */
 extern char tool[];      /* absolute, or empty if none was found */
 extern char **arguments; /* of the tool; the first is its path */
+/* Become a program; returns where that fails. By the kernel's own call: a shim that is not linked statically loads the
+   library of interpose.c too, whose execve would call the shim again. */
+void execute(const char *path, char **words);
 const char *find_tool(char **argv); /* Find the tool; returns the name under which the shim was called. */
 void become_tool(void) __attribute__((noreturn));
 const char *told_as(void); /* The name of a cmake or build tool that buildd-cc was called for; empty for others. */

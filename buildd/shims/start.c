@@ -62,7 +62,7 @@ static int carry_out(char **words)
 		null = open("/dev/null", O_RDWR);
 		for (int stream = 0; stream < 3; stream++)
 			dup2(null, stream);
-		execv(words[0], words);
+		execute(words[0], words);
 		_exit(127);
 	}
 	for (int waited = 0; waited < START_MS && (ended = waitpid(child, &status, WNOHANG)) == 0; waited += POLL_MS)
@@ -109,5 +109,5 @@ void show_figures(const char *cache)
 		count++;
 	memcpy(words + count, more, sizeof more); /* in place of "up" */
 	forget_library();
-	execv(words[0], words);
+	execute(words[0], words);
 }

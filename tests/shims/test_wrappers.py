@@ -15,7 +15,8 @@ import pytest
 
 from buildd.shims import shim_folders
 from buildd.shims.interposition import LAUNCHER
-from tests.support.foreign_project import ForeignProject
+from tests.support.foreign_project import ForeignProject, kept_up
+from tests.support.serving import short_folder
 from tests.support.toolkit import copy_toolkit, small_toolkit
 from tests.support.user import User
 
@@ -289,3 +290,28 @@ TMPDIR=${{TMPDIR:-/tmp}} $command -c -o $made && [ "$lists" ] && $command -M -o 
     assert project.counts() == (2, 2)
     assert after["whole"] == before["whole"] + 1, "the rules"
     assert after["step_misses"] > before["step_misses"]
+
+
+def test_a_shim_without_static_libraries_calls_a_wrapper_once(tmp_path: Path) -> None:
+    """Such a shim loads the library that has compilers run under shims, too: the wrapper would be called for ever."""
+    scripts = tmp_path / "bin"
+    scripts.mkdir()
+    for name, text in (
+        ("gcc", f'case " $* " in *" -static "*) exit 1;; esac\nexec {shutil.which("gcc")} "$@"\n'),
+        ("g++", f'echo called >> {tmp_path}/calls\nexec {GXX} "$@"\n'),
+    ):
+        (scripts / name).write_text(f"#!/bin/sh\n{text}")
+        (scripts / name).chmod(0o755)
+    (tmp_path / "a.cpp").write_text("int a;\n")
+    with short_folder() as folder:
+        user = User(folder, {"PATH": f"{scripts}:{os.environ['PATH']}"})
+        try:
+            with kept_up(user):
+                command = ("run", "--", "sh", "-c", f"cd {tmp_path} && g++ -c a.cpp")
+                status, said = user.buildd(*command, timeout_s=60)
+                assert (status, (tmp_path / "calls").read_text()) == (0, "called\n"), said
+                assert "1 miss" in said and (tmp_path / "a.o").exists()
+                (launcher,) = (user.store / "native").glob("*.launcher")
+                assert b"/ld-linux" in launcher.read_bytes() or b"/ld-musl" in launcher.read_bytes()
+        finally:
+            assert user.end() == []
