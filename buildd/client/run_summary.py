@@ -78,10 +78,14 @@ def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool, fr
 
 
 def checked(status: int, figures: BuildFigures, calls: Sequence[Explained], *, looked_up: bool) -> tuple[int, str]:
-    """The exit status with `--fail-on-miss`, and a line that says why it is not the command's; empty if it is."""
+    """The exit status with `--fail-on-miss`, and a line that says why it is not the command's, or that it says nothing;
+    empty otherwise."""
     ran = figures.misses + figures.cancelled
-    if status or (looked_up and not ran):
+    if status:
         return status, ""
+    if looked_up and not ran:
+        nothing = "--fail-on-miss: COMMAND compiled nothing, so nothing was checked; is its build folder from before?"
+        return status, "" if figures.hits else nothing
     if not looked_up:
         return FAILED, "--fail-on-miss: nothing was looked up, so compiles may have run"
     missed = [call for call in calls if call.would_run and not any(why.startswith(_PASSED) for why in call.reasons)]

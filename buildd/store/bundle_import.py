@@ -108,11 +108,12 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes], limit_byt
         limit_bytes: the store's bound. More content than that is not even unpacked.
     """
     size = os.fstat(source.fileno()).st_size
+    begun = source.read(HEAD.size)
+    if begun[: len(MAGIC)] != MAGIC:
+        raise _bad(file, f"it begins with {begun[: len(MAGIC)]!r}" if begun else "it is empty")
     if size < HEAD.size + END_BYTES:
-        raise _bad(file, "it is too short")
-    magic, version, *_ = HEAD.unpack(source.read(HEAD.size))
-    if magic != MAGIC:
-        raise _bad(file, "it does not begin like one")
+        raise _bad(file, "it is cut short")
+    _, version, *_ = HEAD.unpack(begun)
     if version != VERSION:
         raise _bad(file, f"it has version {version}, this buildd reads {VERSION}")
     source.seek(0)
@@ -153,7 +154,7 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes], limit_byt
 def _read_manifest(source: BinaryIO, file: Path) -> Manifest:
     head = source.read(HEAD.size)
     if len(head) != HEAD.size:
-        raise _bad(file, "it is too short")
+        raise _bad(file, "it is cut short")
     _, _, reserved, packed_bytes, plain_bytes = HEAD.unpack(head)
     if reserved != 0:
         raise _bad(file, "it does not begin like one")

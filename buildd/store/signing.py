@@ -81,10 +81,18 @@ def own(environ: Mapping[str, str]) -> Signer:
     except OSError as error:
         raise SigningError(f"cannot be used: {error.strerror}", file=str(path)) from error
     except ValueError as error:
-        raise SigningError("holds no key", file=str(path), next_step="remove it; another one is made") from error
+        raise _no_key(path) from error
     if len(seed) != KEY_BYTES:
-        raise SigningError("holds no key", file=str(path), next_step="remove it; another one is made")
+        raise _no_key(path)
     return signer_of(seed)
+
+
+def _no_key(path: Path) -> SigningError:
+    return SigningError(
+        f"holds no key, which is {2 * KEY_BYTES} hexadecimal digits",
+        file=str(path),
+        next_step="write the key into it, or remove it: buildd makes another key then, which nobody trusts yet",
+    )
 
 
 def trusted(environ: Mapping[str, str]) -> dict[bytes, str]:
