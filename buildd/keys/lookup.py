@@ -28,6 +28,8 @@ from codegen.compilers.checkout_roots import checkouts
 from codegen.plan import Action, Discovery, Kept, TextUse, Tool
 from protocol.messages import Digest
 
+_MOST_COMPARED = 8
+"""Results with the same command that a miss is compared with, to name what differs from the nearest one."""
 NEVER_STORED = "never stored: "
 """Beginning of the reason of an action that is never answered from the store."""
 
@@ -255,7 +257,7 @@ class Lookup:
             return ("made again each time it is needed",)
         if self._recache:
             return ("asked to run again",)
-        why: list[str] = []
+        why: list[tuple[InputSet, str]] = []
         names = self.files.names_of(tool)
         for known in self.store.input_sets(first):
             reason = self._differs(first, known, action, tool, names, partial(self.store.update_folders, first))
@@ -268,8 +270,21 @@ class Lookup:
                 loose = replace(known, roots=())
                 if not self._differs(first, loose, action, tool, names):
                     self._elsewhere[action.name] = min((folder for _, folder in bound), key=len)
-            why.append(reason)
-        return tuple(why[:1]) or (self._why_unknown(action, tool, components) if explain else ())
+            why.append((known, reason))
+        if not why:
+            return self._why_unknown(action, tool, components) if explain else ()
+        if explain and len(why) > 1:
+            # The newest result need not be the one that was used last.
+            why = sorted(why[:_MOST_COMPARED], key=lambda each: self._distance(each[0], action, tool, names))
+        return (why[0][1],)
+
+    def _distance(self, known: InputSet, action: Action, tool: Tool, names: Names) -> tuple[bool, int]:
+        """How far an input set is from the files as they are now: whether its folders are others, and how many of its
+        files differ."""
+        folders = dict(tool.roots)
+        moved = any(folders.get(name) != folder for name, folder in known.roots)
+        files = ((names.path(name), digest) for name, digest in known.files)
+        return moved, sum(stands(self.snapshot, action, *each) is not Stands.YES for each in files)
 
     def _differs(
         self,

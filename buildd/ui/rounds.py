@@ -77,13 +77,14 @@ class Rounds:
 
     def begin(self, build_id: m.BuildId, changed: m.Changed | None) -> None:
         """Begin a round; the one before it is over, whether or not it ended."""
+        unfinished = self._view is not None
         self.drop()
         self._number += 1
         self._why = "" if changed is None else f"changed: {_named(changed)}"
         self._build_id = build_id
         self._waiting, self._new, self._problem, self._planned = [], {}, "", 0
-        if self._number == 1 or self._failed or self._warned:
-            # A failure or a warning must leave the screen once it is fixed, even if that took no work.
+        if self._number == 1 or self._failed or self._warned or unfinished:
+            # A failure, a warning or a build without an end must leave the screen, even if that takes no work.
             self._show()
         self._warned = False
 

@@ -53,6 +53,24 @@ def test_a_configure_step_that_tries_the_compiler_out_is_no_lost_chance(kept_use
     )
 
 
+def test_a_miss_is_compared_with_the_nearest_result_and_not_with_the_newest(kept_user: User) -> None:
+    """An edit that was taken back is none: what was compiled with it is not what was there last."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "nearest")
+    foreign.write("a.c", '#include "one.h"\n#include "two.h"\nint a = ONE + TWO;\n')
+    foreign.write("two.h", "#define TWO 2\n")
+    for one, two, reasons in (
+        (1, 2, ["ran a.c: never built before"]),
+        (7, 2, ["ran a.c: input one.h: content changed"]),
+        (1, 2, None),
+        (1, 8, ["ran a.c: input two.h: content changed"]),
+    ):
+        foreign.write("one.h", f"#define ONE {one}\n")
+        foreign.write("two.h", f"#define TWO {two}\n")
+        buildd(foreign, foreign.folder, "run", "--", "gcc", "-c", "a.c")
+        _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+        assert lines == reasons if reasons else lines[0].startswith("hit")
+
+
 def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "explained")
     for name in ("one", "far/away/two"):

@@ -147,6 +147,15 @@ def test_after_a_failure_the_next_round_is_shown_whatever_it_did() -> None:
     assert screen.round(*NOTHING, changed="a.cu") == ""
 
 
+def test_after_a_build_without_an_end_the_next_round_is_shown_whatever_it_did() -> None:
+    """A save that is undone while its build runs: nothing runs any more, and the screen would stay at that build."""
+    screen = Screen()
+    screen.round(*compiled(KERNEL))
+    assert "changed: a.cu" in screen.round(*compiled(KERNEL)[:3], changed="a.cu")
+    assert "built" in screen.round(*NOTHING, changed="a.cu")
+    assert screen.round(*NOTHING, changed="a.cu") == ""
+
+
 def test_what_moved_is_told_of_the_last_good_build() -> None:
     screen = Screen()
     screen.round(*compiled(KERNEL))
