@@ -278,13 +278,13 @@ class Lookup:
             why = sorted(why[:_MOST_COMPARED], key=lambda each: self._distance(each[0], action, tool, names))
         return (why[0][1],)
 
-    def _distance(self, known: InputSet, action: Action, tool: Tool, names: Names) -> tuple[bool, int]:
-        """How far an input set is from the files as they are now: whether its folders are others, and how many of its
-        files differ."""
+    def _distance(self, known: InputSet, action: Action, tool: Tool, names: Names) -> int:
+        """How far an input set is from the files as they are now: how many of its files differ, and one more if its
+        folders are others."""
         folders = dict(tool.roots)
         moved = any(folders.get(name) != folder for name, folder in known.roots)
         files = ((names.path(name), digest) for name, digest in known.files)
-        return moved, sum(stands(self.snapshot, action, *each) is not Stands.YES for each in files)
+        return moved + sum(stands(self.snapshot, action, *each) is not Stands.YES for each in files)
 
     def _differs(
         self,
