@@ -118,16 +118,19 @@ def test_what_a_node_has_kept_is_not_sent_again(workspace: Workspace, kept: Path
     assert 2 <= sent[0] <= 4 and sent[0] < sent[1] <= sent[0] + 3, "the header is there once"
 
 
-def test_a_damaged_file_on_a_node_spoils_no_result(workspace: Workspace, kept: Path, alone: bytes) -> None:
+def test_a_damaged_file_on_a_node_spoils_no_result(
+    workspace: Workspace, kept: Path, alone: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = fake_settings(workspace.folder, hidden=workspace.project)
     built_with(workspace, settings)
     for each in kept.iterdir():
         each.chmod(0o600)
         each.write_bytes(each.read_bytes() + b"damage\n")
-    story, engine = built_with(workspace, settings, store=workspace.another_store("second"))
+    story, _ = built_with(workspace, settings, store=workspace.another_store("second"))
     assert workspace.library == alone and story.done.outcome is m.Outcome.BUILT
-    assert not any(nodes_of(story).values()) and "is another file" in engine.problem
-    story, engine = built_with(workspace, settings, store=workspace.another_store("third"))
+    # A job whose own files were not kept before, or were sent once more, may end on a node.
+    assert "is another file" in caplog.text
+    story, _ = built_with(workspace, settings, store=workspace.another_store("third"))
     assert any(nodes_of(story).values()) and workspace.library == alone, "what was damaged is gone"
 
 
