@@ -78,8 +78,8 @@ def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool, fr
 
 
 def checked(status: int, figures: BuildFigures, calls: Sequence[Explained], *, looked_up: bool) -> tuple[int, str]:
-    """The exit status with `--fail-on-miss`, and a line that says why it is not the command's, or that it says nothing;
-    empty otherwise."""
+    """The exit status with `--fail-on-miss`, and a line: why it is not the command's, or that nothing was checked. The
+    line is empty if compiles were checked and none ran."""
     ran = figures.misses + figures.cancelled
     if status:
         return status, ""

@@ -147,9 +147,8 @@ class StepwiseJob(Execution, ABC):
         return [spelled for spelled in self._inner.outputs.silent_files() if normal(spelled) not in again]
 
     def _expanded(self) -> bool:
-        # The text of every pass was searched for the roots.
-        of_device_code = (StepKind.CUDAFE.value, StepKind.BUNDLE.value)
-        return any(action.kind in of_device_code for action in self.build.steps[self.action.steps].actions)
+        assert self._inner is not None
+        return self._inner.outputs.all_searched
 
     def _keep(self, exit: Exit) -> Ending:
         assert self._inner is not None

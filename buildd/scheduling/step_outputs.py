@@ -45,6 +45,8 @@ class StepOutputs(Outputs[ActiveBuild]):
     def __init__(self, outer: ActiveBuild, folder: str, *, silent: bool) -> None:
         self._named: set[str] = set()
         """Moving roots whose folder stands in a preprocessed text; device code does not show it any more."""
+        self._searched: set[str] = set()
+        """Names of the preprocessing steps whose text was searched for that: those that ran."""
         self.recalled: set[str] = set()
         """Files that are not here: only their digests are known."""
         self.ids = NO_IDS
@@ -123,6 +125,7 @@ class StepOutputs(Outputs[ActiveBuild]):
         if action.kind == StepKind.PREPROCESS.value and (roots or self._outer.outputs.lists):
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
             self._named |= checkout_roots.names_in_text(text, roots, preprocessed=True)
+            self._searched.add(action.name)
             if self._outer.outputs.lists:
                 self._entered[action.name] = entered_files.entered(text)
         if action.kind == StepKind.CICC.value and _is_mapped(action):
@@ -147,6 +150,13 @@ class StepOutputs(Outputs[ActiveBuild]):
                         self._shown[output.path] = bare_text_of(self.build.store.folder).shown_lines(text)
                 made[BARE] = content
         return made
+
+    @property
+    def all_searched(self) -> bool:
+        """Whether the text of every pass was searched for the roots. Of a pass that was found only the text's digest is
+        there."""
+        passes = {action.name for action in self.build.plan.actions if action.kind == StepKind.PREPROCESS.value}
+        return passes <= self._searched
 
     def listing(self) -> Listing | None:
         """The files that nvcc's depfile lists; None where a text is not known, or nobody asks."""

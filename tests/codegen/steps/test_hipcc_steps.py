@@ -336,6 +336,39 @@ def test_another_folder_finds_what_does_not_show_the_first(tmp_path: Path, names
         assert user.end() == []
 
 
+LENGTH_OF_ITS_PATH = """\
+#include <hip/hip_runtime.h>
+#ifdef __HIP_DEVICE_COMPILE__
+#define LENGTH 0
+#else
+#define LENGTH sizeof(__FILE__)
+#endif
+__global__ void k(int *p) { *p = 2; }
+int length() { return LENGTH; }
+"""
+
+
+@pytest.mark.hip
+def test_a_path_that_only_a_pass_from_the_store_has_seen_binds_the_object(tmp_path: Path) -> None:
+    """The host computes with its path. With one architecture more, the host's text is not made again, and the object
+    shows no path."""
+    with short_folder() as folder:
+        user = User(folder, {"HIP_PLATFORM": "amd"})
+        with kept_up(user):
+            one, two = (ForeignProject(user, tmp_path / name) for name in ("one", "far/two"))
+            for other, archs in ((one, ["gfx90a"]), (one, ["gfx90a", "gfx906"]), (two, ["gfx90a", "gfx906"])):
+                other.write("k.hip", LENGTH_OF_ITS_PATH)
+                flags = [f"--offload-arch={arch}" for arch in archs]
+                command = ["hipcc", *flags, "-O1", "-c", f"{other.folder}/k.hip", "-o", f"{other.folder}/k.o"]
+                done = other.call(*command)
+                assert (done.returncode, done.stderr) == (0, b"")
+                ours = (other.folder / "k.o").read_bytes()
+                other.plainly(*command)
+                assert ours == (other.folder / "k.o").read_bytes(), other.folder
+            assert other.status().counters["whole"] == 0
+        assert user.end() == []
+
+
 @pytest.mark.hip
 def test_a_foreign_compiles_hipcc_is_asked_no_more_than_it_takes(tmp_path: Path) -> None:
     """Each question to it takes three starts of clang. One run answers both."""
