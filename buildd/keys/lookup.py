@@ -142,8 +142,7 @@ class Lookup:
         if noted is None:
             return ()
         names = self.files.names_of(tool)
-        # The bytes of the components are what the first-level key is the digest of.
-        known = self.store.input_sets(Digest(blake3(noted).hexdigest()))[:1]
+        known = self.store.input_sets(action_key.encoded_digest(noted))[:1]
         return tuple(names.path(name) for input_set in known for name, _ in input_set.files)
 
     def holds_for_bare(self, action: Action) -> bool:
