@@ -200,7 +200,7 @@ def names_in(content: bytes, roots: Roots) -> set[str]:
     """Return the roots that an object or device code mentions in any form."""
     found = temporary_roots.names_in(content, others(roots))
     for name, folder in roots:
-        if not (is_checkout(name) or name == temporary_roots.BUILD):
+        if not (is_checkout(name) or name in temporary_roots.SEARCHED_WHOLE):
             continue
         # gcc names a constructor after the source's path, with other characters replaced.
         symbols = (re.sub(f"[^A-Za-z0-9{kept}]", "_", folder) for kept in ("", "."))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from codegen.compilers.command_parser import PARTS, Compile, Family, Makes
 from codegen.flags import inspect
@@ -23,6 +24,13 @@ NOT_MAPPED = "no"
 
 BUILD = f"{MAPPED}build"
 """Name of the folder of a build whose paths are replaced."""
+_INDUCTOR = f"{MAPPED}inductor"
+"""Name of the folder of Inductor's cache (TORCHINDUCTOR_CACHE_DIR). Inductor compiles its C++ with -g1 and absolute
+names, so that this path would be in each library."""
+_INDUCTOR_HEADERS = f"{_INDUCTOR}-headers"
+"""Name of the folder of Inductor's precompiled headers. It may lie in the cache's folder."""
+SEARCHED_WHOLE = (BUILD, _INDUCTOR, _INDUCTOR_HEADERS)
+"""Names of roots whose path has no random part: a file that mentions one contains the whole path."""
 
 # pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; setuptools, for an
 # editable installation: <temporary folder>/tmp<random>.<kind>; Python's own; CMake's.
@@ -38,6 +46,8 @@ _TEMPORARY = re.compile(
 _FRONT_ENDS = ("pip", "uv", "setuptools")
 """Groups of the pattern that match a folder which a front end removes after its build."""
 _KINDS = (*_FRONT_ENDS, "python", "cmake")
+_INDUCTOR_SOURCE = re.compile(r"(/.+)/([a-z2-7]{2})/c\2[a-z2-7]{49}(?:\.[a-z]+)?\.cpp")
+_INDUCTOR_HEADER = re.compile(r"(/.+)/c[a-z2-7]{51}\.h")
 _PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/(\d+)/[^/]+")
 """An object of a command that was divided (`codegen.foreign.several_sources`)."""
 _COMMAND = "this command"
@@ -88,28 +98,43 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         if match and (root := _TEMPORARY.match(match[2])):
             matches.setdefault(root[1], root)
     front_ends = [path for path, root in matches.items() if any(root[kind] for kind in _FRONT_ENDS)]
+    of_inductor = {} if mapped == NOT_MAPPED else _folders_of_inductor(compile)
     # A front end links the objects of one such folder, in which no two have one name. Objects from two other folders
     # with one name need different module ids: they may be linked together.
     source = os.path.join(folder, compile.source)
     if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in front_ends):
         matches, front_ends = {}, []
     asked = os.path.isabs(mapped)
-    if not (matches or asked):
+    if not (matches or of_inductor or asked):
         return ()
     # If a link leads to a folder, the compiler may write either name.
-    real = all(os.path.realpath(path) == path for path in (folder, *matches))
-    mark = MAPPED if real and (asked or (front_ends and mapped != NOT_MAPPED)) else ""
+    real = all(os.path.realpath(path) == path for path in (folder, *matches, *of_inductor.values()))
+    mark = MAPPED if real and (asked or of_inductor or (front_ends and mapped != NOT_MAPPED)) else ""
     packed = any(_PACKED.fullmatch(flag) for flag in compile.flags)
     if packed and (clang or not mark or nvcc):
         return ()
-    found: dict[str, str] = {}
+    found = dict(of_inductor) if mark else {}
     for path, root in matches.items():
+        if path in found.values():
+            continue
         kind = next(root[kind] for kind in _KINDS if root[kind])
         found[f"{mark}{kind}{len(found) or ''}"] = path
     if mark and asked and os.path.realpath(mapped) == mapped != "/":
         found[BUILD] = mapped
     # Nested folders first: their paths are not the outer folder's.
     return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
+
+
+def _folders_of_inductor(compile: Compile) -> dict[str, str]:
+    """Return the folder of Inductor's cache, if the source lies there, and the folder of its precompiled header."""
+    match = _INDUCTOR_SOURCE.fullmatch(compile.source)
+    if compile.family is not Family.GCC or match is None:
+        return {}
+    found = {_INDUCTOR: match[1]}
+    for option, path in pairwise(compile.flags):
+        if option == "-include" and (header := _INDUCTOR_HEADER.fullmatch(path)):
+            found[_INDUCTOR_HEADERS] = header[1]
+    return found
 
 
 def hides_folders(flags: Iterable[str]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from codegen.compilers import temporary_roots
+from codegen.compilers.command_parser import Compile
 from codegen.foreign.command_line import parse
 from codegen.plan import Place, Ref
 from tests.support.foreign_project import ForeignProject
@@ -19,6 +20,7 @@ from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
 
+INDUCTOR_NAME = f"ckf{'a2' * 24}b"
 HEADERS = "/tmp/pip-build-env-ab_12cd3/overlay/include"
 SOURCE = '#include <x.h>\n#include "y.h"\nint value(int unused) { return X + Y; }\n'
 
@@ -82,6 +84,28 @@ def test_temporary_folders_are_roots_by_their_kind() -> None:
     for flag, roots in (("-O2", (("tmp", "/tmp/tmpab_12cd3"),)), ("-rdc=true", ()), ("-dc", ()), ("-dlto", ())):
         nvcc = parse(("/cuda/bin/nvcc", "-c", "a.cu", flag), "/tmp/tmpab_12cd3")
         assert temporary_roots.roots_of(nvcc, "/tmp/tmpab_12cd3", "") == roots
+
+
+def inductor_compile(cache: str, source: str = "") -> Compile:
+    source = source or f"{cache}/kf/{INDUCTOR_NAME}.main.cpp"
+    header = f"/tmp/torchinductor_u/precompiled_headers/c{'a2' * 25}b.h"
+    words = ("-g1", "-shared", "-fPIC", "-include", header, "-o", source.replace(".cpp", ".so"))
+    return parse(("/usr/bin/g++", source, *words), "/p")
+
+
+def test_the_cache_folder_of_inductor_is_a_root_wherever_it_is() -> None:
+    headers = ("+inductor-headers", "/tmp/torchinductor_u/precompiled_headers")
+    for cache in ("/home/u/c1", "/tmp/torchinductor_u", "/tmp/tmpab_12cd3"):
+        roots = temporary_roots.roots_of(inductor_compile(cache), "/p", "")
+        assert sorted(roots) == [("+inductor", cache), headers]
+        found = [a for a in temporary_roots.referring(inductor_compile(cache).arguments, roots) if isinstance(a, Ref)]
+        assert {(a.name, a.suffix) for a in found} == {
+            ("+inductor", f"/kf/{INDUCTOR_NAME}.main.cpp"),
+            ("+inductor-headers", f"/c{'a2' * 25}b.h"),
+        }
+    assert temporary_roots.roots_of(inductor_compile("/home/u/c1"), "/p", "no") == ()
+    for other in (f"/home/u/c1/kg/{INDUCTOR_NAME}.cpp", "/home/u/c1/kf/main.cpp"):
+        assert temporary_roots.roots_of(inductor_compile("", other), "/p", "") == ()
 
 
 def test_only_whole_folders_are_referred_to() -> None:
@@ -182,6 +206,29 @@ def test_an_editable_installation_hits_once_more(user: User) -> None:
         made.add((folder / "a.o").read_bytes())
     assert foreign.counts() == (1, 1) and len(made) == 1
     assert b"/build-temp" in made.pop(), "what a debugger is told in place of a folder that is gone by then"
+
+
+@needs_gcc
+@pytest.mark.parametrize(("source", "counts"), [("int f() { return 1; }\n", (1, 1)), ("{path}", (0, 2))])
+def test_a_library_of_inductor_is_found_from_another_cache_folder(
+    user: User, source: str, counts: tuple[int, int]
+) -> None:
+    """Not if its text holds the folder's path."""
+    foreign = ForeignProject(user, user.folder / f"inductor-{counts[0]}")
+    made = []
+    for name in ("c1", "longer/c2"):
+        cache = foreign.folder / name
+        (cache / "kf/build").mkdir(parents=True)
+        text = source.replace("{path}", f'char const *file = "{cache}/a";\n')
+        (cache / f"kf/{INDUCTOR_NAME}.cpp").write_text(text)
+        output = cache / f"kf/{INDUCTOR_NAME}.so"
+        command = ("g++", str(output.with_suffix(".cpp")), "-g1", "-shared", "-fPIC", "-o", str(output))
+        done = foreign.call(*command, environ=foreign.environ, cwd=cache / "kf/build")
+        assert done.returncode == 0, done.stderr
+        made.append(output.read_bytes())
+    assert foreign.counts() == counts
+    assert (made[0] == made[1]) is (counts == (1, 1))
+    assert b"/inductor/kf" in made[1] and (str(foreign.folder).encode() in made[1]) is (counts != (1, 1))
 
 
 @needs_gcc
