@@ -40,6 +40,8 @@ _LOOK_S = 2.0
 """A lease that lasts is looked after so often: is the GPU there, does a process compute there without a lease?"""
 _FRESH_S = 0.5
 """Turns follow each other in milliseconds: the driver need not be asked for each."""
+_OUTSIDE_S = 0.1
+"""How old a status's list of processes without this daemon may be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +89,7 @@ class GpuLeases:
         self, reply: Callable[[Peer, Message], None], watch: GpuWatch | None = None, folder: str = gpu_lock.FOLDER
     ) -> None:
         self._reply, self._watch, self._folder = reply, watch or GpuWatch(), folder
+        self._outside: tuple[float, tuple[gpu_lock.LockProcess, ...]] = (-_OUTSIDE_S, ())
         self._lines: dict[str, _Line] = {}
         self._turns: dict[tuple[Peer, LeaseId], tuple[_Line, _Turn]] = {}
 
@@ -244,8 +247,7 @@ class GpuLeases:
                     waiting=tuple(turn.process for turn in list(line.waiting)),
                     beside=line.beside,
                 )
-        outside = [each for each in gpu_lock.processes(self._folder) if each.pid != os.getpid()]
-        for each in outside:
+        for each in self._seen_outside():
             process = GpuProcess(pid=each.pid, what=gpu_watch.command_of(each.pid))
             known = found.get(each.gpu, GpuStatus(gpu=each.gpu))
             if each.holds:
@@ -253,6 +255,15 @@ class GpuLeases:
             else:
                 found[each.gpu] = msgspec.structs.replace(known, waiting=(*known.waiting, process))
         return tuple(each for each in found.values() if each.holder is not None or each.waiting)
+
+    def _seen_outside(self) -> tuple[gpu_lock.LockProcess, ...]:
+        """The processes without this daemon; asked for at most ten times a second, since the kernel's list is slow."""
+        now_s = time.monotonic()
+        looked_s, found = self._outside
+        if now_s - looked_s > _OUTSIDE_S:
+            found = tuple(each for each in gpu_lock.processes(self._folder) if each.pid != os.getpid())
+            self._outside = now_s, found
+        return found
 
     async def close(self) -> None:
         """End all leases."""
