@@ -40,6 +40,8 @@ from protocol.problem import message_and_step
 _log = logging.getLogger(__name__)
 
 _BUILDING = (m.Mode.BUILD, m.Mode.WARM, m.Mode.COMPILE)
+Looked = tuple[int, Found | None, tuple[str, str] | None]
+"""An action's index, its result if it was found, and the problem (message, next step) if the look-up failed."""
 
 
 class ActiveBuild:
@@ -114,6 +116,7 @@ class ActiveBuild:
         """Action that ran -> how many files were in their places before its own."""
         self.keys: dict[str, m.Digest] = {}
         """Keys of the results that actions were found to have, or got, by the actions' names."""
+        self._ahead: list[Looked] = []
         results.build = outputs.build = report.build = self
 
     @property
@@ -188,10 +191,18 @@ class ActiveBuild:
             self.inputs.renew_after(self.products)
         return self.results.look(index)
 
-    def look_all(self, batch: Iterable[LookUp]) -> list[tuple[int, Found | None, tuple[str, str] | None]]:
-        """Look several actions up. Returns for each its index, the result if there is one, and the problem (message,
-        next step) if the look-up failed."""
-        answers: list[tuple[int, Found | None, tuple[str, str] | None]] = []
+    def look_ahead(self) -> None:
+        """Look the only action up before the state machine asks for it, in the thread that has made the plan."""
+        self._ahead = self.look_all((LookUp(self.request.request_id, 0, fresh=False),))
+
+    def looked_ahead(self, batch: Sequence[LookUp]) -> list[Looked]:
+        """Return what `look_ahead` found, once; empty if nothing was looked up, or the inputs have changed since."""
+        found, self._ahead = self._ahead, []
+        return [] if any(look.fresh for look in batch) else found
+
+    def look_all(self, batch: Iterable[LookUp]) -> list[Looked]:
+        """Look several actions up."""
+        answers: list[Looked] = []
         indices = (instruction.node for instruction in batch)
         self.inputs.preload({p for i in indices for p in self.plan.actions[i].inputs if p not in self.products})
         for instruction in batch:

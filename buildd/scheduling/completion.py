@@ -48,11 +48,17 @@ class Completion:
                 await self._watches.learn(build, outcome)
             except Exception:  # the edge: a watch that knows less still looks at its files, and the build is done
                 _log.exception("what %s has seen was not learned", request.request_id)
-            try:
-                await self._in_pool(_keep, build, outcome)
-            except Exception:  # the edge: what is written here only saves time, and the build is done
-                _log.exception("what is known of %s was not kept", request.request_id)
-            await self._in_pool(build.report.keep_log)
+            await self._in_pool(_keep_all, build, outcome)
+
+
+def _keep_all(build: ActiveBuild, outcome: m.Outcome) -> None:
+    """Write down what was learned, and then the build's log. In one worker thread: each change of threads costs as much
+    as the look-up of a hit."""
+    try:
+        _keep(build, outcome)
+    except Exception:  # the edge: what is written here only saves time, and the build is done
+        _log.exception("what is known of %s was not kept", build.request.request_id)
+    build.report.keep_log()
 
 
 def _keep(build: ActiveBuild, outcome: m.Outcome) -> None:

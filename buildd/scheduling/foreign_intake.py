@@ -113,43 +113,20 @@ class ForeignIntake:
         if reach_of(request.project, {}) is not Reach.EVERYONE:
             raise PassThrough(Reason.NO_FILE, request.project)
         compile = parse(request.command, request.project, tuple(request.environment.items()))
-        described = await self._describe(compile, request)
-        if several_sources.is_better_divided(compile) and self._divide(request, log, PassThrough(Reason.LINK)):
-            return None
-        compile = called_tool.settled(compile, described)
-        system = compile_plan.system_folders(compile, described)
-        roots = compile_plan.moving_roots(compile, described, request)
-        steps = await self._steps(compile, described, request, roots)
-        lists = compile.makes is Makes.RULES
-        if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
-            roots = ()
-        delivery = Delivery(compile, request.project, request.umask, system, roots, described.clang)
-        plan = compile_plan.plan(compile, described, request, steps, roots)
-        (action,) = plan.actions
-
-        def begin() -> ActiveBuild:
-            delivery.check(compile_plan.named_files(compile, request))
-            outputs = CommandOutputs(delivery, lambda made: self._keep(made, described))
-            build = ActiveBuild(
-                request,
-                log,
-                self._notebook,
-                Inputs(self._store, self._files, request.project, self._surveys, recache=request.recache),
-                results=StoredResults(),
-                outputs=outputs,
-                report=CompileReport(figures, outputs),
-                has_caller=True,
-                tier=self._tier,
-            )
-            source = build.inputs.snapshot.fact(compile.source)
-            if source is not None and Traits.PROCESS in source.traits:
-                raise PassThrough(Reason.NO_FILE, f"{compile.source} names one below /dev or /proc")
-            build.adopt(plan, build.expected(plan.actions))
-            if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
-                outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
-            return build
-
-        build: ActiveBuild = await self._in_pool(begin)
+        tool = self._tools.get(called_tool.tool_key(compile, request))
+        build: ActiveBuild | None = None
+        if tool is not None:
+            build = await self._in_pool(self._begin_known, tool, compile, request, log, figures)
+        if tool is not None and build is not None:
+            compile = called_tool.settled(compile, tool.described)
+        else:
+            described = await self._describe(compile, request)
+            if several_sources.is_better_divided(compile) and self._divide(request, log, PassThrough(Reason.LINK)):
+                return None
+            compile = called_tool.settled(compile, described)
+            roots = compile_plan.moving_roots(compile, described, request)
+            steps = await self._steps(compile, described, request, roots)
+            build = await self._in_pool(self._begin, compile, described, request, steps, roots, log, figures)
         if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
             reasons = await proof_calls.missing(build, self._in_pool)
             if reasons is not None:
@@ -157,6 +134,65 @@ class ForeignIntake:
                 passed = m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message="it tries the compiler out")
                 log.append(proof_calls.refusal(request, named, reasons) or passed)
                 return None
+        return build
+
+    def _begin_known(
+        self, tool: _Tool, compile: Compile, request: m.Request, log: RequestLog, figures: Figures
+    ) -> ActiveBuild | None:
+        """Plan a compile and look it up; None if its tool has changed, or its steps are not known. In a worker thread,
+        from the first look at the tool to the look-up: each change of threads costs as much as one of these."""
+        if not tool.stamps.hold(self._sweep):
+            return None
+        described = tool.described
+        if several_sources.is_better_divided(compile):
+            return None
+        compile = called_tool.settled(compile, described)
+        roots = compile_plan.moving_roots(compile, described, request)
+        steps = tool.steps.get(compile_plan.steps_key(compile, roots))
+        if steps is None:
+            return None
+        build = self._begin(compile, described, request, steps, roots, log, figures)
+        if not call_notes.is_proving(request):
+            build.look_ahead()
+        return build
+
+    def _begin(
+        self,
+        compile: Compile,
+        described: Described,
+        request: m.Request,
+        steps: Steps | str,
+        roots: Roots,
+        log: RequestLog,
+        figures: Figures,
+    ) -> ActiveBuild:
+        """Plan a compile. In a worker thread. Raises PassThrough."""
+        lists = compile.makes is Makes.RULES
+        if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
+            roots = ()
+        system = compile_plan.system_folders(compile, described)
+        delivery = Delivery(compile, request.project, request.umask, system, roots, described.clang)
+        plan = compile_plan.plan(compile, described, request, steps, roots)
+        (action,) = plan.actions
+        delivery.check(compile_plan.named_files(compile, request))
+        outputs = CommandOutputs(delivery, lambda made: self._keep(made, described))
+        build = ActiveBuild(
+            request,
+            log,
+            self._notebook,
+            Inputs(self._store, self._files, request.project, self._surveys, recache=request.recache),
+            results=StoredResults(),
+            outputs=outputs,
+            report=CompileReport(figures, outputs),
+            has_caller=True,
+            tier=self._tier,
+        )
+        source = build.inputs.snapshot.fact(compile.source)
+        if source is not None and Traits.PROCESS in source.traits:
+            raise PassThrough(Reason.NO_FILE, f"{compile.source} names one below /dev or /proc")
+        build.adopt(plan, build.expected(plan.actions))
+        if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
+            outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
         return build
 
     async def _describe(self, compile: Compile, request: m.Request) -> Described:

@@ -66,7 +66,7 @@ class LookUps:
             self._tasks.spawn(self._look(build, rest[start : start + LOOK_BATCH]), build.request.request_id)
 
     async def _look(self, build: ActiveBuild, batch: list[LookUp]) -> None:
-        for answer in await self._in_pool(build.look_all, batch):
+        for answer in build.looked_ahead(batch) or await self._in_pool(build.look_all, batch):
             if build.request.request_id not in self._state.requests:
                 return
             index, found, problem = answer
