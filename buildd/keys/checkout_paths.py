@@ -160,7 +160,18 @@ def left(files: RequestFiles, names: Names, roots: Roots, read: Iterable[str]) -
                 found.update(name for name, folder in roots if spelled.startswith(f"{folder}/"))
         else:
             real = files.snapshot.absolute(path)
-            found.update(
-                name for name, folder in roots if _is_below(real, (folder,)) and not _is_below(spelled, (folder,))
-            )
+            found.update(name for name, folder in roots if _is_below(real, (folder,)) and not _stays(spelled, folder))
     return found
+
+
+def _stays(spelled: str, folder: str) -> bool:
+    """Whether a path leads below a folder and out of it at no place: `/p/build/../build/x` names the folder `build` by
+    its own name, which another build folder has not."""
+    if not _is_below(spelled, (folder,)):
+        return False
+    depth = 0
+    for part in spelled[len(folder) :].split("/"):
+        depth += -1 if part == ".." else part not in ("", ".")
+        if depth < 0:
+            return False
+    return True

@@ -54,8 +54,8 @@ def roots_of(
     installed: Sequence[str] = (),
 ) -> Roots:
     """Return the folders of the checkout that a compile mentions: its working folder, the folder that its source has in
-    common with it, and the folder of a build that lies elsewhere. A name says how many levels a folder is above the
-    working folder.
+    common with it, those between the two, and the folder of a build that lies elsewhere. A name says how many levels a
+    folder is above the working folder.
 
     Args:
         folder: the working folder of the compile.
@@ -86,7 +86,11 @@ def roots_of(
             top = run_folder
         levels = len(folder.split("/")) - len(top.split("/")) if top != "/" else 0
         candidates = {_HERE: folder, _RUN: run_folder}
-        candidates |= {f"{_HERE}-{levels}": top} if levels else {}
+        # Also the folders between: make compiles below a build folder, and that folder's name is no part of the source.
+        above = folder
+        for level in range(1, levels + 1):
+            above = os.path.dirname(above)
+            candidates[f"{_HERE}-{level}"] = above
         # A run that began far from the sources says nothing of what is one build.
         own = [path for path in candidates.values() if _is_in(folder, path)]
         known = (*own, *(path for _, path in temporary), *installed, *_SYSTEM)

@@ -50,6 +50,9 @@ def test_roots_are_named_by_their_height_above_the_working_folder() -> None:
     # The source was generated; where the run began (BUILDD_RUN_FOLDER) tells what belongs to the checkout.
     assert gcc("x/a.c", "-I/home/u/p/include") == ()
     assert gcc("x/a.c", "-I/home/u/p/include", run_folder="/home/u/p") == ROOTS
+    # make works below the build folder.
+    both = gcc("/home/u/p/src/a.c", "-I/home/u/p/out/gen", "-I/home/u/p/src", folder="/home/u/p/out/sub/er")
+    assert both == (("checkout-2", "/home/u/p/out"), ("checkout-3", "/home/u/p"))
     # A build folder elsewhere.
     elsewhere = gcc("/home/u/p/a.c", folder="/scratch/b", run_folder="/home/u/p")
     assert elsewhere == (("checkout-run", "/home/u/p"),)
@@ -333,6 +336,39 @@ def test_a_file_above_the_working_folder_is_asked_for_in_the_same_checkout(user:
     before = checkouts.compile(0, "g++", "-c", "../src/a.cpp")
     foreign.write("y.h", "")
     assert checkouts.compile(0, "g++", "-c", "../src/a.cpp") != before
+
+
+@needs_gcc
+@pytest.mark.parametrize("below", [".", "sub"], ids=["ninja", "make"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "y.h"',
+        '#include "../../build/gen/y.h"',
+        '#if __has_include("../../build/gen/z.h")\n#define Y 7\n#else\n#define Y 8\n#endif',
+    ],
+    ids=["own", "included", "asked"],
+)
+def test_a_second_build_folder_of_a_checkout(user: User, below: str, text: str, request: pytest.FixtureRequest) -> None:
+    """A generated header is found in the other build folder too, unless it names the first one."""
+    its_own = text == '#include "y.h"'
+    foreign = ForeignProject(user, user.folder / f"second-{request.node.callspec.id}")
+    foreign.write("src/a.cpp", "#include <g.h>\nint f() { return Y; }\n")
+    made = []
+    for name in ("build", "build2"):
+        build = foreign.folder / name
+        (build / "sub").mkdir(parents=True)
+        foreign.write(f"{name}/gen/g.h", f"{text}\n")
+        foreign.write(f"{name}/gen/y.h", "#define Y 1\n")
+        command = ("g++", f"-I{build}/gen", "-c", f"{foreign.folder}/src/a.cpp", "-o", "a.o")
+        assert foreign.call(*command, cwd=build / below).returncode == 0
+        foreign.write("build/gen/y.h", "#define Y 1234567\n")
+        foreign.write("build/gen/z.h", "")
+        made.append((build / below / "a.o").read_bytes())
+    plain = foreign.call(*command[:-1], "plain.o", cwd=build / below, environ=foreign.plain)
+    assert plain.returncode == 0
+    assert made[1] == (build / below / "plain.o").read_bytes() and (made[0] == made[1]) == its_own
+    assert foreign.counts() == ((1, 1) if its_own else (0, 2))
 
 
 def toolkit() -> str:
