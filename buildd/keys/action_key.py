@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 from blake3 import blake3
 
-from codegen.plan import Action, Argument, Place, Ref, Tool
+from codegen.plan import Action, Argument, Place, Tool
 from codegen.variables.locales import is_of_locale, locale_of
 from protocol.messages import Digest
 
@@ -26,13 +26,6 @@ MISSING = "missing"
 
 Component = tuple[str, str]
 """Name and value of one thing that a result depends on."""
-
-
-def spell(argument: Argument) -> str:
-    """An argument as text for keys: references stay symbolic."""
-    if isinstance(argument, str):
-        return argument
-    return f"{argument.prefix}{{{argument.place.value}:{argument.name}}}{argument.suffix}"
 
 
 def tool_components(tool: Tool, digest_of: Callable[[str], Digest | None]) -> Iterator[Component]:
@@ -220,5 +213,6 @@ def _arguments(encoded: str) -> list[str]:
             case "p":
                 prefix = text
             case _ if place != Place.INPUT.value:
-                out.append(spell(Ref(place=Place(place), name=name, prefix=prefix, suffix=text)))
+                shown = f"{{{name}}}" if place == Place.ROOT.value else place.upper()
+                out.append(f"{prefix}{shown}{text}")
     return out

@@ -14,8 +14,8 @@ from functools import lru_cache
 BYTES = "{bytes}"
 """Before the hexadecimal spelling of a path that is not plain ASCII."""
 _MOST = 1 << 16
-_ROOT = re.compile(r"\{(?:root:)?([^{}:]+)\}")
-"""A root's name in a name of a file, or as `action_key.spell` writes it."""
+_ROOT = re.compile(r"\{([^{}:]+)\}")
+"""A root's name in a name of a file."""
 
 
 class Names:

@@ -16,10 +16,11 @@ from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
 from buildd.keys import action_key, line_notes, precompiled, survey_memory
-from buildd.keys.file_names import Names, spelled
+from buildd.keys.file_names import Names
 from buildd.keys.line_sight import is_blind
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import Stands, is_bare, key_digest, stands
+from buildd.keys.told_walk import told
 from buildd.native.bare_text import bare_text_of
 from buildd.store.notebook import Notebook
 from buildd.store.result_rows import LINK, PRESENT
@@ -302,7 +303,8 @@ class Lookup:
         folders = dict(tool.roots)
         for name, folder in known.roots:
             if folders.get(name) != folder:
-                return f"folder {folder}: the result may contain its path, which is now {folders.get(name)}"
+                now = f", which is now {folders[name]}" if name in folders else ""
+                return f"folder {folder}: the result may contain its path{now}"
         snapshot = self.snapshot
         list_of = (id(names), id(known.files), action.text)
         fits = self._fits.get(list_of)
@@ -363,10 +365,12 @@ class Lookup:
             return ("never built before",)
         first, roots = action.argv[0] if action.argv else "", dict(tool.roots)
         program = first if isinstance(first, str) else os.path.normpath(roots.get(first.name, "") + first.suffix)
-        reasons = action_key.difference(
-            self._with_tools(action_key.decode(before)), self._with_tools(components), program
-        )
-        return tuple(spelled(reason, tool.roots) for reason in reasons) or ("its entry is no longer in the store",)
+        walks = self._with_tools(action_key.decode(before)), self._with_tools(components)
+        if walks[0] == walks[1]:
+            return ("its entry is no longer in the store",)
+        reasons = action_key.difference(*told(*walks, tool.roots, self.snapshot.project), program)
+        # The same words may stand for other places: as after a `buildd run` in another folder of the checkout.
+        return reasons or ("command: the folders that its paths count from are others than last time",)
 
     def _with_tools(self, components: list[action_key.Component]) -> list[action_key.Component]:
         """The components, each tool's digest replaced by the tool's own components, so that a change names its file."""

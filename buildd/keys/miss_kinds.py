@@ -29,7 +29,7 @@ class MissKind(Enum):
 _BEGINNINGS = (
     ("never built", MissKind.NEW),
     (("input ", "precompiled header ", "header beside "), MissKind.INPUT),
-    (("command", "payload", "output ", "format"), MissKind.COMMAND),
+    (("command", "payload", "output ", "depfile", "format"), MissKind.COMMAND),
     ("tool ", MissKind.TOOL),
     ("variable ", MissKind.VARIABLE),
     ("locale", MissKind.LOCALE),
