@@ -27,6 +27,7 @@ class Figures:
     saved_s: float = 0.0
     passed_through: dict[str, int] = field(default_factory=dict)
     holding_paths: int = 0
+    unmappable: int = 0
     missed: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
     cancelled: int = 0
@@ -55,6 +56,7 @@ class Figures:
         self.failures += other.failures
         self.saved_s += other.saved_s
         self.holding_paths += other.holding_paths
+        self.unmappable += other.unmappable
         self.cancelled += other.cancelled
         for mine, its in (
             (self.passed_through, other.passed_through),
@@ -72,6 +74,7 @@ class Figures:
             saved_s=self.saved_s,
             passed_through=dict(self.passed_through),
             holding_paths=self.holding_paths,
+            unmappable=self.unmappable,
             missed=dict(self.missed),
             elsewhere=dict(self.elsewhere),
             cancelled=self.cancelled,

@@ -32,6 +32,8 @@ class Outputs(ABC, Generic[Build]):
     """Whether outputs are files of the project."""
     roots: Roots = ()
     """Folders that have another name each time."""
+    holds_id = False
+    """The result holds a name that is a digest of its source's path, so that no option takes the path out of it."""
     only_names = False
     """The outputs hold names of files, and nothing that the files say."""
 

@@ -16,6 +16,7 @@ import msgspec
 
 from buildd.errors import BuilddError
 from buildd.store.found_notes import FoundKernels
+from buildd.ui.text import clean, count, duration
 from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId, Explained
 
@@ -163,7 +164,6 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
         found: traces, graphs and kernels that its programs found in the store.
     """
     from buildd.ui.pass_through_hints import hint_for
-    from buildd.ui.text import count, duration
 
     passed = sum(figures.passed_through.values())
     compiled = figures.hits + figures.misses + figures.failures
@@ -201,7 +201,6 @@ def _most(counts: Mapping[str, int]) -> str:
 
 def odd_options(calls: Iterable[Explained]) -> Iterator[str]:
     """Which options kept calls out of the cache, in one line; nothing if none did."""
-    from buildd.ui.text import clean
     from codegen.compilers.command_parser import Reason
 
     of_options = (Reason.UNKNOWN_OPTION.value, Reason.UNSUPPORTED_OPTION.value)
@@ -223,19 +222,15 @@ def advice(figures: BuildFigures, mapped: str = "") -> Iterator[str]:
     by_folder = mapped not in ("", "no")
     for folder, number in sorted(figures.elsewhere.items(), key=lambda pair: -pair[1])[:1]:
         same = "1 miss has" if number == 1 else f"{number} misses have"
-        way = f": {_NOT_MAPPED}" if by_folder else "; builds with --map-paths find such results"
+        way = "" if by_folder else f"; {_WITH_MAPPED}"
         yield f"{same} the same content as results made in {folder}, but the objects may contain the folder's path{way}"
-    if figures.holding_paths:
-        some = f"{figures.holding_paths} of the misses made objects that contain the path of"
-        if by_folder:
-            yield f"{some} this folder: {_NOT_MAPPED}"
-        elif mapped:
-            yield f"{some} a folder whose name changes with each build: without --no-map-paths later builds hit"
-        else:
-            yield (
-                f"{some} a folder whose name changes with each build (__FILE__ or -g): with --map-paths later builds"
-                " hit, but for objects of nvcc with -G or with a kernel in an anonymous namespace"
-            )
+    if figures.holding_paths and not by_folder:
+        some = f"{count(figures.holding_paths, 'miss', 'misses')} made an object with the path of a folder whose name"
+        way = "without --no-map-paths later builds hit" if mapped else f"(__FILE__ or -g): {_WITH_MAPPED}"
+        yield f"{some} changes with each build{':' if mapped else ''} {way}"
+    if figures.unmappable:
+        alone = "1 result holds" if figures.unmappable == 1 else f"{figures.unmappable} results hold"
+        yield f"{alone} for one folder alone, with --map-paths too: `buildd explain --last` says why"
 
 
-_NOT_MAPPED = "--map-paths has no effect on nvcc's -G, and on a kernel in an anonymous namespace"
+_WITH_MAPPED = "builds with --map-paths find each other's results; the first of them compiles every source once more"

@@ -101,6 +101,7 @@ class CommandOutputs(Outputs[ActiveBuild]):
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
         in_steps = bool(action.steps) and not self.build.runs_whole
         if self.delivery.compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
+            self.holds_id = True
             return {name for name, _ in self.roots}
         return checkout_roots.names_in(made, self.roots) | checkout_roots.names_held(said, self.roots)
 
@@ -198,11 +199,14 @@ class CompileReport(Report[ActiveBuild]):
             # without `buildd run` has no such folder.
             run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
             mappable = not run_folder or temporary_roots.is_below(call, (("", run_folder),))
-            counted.count_missed(kind, missing.elsewhere if mappable else "")
+            unmapped = self._unmapped()
+            counted.count_missed(kind, missing.elsewhere if mappable and not unmapped else "")
+            counted.unmappable = int(bool(unmapped))
+            counted.holding_paths = int(self._outputs.holds_path and not unmapped)
             build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
             here = self._holds_here() if why is MissKind.NEW else ""
-            reasons = tuple(filter(None, (*missing.reasons, same, here)))
+            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here)))
         elif build.counts.hits:
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
             reasons = (build.why_hit(0),)
@@ -210,15 +214,36 @@ class CompileReport(Report[ActiveBuild]):
             return None
         return m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
 
+    def _unmapped(self) -> str:
+        """Why --map-paths is no way to a result that another folder has, or will have; empty if it is one, or if there
+        is no such folder."""
+        missing = self.build.misses.get(0)
+        if not (self._outputs.holds_path or (missing is not None and missing.elsewhere)):
+            return ""
+        if self._outputs.delivery.compile.objects:
+            return "--map-paths has no effect on a link"
+        if self._outputs.holds_id:
+            hip = self._outputs.delivery.compile.family is Family.HIPCC
+            what = "clang gives the object an id" if hip else "nvcc names a kernel in an anonymous namespace by an id"
+            return f"{what} that it makes of the source's path: --map-paths does not help"
+        return "-G writes the folder's path into the device code: --map-paths does not help" if self._is_debug() else ""
+
+    def _is_debug(self) -> bool:
+        """Whether nvcc writes debug information of device code."""
+        compile = self._outputs.delivery.compile
+        return compile.family is Family.NVCC and not {*compile.flags}.isdisjoint(("-G", "--device-debug"))
+
     def _holds_here(self) -> str:
         """Why no result of another checkout was looked for; empty if such a result would have been found."""
         compile = self._outputs.delivery.compile
         shows = compile.family is Family.NVCC and not compile.objects and inspect(compile.flags).path_sensitive
         if not shows or self._outputs.roots:
             return ""
+        if self._is_debug():
+            return f"with -G nvcc's result holds for {self.build.project} alone, also with --map-paths"
         return (
-            f"with -g, -G or -lineinfo nvcc's result holds for {self.build.project} alone; with --map-paths it serves"
-            " other checkouts too, unless -G is among the flags"
+            f"with -g or -lineinfo nvcc's result holds for {self.build.project} alone; with --map-paths it serves"
+            " other checkouts too"
         )
 
     def tell_hit(self, index: int, result: Result) -> None:
@@ -290,7 +315,6 @@ class CompileReport(Report[ActiveBuild]):
             counted.cancelled = 1
         counted.hits, counted.misses = build.counts.hits, build.counts.misses
         counted.failures, counted.saved_s = build.counts.failures, build.counts.saved_s
-        counted.holding_paths = int(self._outputs.holds_path)
         explained = self._explained(counted)
         if not self._carried_out and outcome is not m.Outcome.CANCELLED:
             outcome = m.Outcome.REFUSED if self._left else m.Outcome.DAEMON_ERROR

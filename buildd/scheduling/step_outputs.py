@@ -200,6 +200,7 @@ class StepOutputs(Outputs[ActiveBuild]):
             self._named |= checkout_roots.names_in(text, roots)
         if self._has_id_inside() or (not makers and naming and checkout_roots.holds_id(made.read_bytes())):
             self._named |= naming
+            self._outer.outputs.holds_id = bool(naming)
         if checkouts and makers:
             # Device code is packed in the object, but not in what cicc writes.
             texts = [self.where(o.path) for action in makers for o in action.outputs if o.name == Role.MADE.value]

@@ -127,16 +127,38 @@ def test_debug_information_of_nvcc_that_keeps_another_checkout_from_hitting_is_n
     copy_toolkit(small_toolkit(), foreign.folder / "cuda")
     nvcc = f"{foreign.folder}/cuda/bin/nvcc"
 
-    def built(name: str, *options: str) -> list[str]:
+    def built(name: str, *options: str, flag: str = "-lineinfo") -> list[str]:
         foreign.write(f"{name}/k.cu", "__global__ void lines(int *p) { *p = 1; }\n")
-        buildd(foreign, foreign.folder / name, "run", *options, "--", nvcc, "-arch=sm_80", "-lineinfo", "-c", "k.cu")
+        made = ("-o", f"k{flag}.o")
+        buildd(foreign, foreign.folder / name, "run", *options, "--", nvcc, "-arch=sm_80", flag, "-c", "k.cu", *made)
         return buildd(foreign, foreign.folder / name, "explain", "--last")[0].splitlines()[1:]
 
     first = built("one")
     assert first[:2] == ["ran k.cu", "    never built before"]
     assert f"nvcc's result holds for {foreign.folder}/one alone; with --map-paths it serves" in first[2]
+    whole = built("one", flag="-G")
+    assert whole[-1] == f"    with -G nvcc's result holds for {foreign.folder}/one alone, also with --map-paths"
     assert built("two", "--map-paths") == ["ran k.cu: never built before"]
     assert built("three", "--map-paths")[0].startswith("hit k.cu")
+
+
+@pytest.mark.cuda
+def test_mapping_paths_is_offered_only_where_it_helps(kept_user: User) -> None:
+    """nvcc names a kernel in an anonymous namespace after its source; `__FILE__` is a path that is mapped."""
+    foreign = ForeignProject.with_nvcc(kept_user, "offered")
+    texts = {
+        "own": "namespace { __global__ void k(int *p) { *p = 1; } }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
+        "file": "__global__ void k(int *p) { *p = 1; }\nchar const *file() { return __FILE__; }\n",
+    }
+    for name, helps in (("own", False), ("file", True)):
+        for folder in ("one", "two"):
+            source = foreign.write(f"{folder}/{name}.cu", texts[name])
+            _, said = buildd(foreign, source.parent, "run", "--", "nvcc", "-arch=sm_80", "-c", str(source))
+            assert "folder 1" in said or folder == "one"
+        assert ("builds with --map-paths" in said and "compiles every source once more" in said) is helps
+        assert ("1 result holds for one folder alone, with --map-paths too" in said) is not helps
+        why = buildd(foreign, source.parent, "explain", "--last")[0]
+        assert ("by an id that it makes of the source's path: --map-paths does not help" in why) is not helps
 
 
 def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) -> None:
@@ -202,6 +224,16 @@ def test_a_changed_flag_is_named_where_the_build_before_was_a_hit(kept_user: Use
     assert "0 hits, 1 miss (command 1)" in buildd(foreign, two, "run", "--", "gcc", "-O1", "-c", "a.c")[1]
     _, *lines = buildd(foreign, two, "explain", "--last")[0].splitlines()
     assert lines == ["ran a.c: command: added -O1"]
+
+
+def test_a_flag_that_makes_folders_count_otherwise_is_the_only_reason(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "otherwise")
+    source = foreign.write("src/a.c", "int otherwise;\n")
+    for options, why in (("-O1", "never built before"), ("-O1 -flto", "command: added -flto")):
+        command = f"mkdir -p build && cd build && gcc {options} -c {source}"
+        buildd(foreign, foreign.folder, "run", "--", "sh", "-c", command)
+        _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+        assert lines == [f"ran src/a.c: {why}"]
 
 
 def test_many_calls_of_the_same_reason_are_told_together(kept_user: User) -> None:
