@@ -233,9 +233,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Figures of a build's COMPILE requests; `passed_through` counts, by reason, the commands that shims ran as the
     plain tool, `holding_paths` the misses whose object holds the path of a folder with another name in each build,
-    `missed` the misses by the kind of their reason, `elsewhere` by folder the misses for which that folder has a result
-    of the same content, `unmappable` the misses of both kinds for which --map-paths does nothing (the other two do not
-    count them), `cancelled` the compiles that ended because their caller went away."""
+    `missed` the misses that did not fail by the kind of their reason, `elsewhere` by folder the misses for which that
+    folder has a result of the same content, `unmappable` the misses of both kinds for which --map-paths does nothing
+    (the other two do not count them), `cancelled` the compiles that ended because their caller went away."""
 
     hits: int = 0
     misses: int = 0

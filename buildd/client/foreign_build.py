@@ -163,23 +163,27 @@ def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:
     Args:
         found: traces, graphs and kernels that its programs found in the store.
     """
-    from buildd.ui.pass_through_hints import hint_for
+    from buildd.ui.pass_through_hints import hint_for, is_check
 
-    passed = sum(figures.passed_through.values())
+    checks = sum(number for reason, number in figures.passed_through.items() if is_check(reason))
+    others = {reason: number for reason, number in figures.passed_through.items() if not is_check(reason)}
+    passed = sum(others.values())
     compiled = figures.hits + figures.misses + figures.failures
-    misses = count(figures.misses, "miss", "misses")
+    misses = count(max(0, figures.misses - figures.failures), "miss", "misses")
     misses += f" ({_most(figures.missed)})" if figures.missed else ""
     parts = [count(figures.hits, "hit"), misses] if compiled else []
     if figures.failures:
         parts.append(f"{figures.failures} failed")
     if figures.cancelled:
         parts.append(f"{figures.cancelled} cancelled")
-    if passed and not (compiled or figures.cancelled or any(map(hint_for, figures.passed_through))):
+    asked = [count(checks, "compiler check")] if checks else []
+    if (passed or checks) and not (compiled or figures.cancelled or any(map(hint_for, others))):
         # Only such calls: the cache could do nothing, and nothing was slow.
-        calls = count(passed, "compiler call")
-        parts.append(f"nothing to compile in {calls} ({_most(figures.passed_through)})")
-    elif passed:
-        parts.append(f"{passed} passed through ({_most(figures.passed_through)})")
+        calls = [f"{count(passed, 'compiler call')} ({_most(others)})"] if passed else []
+        parts.append(f"nothing to compile in {' and '.join([*calls, *asked])}")
+    else:
+        parts += [f"{passed} passed through ({_most(others)})"] if passed else []
+        parts += asked
     kinds = [
         (found.traces, "Dynamo trace"),
         (found.graphs, "graph"),

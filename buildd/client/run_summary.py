@@ -34,7 +34,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         looked_up: false if buildd was off or out of reach: then nothing was counted.
-        missed: misses by reason.
+        misses: compiles that ran, also those that failed.
+        missed: misses by reason, without those that failed.
         passed_through: calls that ran as the plain tool, by reason.
         saved_s: the time that the hits would have taken.
         from_store: what the command's programs found: traces, graphs, kernels and programs.
@@ -84,8 +85,9 @@ def checked(status: int, figures: BuildFigures, calls: Sequence[Explained], *, l
     if status:
         return status, ""
     if looked_up and not ran:
-        nothing = "--fail-on-miss: COMMAND compiled nothing, so nothing was checked; is its build folder from before?"
-        return status, "" if figures.hits else nothing
+        called = "COMMAND compiled nothing" if figures.passed_through else "the build was up to date"
+        way = "to check the cache, build in an empty folder"
+        return status, "" if figures.hits else f"--fail-on-miss: {called}, so nothing was checked; {way}"
     if not looked_up:
         return FAILED, "--fail-on-miss: nothing was looked up, so compiles may have run"
     missed = [call for call in calls if call.would_run and not any(why.startswith(_PASSED) for why in call.reasons)]

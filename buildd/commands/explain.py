@@ -21,12 +21,11 @@ from buildd.commands.log import SEARCHED, events_of, open_store
 from buildd.exits import OK
 from buildd.ui.build_table import build_lines
 from buildd.ui.narrator import Telling, reason_lines
-from buildd.ui.pass_through_hints import hint_for
+from buildd.ui.pass_through_hints import hint_for, is_check
 from buildd.ui.problems import parser, print_lines
 from buildd.ui.screen import view_for
 from buildd.ui.text import Line, clean, count
 from buildd.ui.view import JsonView, Writer
-from codegen.compilers.command_parser import Reason
 from codegen.errors import RequestError
 from protocol.messages import CacheHit, Event, Explained, Failed, Mode, Outcome, Planned, Queued
 
@@ -219,8 +218,7 @@ def _told(verb: str, actions: list[str], reasons: tuple[str, ...], more: str) ->
 
 def _is_query(call: Explained) -> bool:
     """Whether a call only asked the compiler something, or tried it out: nothing about it could be better."""
-    asks = tuple(f"{_PASSED}{reason.value}" for reason in (Reason.QUERY, Reason.TRIAL))
-    return any(reason.startswith(asks) for reason in call.reasons)
+    return any(reason.startswith(_PASSED) and is_check(reason.removeprefix(_PASSED)) for reason in call.reasons)
 
 
 def why(events: Iterable[Event]) -> list[Explained]:

@@ -200,13 +200,15 @@ class CompileReport(Report[ActiveBuild]):
             run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
             mappable = not run_folder or temporary_roots.is_below(call, (("", run_folder),))
             unmapped = self._unmapped()
-            counted.count_missed(kind, missing.elsewhere if mappable and not unmapped else "")
+            if not build.counts.failures:  # those are counted apart
+                counted.count_missed(kind, missing.elsewhere if mappable and not unmapped else "")
             counted.unmappable = int(bool(unmapped))
             counted.holding_paths = int(self._outputs.holds_path and not unmapped)
             build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
             here = self._holds_here() if why is MissKind.NEW else ""
-            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here)))
+            failed = "it failed: buildd log BUILD shows what the compiler said" if build.counts.failures else ""
+            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed)))
         elif build.counts.hits:
             build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
             reasons = (build.why_hit(0),)

@@ -22,6 +22,18 @@ _HINTS = {
 }
 
 
+_CHECKS = (Reason.QUERY.value, Reason.TRIAL.value)
+
+
+def is_check(reason: str) -> bool:
+    """Whether a call only asked the compiler something, or tried it out, as configure steps do: nothing is amiss.
+
+    Args:
+        reason: as for `hint_for`.
+    """
+    return reason.partition(":")[0] in _CHECKS
+
+
 def hint_for(reason: str) -> str:
     """How to do without what a call was passed through for; empty if nothing need be done.
 

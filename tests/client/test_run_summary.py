@@ -76,7 +76,9 @@ def test_a_build_goes_on_and_fails_at_its_end_if_something_was_compiled(user: Us
 def test_the_status_is_the_commands_unless_it_succeeded_with_a_miss() -> None:
     call = Explained(action="/w/a.c", would_run=True, reasons=("never built before",))
     link = Explained(action="gcc a.o", would_run=True, reasons=("passed through: link",))
-    assert "nothing was checked" in checked(0, BuildFigures(), [], looked_up=True)[1]
+    assert "the build was up to date, so nothing was checked" in checked(0, BuildFigures(), [], looked_up=True)[1]
+    asked = BuildFigures(passed_through={"query": 1})
+    assert "COMMAND compiled nothing, so nothing was checked" in checked(0, asked, [], looked_up=True)[1]
     assert checked(7, BuildFigures(misses=1), [call], looked_up=True) == (7, "")
     assert checked(0, BuildFigures(hits=1), [link], looked_up=True) == (0, "")
     assert checked(0, BuildFigures(misses=1), [link, call], looked_up=True) == (

@@ -42,7 +42,7 @@ def test_a_configure_step_that_tries_the_compiler_out_is_no_lost_chance(kept_use
     foreign.write(f"{place}/.keep", "")
     script = f"gcc -v -c a.c -o {place}/a.o; gcc -v -c a.c; true"
     _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", script)
-    assert "2 passed through (trial 1, unsupported-option 1)" in said
+    assert "1 passed through (unsupported-option 1), 1 compiler check" in said
     _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
     assert lines[0].startswith("ran gcc a.c (in ") and lines[1:3] == [
         "    passed through: unsupported-option: -v",
@@ -192,7 +192,7 @@ def test_questions_to_a_compiler_are_listed_last_and_without_advice(kept_user: U
     foreign = ForeignProject(kept_user, kept_user.folder / "asked")
     foreign.write("a.c", "int a;\n")
     _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -dumpmachine; gcc --version; gcc -c a.c")
-    assert "0 hits, 1 miss (new 1), 2 passed through (query 2)" in said
+    assert "0 hits, 1 miss (new 1), 2 compiler checks" in said
     _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
     assert lines[0] == "ran a.c: never built before"
     assert [line.rpartition(": ")[2] for line in lines[1:]] == ["-dumpmachine", "--version"]
@@ -204,7 +204,7 @@ def test_an_option_that_keeps_a_call_out_of_the_cache_is_named_in_the_summary(ke
     _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c a.c -save-temps; gcc -c a.c -save-temps")
     assert "passed through because of -save-temps: `buildd explain --last` names the calls" in said
     _, said = buildd(foreign, foreign.folder, "run", "--", "gcc", "--version")
-    assert "nothing to compile in 1 compiler call (query 1)" in said and "because of" not in said
+    assert "nothing to compile in 1 compiler check" in said and "because of" not in said
 
 
 def test_a_word_that_is_neither_a_target_nor_a_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +234,17 @@ def test_a_flag_that_makes_folders_count_otherwise_is_the_only_reason(kept_user:
         buildd(foreign, foreign.folder, "run", "--", "sh", "-c", command)
         _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
         assert lines == [f"ran src/a.c: {why}"]
+
+
+def test_a_compile_that_failed_is_told_so_and_is_no_miss(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "failing")
+    foreign.write("a.c", "int good;\n")
+    foreign.write("b.c", "int bad = q;\n")
+    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c a.c; gcc -c b.c; true")
+    assert "buildd: 0 hits, 1 miss (new 1), 1 failed\n" in said
+    _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    failed = "    it failed: buildd log BUILD shows what the compiler said"
+    assert lines == ["ran a.c: never built before", "ran b.c", "    never built before", failed]
 
 
 def test_many_calls_of_the_same_reason_are_told_together(kept_user: User) -> None:

@@ -50,17 +50,17 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
         (
             BuildFigures(cancelled=2, passed_through={"query": 1}),
             FoundKernels(),
-            "2 cancelled, 1 passed through (query 1)",
+            "2 cancelled, 1 compiler check",
         ),
         (
             BuildFigures(passed_through={"query": 3, "unknown-option": 1}),
             FoundKernels(),
-            "4 passed through (query 3, unknown-option 1)",
+            "1 passed through (unknown-option 1), 3 compiler checks",
         ),
         (
             BuildFigures(misses=1, passed_through={"query": 3}),
             FoundKernels(),
-            "0 hits, 1 miss, 3 passed through (query 3)",
+            "0 hits, 1 miss, 3 compiler checks",
         ),
         (BuildFigures(), FoundKernels(graphs=2, traces=1), "1 Dynamo trace and 2 graphs from the store"),
         (
@@ -69,6 +69,21 @@ def test_a_name_that_is_a_path_leads_nowhere(tmp_path: Path, monkeypatch: pytest
             "1 hit, 0 misses, 1 graph from the store, 22 s saved",
         ),
         (BuildFigures(misses=1), FoundKernels(), "0 hits, 1 miss"),
+        # A configure step: nothing is amiss.
+        (
+            BuildFigures(hits=1, passed_through={"trial": 2, "query": 1}),
+            FoundKernels(),
+            "1 hit, 0 misses, 3 compiler checks, 0.00 s saved",
+        ),
+        (BuildFigures(passed_through={"query": 1}), FoundKernels(), "nothing to compile in 1 compiler check"),
+        (
+            BuildFigures(passed_through={"query": 2, "link": 1}),
+            FoundKernels(),
+            "nothing to compile in 1 compiler call (link 1) and 2 compiler checks",
+        ),
+        # A compile that failed is no miss, too.
+        (BuildFigures(misses=1, failures=1), FoundKernels(), "0 hits, 0 misses, 1 failed"),
+        (BuildFigures(misses=3, failures=1, missed={"new": 2}), FoundKernels(), "0 hits, 2 misses (new 2), 1 failed"),
     ],
 )
 def test_the_summary_has_no_zeros_without_need(figures: BuildFigures, found: FoundKernels, line: str) -> None:
