@@ -108,8 +108,6 @@ class ActiveBuild:
         """Actions that have not changed since the client last saw them: they are hits without events."""
         self.mark: Mark | None = None
         """A moment before any file was looked at; only for targets under a watch."""
-        self.costs_s: dict[int, float] = {}
-        """How long each action's job took when it ran, as far as it is known here."""
         self.started: set[int] = set()
         """Actions that ran for this request; some run more than once (their inputs changed, memory ran out)."""
         self.delivered: dict[int, int] = {}
@@ -226,7 +224,6 @@ class ActiveBuild:
         """Take what a job has made, under this request's own names: two targets may ask for the same bytes."""
         action, exit = self.plan.actions[index], ran.exit
         said = exit.stdout or (without_report(exit.stderr) if action.reports else exit.stderr)
-        self.costs_s[index] = exit.timing.wall_s
         if ran.read is not None:
             self.inputs.was_read[action.name] = ran.read
         self.note_said(index, bool(ran.note or said))

@@ -44,7 +44,6 @@ class Base:
     products: dict[str, Product]
     discovered: dict[str, tuple[str, ...]]
     """Undeclared inputs, by the action's name."""
-    costs_s: dict[int, float]
     folders: dict[str, int]
     """Stamps of the folders whose names mattered, by the folder as spelled."""
     users: dict[str, frozenset[int]]
@@ -148,7 +147,6 @@ def taken(build: ActiveBuild, covers: Callable[[str], bool], watched_still: Set[
         seen={path: known for path, known in seen.items() if path not in watched or snapshot.absolute(path) in users},
         products=dict(build.products),
         discovered={action.name: lookup.used_by(action) or () for index, action in _those(plan, able)},
-        costs_s=dict(build.costs_s),
         folders=dict(lookup.folders),
         users={path: frozenset(several) for path, several in users.items()},
         spellings=spellings,
@@ -251,10 +249,8 @@ def take_over(build: ActiveBuild, carry: Carry) -> None:
     names = (base.plan.actions[index].name for index in carry.actions)
     build.inputs.lookup.take_over({name: base.discovered[name] for name in names}, carry.folders)
     build.carried = carry.actions
-    build.costs_s = {index: cost_s for index, cost_s in base.costs_s.items() if index in carry.actions}
     counts = build.counts
-    counts.done = counts.hits = len(carry.actions)
-    counts.saved_s = sum(build.costs_s.values())
+    counts.done = counts.hits = counts.stood = len(carry.actions)
 
 
 def watched_by(project: str, covers: Callable[[str], bool]) -> Callable[[str], bool]:

@@ -29,8 +29,8 @@ class _Made(msgspec.Struct, frozen=True, array_like=True):
     outputs: tuple[Output, ...]
 
 
-Found = list[tuple[str, Result]]
-"""Names of actions, and the result of each."""
+Found = list[tuple[str, Result, float]]
+"""Names of actions, the result of each, and the time that it spared."""
 _THREADS = 2
 """More would only wait for the interpreter."""
 _FEW = 4
@@ -93,7 +93,7 @@ def _put(build: ActiveBuild, batch: Iterable[_Made]) -> Found:
             result = build.store.result(m.Digest(made.key.hex()))
             if result is None or not build.results.put(made.outputs, result):
                 break
-            found.append((made.action, result))
+            found.append((made.action, result, build.outputs.spared_s(made.outputs, result)))
     except (OSError, BuilddError):
         pass  # the look-up meets it again, and knows the action
     return found
@@ -116,8 +116,7 @@ def tell(record: up_to_date.Record, found: Found, build: ActiveBuild) -> None:
     for notice in record.notices:
         log.append(m.Notice(text=notice))
     log.append(m.Planned(targets=record.targets, actions=record.actions))
-    for action, result in found:
-        saved_s = result.timing.wall_s
+    for action, result, saved_s in found:
         counts.saved_s += saved_s
         log.append(m.CacheHit(job_id=HIT, action=action, reason="same inputs", saved_s=saved_s, kernels=result.kernels))
     counts.done = counts.hits = record.actions

@@ -6,7 +6,7 @@ Knows no build; each strategy knows its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -14,7 +14,7 @@ from buildd.builds.products import Product, Ran
 from buildd.keys.depfiles import Listing
 from buildd.store.store import Result
 from codegen.compilers.temporary_roots import Roots
-from codegen.plan import Action
+from codegen.plan import Action, Output
 from protocol import messages as m
 
 Build = TypeVar("Build")
@@ -30,12 +30,18 @@ class Outputs(ABC, Generic[Build]):
     """Whether a depfile is made of what the tool's own would list."""
     in_project = False
     """Whether outputs are files of the project."""
+    stood: Collection[str] = ()
+    """Outputs that were found, and lay in their places already."""
     roots: Roots = ()
     """Folders that have another name each time."""
     holds_id = False
     """The result holds a name that is a digest of its source's path, so that no option takes the path out of it."""
     only_names = False
     """The outputs hold names of files, and nothing that the files say."""
+
+    def spared_s(self, outputs: Iterable[Output], result: Result) -> float:
+        """The time that a hit spared, in seconds: none if all its outputs lay in their places already."""
+        return 0.0 if all(output.path in self.stood for output in outputs) else result.timing.wall_s
 
     @abstractmethod
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:

@@ -98,10 +98,12 @@ class Moment:
 
 @dataclass(slots=True)
 class Counts:
-    """Figures for the summary. `saved_s` is the time that hits' jobs took when they ran."""
+    """Figures for the summary. `stood` are the hits that were not looked up, because nothing of theirs had changed.
+    `saved_s` is the time that the jobs of those hits took whose outputs did not lie in their places already."""
 
     done: int = 0
     hits: int = 0
+    stood: int = 0
     misses: int = 0
     failures: int = 0
     saved_s: float = 0.0

@@ -37,6 +37,7 @@ class ProjectOutputs(Outputs[ActiveBuild]):
 
     def __init__(self, last_builds: LastBuilds) -> None:
         self._last_builds = last_builds
+        self.stood: set[str] = set()
 
     def prepare(self) -> None:
         _write_generated(self.build)
@@ -50,6 +51,7 @@ class ProjectOutputs(Outputs[ActiveBuild]):
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         destination = Path(self.build.project, path)
         if self._is_there(destination, digest, executable):
+            self.stood.add(path)
             return True
         if not os.path.isdir(destination.parent):
             with contextlib.suppress(OSError):  # the store says what is wrong

@@ -16,11 +16,15 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import HIT, Failure, Moment
 from buildd.builds.report import Report
 from buildd.errors import StoreError
+from buildd.keys.miss_kinds import kind_of
 from buildd.store.build_log import Build, BuildSummary
 from buildd.store.store import Counter, Result
+from buildd.store.tally import Reasoned
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
+_LOOKED_UP, _STOOD = "by content", "up to date"
+"""The kinds of the daemon's hits in statistics."""
 
 
 class TargetReport(Report[ActiveBuild]):
@@ -32,15 +36,15 @@ class TargetReport(Report[ActiveBuild]):
         build = self.build
         action = build.plan.actions[index]
         build.counts.hits += 1
-        build.counts.saved_s += result.timing.wall_s
-        build.costs_s[index] = result.timing.wall_s
+        saved_s = build.outputs.spared_s(action.outputs, result)
+        build.counts.saved_s += saved_s
         stdout, stderr = (build.store.get(d) or b"" if d else b"" for d in (result.stdout, result.stderr))
         build.log.append(
             m.CacheHit(
                 job_id=HIT,
                 action=action.name,
                 reason=build.why_hit(index),
-                saved_s=result.timing.wall_s,
+                saved_s=saved_s,
                 kernels=result.kernels,
             )
         )
@@ -126,10 +130,16 @@ def tell_failed(build: ActiveBuild, job: m.JobId, index: int, failure: Failure) 
 
 
 def count(build: ActiveBuild) -> None:
-    """Add a build's counts to the store's counters."""
-    build.store.count(Counter.HITS, build.counts.hits)
-    build.store.count(Counter.MISSES, build.counts.misses)
-    build.store.count(Counter.SAVED_MS, int(build.counts.saved_s * 1000))
+    """Add a build's counts to the store's counters, and its hits and misses by kind."""
+    counts, tally = build.counts, build.store.tally
+    build.store.count(Counter.HITS, counts.hits)
+    build.store.count(Counter.MISSES, counts.misses)
+    build.store.count(Counter.SAVED_MS, int(counts.saved_s * 1000))
+    for kind, number in ((_STOOD, counts.stood), (_LOOKED_UP, counts.hits - counts.stood)):
+        if number:
+            tally.count_reasoned(Reasoned.HIT, kind, number)
+    for index in build.started if counts.misses else ():
+        tally.count_reasoned(Reasoned.MISSED, kind_of(build.misses[index].reasons).value)
 
 
 def done_event(

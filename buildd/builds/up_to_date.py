@@ -42,7 +42,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """Files too young for their stamp to be trusted, with their digest: read once more by the next request."""
     targets: tuple[str, ...]
     actions: int
-    saved_s: float
     notices: tuple[str, ...]
     artifacts: list[m.Artifact]
     unmeasured: tuple[Unmeasured, ...] = ()
@@ -233,7 +232,6 @@ def record_of(build: ActiveBuild, results: str = "") -> Record | None:
         young,
         build.plan.targets,
         len(build.plan.actions),
-        build.counts.saved_s,
         build.plan.notices,
         build.artifacts(),
         build.plan.unmeasured,
@@ -350,8 +348,7 @@ def tell(record: Record, build: ActiveBuild) -> None:
     for notice in record.notices:
         log.append(m.Notice(text=notice))
     log.append(m.Planned(targets=record.targets, actions=record.actions))
-    counts.done = counts.hits = record.actions
-    counts.saved_s = record.saved_s
+    counts.done = counts.hits = counts.stood = record.actions
     log.append(m.Progress(done=record.actions, total=record.actions, hits=record.actions))
     for artifact in record.artifacts:
         log.append(artifact)

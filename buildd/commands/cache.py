@@ -215,9 +215,9 @@ def _stats(store: Store, options: Namespace) -> int:
         f"index       {size(found.index_bytes)}",
         f"hits        {counts['hits']} of {lookups}"
         + (f" ({100 * counts['hits'] / lookups:.0f} %)" if lookups else ""),
-        *_listed(_where(found)),
+        *_listed(_with_rest(_where(found), counts["hits"] - sum(found.hit.values()))),
         f"misses      {counts['misses']}",
-        *_listed(found.missed),
+        *_listed(_with_rest(found.missed, counts["misses"] - sum(found.missed.values()))),
         *_by_reason("tier", "answers and writes", found.tier),
         *_by_reason("passed", "through to the tool", found.passed_through),
         *_by_reason("whole", "compiles not in steps", found.whole),
@@ -233,6 +233,11 @@ def _where(found: Stats) -> dict[str, int]:
     """How the hits were found. Those from the tier became hits of the store."""
     remote = found.tier.get("hits", 0)
     return {**found.hit, "of all, fetched from the tier": remote} if remote else found.hit
+
+
+def _with_rest(kinds: dict[str, int], rest: int) -> dict[str, int]:
+    """The kinds, and what was counted by a version that knew no kinds: the rows then add up."""
+    return {**kinds, "of builds that an earlier buildd counted": rest} if rest > 0 else kinds
 
 
 def _area(name: str, held: Held) -> str:

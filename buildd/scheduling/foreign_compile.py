@@ -31,7 +31,6 @@ from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
 from buildd.store.packing import write_error
 from buildd.store.store import Result
-from buildd.store.tally import Reasoned
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes, Reason
 from codegen.flags import inspect
@@ -43,8 +42,6 @@ PASSED_THROUGH = "passed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
 _PIECE_BYTES = 256 << 10
 _MOST_EVENTS = 1 << 20
-_LOOKED_UP = "by content"
-"""The kind of the daemon's hits in statistics."""
 
 
 class CommandOutputs(Outputs[ActiveBuild]):
@@ -204,13 +201,11 @@ class CompileReport(Report[ActiveBuild]):
                 counted.count_missed(kind, missing.elsewhere if mappable and not unmapped else "")
             counted.unmappable = int(bool(unmapped))
             counted.holding_paths = int(self._outputs.holds_path and not unmapped)
-            build.store.tally.count_reasoned(Reasoned.MISSED, kind)
             same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
             here = self._holds_here() if why is MissKind.NEW else ""
             failed = "it failed: buildd log BUILD shows what the compiler said" if build.counts.failures else ""
             reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed)))
         elif build.counts.hits:
-            build.store.tally.count_reasoned(Reasoned.HIT, _LOOKED_UP)
             reasons = (build.why_hit(0),)
         else:
             return None

@@ -14,6 +14,7 @@ import pytest
 from buildd.builds.event_log import RequestLog
 from buildd.files.listings import folders_above, names_in
 from buildd.store import garbage_collection
+from buildd.store.figures import stats
 from buildd.store.store import Store
 from codegen.plan import Discovery, GeneratedFile, Knowledge, Plan
 from protocol import messages as m
@@ -75,7 +76,8 @@ def test_outputs_that_are_gone_are_put_back_without_a_plan(workspace: Workspace)
     assert {path.name: path.read_bytes() for path in (workspace.project / "build").iterdir()} == left
     assert sorted(hit.action for hit in story.of(m.CacheHit)) == ["a.cu.o", "all.so", "b.cu.o"]
     assert story.of(m.Artifact) == long_way.of(m.Artifact)
-    assert story.done.saved_s > 0 and story.of(m.Planned)[0].actions == 3
+    assert story.done.saved_s == sum(hit.saved_s for hit in story.of(m.CacheHit)) > 0
+    assert story.of(m.Planned)[0].actions == 3
     with Store.open(workspace.store) as store:
         last = store.builds()[0]
         assert last.targets == ("all",) and last.summary.hits == 3
@@ -88,8 +90,22 @@ def test_what_is_as_it_should_be_is_not_written_again(workspace: Workspace) -> N
     inode = kept.stat().st_ino
     lost.write_text("tampered")
     with planned(0):
-        assert_hits(build(workspace))
+        story = build(workspace)
+    assert_hits(story)
+    assert [hit.action for hit in story.of(m.CacheHit) if hit.saved_s] == ["a.cu.o"], "the others lay there"
     assert kept.stat().st_ino == inode and built(workspace) == clean(workspace)
+
+
+def test_the_kinds_of_hits_and_misses_add_up(workspace: Workspace) -> None:
+    build(workspace)
+    gone(workspace)
+    build(workspace)
+    workspace.write("src/b.cu", "another\n")
+    build(workspace)
+    with Store.open(workspace.store) as store:
+        found = stats(store)
+    assert found.hit == {"up to date": 3, "by content": 4} and sum(found.hit.values()) == found.counters["hits"]
+    assert found.missed == {"new": 3, "input": 2} and sum(found.missed.values()) == found.counters["misses"]
 
 
 def test_the_folder_of_outputs_may_come_and_go_in_one_that_is_searched(workspace: Workspace) -> None:
