@@ -15,6 +15,8 @@ _SCRATCH = re.compile(
     r"|/meson-private/(tmp[^/]*/|sanitycheck)"
 )
 """Only the folders of single tries: a checkout may lie anywhere."""
+_NO_FILE = "__cmake_determine_cuda"
+"""CMake calls `nvcc -v` with this name, of which there is no file, to read where nvcc's parts are."""
 _CONFTEST = "conftest"
 """The name of each source that a script of autoconf writes, and of what is made from it."""
 
@@ -30,6 +32,8 @@ def is_trial(command: Sequence[str], folder: str) -> bool:
         command: the tool, then its arguments.
         folder: where the call is made, absolute.
     """
+    if _NO_FILE in command[1:]:
+        return True
     output = _output(command)
     place = os.path.normpath(os.path.join(folder, output or "a.out"))
     if _SCRATCH.search(place):

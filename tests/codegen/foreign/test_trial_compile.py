@@ -20,6 +20,7 @@ SCRATCH = "/w/build/CMakeFiles/CMakeScratch/TryCompile-Fq1"
         ("/w/b/CMakeFiles/3.25.1/CompilerIdCXX", "c++ --ec++ CMakeCXXCompilerId.cpp", True),
         ("/w", "gcc -c conftest.c", True),
         ("/w", "gcc conftest.c -o conftest", True),
+        ("/w", "nvcc -v __cmake_determine_cuda", True),
         # A real compile, though something of it has such a name.
         (SCRATCH, "g++ -c /w/src/a.cpp -o /w/build/a.o", False),
         (SCRATCH, "g++ -c t.cpp -o ../../../a.o", False),
