@@ -39,8 +39,11 @@ TOOLS = {
 """The tools that have shims, with their families."""
 _VERSIONED = re.compile(r"(?:.*-linux-gnu-)?(gcc|g\+\+|clang|clang\+\+)(?:-\d[\d.]*)?")
 """Names under which distributions install one version of a compiler, such as x86_64-linux-gnu-g++-12."""
-_ASKS = re.compile(r"--?(version|V|help(=.*)?|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)")
-"""Options with which a compiler only answers a question, whatever else the command says."""
+_ASKS = re.compile(
+    r"--?(version|V|qversion|help(=.*)?|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)"
+)
+"""Options with which a compiler only answers a question, whatever else the command says. autoconf asks each compiler
+with XL's -qversion."""
 _MOVED = re.compile(r"\.(nvcc)-wrapped")
 """The name that nixpkgs' makeWrapper gives to a program, whose own name its wrapper takes."""
 

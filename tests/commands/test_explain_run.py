@@ -191,11 +191,13 @@ def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) ->
 def test_questions_to_a_compiler_are_listed_last_and_without_advice(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "asked")
     foreign.write("a.c", "int a;\n")
-    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -dumpmachine; gcc --version; gcc -c a.c")
-    assert "0 hits, 1 miss (new 1), 2 compiler checks" in said
+    _, said = buildd(
+        foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -dumpmachine; gcc --version; gcc -qversion; gcc -c a.c"
+    )
+    assert "0 hits, 1 miss (new 1), 3 compiler checks" in said
     _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
     assert lines[0] == "ran a.c: never built before"
-    assert [line.rpartition(": ")[2] for line in lines[1:]] == ["-dumpmachine", "--version"]
+    assert [line.rpartition(": ")[2] for line in lines[1:]] == ["-dumpmachine", "--version", "-qversion"]
 
 
 def test_an_option_that_keeps_a_call_out_of_the_cache_is_named_in_the_summary(kept_user: User) -> None:
