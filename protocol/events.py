@@ -220,6 +220,20 @@ class Measured(Body, frozen=True, tag="measured"):
     """How long the GPU was taken for it."""
 
 
+class Ran(Body, frozen=True, tag="ran"):
+    """A run of the command of `buildd watch --json -- COMMAND` has ended. No daemon sends it: the watch writes it."""
+
+    command: tuple[str, ...]
+    exit_status: int = 0
+    signal: int = 0
+    """The signal that ended it; 0 if it exited."""
+    wall_s: float = 0.0
+    stopped: bool = False
+    """The watch ended it, because a newer build was good."""
+    message: str = ""
+    """Why it could not be started; empty if it was."""
+
+
 class ProgramStart(Body, frozen=True, tag="program_start"):
     """How a program that uses torch or Triton spent the time of its start. No daemon sends it: it is in the build log's
     row of the `buildd run` above the program."""
@@ -318,6 +332,7 @@ EventBody = (
     | Changed
     | Compared
     | Measured
+    | Ran
     | Candidate
     | Chosen
     | ProgramStart

@@ -45,6 +45,7 @@ from protocol.events import Planned as Planned
 from protocol.events import ProgramStart as ProgramStart
 from protocol.events import Progress as Progress
 from protocol.events import Queued as Queued
+from protocol.events import Ran as Ran
 from protocol.events import RequestId as RequestId
 from protocol.events import Started as Started
 from protocol.events import ToolOutput as ToolOutput

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from buildd.client.after_build import AfterBuild
 from buildd.client.perform import stopping_signals
 from buildd.client.request import (
     add_output_arguments,
@@ -31,7 +32,7 @@ from buildd.ui.rounds import Rounds
 from buildd.ui.screen import has_colour, is_terminal, view_for
 from buildd.ui.view import JsonView, View, Writer
 from codegen.errors import RequestError
-from protocol.messages import BuildId, Compared, Done, Event, Mode, Request, RequestId
+from protocol.messages import BuildId, Compared, Done, Event, Mode, Ran, Request, RequestId
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -42,8 +43,11 @@ def run(arguments: list[str]) -> int:
         "watch",
         "Build targets now, and again whenever one of their inputs changes.",
         details="Ctrl-C ends it. Only content counts: touching a file builds nothing.\n"
+        "COMMAND runs after the first good build, and after each later one that made something new. If the last run "
+        "still goes on then, buildd ends it first: its process group gets SIGTERM, and after ten seconds SIGKILL.\n"
         "With --ninja or --make, the TARGETs are that tool's, and the daemon caches its compiles as in `buildd run`.",
     )
+    command.usage = "buildd watch [OPTION...] [TARGET...] [-- COMMAND [ARGUMENT...]]"
     command.add_argument(
         "targets",
         metavar="TARGET",
@@ -84,7 +88,12 @@ def run(arguments: list[str]) -> int:
     command.add_argument(
         "--notify", action="store_true", help="show a desktop notification when a build fails, and when it works again"
     )
-    options = command.parse_args(arguments)
+    command.add_argument("--no-clear", action="store_true", help="do not clear the terminal before each build")
+    own, marker, rest = _divided(arguments)
+    options = command.parse_args(own)
+    if marker and not rest:
+        print_problem("no command to run", command="buildd watch -- ./test", next_step="put a command after --")
+        return USAGE
     if options.no_daemon:
         print_problem("watching needs the daemon", next_step="leave out --no-daemon")
         return USAGE
@@ -105,7 +114,9 @@ def run(arguments: list[str]) -> int:
         telling = Telling(build=build, refusals=True, commands=is_tree)
         if options.json:
             return PlainView(words, Narrator(telling))
-        return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ=told)
+        # The output of a command that still runs would destroy a live region.
+        still = {"BUILDD_PROGRESS": "0"} if after is not None and after.is_running else {}
+        return view_for(sys.stdout, sys.stderr, json=False, telling=telling, environ={**told, **still})
 
     in_json = JsonView(Writer(sys.stdout)).event if options.json else lambda event: None
     is_first = True
@@ -121,22 +132,25 @@ def run(arguments: list[str]) -> int:
 
     name, numbers = new_name(), itertools.count(1)
 
-    def compared(body: Compared) -> None:
+    def tell(body: Compared | Ran) -> None:
         in_json(Event(request_id=name, sequence=next(numbers), time_ns=time.time_ns(), body=body))
 
     notifier = Notifier(environ) if options.notify else None
     rounds = Rounds(
         words,
         view,
-        clear=is_terminal(words.stream, environ) and not options.json,
+        clear=is_terminal(words.stream, environ) and not (options.json or options.no_clear),
         partial=is_tree,
         notify=notifier.notify if notifier is not None else None,
-        compared=compared,
+        compared=tell,
     )
+    after = AfterBuild(rest, dict(os.environ), rounds, tell, 2 if options.json else None) if rest else None
     if notifier is not None and notifier.problem:
         rounds.note(notifier.problem)
     try:
-        with stopping_signals(), _saves(options, environ, rounds, every) as saves:
+        with stopping_signals(), _saves(options, environ, rounds, after or rounds, every) as saves:
+            if after is not None:
+                after.call = saves.call
             saves.run()
     except Interrupted as stop:
         return stop.status
@@ -146,23 +160,29 @@ def run(arguments: list[str]) -> int:
             words.write("\nthe watch has ended\n")  # on a line of its own: the terminal has written ^C
     finally:
         rounds.drop()
+        if after is not None:
+            after.close()
     return OK  # Ctrl-C is the only way to end it
 
 
 @contextmanager
 def _saves(
-    options: Namespace, environ: dict[str, str], rounds: Rounds, every: Callable[[Event], None]
+    options: Namespace,
+    environ: dict[str, str],
+    rounds: Rounds,
+    listener: Rounds | AfterBuild,
+    every: Callable[[Event], None],
 ) -> Iterator[Saves]:
     """The session that watches and builds. Raises RequestError, BuilddError."""
     if options.ninja is None and options.make is None:
         targets = tuple(dict.fromkeys((*options.targets, *options.profile)))
         request = request_from(options, targets, Mode.BUILD, environ)
         if not options.profile:
-            yield Saves(request, environ, rounds, every)
+            yield Saves(request, environ, listener, every)
             return
         from buildd.profiling.measured_watch import MeasuredWatch
 
-        with MeasuredWatch(request, environ, rounds, every, options.profile, options.problem) as measured:
+        with MeasuredWatch(request, environ, listener, every, options.profile, options.problem) as measured:
             yield measured.saves
         return
     from buildd.trees.tree_tools import tree_of, with_compilers
@@ -176,4 +196,12 @@ def _saves(
         request = Request(
             request_id=RequestId(""), build_id=BuildId(""), project=tree.folder, file="", store=store_of(environ)
         )
-        yield Rebuilds(tree, request, inside, rounds, every, jobs=options.jobs)
+        yield Rebuilds(tree, request, inside, listener, every, jobs=options.jobs)
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], bool, list[str]]:
+    """buildd's own arguments, whether there is a --, and the command behind it."""
+    if "--" not in arguments:
+        return arguments, False, []
+    index = arguments.index("--")
+    return arguments[:index], True, arguments[index + 1 :]

@@ -41,6 +41,18 @@ def stat_of(pid: int) -> tuple[int, int, int] | None:
     return int(fields[1]), int(fields[3]), int(fields[19])
 
 
+def is_group_alive(group: int) -> bool:
+    """Whether a process group has a process that is not a zombie."""
+    for pid in all_pids():
+        try:
+            fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+            return True
+    return False
+
+
 def descendants_of(pid: int) -> list[int]:
     """All processes below one, parents before children."""
     found = children_of(pid)

@@ -7,8 +7,10 @@ Knows no daemon and decides nothing.
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from buildd.artifacts.kernel_reports import moved, recoded, standing
 from buildd.ui import text
@@ -129,6 +131,15 @@ class Rounds:
         """Show how a kernel of the last build ran on a GPU."""
         self._writer.lines([measured_line(body)])
 
+    def running(self, command: Sequence[str]) -> None:
+        """Say that the command begins; its own output follows."""
+        self._writer.lines([Line(f"running {clean(shlex.join(command))}", Style.FAINT)])
+
+    def ran(self, body: m.Ran) -> None:
+        """Show how a run of the command has ended, unless the watch ended it: another run follows."""
+        if not body.stopped:
+            self._writer.lines([ran_line(body)])
+
     def note(self, words: str) -> None:
         self._writer.lines([Line(clean(words), Style.WARNING)])
 
@@ -218,6 +229,18 @@ def measured_line(body: m.Measured) -> Line:
             style = Style.GOOD if change < 0 else Style.WARNING
     noisy = f", {body.spread:.0%} spread" if body.spread > _NOISY else ""
     return Line(f"{text}, error {body.error:.1e}{noisy}, on {clean(body.gpu)}", style)
+
+
+def ran_line(body: m.Ran) -> Line:
+    """How a run of the command has ended."""
+    name = clean(body.command[0])
+    if body.message:
+        return Line(f"cannot run {name}: {clean(body.message)}; the next good build tries again", Style.ERROR)
+    took = f"after {body.wall_s:.1f} s"
+    if body.signal:
+        said = signal.strsignal(body.signal) or "unknown"
+        return Line(f"signal {body.signal} ({said}) ended {name} {took}", Style.ERROR)
+    return Line(f"{name} ended with status {body.exit_status} {took}", Style.ERROR if body.exit_status else Style.GOOD)
 
 
 def _all(kernels: dict[str, tuple[m.Kernel, ...]]) -> list[m.Kernel]:

@@ -87,6 +87,30 @@ def test_a_broken_project_file_is_said_and_mended(another_developer: Developer) 
     assert "not valid TOML" in session.text
 
 
+def test_a_command_runs_below_each_good_build_that_made_something(another_developer: Developer) -> None:
+    command = ("sh", "-c", "exit 4")
+    session = watcher.Session(another_developer, "-C", str(another_developer.project), "--", *command)
+    try:
+        ran = session.until(lambda body: body["type"] == "ran")
+        assert ran["command"] == list(command) and ran["exit_status"] == 4
+        save(another_developer, "src/b.cu", "//! fail\n")
+        assert session.round()["outcome"] == "failed"
+        save(another_developer, "src/b.cu", "mended\n")
+        assert session.until(lambda body: body["type"] in ("ran", "done"))["type"] == "done"
+        session.until(lambda body: body["type"] == "ran")
+    finally:
+        session.end()
+    assert session.text.count("\nsh ended with status 4 after ") == 2
+    assert "watching for changes\nrunning sh -c " in session.text
+
+
+def test_a_marker_without_a_command_is_wrong_usage(another_developer: Developer) -> None:
+    session = watcher.Session(another_developer, "-C", str(another_developer.project), "--")
+    assert session.process.wait(watcher.DEADLINE_S) == 2
+    session.end()
+    assert "no command to run" in session.text and "next: put a command after --" in session.text
+
+
 def test_an_unknown_target_of_the_command_ends_the_watch(another_developer: Developer) -> None:
     session = watcher.Session(another_developer, "-C", str(another_developer.project), "nosuch")
     try:

@@ -55,6 +55,26 @@ def compiled(*kernels: m.Kernel) -> tuple[m.EventBody, ...]:
     )
 
 
+def test_the_end_of_a_command_is_a_line_unless_another_run_follows() -> None:
+    screen = Screen()
+    screen.rounds.running(("./t", "a b"))
+    for ran in (
+        m.Ran(command=("./t",), exit_status=0, wall_s=1.0),
+        m.Ran(command=("./t",), exit_status=2),
+        m.Ran(command=("./t",), signal=11),
+        m.Ran(command=("./t",), signal=15, stopped=True),
+        m.Ran(command=("./t",), message="Permission denied"),
+    ):
+        screen.rounds.ran(ran)
+    assert screen.stream.getvalue().splitlines() == [
+        "running ./t 'a b'",
+        "./t ended with status 0 after 1.0 s",
+        "./t ended with status 2 after 0.0 s",
+        "signal 11 (Segmentation fault) ended ./t after 0.0 s",
+        "cannot run ./t: Permission denied; the next good build tries again",
+    ]
+
+
 NOTHING = (m.Planned(targets=("t",), actions=1), m.Done(outcome=m.Outcome.BUILT, hits=1))
 FAILURE = (
     m.Failed(job_id=m.JobId(1), action="a.o", kind=m.FailureKind.COMPILE_ERROR, message="ended with status 1"),
