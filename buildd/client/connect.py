@@ -40,6 +40,7 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0,
     digest = _own_digest(folder) if replace else ""
 
     def begin() -> None:
+        from buildd.ui.problems import told_if_slow
         from protocol.autostart import find_or_start
 
         if not replace and (living := find(folder)) is not None and differs(living, digest):
@@ -47,14 +48,15 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0,
                 f"the daemon (pid {living.pid}, {living.daemon}) speaks another version of the protocol",
                 next_step="buildd down, or start this command again",
             )
-        find_or_start(
-            (sys.executable, *SERVE_ARGUMENTS),
-            folder=folder,
-            environ=environ,
-            timeout_s=timeout_s,
-            package_digest=digest,
-            say=lambda line: print(f"buildd: {line}", file=sys.stderr),
-        )
+        with told_if_slow("buildd is starting its daemon"):
+            find_or_start(
+                (sys.executable, *SERVE_ARGUMENTS),
+                folder=folder,
+                environ=environ,
+                timeout_s=timeout_s,
+                package_digest=digest,
+                say=lambda line: print(f"buildd: {line}", file=sys.stderr),
+            )
 
     return Client.connect(
         start=begin, environ=environ, timeout_s=timeout_s, name=name, package_digest=digest, folder=folder

@@ -16,6 +16,7 @@ import msgspec
 
 from buildd.errors import BuilddError
 from buildd.store.found_notes import FoundKernels
+from buildd.ui.problems import told_if_slow
 from buildd.ui.text import clean, count, duration
 from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId, Explained
@@ -41,7 +42,8 @@ def variables(environ: Mapping[str, str], build: str, jobs: int | None = None) -
     """
     from buildd.shims import environment
 
-    found = environment.variables(environ, build)
+    with told_if_slow("buildd is compiling its shims, which later commands use again"):
+        found = environment.variables(environ, build)
     if jobs is not None:
         found |= dict.fromkeys(_WIDTHS, str(jobs))
         found["MAKEFLAGS"] = f"{environ.get('MAKEFLAGS', '')} -j{jobs}".strip()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from buildd.client.connect import connect
 from buildd.exits import DAEMON, OK
-from buildd.ui.problems import parser
+from buildd.ui.problems import SILENCE_S, parser
 from protocol.errors import NoDaemon, ProtocolError
 from protocol.messages import Status
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 NO_DAEMON = "no daemon is running; the next command starts one"
 _PAUSE_S = 0.5
-_SILENCE_S = 1.0
-"""A daemon that takes longer to answer is spoken of."""
 
 
 def status(arguments: list[str]) -> int:
@@ -41,7 +39,7 @@ def status(arguments: list[str]) -> int:
         as_json, verbose = options.json, options.verbose
         if options.watch:
             return watch(verbose=verbose)
-    words = threading.Timer(_SILENCE_S, print, ["buildd: the daemon has not answered yet"], {"file": sys.stderr})
+    words = threading.Timer(SILENCE_S, print, ["buildd: the daemon has not answered yet"], {"file": sys.stderr})
     words.daemon = True
     words.start()
     try:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -70,27 +71,47 @@ def machine() -> tuple[str, ...]:
 
 
 def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path], place: Path) -> str:
-    """Compile it to its place; returns the error, empty if it worked. Raises OSError and SubprocessError."""
+    """Compile it to its place, several sources side by side; returns the error, empty if it worked.
+
+    Raises: OSError, SubprocessError.
+    """
+    aside = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}")
+    objects = {source: aside.with_name(f"{aside.name}.{number}.o") for number, source in enumerate(sources)}
+    flags = tuple(flags)
+
+    def compiled(source: Path) -> str:
+        return _said(compiler, *flags, "-c", "-o", str(objects[source]), str(source))
+
+    try:
+        if len(objects) == 1:
+            why = _said(compiler, *flags, "-o", str(aside), *map(str, objects))
+        else:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                why = next(filter(None, pool.map(compiled, objects)), "")
+            why = why or _said(compiler, *flags, "-o", str(aside), *map(str, objects.values()))
+        if not why:
+            seal(aside, place)
+    finally:
+        for made in (aside, *objects.values()):
+            made.unlink(missing_ok=True)
+    return why
+
+
+def _said(*command: str) -> str:
+    """What a compiler said about its failure; empty if it worked."""
     from codegen.foreign.called_tool import without_shims
 
-    aside = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}")
-    environment = {"PATH": without_shims(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            [compiler, *flags, "-o", str(aside), *(str(path) for path in sources)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment,
-            timeout=_COMPILE_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()[-300:]
-            return said or f"{compiler} ended with status {done.returncode}"
-        seal(aside, place)
-    finally:
-        aside.unlink(missing_ok=True)
-    return ""
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={"PATH": without_shims(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"},
+        timeout=_COMPILE_S,
+        check=False,
+    )
+    if done.returncode == 0:
+        return ""
+    return done.stderr.decode(errors="replace").strip()[-300:] or f"{command[0]} ended with status {done.returncode}"
 
 
 def seal(made: Path, place: Path) -> None:

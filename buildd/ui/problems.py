@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from buildd.ui.text import Line
 
 
+SILENCE_S = 1.0
+"""What takes longer is spoken of."""
+
+
 class ParserMade(Exception):
     """Carries the parser of a command that was called to describe itself."""
 
@@ -145,6 +149,23 @@ def print_note(text: str) -> None:
 
     columns, _ = screen_size(sys.stderr)
     print_lines([Line(line, Style.WARNING) for line in broken(text, columns)], to_stderr=True)
+
+
+@contextmanager
+def told_if_slow(words: str) -> Iterator[None]:
+    """Print what happens inside the context if that takes longer than `SILENCE_S` and somebody sits at a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    import threading
+
+    timer = threading.Timer(SILENCE_S, print_note, [words])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def print_lines(lines: Iterable[Line], *, to_stderr: bool = False) -> None:

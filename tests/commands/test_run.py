@@ -73,6 +73,50 @@ def test_a_shell_to_type_into_has_the_terminal_itself(user: User) -> None:
         assert b"direct\r\n" in terminal.output and b"relayed\r\n" not in terminal.output
 
 
+def until_there(go: Path) -> str:
+    return f"while [ ! -e {go} ]; do sleep 0.05; done"
+
+
+def test_a_first_run_whose_shims_take_long_says_so_on_a_terminal_only() -> None:
+    with short_folder() as folder:
+        user = User(folder)
+        try:
+            assert user.buildd("up")[0] == 0
+            slow = folder / "slow"
+            slow.mkdir()
+            (slow / "gcc").write_text(f'#!/bin/sh\n{until_there(folder / "go")}\nexec /usr/bin/gcc "$@"\n')
+            (slow / "gcc").chmod(0o755)
+            with on_terminal(user, "run", "--", "true", environ={"PATH": f"{slow}:/usr/bin:/bin"}) as terminal:
+                terminal.has_shown(b"buildd is compiling its shims, which later commands use again")
+                (folder / "go").touch()
+                assert terminal.ended() == 0
+            with on_terminal(user, "run", "--", "true", environ={"PATH": f"{slow}:/usr/bin:/bin"}) as terminal:
+                assert terminal.ended() == 0 and b"buildd" not in terminal.output
+        finally:
+            assert user.end() == []
+
+
+def test_a_daemon_that_takes_long_to_start_is_spoken_of_on_a_terminal_only() -> None:
+    with short_folder() as folder:
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(
+            "import os, sys, time\n"
+            f"while 'serve' in sys.orig_argv and not os.path.exists({str(folder / 'go')!r}): time.sleep(0.05)\n"
+        )
+        user = User(folder)
+        user.environ["PYTHONPATH"] = f"{site}:{user.environ['PYTHONPATH']}"
+        words = "buildd is starting its daemon"
+        try:
+            with on_terminal(user, "up") as terminal:
+                terminal.has_shown(words.encode())
+                piped = user.start("up")
+                (folder / "go").touch()
+                assert terminal.ended() == 0 and words not in piped.communicate()[0]
+        finally:
+            assert user.end() == []
+
+
 def test_a_run_within_a_run_has_one_line(user: User) -> None:
     inner = " ".join(BUILDD)
     with on_terminal(
