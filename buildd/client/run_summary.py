@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from protocol.messages import BuildFigures, Explained, TierStatus
 
 _MOST_NAMED = 20
+_MOST_TOLD = 5
+"""So many compiles are named with their reasons."""
 _PASSED = "passed through"
 
 
@@ -78,22 +80,29 @@ def write(file: Path, figures: BuildFigures, status: int, *, looked_up: bool, fr
         ) from error
 
 
-def checked(status: int, figures: BuildFigures, calls: Sequence[Explained], *, looked_up: bool) -> tuple[int, str]:
-    """The exit status with `--fail-on-miss`, and a line: why it is not the command's, or that nothing was checked. The
-    line is empty if compiles were checked and none ran."""
+def checked(
+    status: int, figures: BuildFigures, calls: Sequence[Explained], *, looked_up: bool
+) -> tuple[int, list[str]]:
+    """The exit status with `--fail-on-miss`, and lines: why it is not the command's, or that nothing was checked. There
+    are none if compiles were checked and none ran. The last line names the compiles, those before it say why the first
+    of them ran, as `buildd explain` does."""
     ran = figures.misses + figures.cancelled
     if status:
-        return status, ""
+        return status, []
     if looked_up and not ran:
         called = "COMMAND compiled nothing" if figures.passed_through else "the build was up to date"
         way = "to check the cache, build in an empty folder"
-        return status, "" if figures.hits else f"--fail-on-miss: {called}, so nothing was checked; {way}"
+        nothing = f"--fail-on-miss: {called}, so nothing was checked; {way}"
+        return status, [] if figures.hits else [nothing]
     if not looked_up:
-        return FAILED, "--fail-on-miss: nothing was looked up, so compiles may have run"
+        return FAILED, ["--fail-on-miss: nothing was looked up, so compiles may have run"]
     missed = [call for call in calls if call.would_run and not any(why.startswith(_PASSED) for why in call.reasons)]
     named = ", ".join(clean(call.action) for call in missed[:_MOST_NAMED])
     more = f" and {len(missed) - _MOST_NAMED} more" if len(missed) > _MOST_NAMED else ""
-    return FAILED, f"--fail-on-miss: {count(ran, 'compile')} ran: {named or 'cancelled in the daemon'}{more}"
+    lines = [f"ran {clean(call.action)}: {clean('; '.join(call.reasons))}" for call in missed[:_MOST_TOLD]]
+    if len(missed) > _MOST_TOLD:
+        lines.append("`buildd explain --last` says why the others ran")
+    return FAILED, [*lines, f"--fail-on-miss: {count(ran, 'compile')} ran: {named or 'cancelled in the daemon'}{more}"]
 
 
 def tier_trouble(tier: TierStatus | None) -> Iterator[str]:

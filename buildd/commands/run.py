@@ -190,9 +190,9 @@ def _ended(
         counted = figures or BuildFigures()
         run_summary.write(options.summary, counted, status, looked_up=figures is not None, from_store=found)
     if options.fail_on_miss:
-        status, why = run_summary.checked(status, figures or BuildFigures(), calls, looked_up=figures is not None)
-        if why:
-            print_note(f"buildd: {why}")
+        status, lines = run_summary.checked(status, figures or BuildFigures(), calls, looked_up=figures is not None)
+        for line in lines:
+            print_note(f"buildd: {line}")
     return status
 
 

@@ -54,6 +54,7 @@ def test_a_build_goes_on_and_fails_at_its_end_if_something_was_compiled(user: Us
     options = ("run", "--fail-on-miss", "--summary", "summary.json", "--")
     status, _, said = run(user, *options, "gcc", "-c", "a.c", **tier)
     assert status == 1 and (user.folder / "a.o").exists()
+    assert f"buildd: ran {user.folder}/a.c: never built before\n" in said
     assert f"buildd: --fail-on-miss: 1 compile ran: {user.folder}/a.c\n" in said
     # Once a build, though the output is a pipe.
     assert said.count("is not read, because no key is trusted: buildd cache trust KEY NAME") == 1
@@ -76,15 +77,19 @@ def test_a_build_goes_on_and_fails_at_its_end_if_something_was_compiled(user: Us
 def test_the_status_is_the_commands_unless_it_succeeded_with_a_miss() -> None:
     call = Explained(action="/w/a.c", would_run=True, reasons=("never built before",))
     link = Explained(action="gcc a.o", would_run=True, reasons=("passed through: link",))
-    assert "the build was up to date, so nothing was checked" in checked(0, BuildFigures(), [], looked_up=True)[1]
+    assert "the build was up to date, so nothing was checked" in checked(0, BuildFigures(), [], looked_up=True)[1][0]
     asked = BuildFigures(passed_through={"query": 1})
-    assert "COMMAND compiled nothing, so nothing was checked" in checked(0, asked, [], looked_up=True)[1]
-    assert checked(7, BuildFigures(misses=1), [call], looked_up=True) == (7, "")
-    assert checked(0, BuildFigures(hits=1), [link], looked_up=True) == (0, "")
+    assert "COMMAND compiled nothing, so nothing was checked" in checked(0, asked, [], looked_up=True)[1][0]
+    assert checked(7, BuildFigures(misses=1), [call], looked_up=True) == (7, [])
+    assert checked(0, BuildFigures(hits=1), [link], looked_up=True) == (0, [])
     assert checked(0, BuildFigures(misses=1), [link, call], looked_up=True) == (
         1,
-        "--fail-on-miss: 1 compile ran: /w/a.c",
+        ["ran /w/a.c: never built before", "--fail-on-miss: 1 compile ran: /w/a.c"],
     )
+    several = [Explained(action=f"/w/{n}.c", would_run=True, reasons=("input x.h: content changed",)) for n in range(7)]
+    _, lines = checked(0, BuildFigures(misses=7), several, looked_up=True)
+    assert lines[0] == "ran /w/0.c: input x.h: content changed" and lines[4].startswith("ran /w/4.c")
+    assert lines[5] == "`buildd explain --last` says why the others ran" and len(lines) == 7
     # The command went on without the daemon that cancelled it.
     assert checked(0, BuildFigures(cancelled=1), [], looked_up=True)[0] == 1
 
