@@ -101,7 +101,7 @@ def project_of(directory: str, file: str) -> tuple[str, str]:
             raise RequestError(
                 "bad-project",
                 f"no {PROJECT_FILE} in {where}",
-                next_step=f"go to the project's folder, name it with -C, or write a {PROJECT_FILE}",
+                next_step="go to the project's folder, name it with -C, or let `buildd init` write one",
             )
         folder = above
     return folder, PROJECT_FILE

@@ -147,6 +147,10 @@ def _full_id(store: Store, prefix: str) -> RequestId:
 
 
 def _unknown(build: str) -> RequestError:
+    if build == LAST:
+        return RequestError(
+            "unknown-build", "the log has no build yet", next_step="run buildd build or buildd run first"
+        )
     return RequestError("unknown-build", f"the log has no build {build!r}", next_step="buildd log lists the builds")
 
 

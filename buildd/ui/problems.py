@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from buildd.exits import USAGE
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
@@ -71,7 +73,9 @@ def parser(command: str, summary: str, *, details: str = "") -> ArgumentParser:
             return super().parse_known_args(args, namespace)
 
         def error(self, message: str) -> NoReturn:
-            super().error(message + _meant(self, message))
+            self.print_usage(sys.stderr)
+            print_problem(message + _meant(self, message), next_step=f"{self.prog} --help says more")
+            raise SystemExit(USAGE)
 
     made = Parser(
         prog=f"buildd {command}",

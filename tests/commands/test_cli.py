@@ -177,6 +177,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         (["build", "-f", "missing.toml"], "no file missing.toml"),
         (["build"], "no buildd.toml"),
         (["status", "--jsn"], "unrecognized arguments"),
+        (["build", "--no-such-option"], "  next: buildd build --help says more\n"),
+        (["cache", "import"], "error: the following arguments are required: file\n  next: buildd cache import --help"),
+        (["trace"], "the log has no build yet\n  next: run buildd build or buildd run first\n"),
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str], said: str, environ: dict[str, str], tmp_path: Path) -> None:
