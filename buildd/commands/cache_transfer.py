@@ -34,14 +34,32 @@ def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
     folder = options.directory or os.getcwd()
     with (
         open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
-        oci_layout.written(options.file) if options.oci else nullcontext(options.file) as file,
+        oci_layout.written(options.file, store.folder) if options.oci else nullcontext(options.file) as file,
     ):
-        found = export(store, needed and needed.keys, file, signing.own(options.environ), cache.everything())
+        found = export(
+            store, needed and needed.keys, file, signing.own(options.environ), cache.everything(), options.file
+        )
         written = size(file.stat().st_size)
     lines = [f"{options.file}: {_held(found)}, {written}"]
     if needed and needed.left_out:
         lines.append(f"left out, because it is never stored: {', '.join(needed.left_out)}")
+    if needed and (others := _others(store, found)):
+        lines.append(f"left out, because these targets do not need it: {others}; --all exports it too")
     return found, lines
+
+
+def _others(store: Store, found: Contents) -> str:
+    """What the store keeps beyond an export of targets, in words; empty if that is nothing."""
+    from buildd.store import figures
+
+    held = figures.stats(store)
+    kernels = held.areas.get("kernels")
+    results, entries = held.results - found.results, kernels.entries if kernels is not None else 0
+    said = [count(results, "result")] if results > 0 else []
+    if entries:
+        of = "of Triton, torch.compile, JAX and ccache"
+        said.append(count(entries, f"entry {of}", f"entries {of}"))
+    return " and ".join(said)
 
 
 def _held(found: Contents) -> str:
@@ -84,7 +102,12 @@ def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:
     is_layout = oci_layout.is_layout(options.file)
     with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
         found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))
-    return found, [f"{_held(found)} imported"]
+    lines = [f"{_held(found)} imported"]
+    if found.known == found.results > 0:
+        lines = [f"{_held(found)}: the store had all of these results already"]
+    elif found.known:
+        lines.append(f"{count(found.known, 'result')} of these {'was' if found.known == 1 else 'were'} there already")
+    return found, lines
 
 
 def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +32,7 @@ from buildd.store.bundle_format import (
 )
 from buildd.store.bundle_manifest import BundledResult, Manifest
 from buildd.store.bundled import bundled_files, bundled_inputs, bundled_result
-from buildd.store.packing import Encoding, write_error
+from buildd.store.packing import Encoding, named_file_error
 from buildd.store.profiles import Profile
 from buildd.store.result_rows import InputSet
 from buildd.store.signing import Signer
@@ -41,9 +42,17 @@ from protocol.messages import Digest
 
 
 def export(
-    store: Store, keys: Iterable[Digest] | None, file: Path, signer: Signer, profiles: Iterable[Profile] = ()
+    store: Store,
+    keys: Iterable[Digest] | None,
+    file: Path,
+    signer: Signer,
+    profiles: Iterable[Profile] = (),
+    named: Path | None = None,
 ) -> Contents:
     """Write the results under `keys` (all when None), all they need, and profiles to `file`, by rename, signed.
+
+    Args:
+        named: what errors call the file, if that is another name.
 
     Raises `StoreError` where a result or one of its blobs is not in the store, `StoreFull`.
     """
@@ -67,11 +76,10 @@ def export(
                 target.write(check + signer.public + signer.sign(SIGNED + check))
             os.replace(temporary, file)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise write_error(error, file, store=store.folder) from error
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            raise named_file_error(error, named or file, store.folder) from error
+        finally:
+            with suppress(OSError):  # it was never made, or has its name
+                temporary.unlink()
     return contents_of(manifest)
 
 

@@ -85,6 +85,8 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """JAX's."""
     values: int = 0
     """ccache's."""
+    known: int = 0
+    """After an import: results that the store had already."""
 
 
 def contents_of(manifest: Manifest) -> Contents:

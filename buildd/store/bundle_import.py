@@ -75,15 +75,16 @@ def import_(
         source.seek(0)
         _read_manifest(source, file)
         _put_blobs(store, source, manifest, file)
-        now_ns = time.time_ns()
+        now_ns, known = time.time_ns(), 0
         for entry in manifest.results:
             result = result_of(entry, now_ns)
+            known += store.result(result.key) is not None
             for one in entry.sets:
                 files = store.known_files(manifest.lists[one.files])
                 store.publish(Digest(one.first.hex()), input_set_of(entry.key, one, files), result)
     if manifest.profiles and keep is not None:
         keep(manifest.profiles)
-    return contents_of(manifest)
+    return msgspec.structs.replace(contents_of(manifest), known=known)
 
 
 def _put_blobs(store: Store, source: BinaryIO, manifest: Manifest, file: Path) -> None:

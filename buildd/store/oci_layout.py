@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from buildd.errors import StoreError
+from buildd.store.packing import named_file_error
 
 BUNDLE = "kernels.buildd"
 """Name of the bundle in the layer."""
@@ -58,8 +59,11 @@ def is_layout(place: Path) -> bool:
 
 
 @contextmanager
-def written(place: Path) -> Iterator[Path]:
+def written(place: Path, store: Path) -> Iterator[Path]:
     """Make a layout of the bundle that the caller writes to the yielded path.
+
+    Args:
+        store: the store's folder.
 
     Raises: StoreError if something is there that is no such layout, or cannot be written.
     """
@@ -78,7 +82,7 @@ def written(place: Path) -> Iterator[Path]:
                 shutil.rmtree(place)
             os.rename(made, place)
     except OSError as error:
-        raise StoreError(f"the layout cannot be written: {error.strerror}", file=str(place)) from error
+        raise named_file_error(error, place, store) from error
 
 
 def _lay_out(place: Path, bundle: Path) -> None:

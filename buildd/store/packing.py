@@ -92,6 +92,26 @@ def write_error(error: OSError, path: Path, *, store: Path | None = None) -> Sto
     )
 
 
+def named_file_error(error: OSError, path: Path, store: Path) -> StoreError:
+    """The error to raise where a file that the user has named could not be written.
+
+    Args:
+        store: the store's folder.
+    """
+    if error.errno in _NO_SPACE:
+        problem = write_error(error, path, store=store)
+        own = f"{problem.next_step}; or " if _is_one_disk(path.parent, store) else "free some space there, or "
+        problem.next_step = f"{own}name a file on another disk"
+        return problem
+    if not path.parent.is_dir():
+        message, step = f"there is no folder {path.parent}", "make the folder, or name a file in another one"
+    elif error.errno == errno.EISDIR:
+        message, step = "this is a folder", "name a file in it"
+    else:
+        message, step = f"cannot be written: {error.strerror}", "name a file in a folder that you may write to"
+    return StoreError(message, file=str(path), next_step=step)
+
+
 def _is_one_disk(folder: Path, other: Path) -> bool:
     try:
         return os.stat(folder).st_dev == os.stat(other).st_dev

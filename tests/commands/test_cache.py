@@ -76,6 +76,24 @@ def test_export_and_import(environ: dict[str, str], tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["results"] == 12
     with Store.open(tmp_path / "two") as store:
         assert is_served(store, 7)
+    assert cache.run(["--store", str(tmp_path / "two"), "import", file], environ=environ) == 0
+    assert capsys.readouterr().out == "12 results, 24 blobs: the store had all of these results already\n"
+    assert cache.run(["flush", "a11"], environ=environ) == 0
+    assert cache.run(["import", file], environ=environ) == 0
+    assert capsys.readouterr().out.endswith("24 blobs imported\n11 results of these were there already\n")
+
+
+def test_an_export_that_cannot_be_written_names_the_file_and_the_way_out(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file, message, step in (
+        (tmp_path / "none" / "b", f"there is no folder {tmp_path / 'none'}", "make the folder, or"),
+        (tmp_path, "this is a folder", "name a file in it"),
+    ):
+        assert cache.run(["export", str(file), "--all"], environ=environ) == 3
+        said = capsys.readouterr().err
+        assert f"error: {message}\n" in said and f"  file: {file}\n  next: {step}" in said
+    assert not list(tmp_path.parent.glob(".buildd-*"))
 
 
 def test_a_bundle_of_somebody_else_comes_in_once_their_key_is_trusted(

@@ -39,6 +39,27 @@ def boxed(developer: Developer) -> Developer:
 # ------------------------------------------------------------ disks
 
 
+def test_an_export_to_a_full_or_read_only_disk_leaves_no_part_of_a_file(boxed: Developer) -> None:
+    boxed.write("src/a.cu", f"//! bytes {1 << 20}\na\n")
+    said = boxed.inside(
+        "mkdir small && mount -t tmpfs -o size=64k none small\n"
+        "$BUILDD build -C project && echo other > project/src/b.cu && $BUILDD build -C project\n"
+        "$BUILDD cache export kernels.buildd -C project\n"
+        "! $BUILDD cache export small/full -C project\n! $BUILDD cache export small/layout --oci -C project\n"
+        "mount -o remount,ro small\n! $BUILDD cache export small/locked -C project\n"
+        "echo parts: $(ls -A small)\n"
+        "$BUILDD down\n"
+    )
+    assert "Traceback" not in said.text and "parts:\n" in said.text, said.text
+    assert "left out, because these targets do not need it: 2 results; --all exports it too\n" in said.text
+    for name in ("full", "layout"):
+        assert f"  file: small/{name}\n  next: free some space there, or name a file on another disk\n" in said.text
+    locked = (
+        "cannot be written: Read-only file system\n  file: small/locked\n  next: name a file in a folder that you may"
+    )
+    assert locked in said.text
+
+
 def test_the_disk_of_the_store_is_full(boxed: Developer) -> None:
     """The build goes on elsewhere; the store is sound, keeps what has room and serves it later."""
     boxed.write("src/a.cu", f"//! bytes {6 << 20}\na\n")
