@@ -111,9 +111,11 @@ def _parser() -> Any:
         added.add_argument("--json", action="store_true", help="print figures as JSON")
         return added
 
-    add("stats", "print hits, misses and sizes").add_argument(
+    stats = add("stats", "print hits, misses and sizes")
+    stats.add_argument(
         "--as", dest="words_of", choices=("ccache", "sccache"), default="", help="print them in the words of that tool"
     )
+    stats.add_argument("--zero", action="store_true", help="set all counters to 0, and keep the results")
     add(
         "gc", "remove the least recently used results until the store is within its size limit (BUILDD_CACHE_SIZE)"
     ).add_argument("--limit", type=size_of, metavar="SIZE", help="use this size limit, this time")
@@ -199,7 +201,11 @@ _KEYS: dict[str, Callable[[Namespace], int]] = {"key": _key, "trust": _trust}
 def _stats(store: Store, options: Namespace) -> int:
     from buildd.store import figures
 
+    if options.zero:
+        figures.zero(store)
     found = figures.stats(store)
+    if options.zero and not options.json:
+        return _say(options, found, ["hits, misses and all other counters are 0 now; the results stay"])
     if options.words_of:
         from buildd.commands.other_caches import figures_as
 

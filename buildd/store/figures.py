@@ -1,6 +1,6 @@
 """Figures of a store: its sizes, its counters and what its areas hold, for people and for `--json`.
 
-Changes nothing but counters: hits that were only noted so far are counted first.
+Changes nothing but counters: hits that were only noted so far are counted first, and `zero` sets all to 0.
 """
 
 from __future__ import annotations
@@ -50,6 +50,14 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """How the shared tier answered -> look-ups; and how many results were written to it."""
     whole: dict[str, int]
     """Reason -> compiles that ran whole for it, though others of their kind run in steps."""
+
+
+def zero(store: Parts) -> None:
+    """Count from 0 again, what has only been noted so far included. Raises StoreError."""
+    for area in store.areas:
+        area.settle()
+    store.tally.flush(wait=True)
+    store.database.transact(lambda connection: connection.execute("DELETE FROM counters"))
 
 
 def stats(store: Parts) -> Stats:

@@ -68,6 +68,26 @@ def test_gc_verify_and_flush(environ: dict[str, str], capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["blobs"] == 0
 
 
+def test_counters_can_begin_again(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store.open(Path(environ["BUILDD_DIR"])) as store:
+        assert is_served(store, 7)
+        store.tally.count(Counter.HITS, 5)
+        store.tally.count_passed_through("link")
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert before["counters"]["hits"] >= 5 and before["passed_through"]["link"] >= 1
+    assert cache.run(["stats", "--zero"], environ=environ) == 0
+    assert capsys.readouterr().out == "hits, misses and all other counters are 0 now; the results stay\n"
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    after = json.loads(capsys.readouterr().out)
+    assert set(after["counters"].values()) == {0} and after["passed_through"] == {}
+    assert after["results"] == before["results"] == 12
+    with Store.open(Path(environ["BUILDD_DIR"])) as store:
+        store.tally.count(Counter.HITS, 2)
+    assert cache.run(["stats", "--json"], environ=environ) == 0
+    assert json.loads(capsys.readouterr().out)["counters"]["hits"] == 2
+
+
 def test_export_and_import(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "bundle")
     assert cache.run(["export", file, "--all"], environ=environ) == 0
