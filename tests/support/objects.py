@@ -48,7 +48,7 @@ class Names:
         known = "|".join(map(re.escape, sorted(self.first, key=len, reverse=True))) or "(?!)"
         module = _MODULE % known.encode()
         return re.compile(
-            rb"(?:\d+_GLOBAL__N__?|_INTERNAL_?\d*|__nv_static_\d+_?|\d+__nv_static_\d+_?)?" + module
+            rb"(?:\d+_GLOBAL__N__?|\d*_INTERNAL_?\d*|__nv_static_\d+_?|\d+__nv_static_\d+_?)?" + module
             + rb"|(?:[^\s\"\0]*/)?tmpxft_[0-9a-f]+_[0-9a-f]+[-_]\d+_"
         )  # fmt: skip
 
