@@ -193,6 +193,11 @@ class ActiveBuild:
         """Look the only action up before the state machine asks for it, in the thread that has made the plan."""
         self._ahead = self.look_all((LookUp(self.request.request_id, 0, fresh=False),))
 
+    @property
+    def found_ahead(self) -> Found | None:
+        """The result of the only action, if `look_ahead` found it."""
+        return self._ahead[0][1] if self._ahead and len(self.plan.actions) == 1 else None
+
     def looked_ahead(self, batch: Sequence[LookUp]) -> list[Looked]:
         """Return what `look_ahead` found, once; empty if nothing was looked up, or the inputs have changed since."""
         found, self._ahead = self._ahead, []

@@ -206,7 +206,7 @@ class Lookup:
             components = list(action_key.tool_components(tool, self._tool_file))
             known = (tool, action_key.digest(components))
             self._tools[id(tool)] = known
-            self.store.remember_action(known[1], action_key.encode(components))
+            self.store.remember_tool(known[1], action_key.encode(components))
         return known[1]
 
     def _tool_file(self, path: str) -> Digest | None:

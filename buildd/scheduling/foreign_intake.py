@@ -139,8 +139,8 @@ class ForeignIntake:
     def _begin_known(
         self, tool: _Tool, compile: Compile, request: m.Request, log: RequestLog, figures: Figures
     ) -> ActiveBuild | None:
-        """Plan a compile and look it up; None if its tool has changed, or its steps are not known. In a worker thread,
-        from the first look at the tool to the look-up: each change of threads costs as much as one of these."""
+        """As `_begin`; None if its tool has changed, or its steps are not known. All in one worker thread: each change
+        of threads costs as much as the plan or the look-up."""
         if not tool.stamps.hold(self._sweep):
             return None
         described = tool.described
@@ -151,10 +151,7 @@ class ForeignIntake:
         steps = tool.steps.get(compile_plan.steps_key(compile, roots))
         if steps is None:
             return None
-        build = self._begin(compile, described, request, steps, roots, log, figures)
-        if not call_notes.is_proving(request):
-            build.look_ahead()
-        return build
+        return self._begin(compile, described, request, steps, roots, log, figures)
 
     def _begin(
         self,
@@ -166,7 +163,7 @@ class ForeignIntake:
         log: RequestLog,
         figures: Figures,
     ) -> ActiveBuild:
-        """Plan a compile. In a worker thread. Raises PassThrough."""
+        """Plan a compile and look it up. In a worker thread. Raises PassThrough."""
         lists = compile.makes is Makes.RULES
         if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
             roots = ()
@@ -190,9 +187,13 @@ class ForeignIntake:
         source = build.inputs.snapshot.fact(compile.source)
         if source is not None and Traits.PROCESS in source.traits:
             raise PassThrough(Reason.NO_FILE, f"{compile.source} names one below /dev or /proc")
-        build.adopt(plan, build.expected(plan.actions))
+        build.adopt(plan, [action.resources])
         if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
             outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
+        if not call_notes.is_proving(request):
+            build.look_ahead()
+        if build.found_ahead is None:
+            build.resources = build.expected(plan.actions)
         return build
 
     async def _describe(self, compile: Compile, request: m.Request) -> Described:

@@ -54,6 +54,14 @@ class LookUps:
         self._in_pool, self._feed, self._tasks = in_pool, feed, tasks
         self._may_travel = may_travel
 
+    def is_hit(self, build: ActiveBuild) -> bool:
+        """Whether all of a build was found while it was planned. If so, tell it, and the state machine has no work."""
+        found = build.found_ahead
+        if found is None:
+            return False
+        self._hit(build, 0, found)
+        return True
+
     async def look_up(self, build: ActiveBuild, several: list[LookUp]) -> None:
         """Look actions of one build up."""
         first = [look for look in several if look.node in build.urgent] or several[: self._cpus]
@@ -94,9 +102,7 @@ class LookUps:
             build.report.tell_failed(m.JobId(0), index, Failure(m.FailureKind.STORE, *problem))
             self._feed(Undeliverable(name, index))
         elif found is not None:
-            build.counts.done += 1
-            self._counters["step_hits" if build.is_steps else "hits"] += 1
-            build.report.tell_hit(index, found.result)
+            self._hit(build, index, found)
             self._feed(Hit(name, index))
         elif build.is_proof and not build.plan.actions[index].traces:
             build.counts.done += 1
@@ -118,3 +124,8 @@ class LookUps:
                     travels=self._may_travel and travels(build, index),
                 )
             )
+
+    def _hit(self, build: ActiveBuild, index: int, found: Found) -> None:
+        build.counts.done += 1
+        self._counters["step_hits" if build.is_steps else "hits"] += 1
+        build.report.tell_hit(index, found.result)

@@ -213,6 +213,8 @@ class Scheduler:
                 log.append(m.Done(outcome=m.Outcome.CANCELLED))
             return
         build.host = host
+        if self._look_ups.is_hit(build):
+            return await self._end(build, m.Outcome.BUILT)
         if self.cluster is not None:
             self.cluster.wake()
         self.builds[request.request_id] = build
@@ -272,7 +274,10 @@ class Scheduler:
         action = build.plan.actions[start.node]
         make: Callable[..., Execution] = Execution
         if start.away:
-            make = self._make_away()
+            from buildd.scheduling.away_job import AwayJob  # most users have no cluster
+
+            assert self.cluster is not None
+            make = partial(AwayJob, engine=self.cluster)
         elif start.spread:
             make = partial(
                 SpreadJob,
@@ -299,19 +304,12 @@ class Scheduler:
             self.counters["whole"] += bool(action.whole)
         self._tasks.spawn(self._run(execution), start.request)
 
-    def _make_away(self) -> Callable[..., Execution]:
-        from buildd.scheduling.away_job import AwayJob  # most users have no cluster
-
-        assert self.cluster is not None
-        return partial(AwayJob, engine=self.cluster)
-
     def _count_steps(self, hits: int, misses: int) -> None:
         self.counters["step_hits"] += hits
         self.counters["step_misses"] += misses
 
     async def _submit_steps(self, inner: StepRequest, job: m.JobId) -> m.Outcome:
-        build = inner.build
-        request_id = build.request.request_id
+        build, request_id = inner.build, inner.build.request.request_id
         ended: asyncio.Future[m.Outcome] = self._loop.create_future()
         self._steps[request_id] = ended
         self.builds[request_id] = build
@@ -364,11 +362,14 @@ class Scheduler:
             ended = self._steps.pop(complete.request)
             if not ended.done():
                 ended.set_result(complete.outcome)
-            return
+        else:
+            await self._end(build, complete.outcome)
+
+    async def _end(self, build: ActiveBuild, outcome: m.Outcome) -> None:
         if build.host is not None:
-            self._tasks.spawn(build.host.close(), complete.request)
+            self._tasks.spawn(build.host.close(), build.request.request_id)
         try:
-            await self._completion.complete(build, complete.outcome)
+            await self._completion.complete(build, outcome)
         except Exception as error:
             refuse(build.log, m.Outcome.DAEMON_ERROR, error)
             raise

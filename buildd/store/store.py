@@ -38,6 +38,7 @@ __all__ = ["Build", "Counter", "DigestRow", "InputSet", "Lease", "Result", "Stor
 DEFAULT_LIMIT_BYTES = 20 << 30
 ONLY_READ = "its results are used, and new ones are not kept"
 _COLLECT_EVERY_S = 2.0
+_MOST_TOOLS = 1 << 10
 
 
 class Lease:
@@ -86,6 +87,8 @@ class Store(Parts):
             ProfileArea(self.database),
             *areas,
         )
+        self._tools: set[Digest] = set()
+        """Tools whose components this process has written."""
         self._lock = threading.Lock()
         self._lease_lock = threading.Lock()
         self._leased: dict[Digest, int] = {}
@@ -267,6 +270,16 @@ class Store(Parts):
     def remember_action(self, name_key: Digest, components: bytes) -> None:
         """Keep the last components of an action, for explanations."""
         self._put_value(Table.ACTIONS, name_key, components)
+
+    def remember_tool(self, digest: Digest, components: bytes) -> None:
+        """Keep the components of a tool under their digest, for explanations. They are written once by each process."""
+        if digest in self._tools:
+            self.tally.touch(Table.ACTIONS.value, filter(None, [raw_digest(digest)]))
+            return
+        if len(self._tools) >= _MOST_TOOLS:
+            self._tools.clear()
+        self._tools.add(digest)
+        self._put_value(Table.ACTIONS, digest, components)
 
     def remember_actions(self, components: Sequence[tuple[Digest, bytes]]) -> None:
         """As `remember_action`, for several at once."""

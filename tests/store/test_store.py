@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,18 @@ def test_forgetting_a_result(store: Store) -> None:
     store.forget(key("result a"))
     assert store.result(key("result a")) is None
     assert store.input_sets(key("first a")) == ()
+
+
+def test_a_tool_is_written_once(store: Store) -> None:
+    """Each compile of a build asks for it, and a write costs as much as the rest of its look-up."""
+    store.remember_tool(key("t"), b"components")
+    with closing(sqlite3.connect(store.folder / "index.db")) as other:
+        before = other.execute("PRAGMA data_version").fetchone()
+        store.remember_tool(key("t"), b"components")
+        assert other.execute("PRAGMA data_version").fetchone() == before
+        store.remember_tool(key("u"), b"components")
+        assert other.execute("PRAGMA data_version").fetchone() != before
+    assert store.recall_action(key("t")) == store.recall_action(key("u")) == b"components"
 
 
 def test_named_values(store: Store) -> None:
