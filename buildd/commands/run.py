@@ -36,6 +36,7 @@ from buildd.exits import DAEMON, OK, USAGE
 from buildd.hooks.proof import FOLDER as PROVE
 from buildd.store.found_notes import FoundKernels
 from buildd.ui.problems import is_on, parser, print_note, print_problem
+from buildd.ui.text import count
 from protocol.errors import ProtocolError
 from protocol.messages import BuildFigures, BuildId, Done, Explained, Outcome, TierStatus
 from protocol.problem import in_one_line
@@ -169,6 +170,9 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
                     print_note(f"buildd: {line}")
                 for line in tier_trouble(_tier(client)) if figures.misses else ():
                     print_note(f"buildd: {line}")
+                if status in _INTERRUPTED and (going_on := _still_open(client, build)):
+                    noun = count(going_on, "compile that COMMAND left goes", "compiles that COMMAND left go")
+                    print_note(f"buildd: {noun} on; `buildd status` shows them")
             status = _ended(options, status, figures, logs.run.calls() if logs.run is not None else (), found)
     return status
 
@@ -201,6 +205,14 @@ def _tier(client: Client) -> TierStatus | None:
         return client.status().tier
     except ProtocolError:
         return None
+
+
+def _still_open(client: Client, build: BuildId) -> int:
+    """How many compiles of a build have not ended. A ninja that was killed, as by Python's subprocess, ends none."""
+    try:
+        return sum(request.build_id == build for request in client.status().work)
+    except ProtocolError:
+        return 0
 
 
 def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], environ: Mapping[str, str]) -> None:

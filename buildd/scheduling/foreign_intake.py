@@ -127,6 +127,7 @@ class ForeignIntake:
             roots = compile_plan.moving_roots(compile, described, request)
             steps = await self._steps(compile, described, request, roots)
             build = await self._in_pool(self._begin, compile, described, request, steps, roots, log, figures)
+            build.resources = await self._in_pool(build.expected, build.plan.actions)
         if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
             reasons = await proof_calls.missing(build, self._in_pool)
             if reasons is not None:
@@ -139,8 +140,8 @@ class ForeignIntake:
     def _begin_known(
         self, tool: _Tool, compile: Compile, request: m.Request, log: RequestLog, figures: Figures
     ) -> ActiveBuild | None:
-        """As `_begin`; None if its tool has changed, or its steps are not known. All in one worker thread: each change
-        of threads costs as much as the plan or the look-up."""
+        """Plan a compile and look it up; None if its tool has changed, or its steps are not known. All in one worker
+        thread: each change of threads costs as much as the plan or the look-up."""
         if not tool.stamps.hold(self._sweep):
             return None
         described = tool.described
@@ -151,7 +152,12 @@ class ForeignIntake:
         steps = tool.steps.get(compile_plan.steps_key(compile, roots))
         if steps is None:
             return None
-        return self._begin(compile, described, request, steps, roots, log, figures)
+        build = self._begin(compile, described, request, steps, roots, log, figures)
+        if not call_notes.is_proving(request):
+            build.look_ahead()
+        if build.found_ahead is None:
+            build.resources = build.expected(build.plan.actions)
+        return build
 
     def _begin(
         self,
@@ -163,7 +169,7 @@ class ForeignIntake:
         log: RequestLog,
         figures: Figures,
     ) -> ActiveBuild:
-        """Plan a compile and look it up. In a worker thread. Raises PassThrough."""
+        """Plan a compile. In a worker thread. Raises PassThrough."""
         lists = compile.makes is Makes.RULES
         if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
             roots = ()
@@ -190,10 +196,6 @@ class ForeignIntake:
         build.adopt(plan, [action.resources])
         if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
             outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
-        if not call_notes.is_proving(request):
-            build.look_ahead()
-        if build.found_ahead is None:
-            build.resources = build.expected(plan.actions)
         return build
 
     async def _describe(self, compile: Compile, request: m.Request) -> Described:

@@ -1,7 +1,7 @@
 """The shell around the state machine: carries its instructions out and feeds their results back as events.
 
-Knows how a request becomes a plan, jobs and a last event; knows no socket. Runs on one event loop; a few threads touch
-files. `intake` takes a request before anything runs, `completion` ends it.
+Knows no socket. `intake` takes a request before anything runs, `completion` ends it. Runs on one event loop; two
+threads touch files: with eight, which share the interpreter with the loop, each of many hits took a third longer.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Scheduler:
         self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
         """Outcomes of the requests that carry out the steps of jobs, which wait for them."""
         self._tasks = Tasks(self._failed_inside, lambda: self.state.story)
-        self._pool = ThreadPoolExecutor(max_workers=max(2, min(8, self.cpus)), thread_name_prefix="files")
+        # They share the interpreter with the loop: with eight, each of many hits took a third longer than with two.
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
         self.stores = OpenStores(
             self.runner, self._in_pool, default=default_store, limit_bytes=store_limit_bytes, make=make, tier=tier

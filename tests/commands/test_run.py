@@ -11,7 +11,7 @@ import pytest
 from tests.support.foreign_project import ForeignProject
 from tests.support.serving import short_folder
 from tests.support.terminal import Terminal
-from tests.support.toolkit import make_toolkit
+from tests.support.toolkit import host_compiler, make_toolkit
 from tests.support.user import User
 from tests.support.waiting import until
 
@@ -156,3 +156,25 @@ def test_a_daemon_that_ends_in_between_takes_no_figures_along(tmp_path_factory: 
             assert user.end() == []
         assert status == 0
         assert "buildd: 1 hit, 2 misses (new 2)" in output
+
+
+@pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
+def test_a_compile_that_an_interrupted_command_leaves_is_spoken_of() -> None:
+    """ninja's children are no members of its group: if it is killed, as Python's subprocess does, they go on."""
+    source = (
+        "constexpr long sum(long n) { long s = 0; while (n) s += n--; return s; }\nstatic_assert(sum(8000000) != 0);\n"
+    )
+    limits = "-std=c++20 -fconstexpr-loop-limit=1000000000 -fconstexpr-ops-limit=10000000000"
+    with short_folder() as folder:
+        user = User(folder)
+        (folder / "slow.cpp").write_text(source)
+        inner = " ".join(BUILDD)
+        shown = f"{inner} status | grep -q '^  slow.cpp'"
+        script = f"setsid g++ {limits} -c slow.cpp >out 2>&1 & until {shown}; do sleep 0.1; done; kill -INT $$"
+        try:
+            assert user.buildd("up")[0] == 0
+            status, output = user.buildd("run", "--", "sh", "-c", f"cd {folder}; {script}")
+        finally:
+            user.end()
+    assert status == 130
+    assert "1 compile that COMMAND left goes on; `buildd status` shows them" in output
