@@ -113,6 +113,8 @@ def test_a_daemon_that_takes_long_to_start_is_spoken_of_on_a_terminal_only() -> 
                 piped = user.start("up")
                 (folder / "go").touch()
                 assert terminal.ended() == 0 and words not in piped.communicate()[0]
+            # Each of the two has started a daemon; the one that came second ends when it finds the first one's lock.
+            until(lambda: sum("buildd serve" in each.command for each in user.processes()) == 1, "one daemon is left")
         finally:
             assert user.end() == []
 
