@@ -205,14 +205,34 @@ int find_socket(struct sockaddr_un *address)
 	return 1;
 }
 
-/* The store that the daemon will use: the one that the shim names, else the daemon's own. */
-int find_store(char *store, size_t size)
+/* The store of this environment: the one that it names, or the one in its home, if there is one. */
+int own_store(char *store, size_t size)
 {
-	const char *named = getenv("BUILDD_DIR"), *field;
-	size_t length;
+	const char *named = getenv("BUILDD_DIR"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	char index[PATH_MAX];
+	struct stat status;
 
 	if (named && named[0] == '/')
 		return snprintf(store, size, "%s", named) < (int)size;
+	if (!cache || cache[0] != '/') {
+		if (!home || home[0] != '/')
+			return 0;
+		if (snprintf(store, size, "%s/.cache/buildd", home) >= (int)size)
+			return 0;
+	} else if (snprintf(store, size, "%s/buildd", cache) >= (int)size)
+		return 0;
+	return snprintf(index, sizeof index, "%s/index.db", store) < (int)sizeof index && stat(index, &status) == 0 &&
+	       status.st_uid == geteuid(); /* sudo may keep another user's HOME */
+}
+
+/* The store that the daemon will use: the one that the shim names, else the daemon's own. */
+int find_store(char *store, size_t size)
+{
+	const char *field;
+	size_t length;
+
+	if (own_store(store, size))
+		return 1;
 	field = strstr(endpoint(), "\"store\":\"");
 	if (!field)
 		return 0;

@@ -75,9 +75,8 @@ static void put_submit(struct buffer *out)
 {
 	struct buffer body = { 0 };
 	unsigned char random[16];
-	char id[33], place[PATH_MAX];
+	char id[33], place[PATH_MAX], store[PATH_MAX];
 	const char *folder = current_folder(place), *build = getenv("BUILDD_BUILD_ID");
-	const char *store = getenv("BUILDD_DIR");
 	uint32_t count = 0;
 	mode_t mask = umask(0);
 
@@ -88,8 +87,8 @@ static void put_submit(struct buffer *out)
 		sprintf(id + 2 * i, "%02x", random[i]);
 	if (!build || !*build || !is_utf8(build))
 		build = "shims";
-	if (!store || store[0] != '/')
-		store = "";
+	if (!own_store(store, sizeof store))
+		store[0] = 0;
 	put_big(&body, 0x82, 0, 0);
 	put_string(&body, "type"), put_string(&body, "submit");
 	put_string(&body, "request");

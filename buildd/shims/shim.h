@@ -56,6 +56,7 @@ int find_socket(struct sockaddr_un *address); /* -1 where the daemon speaks anot
 void forget_endpoint(void);                   /* It is read again. */
 int make_runtime_folder(char *folder, size_t size);
 int find_store(char *store, size_t size);
+int own_store(char *store, size_t size);
 
 /* message.c */
 extern void (*on_no_memory)(void); /* called instead of returning; does not return */

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from buildd.shims.interposition import LAUNCHER
+from buildd.store.store import Store
 from protocol.client import Client
 from protocol.messages import Queued
 from tests.support.foreign_project import ForeignProject, prerequisites, same_files
@@ -632,3 +633,21 @@ def _command() -> list[str]:
     import sys
 
     return [sys.executable, "-P", "-m", "buildd"]
+
+
+# ---------------------------------------------------------------- other homes
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
+def test_a_launcher_uses_the_store_of_its_own_home(foreign: ForeignProject, tmp_path: Path, variable: str) -> None:
+    """A daemon serves all homes of a user, as root has them in containers and CI; which one started it says nothing."""
+    store = tmp_path / (".cache/buildd" if variable == "HOME" else "buildd")
+    environ = {name: value for name, value in foreign.environ.items() if name not in ("BUILDD_DIR", "XDG_CACHE_HOME")}
+    environ[variable] = str(tmp_path)
+    assert foreign.call("gcc", "-c", "a.c", "-o", "a.o", environ=environ).returncode == 0
+    assert not store.exists(), "where no store is, the daemon's own serves"
+    Store.open(store).close()
+    for _ in range(2):
+        assert foreign.call("gcc", "-c", "a.c", "-o", "a.o", environ=environ).returncode == 0
+    answers = [path for path in (store / "answers").iterdir() if path.name not in ("code", "notes")]
+    assert len(answers) == 1, "the second compile is found there, in the same store"
