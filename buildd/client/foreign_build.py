@@ -229,14 +229,14 @@ def advice(figures: BuildFigures, mapped: str = "") -> Iterator[str]:
     for folder, number in sorted(figures.elsewhere.items(), key=lambda pair: -pair[1])[:1]:
         same = "1 miss has" if number == 1 else f"{number} misses have"
         way = "" if by_folder else f"; {_WITH_MAPPED}"
-        yield f"{same} the same content as results made in {folder}, but the objects may contain the folder's path{way}"
+        yield f"{same} the same inputs as results made in {folder}, but the objects may contain the folder's path{way}"
     if figures.holding_paths and not by_folder:
         some = f"{count(figures.holding_paths, 'miss', 'misses')} made an object with the path of a folder whose name"
         way = "without --no-map-paths later builds hit" if mapped else f"(__FILE__ or -g): {_WITH_MAPPED}"
         yield f"{some} changes with each build{':' if mapped else ''} {way}"
     if figures.unmappable:
-        alone = "1 result holds" if figures.unmappable == 1 else f"{figures.unmappable} results hold"
-        yield f"{alone} for one folder alone, with --map-paths too: `buildd explain --last` says why"
+        alone = count(figures.unmappable, "object")
+        yield f"{alone} cannot be shared between checkouts, even with --map-paths: `buildd explain --last` says why"
 
 
 _WITH_MAPPED = "builds with --map-paths find each other's results; the first of them compiles every source once more"

@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
         details="Exit status: that of COMMAND; 127 if it does not exist, 126 if it cannot be run, 2 for wrong usage.",
     )
     command.usage = (
-        "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--summary FILE] [--fail-on-miss] [--quiet] [--] "
+        "buildd run [-j N] [--[no-]map-paths] [--record FILE] [--summary FILE] [--fail-on-miss] [-q] [--] "
         "COMMAND [ARGUMENT...]"
     )
     command.add_argument(
@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> int:
     command.add_argument("--summary", type=Path, default=None, metavar="FILE", help=summary_file)
     failing = "end with status 1 if the command succeeded, but a compile had to run; the last line names it"
     command.add_argument("--fail-on-miss", action="store_true", help=failing)
-    command.add_argument("--quiet", action="store_true", help="print no summary at the end, and no status line")
+    command.add_argument("-q", "--quiet", action="store_true", help="print no summary at the end, and no status line")
     own, rest = _divided(arguments)
     options = command.parse_args(own)
     if not rest:

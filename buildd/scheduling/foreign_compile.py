@@ -201,9 +201,10 @@ class CompileReport(Report[ActiveBuild]):
                 counted.count_missed(kind, missing.elsewhere if mappable and not unmapped else "")
             counted.unmappable = int(bool(unmapped))
             counted.holding_paths = int(self._outputs.holds_path and not unmapped)
-            same = f"{missing.elsewhere} has a result of the same content" if missing.elsewhere else ""
+            same = f"{missing.elsewhere} has a result made from the same inputs" if missing.elsewhere else ""
             here = self._holds_here() if why is MissKind.NEW else ""
-            failed = "it failed: buildd log BUILD shows what the compiler said" if build.counts.failures else ""
+            log = f"buildd log {build.request.build_id}"
+            failed = f"it failed: {log} shows what the compiler said" if build.counts.failures else ""
             reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed)))
         elif build.counts.hits:
             reasons = (build.why_hit(0),)
@@ -240,7 +241,7 @@ class CompileReport(Report[ActiveBuild]):
             return f"with -G nvcc's result holds for {self.build.project} alone, also with --map-paths"
         return (
             f"with -g or -lineinfo nvcc's result holds for {self.build.project} alone; with --map-paths it serves"
-            " other checkouts too"
+            " other checkouts too, unless a kernel lies in an anonymous namespace"
         )
 
     def tell_hit(self, index: int, result: Result) -> None:

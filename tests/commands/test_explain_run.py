@@ -109,9 +109,9 @@ def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     foreign.write("far/away/two/x.h", "#define X 2\n")
     _, said = buildd(foreign, other, "run", "--", "sh", "-c", script.replace(str(folder), str(other)))
     assert "1 hit, 1 miss (folder 1)" in said
-    assert f"1 miss has the same content as results made in {folder}, " in said and "--map-paths" in said
+    assert f"1 miss has the same inputs as results made in {folder}, " in said and "--map-paths" in said
     _, *lines = explained(other)
-    assert lines[0].startswith("ran b.c") and f"    {folder} has a result of the same content" in lines
+    assert lines[0].startswith("ran b.c") and f"    {folder} has a result made from the same inputs" in lines
 
     # --map-paths replaces no path outside of the folder where the build was called.
     third = foreign.folder / "far/away/three"
@@ -136,6 +136,7 @@ def test_debug_information_of_nvcc_that_keeps_another_checkout_from_hitting_is_n
     first = built("one")
     assert first[:2] == ["ran k.cu", "    never built before"]
     assert f"nvcc's result holds for {foreign.folder}/one alone; with --map-paths it serves" in first[2]
+    assert first[2].endswith(" other checkouts too, unless a kernel lies in an anonymous namespace")
     whole = built("one", flag="-G")
     assert whole[-1] == f"    with -G nvcc's result holds for {foreign.folder}/one alone, also with --map-paths"
     assert built("two", "--map-paths") == ["ran k.cu: never built before"]
@@ -156,7 +157,7 @@ def test_mapping_paths_is_offered_only_where_it_helps(kept_user: User) -> None:
             _, said = buildd(foreign, source.parent, "run", "--", "nvcc", "-arch=sm_80", "-c", str(source))
             assert "folder 1" in said or folder == "one"
         assert ("builds with --map-paths" in said and "compiles every source once more" in said) is helps
-        assert ("1 result holds for one folder alone, with --map-paths too" in said) is not helps
+        assert ("1 object cannot be shared between checkouts, even with --map-paths: " in said) is not helps
         why = buildd(foreign, source.parent, "explain", "--last")[0]
         assert ("by an id that it makes of the source's path: --map-paths does not help" in why) is not helps
 
@@ -244,9 +245,11 @@ def test_a_compile_that_failed_is_told_so_and_is_no_miss(kept_user: User) -> Non
     foreign.write("b.c", "int bad = q;\n")
     _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c a.c; gcc -c b.c; true")
     assert "buildd: 0 hits, 1 miss (new 1), 1 failed\n" in said
-    _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
-    failed = "    it failed: buildd log BUILD shows what the compiler said"
-    assert lines == ["ran a.c: never built before", "ran b.c", "    never built before", failed]
+    heading, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    log = f"buildd log {heading.split()[0]}"
+    failed = f"    it failed: {log} shows what the compiler said"
+    assert sorted(lines) == sorted(["ran a.c: never built before", "ran b.c", "    never built before", failed])
+    assert "b.c:1:11: error" in buildd(foreign, foreign.folder, *log.split()[1:])[0]
 
 
 def test_many_calls_of_the_same_reason_are_told_together(kept_user: User) -> None:

@@ -52,6 +52,7 @@ def test_a_terminal_shows_what_runs_until_it_has_run(user: User, tmp_path_factor
         (("run",), {}, b"relayed"),
         (("run",), {"NO_COLOR": "1"}, b"relayed"),
         (("run", "--quiet"), {}, b"direct"),
+        (("run", "-q"), {}, b"direct"),
         (("run",), {"TERM": "dumb"}, b"direct"),
         (("run",), {"CI": "true"}, b"direct"),
         (("run",), {"BUILDD_PROGRESS": "0"}, b"direct"),
