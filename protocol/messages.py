@@ -236,7 +236,8 @@ class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     plain tool, `holding_paths` the misses whose object holds the path of a folder with another name in each build,
     `missed` the misses that did not fail by the kind of their reason, `elsewhere` by folder the misses for which that
     folder has a result of the same content, `unmappable` the misses of both kinds for which --map-paths does nothing
-    (the other two do not count them), `cancelled` the compiles that ended because their caller went away."""
+    (the other two do not count them), `cancelled` the compiles that ended because their caller went away; `unkept` says
+    why the store could not keep results, and what to do."""
 
     hits: int = 0
     misses: int = 0
@@ -248,6 +249,7 @@ class BuildFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     elsewhere: dict[str, int] = {}
     unmappable: int = 0
     cancelled: int = 0
+    unkept: str = ""
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

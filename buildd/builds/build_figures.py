@@ -31,6 +31,7 @@ class Figures:
     missed: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
     cancelled: int = 0
+    unkept: str = ""
 
     noted_ns: int = 0
     """When the memory of jobs was last noted for this build."""
@@ -58,6 +59,7 @@ class Figures:
         self.holding_paths += other.holding_paths
         self.unmappable += other.unmappable
         self.cancelled += other.cancelled
+        self.unkept = other.unkept or self.unkept
         for mine, its in (
             (self.passed_through, other.passed_through),
             (self.missed, other.missed),
@@ -78,6 +80,7 @@ class Figures:
             missed=dict(self.missed),
             elsewhere=dict(self.elsewhere),
             cancelled=self.cancelled,
+            unkept=self.unkept,
         )
 
 

@@ -107,3 +107,5 @@ class Counts:
     misses: int = 0
     failures: int = 0
     saved_s: float = 0.0
+    unkept: str = ""
+    """Why the store takes no results; empty if it does."""

@@ -122,14 +122,16 @@ def figures_of(
 
     Args:
         notes, calls: None where the store may not be written. Then shims note nothing, and the daemon that runs is
-            asked: it knows nothing of the calls that came to an earlier one.
+            asked: it knows nothing of the calls that came to an earlier one. It is asked too if something may have run:
+            a full disk has no room for notes.
         client: a connection from the build's beginning, if there is one. Its daemon may have ended: shims start another
             one.
     """
     found = calls.figures() if calls is not None else None
-    if found is None:
-        found = _daemons_figures(environ, build, client)
     hits, saved_s = notes.figures() if notes is not None else (0, 0.0)
+    if found is None or found.misses or not (found.hits or hits):
+        told = _daemons_figures(environ, build, client)
+        found = told if found is None or told.unkept else found
     return msgspec.structs.replace(found, hits=found.hits + hits, saved_s=found.saved_s + saved_s)
 
 

@@ -219,12 +219,13 @@ def _tell(figures: BuildFigures, found: FoundKernels, command: Sequence[str], en
     """Print the summary of a build whose compiles came to buildd, and ways to more hits."""
     from buildd.shims import interposition
     from buildd.ui.screen import screen_size
-    from buildd.ui.text import broken
+    from buildd.ui.text import broken, clean
 
     if said := summary(figures, found):
         for line in broken(f"buildd: {said}", screen_size(sys.stderr)[0]):
             print(line, file=sys.stderr)
-    lines = list(advice(figures, environ.get("BUILDD_MAP_PATHS", "")))
+    lines = [f"not cached: {clean(figures.unkept)}"] if figures.unkept else []
+    lines += advice(figures, environ.get("BUILDD_MAP_PATHS", ""))
     if not figures.hits and not interposition.folder_of(environ):
         from buildd.trees import configured
 
@@ -265,7 +266,9 @@ def _keep(
     try:
         run_log.keep(store, build, command, started_ns, summary(figures), done, run, direct, notes)
     except (BuilddError, OSError) as error:
-        print_note(f"buildd: the store may not have kept this run's results, and `buildd log` lacks the run: {error}")
+        if not figures.unkept:  # the summary says why
+            lost = "the store may not have kept this run's results, and `buildd log` lacks the run"
+            print_note(f"buildd: {lost}: {error}")
         return
     if wants_spans(os.environ):
         from buildd.commands.log import events_of

@@ -313,6 +313,8 @@ class CompileReport(Report[ActiveBuild]):
             counted.cancelled = 1
         counted.hits, counted.misses = build.counts.hits, build.counts.misses
         counted.failures, counted.saved_s = build.counts.failures, build.counts.saved_s
+        if counted.misses:
+            counted.unkept = build.counts.unkept
         explained = self._explained(counted)
         if not self._carried_out and outcome is not m.Outcome.CANCELLED:
             outcome = m.Outcome.REFUSED if self._left else m.Outcome.DAEMON_ERROR

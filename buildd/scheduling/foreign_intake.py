@@ -46,6 +46,7 @@ from codegen.plan import Argument, Steps
 from codegen.reach import Reach, reach_of
 from codegen.steps.module_ids import ids_of
 from protocol import messages as m
+from protocol.problem import in_one_line
 
 MOST_BUILDS = 32
 MOST_TOOLS = 64
@@ -196,6 +197,8 @@ class ForeignIntake:
         build.adopt(plan, [action.resources])
         if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
             outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
+        if self._store.unkept is not None:
+            build.counts.unkept = in_one_line(self._store.unkept)
         return build
 
     async def _describe(self, compile: Compile, request: m.Request) -> Described:

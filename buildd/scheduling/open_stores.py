@@ -209,7 +209,9 @@ class OpenStores:
             instead = ""
             try:
                 instead = tempfile.mkdtemp(prefix="buildd-store-", dir=place)
-                return Store.open(Path(instead), limit_bytes=self._limit_bytes), failure
+                store = Store.open(Path(instead), limit_bytes=self._limit_bytes)
+                store.unkept = failure
+                return store, failure
             except (StoreError, OSError, sqlite3.Error):
                 if instead:
                     shutil.rmtree(instead, ignore_errors=True)

@@ -32,6 +32,7 @@ from buildd.store.store import InputSet, Result, StoredOutput
 from codegen.plan import Action, Kept, Output, TextUse
 from codegen.reach import Reach
 from protocol import messages as m
+from protocol.problem import in_one_line
 
 _KERNEL_KINDS = ("nvcc", "hipcc")
 _File = tuple[Output, Path, bytes | None]
@@ -208,6 +209,7 @@ class ResultKeeper:
         """The note of a result that the store has not taken. On a full disk it is the same for every result."""
         if isinstance(error, StoreFull):
             error = full(self._build.store.folder)
+            self._build.counts.unkept = in_one_line(error)
         return f"not stored: {error.message}" + (f" ({error.next_step})" if isinstance(error, StoreFull) else "")
 
     def _learn(self, exit: Exit) -> None:

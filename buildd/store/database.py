@@ -37,6 +37,9 @@ _DAMAGED = (
 )
 _NEXT_FULL = "free some space there, lower the size limit with `buildd cache gc --limit SIZE`, or set BUILDD_DIR"
 
+_INDEX_BYTES = 1 << 20
+"""An index needs less. On a disk with less room it is empty because there was none to make it."""
+
 
 class Damaged(StoreError):
     """The index was damaged and is set aside; the same call may be repeated on the new one."""
@@ -47,13 +50,13 @@ def full(path: Path | str) -> StoreFull:
     return StoreFull(f"no space left on the disk of {path}", file=str(path), next_step=_NEXT_FULL)
 
 
-def _is_full(folder: Path) -> bool:
-    """Whether the disk has no room for one more file."""
+def _is_full(folder: Path, need_bytes: int = 1) -> bool:
+    """Whether the disk has no room for one more file of this size."""
     try:
         disk = os.statvfs(folder)
     except OSError:
         return False
-    return disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0)
+    return disk.f_bavail * disk.f_frsize < need_bytes or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 class Database:
@@ -275,6 +278,8 @@ class Database:
             reader.close()
             if condition is Condition.NEWER:
                 raise self._too_new(version)
+            if condition is Condition.EMPTY and _is_full(self.folder, _INDEX_BYTES):
+                raise full(self.path)
             raise StoreError(
                 f"the store's index is {condition.value} and may not be written",
                 file=self._name,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from buildd.errors import StoreError, StoreFull
+from buildd.errors import BuilddError, StoreError, StoreFull
 from buildd.store import garbage_collection, ownership, sessions
 from buildd.store.answers import AnswerArea
 from buildd.store.areas import Area
@@ -72,6 +72,8 @@ class Store(Parts):
             folder, limit_bytes, read_only=read_only, notice=notices.append, limit_reached=self._limit_reached
         )
         self._notices = notices
+        self.unkept: BuilddError | None = None
+        """Why new results are not kept, where they could be if the disk or the folder were in order."""
         self._results = Results(self.database, self.blobs, self.tally, self._limit_reached)
         self._values = NamedValues(self.database, next_tick, lambda table, name: self.tally.touch(table, [name]))
         self._digests = Digests(self.database, next_tick)
@@ -138,6 +140,7 @@ class Store(Parts):
                 opened = cls(folder, limit, True, notices, areas)
             except StoreError:
                 raise error from None  # there was no room to make the index
+            opened.unkept = error
             notices.append(f"the disk of {folder} is full: {ONLY_READ} ({error.next_step})")
             return opened
 

@@ -116,6 +116,26 @@ def test_a_store_with_hardly_any_room(boxed: Developer, options: str) -> None:
     assert is_said or "3 hits, 0 compiled" in again, said.text
 
 
+def test_a_foreign_build_says_at_its_end_that_the_full_disk_kept_nothing(boxed: Developer) -> None:
+    """Also where there was room for the shims, and none for an index, so that nothing can be noted for the run."""
+    (boxed.folder / "new.c").write_text("int new;\n")
+    said = boxed.inside(
+        "rm -rf store && mkdir store && mount -t tmpfs -o size=300k none store\n"
+        "$BUILDD run -- gcc -c new.c\n"
+        "! $BUILDD explain --last && ! $BUILDD log\n"
+        "$BUILDD down && mount -o remount,size=8m store && $BUILDD run -- gcc -c new.c\n"
+        "cat /dev/zero > store/zeros || echo 'int newer;' > new.c\n"
+        "$BUILDD run -- gcc -c new.c\n"
+        "$BUILDD down\n"
+    )
+    assert said.status == 0 and "Traceback" not in said.text, said.text
+    full = f"no space left on the disk of {boxed.store}"
+    assert said.text.count("buildd: 0 hits, 1 miss (") == 3, said.text
+    assert said.text.count(f"buildd: not cached: {full}/index.db (free some space there, ") == 1
+    assert said.text.count(f"buildd: not cached: {full} (free some space there, ") == 1
+    assert said.text.count(f"error: {full}/index.db\n") == 2 and "may not be written" not in said.text
+
+
 def test_no_disk_has_room(boxed: Developer) -> None:
     """Each failure names the disk and the next step, also where the tool speaks of something else."""
     boxed.write("src/a.cu", f"//! bytes {6 << 20}\na\n")
