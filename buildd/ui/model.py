@@ -54,6 +54,8 @@ class BuildModel(msgspec.Struct):
     end_ns: int = 0
     """When the build is expected to end; 0 if that is not known."""
     _reached: float = 0.0
+    _finished: set[JobId] = msgspec.field(default_factory=set)
+    """The jobs in `compiled`."""
 
     @property
     def done(self) -> int:
@@ -130,8 +132,12 @@ class BuildModel(msgspec.Struct):
                 self.hit(event)
             case messages.Finished(job_id=job_id):
                 self.compiled += 1
+                self._finished.add(job_id)
                 return self.running.pop(job_id, None)
             case messages.Failed(job_id=job_id):
+                if job_id in self._finished:  # its tool ended well, but its files could not be put in place
+                    self._finished.remove(job_id)
+                    self.compiled -= 1
                 self.failures += 1
                 return self.running.pop(job_id, None)
             case messages.Explained(would_run=would_run):
@@ -161,3 +167,4 @@ class BuildModel(msgspec.Struct):
         self._reached = 0.0
         self.progress = self.result = None
         self.running.clear()
+        self._finished.clear()

@@ -52,6 +52,22 @@ def test_a_failure_names_everything_once() -> None:
     )
 
 
+def test_a_result_that_could_not_be_put_in_place_is_one_action_that_failed() -> None:
+    """Its tool has ended well before, and was counted then."""
+    names = ("k1.o", "k2.o", "libk.so")
+    ran = [(0.1 * n, body) for n, name in enumerate(names) for body in (started(n + 1, name), finished(n + 1, name, 1))]
+    full = messages.Failed(
+        job_id=JobId(3), action="libk.so", kind=messages.FailureKind.STORE, message="no space left on the disk"
+    )
+    done = messages.Done(outcome=Outcome.FAILED, misses=3, failures=1, wall_s=0.7)
+    lines = told(events((0, messages.Planned(targets=("k",), actions=3)), *ran, (0.6, full), (0.7, done))).splitlines()
+    assert lines[2:] == [
+        "[3/3] nvcc libk.so 1.0 s",
+        "[3/3] FAILED libk.so: no space left on the disk",
+        "failed: 1 action failed, 0 hits, 2 compiled, 0.7 s",
+    ]
+
+
 def test_colour_only_where_asked() -> None:
     assert "\x1b" not in told(failed_build())
     coloured = told(failed_build(), colour=True)
