@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 import tomllib
 from argparse import SUPPRESS
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from buildd.client.perform import carry_out, status_of
-from buildd.client.request import add_request_arguments, project_of, request_from, with_files
+from buildd.client.request import add_request_arguments, project_of, request_from, store_of, with_files
 from buildd.commands.log import SEARCHED, events_of, open_store
 from buildd.exits import OK
+from buildd.shims import idle_runs
 from buildd.ui.build_table import build_lines
 from buildd.ui.narrator import Telling, reason_lines
 from buildd.ui.pass_through_hints import hint_for, is_check
@@ -30,9 +33,10 @@ from codegen.errors import RequestError
 from protocol.messages import CacheHit, Event, Explained, Failed, Mode, Outcome, Planned, Queued
 
 if TYPE_CHECKING:
+    from buildd.shims.run_log import OngoingRun
     from buildd.store.build_log import Build
 
-_PASSED = "passed through: "
+_PASSED, _FAILED = "passed through: ", "it failed: "
 _FEW_ALIKE = 4
 """Actions with the same reasons are told one by one up to so many. A run of torch.compile has hundreds of others."""
 _NAMED = 3
@@ -136,11 +140,16 @@ def tell_last(project: str, target: str = "", only: str = "", *, every: bool = F
     """
     place = os.path.realpath(project)
     folders = (place, os.path.realpath(os.getcwd()))
+
+    def is_above(called: str) -> bool:
+        """A run counts where it was called, or in any folder below."""
+        return any(f"{folder}/".startswith(f"{called}/") for folder in folders)
+
     for build in _builds():
-        # A run counts where it was called, or in any folder below.
-        called_here = any(f"{folder}/".startswith(f"{build.project}/") for folder in folders)
-        if called_here if build.summary.command else build.project == place:
-            return tell(build, target, only, every=every, json=json)
+        if is_above(build.project) if build.summary.command else build.project == place:
+            runs = idle_runs.noted(Path(store_of(os.environ)))
+            idle = [run for run in runs if is_above(run.project) and run.started_ns > build.started_ns]
+            return tell(build, target, only, later=idle[-1:], every=every, json=json)
     step = "run buildd build or buildd run first; buildd log lists the builds, and buildd explain BUILD explains one"
     raise RequestError("unknown-build", f"the log has no build of {project}", next_step=step)
 
@@ -159,8 +168,20 @@ def _builds() -> list[Build]:
         return list(store.builds(SEARCHED))
 
 
-def tell(build: Build, target: str = "", only: str = "", *, every: bool = False, json: bool = False) -> int:
-    """As `tell_last`, for a build of the log."""
+def tell(
+    build: Build,
+    target: str = "",
+    only: str = "",
+    *,
+    later: Sequence[OngoingRun] = (),
+    every: bool = False,
+    json: bool = False,
+) -> int:
+    """As `tell_last`, for a build of the log.
+
+    Args:
+        later: runs after it that called no compiler.
+    """
     events = events_of(build.request_id)
     place = f"{build.project}/"
     found = [
@@ -174,9 +195,9 @@ def tell(build: Build, target: str = "", only: str = "", *, every: bool = False,
         for number, body in enumerate(found, 1):
             view.event(Event(request_id=build.request_id, sequence=number, time_ns=build.finished_ns, body=body))
         return OK
-    lines = build_lines([build])
+    lines = [*map(_idle_line, later), *build_lines([build])]
     if build.summary.command:
-        found.sort(key=lambda each: (_is_query(each), not each.would_run))
+        found.sort(key=_rank)
     alike: dict[tuple[bool, tuple[str, ...], int], list[str]] = {}
     for number, each in enumerate(found):
         # With --all no two are alike.
@@ -204,6 +225,11 @@ def tell(build: Build, target: str = "", only: str = "", *, every: bool = False,
     return OK
 
 
+def _idle_line(run: OngoingRun) -> Line:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_ns / 1e9))
+    return Line(f"{when}  run -- {clean(run.command)} called no compiler; before it:")
+
+
 def _told(verb: str, actions: list[str], reasons: tuple[str, ...], more: str) -> list[Line]:
     """Actions of the same reasons: each with its reasons if they are few, otherwise the reasons once."""
     reasons = tuple(reason.removeprefix("hit: ") for reason in reasons)
@@ -216,9 +242,15 @@ def _told(verb: str, actions: list[str], reasons: tuple[str, ...], more: str) ->
     return [*lines, Line(f"      and {len(actions) - _NAMED} more; {more}")]
 
 
-def _is_query(call: Explained) -> bool:
-    """Whether a call only asked the compiler something, or tried it out: nothing about it could be better."""
-    return any(reason.startswith(_PASSED) and is_check(reason.removeprefix(_PASSED)) for reason in call.reasons)
+def _rank(call: Explained) -> int:
+    """A call's place in a list: failures, misses, hits, what was passed through, and last the calls that only asked the
+    compiler something, or tried it out. Nothing about those could be better."""
+    passed = [reason.removeprefix(_PASSED) for reason in call.reasons if reason.startswith(_PASSED)]
+    if passed:
+        return 4 if any(map(is_check, passed)) else 3
+    if not call.would_run:
+        return 2
+    return 0 if any(reason.startswith(_FAILED) for reason in call.reasons) else 1
 
 
 def why(events: Iterable[Event]) -> list[Explained]:

@@ -246,11 +246,14 @@ def _keep(
     notes: Sequence[str] = (),
 ) -> None:
     """Add the run to the build log, unless it compiled nothing, started no program with torch or Triton, and there is
-    nothing to note."""
-    if figures == BuildFigures() and not notes and not run.programs():
-        return
-    from buildd.shims import run_log
+    nothing to note; then only `buildd explain --last` speaks of it."""
+    from buildd.shims import idle_runs, run_log
 
+    if figures == BuildFigures() and not notes and not run.programs():
+        shown = run_log.shown(command)
+        idle = run_log.OngoingRun(build_id=build, command=shown, project=run.project, started_ns=started_ns)
+        idle_runs.note(store, idle)
+        return
     # A program that is interrupted may end with a status of its own; the compiles that it waited for are cancelled.
     was_interrupted = status in _INTERRUPTED or (status != 0 and figures.cancelled > 0)
     outcome = Outcome.CANCELLED if was_interrupted else Outcome.FAILED if status else Outcome.BUILT

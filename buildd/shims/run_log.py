@@ -62,7 +62,7 @@ class CallNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OngoingRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that goes on. The first line of its file."""
+    """A run that goes on. The first line of its file. Also one that has called no compiler, and has no row."""
 
     build_id: BuildId
     command: str
@@ -98,7 +98,7 @@ class RunNotes:
         self._descriptors = [held(path) for path in self._paths]
         self._descriptor, self._calls, self._jobs, self._programs = self._descriptors[:4]
         self.project = os.path.realpath(project or os.getcwd())
-        here = OngoingRun(build_id=build, command=_shown(command), project=self.project, started_ns=time.time_ns())
+        here = OngoingRun(build_id=build, command=shown(command), project=self.project, started_ns=time.time_ns())
         os.write(self._descriptor, msgspec.json.encode(here) + b"\n")
 
     def told(self) -> Failures:
@@ -284,6 +284,8 @@ def call_of(command: Sequence[str], folder: str) -> str:
     """The name of a call that was not understood: its tool, and the words that are no options."""
     named = [word for word in command[1:] if not word.startswith("-")]
     words = [os.path.basename(command[0]) if command else "", *named[:_MOST_WORDS]]
+    if len(named) > _MOST_WORDS:
+        words.append(f"and {len(named) - _MOST_WORDS} more")
     return f"{' '.join(words)} (in {folder})"
 
 
@@ -320,7 +322,7 @@ def keep(
     from buildd.store.build_log import Build, BuildLog, BuildSummary
     from buildd.store.database import Database
 
-    name, finished_ns, line = RequestId(build), time.time_ns(), _shown(command)
+    name, finished_ns, line = RequestId(build), time.time_ns(), shown(command)
     bodies: list[tuple[int, EventBody]] = [(started_ns, Notice(text=f"{_COMMAND}{line}"))]
     bodies += [(event.time_ns, event.body) for events in run.told() for event in events]
     bodies += [(event.time_ns, event.body) for event in run.jobs()]
@@ -358,7 +360,8 @@ def _actions(database: Database, keys: Sequence[bytes]) -> list[str]:
     return [found[key] for key in keys[-MOST_CALLS:] if key in found]
 
 
-def _shown(command: Sequence[str]) -> str:
+def shown(command: Sequence[str]) -> str:
+    """A command as the log has it."""
     words = shlex.join(word.encode(errors="replace").decode() for word in command)
     return words if len(words) <= _MOST_COMMAND_CHARACTERS else f"{words[:_MOST_COMMAND_CHARACTERS]} ..."
 

@@ -92,13 +92,15 @@ def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     assert any("passed through: unknown-option: --unheard-of" in line for line in lines)
     assert any("passed through: preprocess" in line for line in lines)
     assert "    next: leave the option out, if the compile does not need it" in lines
+    first = lines
 
     foreign.write("one/x.h", "#define X 2\n")
     _, said = buildd(foreign, folder, "run", "--", "sh", "-c", script)
     assert "1 hit, 1 miss (input 1)" in said
     heading, *lines = explained(folder / "build/sub")
-    assert lines[0] == f"ran a.c: input {folder}/x.h: content changed" and lines[-1].startswith("hit ")
-    assert "b" in lines[-1]
+    assert lines[0] == f"ran a.c: input {folder}/x.h: content changed"
+    assert lines[1].startswith("hit ") and "b" in lines[1], "hits come before what was passed through"
+    assert lines[2:] == first[2:]
     build = heading.split()[0]
     assert buildd(foreign, Path("/"), "explain", build)[0].splitlines() == [heading, *lines]
     shown = buildd(foreign, folder, "explain", build, "--json")[0].splitlines()
@@ -210,6 +212,38 @@ def test_an_option_that_keeps_a_call_out_of_the_cache_is_named_in_the_summary(ke
     assert "nothing to compile in 1 compiler check" in said and "because of" not in said
 
 
+def test_a_link_of_many_objects_says_that_its_list_is_cut(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "long")
+    for name in "abcde":
+        foreign.write(f"{name}.c", f"int {name};\n")
+    script = "gcc -c a.c b.c c.c d.c e.c; gcc -shared -o libl.so a.o b.o c.o d.o e.o; gcc -shared -o l.so a.o b.o"
+    buildd(foreign, foreign.folder, "run", "--", "sh", "-c", script)
+    lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    place = f"(in {foreign.folder})"
+    links = [line for line in lines if ".so" in line and line.startswith("ran ")]
+    assert [line.partition(":")[0] for line in links] == [
+        f"ran gcc libl.so a.o b.o and 3 more {place}",
+        f"ran gcc l.so a.o b.o {place}",
+    ]
+
+
+def test_a_later_run_that_called_no_compiler_is_not_passed_over(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "idle")
+    foreign.write("a.c", "int idle;\n")
+    foreign.write("elsewhere/.keep", "")
+    buildd(foreign, foreign.folder, "run", "--", "gcc", "-c", "a.c")
+    explained = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    for arguments in ("run", "--quiet"), ("run",):
+        assert buildd(foreign, foreign.folder, *arguments, "--", "echo", "no work to do")[1] == ""
+    buildd(foreign, foreign.folder / "elsewhere", "run", "--", "echo", "of another folder")
+    told, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    assert told.endswith("  run -- echo 'no work to do' called no compiler; before it:") and lines == explained
+    build = explained[0].split()[0]
+    assert buildd(foreign, foreign.folder, "explain", build)[0].splitlines() == explained, "that one was asked for"
+    buildd(foreign, foreign.folder, "run", "--", "gcc", "-O1", "-c", "a.c")
+    assert "no compiler" not in buildd(foreign, foreign.folder, "explain", "--last")[0]
+
+
 def test_a_word_that_is_neither_a_target_nor_a_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:
@@ -248,7 +282,7 @@ def test_a_compile_that_failed_is_told_so_and_is_no_miss(kept_user: User) -> Non
     heading, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
     log = f"buildd log {heading.split()[0]}"
     failed = f"    it failed: {log} shows what the compiler said"
-    assert sorted(lines) == sorted(["ran a.c: never built before", "ran b.c", "    never built before", failed])
+    assert lines == ["ran b.c", "    never built before", failed, "ran a.c: never built before"], "failures first"
     assert "b.c:1:11: error" in buildd(foreign, foreign.folder, *log.split()[1:])[0]
 
 
