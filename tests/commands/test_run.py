@@ -23,6 +23,7 @@ SAME = "test $(readlink /proc/$$/fd/1) = $(readlink /proc/$$/fd/0) && echo direc
 def user() -> Iterator[User]:
     with short_folder() as folder:
         made = User(folder)
+        made.buildd("up")  # a terminal is told of a daemon that takes long to start
         try:
             yield made
         finally:
