@@ -1,8 +1,8 @@
 """Diagnostics: a compiler's output -> structured findings. PURE: text in, `Diagnostic`s out.
 
-Understands nvcc and its parts (cudafe++ and cicc speak like EDG; ptxas, nvlink), gcc, clang and hipcc, the linkers, and
-Python tracebacks. Knows no tool by its command line: every line is tried against every shape, so the output of a
-wrapper that runs several of them is understood too. Lines that fit no shape are left out; they stay in the log.
+Understands nvcc and its parts (cudafe++ and cicc speak like EDG; ptxas, nvlink), gcc, clang and hipcc, the linkers,
+CMake, and Python tracebacks. Knows no tool by its command line: every line is tried against every shape, so the output
+of a wrapper that runs several of them is understood too. Lines that fit no shape are left out; they stay in the log.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ _LD_ERROR = re.compile(r"cannot find |final link failed|.*(?:file format not rec
 # clang: error: ...   cc1plus: fatal error: ...   collect2: error: ...
 _TOOL = re.compile(
     r"(?P<tool>[\w.+/-]+): (?P<severity>fatal error|internal compiler error|error|warning): (?P<message>.+)"
+)
+# CMake Error at src/CMakeLists.txt:2 (add_library):   and its message below, indented by two
+_CMAKE = re.compile(
+    r"CMake (?P<severity>Error|(?:Deprecation )?Warning)(?: \(dev\))? at (?P<file>.+?):(?P<line>\d+)(?: \(.*\))?:"
 )
 _SUMMARY = re.compile(
     r"ld returned \d+ exit status|linker command failed|ptx assembly aborted|command failed with exit code",
@@ -143,6 +147,8 @@ class _Parser:
         elif match := _GCC_REQUIRED.fullmatch(line):
             # Only the beginning of the way, in the user's code, is kept: each line replaces the one before.
             self._required = _note(match, f"required {match['what']}")
+        elif match := _CMAKE.fullmatch(line):
+            self._cmake(match)
         elif match := _PTX_LINE.fullmatch(line):
             self._add(_SEVERITIES[match["severity"]], match["message"], match["file"], int(match["line"]))
         else:
@@ -196,6 +202,14 @@ class _Parser:
             _SEVERITIES[match["severity"]], message, match["file"], int(match["line"]), column, match["code"] or ""
         )
         self._fold_instantiations(match["file"], block)
+
+    def _cmake(self, match: re.Match[str]) -> None:
+        message: list[str] = []
+        while self._next < len(self._lines) and self._lines[self._next][:1] in ("", " "):
+            message += [text] if (text := self._lines[self._next].strip()) else []
+            self._next += 1
+        severity = Severity.ERROR if match["severity"] == "Error" else Severity.WARNING
+        self._add(severity, "\n".join(message), match["file"], int(match["line"]))
 
     def _fold_instantiations(self, file: str, block: list[str]) -> None:
         """Only the last line of "detected during" is kept: it is the one in the user's code.

@@ -1,7 +1,7 @@
 """The graph of a ninja tree: outputs, inputs, commands and depfiles, as ninja's own tools list them.
 
-Asks `ninja -t targets`, `-t inputs`, `-t deps` and `-t compdb`; of compilers it knows only the folders of their own
-headers. Builds nothing, and does not know what is watched.
+Asks `ninja -t targets`, `-t inputs`, `-t query`, `-t deps` and `-t compdb`; of compilers it knows only the folders of
+their own headers. Builds nothing, and does not know what is watched.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FILE = "build.ninja"
 MOST_TOLD = 1000
 """The most objects whose kernels are reported although they are not built again."""
 _INCLUDED = re.compile(r"^(?:include|subninja) +(\S+)", re.MULTILINE)
+_OF_CMAKE = ("CMakeCache.txt", "CMakeFiles/")
 _DEPS_HEAD = re.compile(r"(?P<output>.+): #deps \d+, deps mtime \d+ \((?:VALID|STALE)\)")
 _DEVICE = re.compile(r"\.(?:cu|hip)$")
 _DEVICE_WORDS = ("hipcc", "-x hip", "-x cu", "--offload-arch")
@@ -75,14 +76,19 @@ class NinjaGraph:
 
     def load(self) -> None:
         """Read the graph, except for what commands have read. Raises TreeError."""
-        self._made = {line.rpartition(": ")[0] for line in self._ask("-t", "targets", "all").splitlines()}
-        self.outputs = frozenset(map(self.absolute, self._made))
+        rules = dict(line.rpartition(": ")[::2] for line in self._ask("-t", "targets", "all").splitlines())
+        self._made = set(rules)
         self._explicit = set(_unquoted(self._ask("-t", "inputs", *self._targets)))
         # The inputs of the manifest count, too: a changed CMakeLists.txt regenerates it.
         if FILE in self._made:
-            self._manifest = set(_unquoted(self._ask("-t", "inputs", FILE)))
+            direct = set(_direct_inputs(self._ask("-t", "query", FILE)))
+            # CMake declares them as phony, so that a missing one is no error; `-t inputs` of ninja 1.12 and later
+            # leaves phony ones out. What CMake itself writes while it configures stays among the outputs.
+            self._made -= {path for path in direct if rules.get(path) == "phony" and not path.startswith(_OF_CMAKE)}
+            self._manifest = direct.union(_unquoted(self._ask("-t", "inputs", FILE)))
         else:
             self._manifest = {FILE, *self._included()}
+        self.outputs = frozenset(map(self.absolute, self._made))
         self._commands = self.stamps()
         self._load_commands()
         sources = map(self.absolute, (self._explicit | self._manifest) - self._made)
@@ -162,6 +168,13 @@ def _unquoted(text: str) -> Iterator[str]:
             yield from shlex.split(line)
         elif line:
             yield line
+
+
+def _direct_inputs(text: str) -> Iterator[str]:
+    """Read the inputs that `ninja -t query` lists for one output."""
+    for line in text.partition("\n  outputs:")[0].splitlines():
+        if line.startswith("    "):
+            yield re.sub(r"^\|{1,2} ", "", line[4:])
 
 
 def _deps(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:

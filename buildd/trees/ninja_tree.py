@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from buildd.artifacts.device_code import kernels_of_file
+from buildd.artifacts.diagnostics import diagnose
 from buildd.builds.includes import mentioned
 from buildd.shims import interposition
 from buildd.trees.ninja_graph import FILE, NinjaGraph, Stamps
@@ -20,6 +21,7 @@ from protocol import messages as m
 
 STATUS = "\x1e%f/%t\x1e"
 """Value of NINJA_STATUS: marks ninja's own lines."""
+_ABSOLUTE = re.compile(r"""(?:(?<=[\s"'])|^)/[^\s"']*[^\s"'.]""", re.MULTILINE)
 _MOST_ASKED = 500
 """The most outputs on the command line of `-t deps`."""
 _MARK = re.compile("\x1e(?P<done>\\d+)/(?P<total>\\d+)\x1e(?P<command>.*)")
@@ -107,6 +109,15 @@ class NinjaTree:
                 is_missed = os.path.isfile(path) or os.path.basename(path) in self.failed[output]
                 if is_missed and path not in self.outputs:
                     yield path
+        if said := self.failed.get(FILE):
+            yield from self._named_by_cmake(said)
+
+    def _named_by_cmake(self, said: str) -> Iterator[str]:
+        """The files of the project that an error of CMake's names: the manifest does not know the new ones yet."""
+        named = [found.file for found in diagnose(said)]
+        for path in dict.fromkeys(os.path.join(self.project, name) for name in (*named, *_ABSOLUTE.findall(said))):
+            if path.startswith(f"{self.project}/") and not self._is_inside(path):
+                yield f"{path}/CMakeLists.txt" if os.path.isdir(path) else path
 
     def _is_inside(self, path: str) -> bool:
         """Whether a path is in the build folder."""
@@ -196,7 +207,7 @@ class NinjaReader:
 
     def line(self, text: str) -> list[m.EventBody]:
         if match := _MARK.fullmatch(text):
-            ended = self.pause()
+            ended = self._ended()
             self._place = int(match["done"]), int(match["total"])
             command = match["command"]
             self._output = self.tree.graph.output_of(command)
@@ -210,8 +221,8 @@ class NinjaReader:
         if match := _OWN.fullmatch(text):
             self.problem = match["message"] if match["severity"] in ("error", "fatal") else self.problem
             if match["severity"] == "warning":
-                return [*self.pause(), m.Notice(text=text, severity=m.Severity.WARNING)]
-            return self.pause()
+                return [*self._ended(), m.Notice(text=text, severity=m.Severity.WARNING)]
+            return self._ended()
         if self._edge is None:
             return [m.Notice(text=text)] if text.strip() else []
         if (match := _FAILED.fullmatch(text)) and not self._edge.status:
@@ -221,6 +232,10 @@ class NinjaReader:
         return []
 
     def pause(self) -> list[m.EventBody]:
+        # Ninja shows this command when it begins, and nothing runs beside it: CMake may be silent for long.
+        return [] if self._output == FILE else self._ended()
+
+    def _ended(self) -> list[m.EventBody]:
         edge, self._edge = self._edge, None
         if edge is None:
             return []
@@ -241,7 +256,7 @@ class NinjaReader:
         return [edge.begun, *edge.said, ended, progress]
 
     def end(self, status: int) -> list[m.EventBody]:
-        told = self.pause()
+        told = self._ended()
         hits: list[m.EventBody] = []
         for output in self.device:
             if output not in self._built and (kernels := kernels_of_file(self.tree.graph.absolute(output))):

@@ -50,6 +50,11 @@ def test_recorded_outputs(name: str) -> None:
         ("collect2: error: ld returned 1 exit status", "error :0:0 [collect2] ld returned 1 exit status"),
         ("../a.h:7: warning: odd [-Werror=odd-thing]", "warning ../a.h:7:0 [odd-thing] odd"),
         ("a.h:7:1: error: odd [-Werror,-Wodd]", "error a.h:7:1 [odd] odd"),
+        (
+            "CMake Error at sub/CMakeLists.txt:2:\n  Parse error.\n\n  End of file reached.\n\n-- Incomplete",
+            "error sub/CMakeLists.txt:2:0 [] Parse error.\nEnd of file reached.",
+        ),
+        ("CMake Warning (dev) at a (b)/x.cmake:7 (set):\n  Odd.\n", "warning a (b)/x.cmake:7:0 [] Odd."),
         ("a.c:1:1: internal compiler error: in f, at g.cc:3", "error a.c:1:1 [] in f, at g.cc:3"),
     ],
 )

@@ -106,6 +106,39 @@ def test_sources_at_first_and_headers_once_they_were_read(folder: Path) -> None:
     assert "include/x.h" in names(tree) and not any(path.startswith("/usr") for path in tree.inputs)
 
 
+def test_what_a_manifest_is_made_from_is_watched_although_it_is_phony(folder: Path) -> None:
+    """CMake declares its inputs so. What it writes itself while it configures is no input."""
+    made = "build build.ninja: again ../configure.txt | ../src/made.cmake CMakeCache.txt CMakeFiles/x.cmake\n"
+    phony = "build ../configure.txt ../src/made.cmake CMakeCache.txt CMakeFiles/x.cmake: phony\n"
+    manifest = MANIFEST.replace("build build.ninja: again ../configure.txt\n", made + phony)
+    write(folder, **{"build/build.ninja": manifest, "src/made.cmake": "", "build/CMakeCache.txt": ""})
+    tree = NinjaTree(str(folder / "build"), (), ENVIRON)
+    tree.describe()
+    assert {"configure.txt", "src/made.cmake"} <= names(tree)
+    assert not any(name.startswith("build/") for name in names(tree))
+    assert tree.outputs.isdisjoint(tree.inputs) and f"{folder}/build/CMakeCache.txt" in tree.outputs
+
+
+def test_an_error_of_a_silent_configuration_is_one_of_its_command(folder: Path) -> None:
+    """And the files that it names are watched: the manifest does not know the new ones."""
+    write(folder, **{"src/deep/a": ""})
+    tree = NinjaTree(str(folder / "build"), (), ENVIRON)
+    tree.describe()
+    reader = tree.reader(everything=False)
+    command = next(command for command, output in tree.graph.by_command.items() if output == "build.ninja")
+    told = reader.line(f"\x1e0/1\x1e{command}")
+    assert reader.pause() == [], "it may be silent for long"
+    said = f"CMake Error at src/new.cmake:3 (add_subdirectory):\n  The folder\n\n    {folder}/src/deep\n\n  is empty."
+    for line in (*said.split("\n"), "FAILED: [code=1] build.ninja ", command):
+        told += reader.line(line)
+    told += reader.line("ninja: error: rebuilding 'build.ninja': subcommand failed")
+    (failed,) = (body for body in told if isinstance(body, m.Failed))
+    assert failed.action == "build.ninja"
+    assert [(found.file, found.line) for found in failed.diagnostics] == [("src/new.cmake", 3)]
+    tree.describe()
+    assert {"src/new.cmake", "src/deep/CMakeLists.txt"} <= names(tree)
+
+
 @needs_gcc
 def test_an_error_is_told_with_its_command_and_its_place(folder: Path) -> None:
     (folder / "src/a.c").write_text("int a = y;\n")

@@ -177,6 +177,15 @@ def test_a_tree_of_cmakes_is_configured_anew(tree: Tree) -> None:
         assert "CMakeFiles/p.dir/src/a.c.o" in compiled(session)
         tree.write("CMakeLists.txt", lists.format(" src/b.c"))
         assert "CMakeFiles/p.dir/src/b.c.o" in compiled(session)
+        watching(session)
+        tree.write("CMakeLists.txt", lists.format(" src/b.c") + "set(X Y")
+        failed = session.until(lambda body: body["type"] == "failed")
+        assert failed["action"] == "build.ninja"
+        assert [(found["file"], found["line"]) for found in failed["diagnostics"]] == [("CMakeLists.txt", 5)]
+        assert "Function missing ending" in failed["diagnostics"][0]["message"]
+        session.until(lambda body: body["type"] == "done" and body["outcome"] == "failed")
+        tree.write("CMakeLists.txt", lists.format(" src/b.c"))
+        session.until(lambda body: body["type"] == "done" and body["outcome"] == "built")
         tree.write("src/b.c", "int other;\n")
         assert "CMakeFiles/p.dir/src/b.c.o" in compiled(session)
     finally:
