@@ -28,6 +28,8 @@ _PATHS = re.compile(
 )
 """Flags that put absolute paths into the result."""
 
+_QUOTED = re.compile("'([^'\n]+)'")
+_UNKNOWN = re.compile("(?:Unknown option|unknown argument|unsupported option)")
 _UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), reason)
     for pattern, reason in (
@@ -170,17 +172,28 @@ def refuse_defines(define: Iterable[str], name: str, where: str) -> None:
             raise RequestError("bad-flag", said, file=where, next_step=step)
 
 
-def refuse_unknown(option: str, flags: Iterable[str], compiler: str, name: str, where: str) -> None:
-    """Raise RequestError if an option that the compiler did not know is one of the target's flags."""
-    if option and option in flags:
-        raise RequestError(
-            "bad-flag",
-            f'target "{name}": {compiler} does not know the flag "{option}"',
-            file=where,
-            next_step="correct or remove it; a flag of the host compiler's is written -Xcompiler=FLAG"
-            if compiler == "nvcc"
-            else "correct or remove it",
-        )
+def refuse_rejected(complaint: str, flags: Iterable[str], compiler: str, name: str, where: str) -> None:
+    """Raise RequestError if a compiler complains about one of the target's flags.
+
+    Args:
+        complaint: what it said: "Unknown option '-foo'", "'9x': expected a number".
+    """
+    flags = tuple(flags)
+    named = ((flag, word) for word in _QUOTED.findall(complaint) for flag in flags if _is_meant(flag, word))
+    flag, word = next(named, ("", ""))
+    if not flag:
+        return
+    step = "correct or remove it"
+    what = f'rejects the flag "{flag}": {complaint}'
+    if flag == word and _UNKNOWN.match(complaint):
+        what = f'does not know the flag "{flag}"'
+        step += "; a flag of the host compiler's is written -Xcompiler=FLAG" if compiler == "nvcc" else ""
+    raise RequestError("bad-flag", f'target "{name}": {compiler} {what}', file=where, next_step=step)
+
+
+def _is_meant(flag: str, word: str) -> bool:
+    """Whether a compiler means a flag by a word: the flag itself, its name, or its value (`-O9x`: "9x")."""
+    return flag == word or flag.partition("=")[0] == word or (flag.startswith("-") and flag.endswith(word))
 
 
 def refuse_own(flags: Iterable[str], name: str, where: str) -> None:

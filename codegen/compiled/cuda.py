@@ -28,11 +28,11 @@ from codegen.compilers import nvcc
 from codegen.compilers.compiler import Compiler
 from codegen.context import Context, Part
 from codegen.errors import RequestError
-from codegen.flags import FlagEffects, inspect, refuse_defines, refuse_own, refuse_unknown
+from codegen.flags import FlagEffects, inspect, refuse_defines, refuse_own, refuse_rejected
 from codegen.plan import Argument, Discovery, Place, Ref, Resources, Steps
 from codegen.project.target import CudaTarget, OutputKind, Target
 from codegen.search import include_folders, library_folders
-from codegen.steps.decomposition import decomposition, unknown_option
+from codegen.steps.decomposition import complaint, decomposition
 from codegen.variables.aitemplate_flags import AITemplateFlags, aitemplate_flags
 
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=3.0)
@@ -191,7 +191,7 @@ def _decompose(context: Context, target: Target, compiler: Compiler, step: Step,
         identity=context.settings.name or os.path.basename(context.folder),
     )
     flags = getattr(target, "flags", ())
-    refuse_unknown(unknown_option(found), flags, "nvcc", target.name, target.at("flags"))
+    refuse_rejected(complaint(found), flags, "nvcc", target.name, target.at("flags"))
     return found
 
 

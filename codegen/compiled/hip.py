@@ -27,11 +27,11 @@ from codegen.compiled.recipe import (
 from codegen.compilers.compiler import Compiler
 from codegen.context import Context, Part
 from codegen.errors import RequestError, nearest
-from codegen.flags import inspect, refuse_defines, refuse_own, refuse_unknown
+from codegen.flags import inspect, refuse_defines, refuse_own, refuse_rejected
 from codegen.plan import Argument, Discovery, Place, Ref, Resources, Steps
 from codegen.project.target import HipTarget, OutputKind, Target
 from codegen.search import include_folders, library_folders
-from codegen.steps.decomposition import hip_decomposition, unknown_option
+from codegen.steps.decomposition import complaint, hip_decomposition
 from codegen.variables.aitemplate_flags import aitemplate_flags
 
 RESOURCES = Resources(memory_bytes=600 << 20, wall_s=3.0)
@@ -155,7 +155,7 @@ def _decompose(context: Context, target: Target, compiler: Compiler, step: Step,
         identity=context.settings.name or os.path.basename(context.folder),
     )
     flags = getattr(target, "flags", ())
-    refuse_unknown(unknown_option(found), flags, "hipcc", target.name, target.at("flags"))
+    refuse_rejected(complaint(found), flags, "hipcc", target.name, target.at("flags"))
     return found
 
 
@@ -173,6 +173,13 @@ def architectures(
         RequestError: a name is not an AMD GPU, or this compiler does not know it.
     """
     for name in asked:
+        if name.startswith(("sm_", "compute_")):
+            raise RequestError(
+                "bad-arch",
+                f'"{name}" is an architecture of NVIDIA\'s, and this target is compiled for AMD',
+                file=where,
+                next_step='name it in a target of its own, with kind = "cuda" if the sources are yours',
+            )
         match = _ARCH.fullmatch(name)
         if match is None or (known and match[1] not in known):
             what = "is not an AMD architecture" if match is None else "is not known to this hipcc"

@@ -91,6 +91,13 @@ def normalised(asked: Iterable[str], where: str, known: Iterable[str] = ()) -> t
     found: dict[str, tuple[int, str, bool]] = {}
     for name in asked:
         match = _ARCH.fullmatch(re.sub(r"^(\d+)\.(\d)", r"\1\2", name.strip()))
+        if name.strip().startswith("gfx"):
+            raise RequestError(
+                "bad-arch",
+                f'"{name}" is an architecture of AMD\'s, and this target is compiled for NVIDIA',
+                file=where,
+                next_step='name it in a target of its own, with kind = "hip" if the sources are yours',
+            )
         if match is None:
             several = " (name each one)" if name.startswith("all") else ""
             raise RequestError(

@@ -18,6 +18,9 @@ MOST_BYTES = 16 << 20
 _KEY = re.compile(r"""\s*(?:([A-Za-z0-9_-]+)|["']([^"']*)["'])\s*[=.]""")
 _MARKS = re.compile(r'"""(?:\\.|[^\\])*?"""|' r"'''.*?'''" r'|"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'|#[^\n]*|[\[\]{}]", re.S)
 """Strings and comments, in which brackets mean nothing, and brackets."""
+_BARE = re.compile(r"[^\s,\[\]{}=#\"']++(?!\s*=)")
+_ASSIGNED = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
+_HEADER = re.compile(r"\s*\[[^,=]*\]\s*(?:#.*)?")
 _HEAD = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
 
 
@@ -72,14 +75,54 @@ def _not_toml(error: tomllib.TOMLDecodeError, text: str, file: str) -> RequestEr
     line, column = (int(at[1]), int(at[2])) if at else (text.count("\n") + 1, 0)
     what, step = re.sub(r" \(at .*\)$", "", str(error)), "correct the file at this line"
     place = f"{file}:{line}:{column}" if at else f"{file}:{line}"
-    begun = _begun(text, line, column) if what.startswith(("Unclosed", "Invalid value")) else 0
+    word = _bare_word(text, line, column) if what == "Invalid value" else ""
+    begun = _begun(text, line, column) if not word and what.startswith(("Unclosed", "Invalid value")) else 0
     if begun:
         place = f"{file}:{begun}"
         what, step = "the array or table that begins here is not closed", "close it with ] or }"
         if at:
             what += f" before line {line}, or a comma or a value is missing there"
             step += f", or correct line {line}"
+    elif word:
+        what = f"{word} stands without quotes"
+        step = f"write {word.lower()}" if word.lower() in ("true", "false") else f'write "{word}"'
+    elif earlier := _set_before(what, text, line):
+        what, step = earlier
     return RequestError("bad-project", f"not valid TOML: {what}", file=place, next_step=step)
+
+
+def _bare_word(text: str, line: int, column: int) -> str:
+    """The word without quotes at a place; empty if there is none, or if it is a key."""
+    match = _BARE.match(text.split("\n")[line - 1], column - 1)
+    return match[0] if match else ""
+
+
+def _set_before(what: str, text: str, line: int) -> tuple[str, str] | None:
+    """What to say and what to do about a key or a table that is there already; None if it is another mistake.
+
+    Args:
+        what: tomllib's words.
+        line: where it found the second one.
+    """
+    lines = text.split("\n")
+    if table := re.fullmatch(r"Cannot declare \((.+)\) twice", what):
+        name = ".".join(re.findall(r"'([^']*)'", table[1]))
+        first = TomlLines(text, "").line_of(name)
+        return (f"[{name}] is there already, in line {first}", "put the keys of both into one") if first else None
+    if what != "Cannot overwrite a value":
+        return None
+    keys: dict[str, int] = {}
+    again = 0
+    for number, one in enumerate(lines[:line], 1):
+        if _HEADER.fullmatch(one):
+            keys = {}
+        elif match := _ASSIGNED.match(one):
+            # The last of these keys is the one: a value may have several lines, and tomllib names the last one.
+            first, again = keys.setdefault(match[1], number), number
+            name = match[1]
+    if not again or first == again:
+        return None
+    return f"{name} is set already, in line {first}", "remove one of them, or put both values into one list"
 
 
 def _begun(text: str, line: int, column: int) -> int:
@@ -110,6 +153,10 @@ class TomlLines:
                 first, _, rest = head[1].partition(".")
                 name = ".".join(part.strip().strip("\"'") for part in (first, rest) if part)
                 self._tables.setdefault(name, number)
+
+    def line_of(self, table: str) -> int:
+        """Return the number of a table's line; 0 if there is no such table."""
+        return self._tables.get(table, 0)
 
     def keys(self, table: str) -> dict[str, str]:
         """Return the keys that are written in a table, each with its file and line."""

@@ -19,11 +19,8 @@ from codegen.plan import Argument, Knowledge, Place, Probe, Ref, Steps, Tool
 from codegen.steps import hipcc_steps, nvcc_steps
 from codegen.steps.step_kinds import OBJECT, SOURCE, STEM, UNIT, NotUnderstood, placeholder
 
-_UNKNOWN = ", unknown option "
-_UNKNOWN_OPTION = re.compile(
-    r"^(?:nvcc fatal\s*: Unknown option|clang[^:\n]*: error: (?:unknown argument:?|unsupported option)) '([^'\n]+)'",
-    re.M,
-)
+_COMPLAINT = re.compile(r"^(?:nvcc fatal\s*|clang[^:\n]*: error): ([^\n]+)$", re.M)
+_ENDED, _SAYS = "ended with status", ": "
 _EMPTY = str(Path(codegen.__file__).with_name("templates") / "empty" / STEM)
 """Empty sources, without their extension, because clang refuses a source that does not exist."""
 
@@ -128,17 +125,19 @@ def _read(knowledge: Knowledge, probe: Probe, decompose: Callable[[str], Steps])
     (answer,) = knowledge.ask(probe)
     try:
         if answer.status != 0:
-            said = f"{os.path.basename(probe.argv[0])} {probe.argv[1]} ended with status {answer.status}"
-            unknown = _UNKNOWN_OPTION.search(answer.stderr)
-            raise NotUnderstood(f"{said}{_UNKNOWN}{unknown[1]}" if unknown else said)
+            said = f"{os.path.basename(probe.argv[0])} {probe.argv[1]} {_ENDED} {answer.status}"
+            complaint = _COMPLAINT.search(answer.stderr)
+            raise NotUnderstood(f"{said}{_SAYS}{complaint[1]}" if complaint else said)
         return decompose(answer.stdout + answer.stderr)
     except NotUnderstood as reason:
         return f"not understood: {reason}"
 
 
-def unknown_option(reason: Steps | str) -> str:
-    """Return the option that the dry run did not know; empty if that is not the reason for compiling whole."""
-    return reason.partition(_UNKNOWN)[2] if isinstance(reason, str) else ""
+def complaint(reason: Steps | str) -> str:
+    """Return what the compiler said when it refused the dry run; empty if it did not refuse it."""
+    if not isinstance(reason, str):
+        return ""
+    return reason.partition(_ENDED)[2].partition(_SAYS)[2]
 
 
 def _words(options: Iterable[Argument]) -> list[str]:

@@ -177,6 +177,16 @@ def test_the_annotated_ptx_that_aitemplate_asks_for(tmp_path: Path) -> None:
     assert (folder / "build/t/ptx/src/k.cu.sm_80.ptx").stat().st_size
 
 
+@pytest.mark.parametrize(("flag", "said"), [("-O9x", "expected a number"), ("-std=c++99", "not defined for option")])
+def test_a_flag_that_nvcc_rejects_is_told_once_and_with_its_line(tmp_path: Path, flag: str, said: str) -> None:
+    folder = sample(tmp_path / "project", f'arch = ["sm_80"]\nflags = ["-lineinfo", "{flag}"]\n')
+    with pytest.raises(RequestError, match=re.escape(f'nvcc rejects the flag "{flag}": ')) as caught:
+        plan(folder)
+    assert caught.value.code == "bad-flag" and said in caught.value.message
+    line = (folder / "buildd.toml").read_text().splitlines().index(f'flags = ["-lineinfo", "{flag}"]') + 1
+    assert caught.value.file == f"buildd.toml:{line}"
+
+
 @pytest.mark.parametrize("flag", ["-Wno-such", "--bogus"])
 def test_a_flag_that_nvcc_does_not_know_is_told_once_and_with_its_line(tmp_path: Path, flag: str) -> None:
     folder = sample(tmp_path / "project", f'arch = ["sm_80"]\nflags = ["-O3", "{flag}"]\n')

@@ -93,11 +93,17 @@ def test_two_checkouts_make_the_same_bytes(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize("asked", ["gfx999", "sm_80", "gfx90a:foo+", "", "native"])
+@pytest.mark.parametrize("asked", ["gfx999", "gfx90a:foo+", "", "native"])
 def test_what_is_no_architecture_is_refused(asked: str) -> None:
     with pytest.raises(RequestError) as caught:
         architectures((asked,), ("gfx906", "gfx90a"), "buildd.toml:3")
     assert caught.value.code == "bad-arch" and "gfx90a" in caught.value.next_step
+
+
+def test_an_architecture_of_nvidias_needs_another_target() -> None:
+    with pytest.raises(RequestError, match="this target is compiled for AMD") as caught:
+        architectures(("gfx90a", "sm_90"), ("gfx906", "gfx90a"), "buildd.toml:3")
+    assert caught.value.code == "bad-arch" and 'kind = "cuda"' in caught.value.next_step
 
 
 def test_the_beginning_of_names_is_answered_with_those() -> None:

@@ -56,6 +56,12 @@ def test_what_is_no_architecture_is_refused(asked: str) -> None:
     assert caught.value.code == "bad-arch" and caught.value.file == "buildd.toml:4" and caught.value.next_step
 
 
+def test_an_architecture_of_amds_needs_another_target() -> None:
+    with pytest.raises(RequestError, match="this target is compiled for NVIDIA") as caught:
+        nvcc.architectures(("sm_90", "gfx90a"), CODES, "buildd.toml:4")
+    assert caught.value.code == "bad-arch" and 'kind = "hip"' in caught.value.next_step
+
+
 def test_gencode_has_ptx_of_the_last_only() -> None:
     assert nvcc.gencode(("sm_80", "sm_90a")) == (
         "-gencode=arch=compute_80,code=sm_80",

@@ -101,6 +101,17 @@ def test_without_defaults_all_targets_are_meant(tmp_path: Path) -> None:
         ('[target.a]\nsources = [\n "a",\n\n', "bad-project", "is not closed", "buildd.toml:2"),
         ('[target.a]\nsources = [\n "a\n]\n', "bad-project", "Illegal character", "buildd.toml:3:4"),
         ('[target.a]\nsources = ["a" "b"]\n', "bad-project", "Unclosed array", "buildd.toml:2:16"),
+        (
+            "[a]\nx = 1\n[b]\nx = [\n 1\n]\ny = 1\nx = [\n2\n]\n",
+            "bad-project",
+            "x is set already, in line 4",
+            "buildd.toml:10",
+        ),
+        ("[a]\nx = 1\n[b]\n[a] # again\n", "bad-project", "[a] is there already, in line 1", "buildd.toml:4"),
+        ("[target.a]\nflags = [-O3]\n", "bad-project", "-O3 stands without quotes", "buildd.toml:2:10"),
+        ("[target.a]\nkind = cuda\n", "bad-project", "cuda stands without quotes", "buildd.toml:2:8"),
+        ("[target.a]\nrdc = True\n", "bad-project", "True stands without quotes", "buildd.toml:2:7"),
+        ("[target.a]\nflags = [\n  -O3\n]\n", "bad-project", "-O3 stands without quotes", "buildd.toml:3:3"),
         ('[project]\nnmae = "x"', "bad-project", 'did you mean "name"?', "buildd.toml:2"),
         ('[projekt]\nname = "x"', "bad-project", 'did you mean "project"?', "buildd.toml:1"),
         (
@@ -178,6 +189,13 @@ def test_what_to_add_for_a_missing_key_is_said(tmp_path: Path) -> None:
     assert error.next_step == 'add sources = ["src/*.cu"] below [target.a]'
     error = refused(tmp_path, '[target.a]\nkind = "triton"\nsource = "k.py"')
     assert error.next_step == "add kernel = ... below [target.a]"
+
+
+def test_what_to_do_about_a_value_without_quotes_and_a_key_twice(tmp_path: Path) -> None:
+    assert refused(tmp_path, "[target.a]\nflags = [-O3]\n").next_step == 'write "-O3"'
+    assert refused(tmp_path, "[target.a]\nrdc = True\n").next_step == "write true"
+    step = "remove one of them, or put both values into one list"
+    assert refused(tmp_path, '[target.a]\nflags = ["-O3"]\nflags = ["-g"]\n').next_step == step
 
 
 def test_a_file_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
