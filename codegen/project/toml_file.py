@@ -92,8 +92,9 @@ def _not_toml(error: tomllib.TOMLDecodeError, text: str, file: str) -> RequestEr
 
 
 def _bare_word(text: str, line: int, column: int) -> str:
-    """The word without quotes at a place; empty if there is none, or if it is a key."""
-    match = _BARE.match(text.split("\n")[line - 1], column - 1)
+    """The word without quotes at a place; empty if there is none, or if it is a key or a table's name."""
+    whole = text.split("\n")[line - 1]
+    match = None if _HEADER.fullmatch(whole) else _BARE.match(whole, column - 1)
     return match[0] if match else ""
 
 
