@@ -141,21 +141,42 @@ def difference(old: Iterable[Component], new: Iterable[Component], program: str 
         before["command"] = before["command"].replace(_first(before["command"]), _first(now["command"]), 1)
     # A flag such as -g makes paths count: that the flag came or went says it all.
     both_sensitive = _SENSITIVE in before and _SENSITIVE in now
+    old_search, new_search = _search_folders(before), _search_folders(now)
+    is_shifted = old_search.keys() != new_search.keys()
+    if is_shifted:  # they are numbered: one that came or went moves the others
+        before, now = ({n: v for n, v in walk.items() if not n.startswith(_SEARCH)} for walk in (before, now))
     for name, value in now.items():
         if name not in before:
             if both_sensitive or not name.startswith("folder of "):
                 lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
         elif before[name] != value and (said := _changed(name, before[name], value)):
             lines.append(said)
+    if is_shifted:
+        lines += _other_search(list(old_search.values()), list(new_search.values()))
     gone = (name for name in before if name not in now)
     lines.extend(f"{name}: no longer there" for name in gone if both_sensitive or not name.startswith("folder of "))
     if not lines and (_SENSITIVE in before) != (_SENSITIVE in now):
         lines.append(
             f"{_SENSITIVE}: the result {'may contain' if _SENSITIVE in now else 'no longer contains'} its path"
         )
+    if not lines and old_search != new_search:
+        lines.append("search folders: their order changed")
     if not lines and list(before.items()) != list(now.items()):
         lines.append("command: order of arguments changed")
     return tuple(lines)
+
+
+def _search_folders(walk: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in walk.items() if name.startswith(_SEARCH)}
+
+
+def _other_search(old: list[str], new: list[str]) -> Iterator[str]:
+    """Which folders are searched now that were not, and the other way round."""
+    added = [folder for folder in new if folder not in old]
+    if added:
+        yield f"searched {'first ' if new[: len(added)] == added else ''}now: {', '.join(added)}"
+    if gone := [folder for folder in old if folder not in new]:
+        yield f"no longer searched: {', '.join(gone)}"
 
 
 def _is_another(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
@@ -167,9 +188,7 @@ def _is_another(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
 
 def _is_of_tool(name: str, value: str) -> bool:
     """Whether a component is one of a tool's files or folders. A version is none: people know it."""
-    return name.startswith("search folder ") or (
-        name.startswith("tool ") and (value == MISSING or bool(_HEX.fullmatch(value)))
-    )
+    return name.startswith(_SEARCH) or (name.startswith("tool ") and (value == MISSING or bool(_HEX.fullmatch(value))))
 
 
 def _first(command: str) -> str:
@@ -193,6 +212,7 @@ def _changed(name: str, old: str, new: str) -> str:
     return f"{name}: content changed"
 
 
+_SEARCH = "search folder "
 _HEX = re.compile(r"[0-9a-f]{64}")
 _SENSITIVE = "folder of the project"
 """A component of actions in whose results paths of folders can stand; others have no component of a folder."""

@@ -33,7 +33,7 @@ _BEGINNINGS = (
     ("tool ", MissKind.TOOL),
     ("variable ", MissKind.VARIABLE),
     ("locale", MissKind.LOCALE),
-    (("folder ", "search folder "), MissKind.FOLDER),
+    (("folder ", "search", "no longer searched"), MissKind.FOLDER),
     ("asked ", MissKind.ASKED),
 )
 """In their order: an edit comes before a variable, which the user may not even know."""

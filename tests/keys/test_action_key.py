@@ -121,6 +121,28 @@ def test_folders_that_begin_to_count_are_not_told_as_new_or_gone() -> None:
     )
 
 
+def test_search_folders_that_only_move_are_not_told() -> None:
+    """They are numbered, and only those that a link leads to are in a walk."""
+
+    def searched(*folders: str, first: int = 0, flags: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+        named = [(f"search folder {number}", folder) for number, folder in enumerate(folders, first)]
+        return [*walk(action(argv=(*action().argv, *flags))), *named]
+
+    plain = searched("/cuda/cccl", "/cuda/include")
+    assert action_key.difference(plain, searched("/cuda/cccl", "/cuda/include", first=1, flags=("-Iinc",))) == (
+        "command: added -Iinc",
+    )
+    linked = searched("inc", "/cuda/cccl", "/cuda/include", flags=("-Ilink",))
+    assert action_key.difference(plain, linked) == ("command: added -Ilink", "searched first now: inc")
+    assert action_key.difference(linked, plain) == ("command: removed -Ilink", "no longer searched: inc")
+    assert action_key.difference(plain, searched("/cuda/cccl", "x", "/cuda/include")) == ("searched now: x",)
+    assert action_key.difference(plain, searched("/cuda/cccl", "/other")) == (
+        "search folder 1: /cuda/include -> /other",
+    )
+    (moved,) = action_key.difference(plain, searched("/cuda/cccl", "/cuda/include", first=1))
+    assert moved == "search folders: their order changed"
+
+
 def test_another_compiler_is_one_line() -> None:
     """Which of its files and folders the other one had says nothing more."""
     moved = action(argv=(Ref(place=Place.ROOT, name="cuda", suffix="/bin/nvcc"), *action().argv[1:], "-G"))

@@ -17,6 +17,8 @@ def test_each_reason_has_its_kind() -> None:
         "tool nvcc: content changed": MissKind.TOOL,
         "locale: C -> C.UTF-8": MissKind.LOCALE,
         "folder /a: the result may contain its path, which is now /b": MissKind.FOLDER,
+        "searched first now: /a": MissKind.FOLDER,
+        "no longer searched: /a": MissKind.FOLDER,
         "asked to run again": MissKind.ASKED,
         "its result was evicted": MissKind.NOT_STORED,
     }
