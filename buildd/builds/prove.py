@@ -6,15 +6,19 @@ Does the same look-ups as a build, in the order of the plan's graph; writes noth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from graphlib import TopologicalSorter
 
 from buildd.builds import shared_results
 from buildd.builds.active_build import ActiveBuild
+from buildd.builds.includes import mentioned
 from buildd.keys.lookup import Found, Missing
 from codegen.errors import RequestError, nearest
 from codegen.plan import Action, Plan, Unwanted
 from protocol import messages as m
+
+_NAMED = 5
+"""Changed sources that are named."""
 
 
 def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], bool]) -> None:
@@ -33,6 +37,7 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
     everything = build.request.mode is m.Mode.EXPLAIN
     asked = Asked(build) if everything and build.request.inputs else None
     blocked: dict[str, str] = {}
+    changed: dict[str, Action] = {}
     would_run = 0
     told: set[str] = set()
     for index in order(plan):
@@ -53,19 +58,29 @@ def answer(build: ActiveBuild, found: list[m.Digest], is_unwanted: Callable[[], 
         if reasons:
             would_run += is_told
             blocked.update({output.path: action.name for output in action.outputs})
+            changed.update((path, action) for path in _changed(action, reasons))
         else:
             build.counts.hits += is_told
         build.counts.done += 1
         if is_told and (reasons or everything):
             said = reasons or (f"hit: {build.why_hit(index)}",)
             build.log.append(m.Explained(action=action.name, would_run=bool(reasons), reasons=said))
+    message = ""
     if asked is not None and not told:
         asked.check()
+        message = asked.unread(changed)
     build.counts.misses = would_run
     if would_run and not everything:
         build.report.tell_done(m.Outcome.FAILED, message=f"{would_run} of {len(plan.actions)} actions would run")
     else:
-        build.report.tell_done(m.Outcome.BUILT)
+        build.report.tell_done(m.Outcome.BUILT, message=message)
+
+
+def _changed(action: Action, reasons: tuple[str, ...]) -> Iterable[str]:
+    """The inputs of an action that changed since it was last built; its source if it was never built."""
+    if reasons[0].startswith("never built"):
+        return action.inputs[:1]
+    return [path for path in action.inputs if any(reason.startswith(f"input {path}: ") for reason in reasons)]
 
 
 class Asked:
@@ -86,6 +101,26 @@ class Asked:
         return action.name in self._names or any(
             path in self._names or path.startswith(self._folders) for path in (*made, *map(lookup.normal, read))
         )
+
+    def unread(self, changed: Mapping[str, Action]) -> str:
+        """What is known of a file that no action has read; empty if no source that changed includes it.
+
+        Args:
+            changed: sources that changed since their last build, each with the action that compiles it.
+        """
+        absolute, name = self._build.inputs.snapshot.absolute, self._build.request.inputs[0]
+        meant = set(map(absolute, self._names))
+        inside = f"{self._build.project}/"
+        by = [
+            source
+            for source, action in changed.items()
+            if not meant.isdisjoint(
+                mentioned([absolute(source)], list(map(absolute, action.search)), lambda path: path.startswith(inside))
+            )
+        ]
+        more = f" and {len(by) - _NAMED} more" if len(by) > _NAMED else ""
+        words = f"no build has read {name} yet; new or changed sources that include it"
+        return f"{words}: {', '.join(by[:_NAMED])}{more}" if by else ""
 
     def check(self) -> None:
         """Raises RequestError if there is no file of a name either."""

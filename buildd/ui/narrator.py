@@ -335,7 +335,7 @@ class Narrator:
             what = f"compiled, {hits}, {text.count(traced, 'model')} traced" if traced else f"run, {hits}"
             return [Line(f"warm: nothing would {'be ' * bool(traced)}{what}", Style.GOOD)]
         if self.telling.only and not told:
-            return [Line(f"no action uses {clean(self.telling.only)}", Style.WARNING)]
+            return [Line(clean(body.message or f"no action uses {self.telling.only}"), Style.WARNING)]
         return [Line(f"{text.count(told, 'action')}: {self._told_hits} would hit, {self._told_runs} would run")]
 
     def _tally(self, body: messages.Done) -> str:

@@ -122,6 +122,12 @@ def test_each_name_that_explain_prints_and_each_path_is_an_argument(developer: D
     developer.write("notes.txt", "")
     status, text = developer.buildd("explain", "notes.txt", cwd=developer.project)
     assert status == 0 and text == "no action uses notes.txt\n"
+    developer.write("src/new.h", "")
+    assert developer.build().status == 0
+    developer.write("src/between.h", '#include "new.h"\n')
+    developer.write("src/b.cu", '#include "between.h"\n')
+    status, text = developer.buildd("explain", "src/new.h", cwd=developer.project)
+    assert status == 0 and text == "no build has read src/new.h yet; new or changed sources that include it: src/b.cu\n"
     for name in ("demo/src/c.cu.o", "src/c.h"):
         status, text = developer.buildd("explain", name, cwd=developer.project)
         assert status == 2 and f'there is no target, action or file "{name}"' in text, text

@@ -209,6 +209,8 @@ def test_an_error_that_a_tool_has_printed_is_not_told_again(said: str, listing: 
 def test_a_file_that_no_action_uses_is_named() -> None:
     nothing = told(events((0, messages.Done(outcome=Outcome.BUILT))), Telling(mode=Mode.EXPLAIN, only="src/z.cu"))
     assert nothing == "no action uses src/z.cu\n"
+    done = messages.Done(outcome=Outcome.BUILT, message="no build has read src/z.h yet")
+    assert told(events((0, done)), Telling(mode=Mode.EXPLAIN, only="src/z.h")) == "no build has read src/z.h yet\n"
 
 
 def test_verbosity_follows_loglevel() -> None:
