@@ -46,6 +46,10 @@ _OWN_KINDS = {
 _ARCHS = {"cuda": ["sm_80"], "hip": ["gfx90a"]}
 """Where neither an option nor this machine says which."""
 _GUESSED = "# a guess: the GPU that will run it is not known"
+_NO_UNDEFINED = {
+    kind: f'# link_flags = ["{flag}"]    # then a link with undefined symbols fails'
+    for kind, flag in (("cuda", "-Xlinker=-z,defs"), ("hip", "-Wl,-z,defs"))
+}
 _MOST_BYTES = 4 << 20
 
 
@@ -237,7 +241,9 @@ def project_text(
         lines = [f"[target.{target}]", f'kind = "{kind}"', f"sources = {_list(sources)}", *more]
         lines += [f"include = {_list(found.include)}"] if found.include else []
         lines += [f"libraries = {_list(found.libraries)}"] if found.libraries else []
-        blocks.append("\n".join([*lines, f"arch = {_list(suited or _ARCHS[kind])}{guessed}", ""]))
+        lines += ['flags = ["-O3"]', f"arch = {_list(suited or _ARCHS[kind])}{guessed}"]
+        lines += [] if any(line.startswith("output") for line in more) else [_NO_UNDEFINED[kind]]
+        blocks.append("\n".join([*lines, ""]))
 
     groups = {
         "cuda": [path for path in found.library if is_cuda and path not in found.hip],

@@ -12,7 +12,7 @@ import pytest
 
 from buildd.commands import init
 from codegen.errors import RequestError
-from tests.support.carry_out import carry_out_all, plan_for, request_for
+from tests.support.carry_out import carry_out, carry_out_all, plan_for, request_for
 
 PROJECT = {
     "src/scale.cu": '#include "scale.h"\n#include "detail/kernel.cu"\n'
@@ -52,6 +52,7 @@ def test_a_library_a_program_and_their_include_folders(tmp_path: Path, capsys: p
             "kind": "cuda",
             "sources": ["src/*.cpp", "src/*.cu"],
             "include": ["include"],
+            "flags": ["-O3"],
             "arch": ["sm_80", "sm_90a"],
         },
         "main": {
@@ -60,6 +61,7 @@ def test_a_library_a_program_and_their_include_folders(tmp_path: Path, capsys: p
             "output": "executable",
             "deps": ["my-proj"],
             "include": ["include"],
+            "flags": ["-O3"],
             "arch": ["sm_80", "sm_90a"],
         },
     }
@@ -98,6 +100,23 @@ def test_hip_sources_are_for_hipcc(tmp_path: Path) -> None:
     assert (target["kind"], target["sources"], target["arch"]) == ("hip", ["*.hip", "*.cpp"], ["gfx90a"])
     carry_out_all(plan_for(request_for(folder, file="buildd.toml")), folder, tmp_path / "scratch")
     assert (folder / "build/proj/libproj.so").is_file()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("a.cu", marks=pytest.mark.cuda), pytest.param("a.hip", marks=pytest.mark.hip)]
+)
+def test_the_flag_that_it_proposes_makes_a_link_with_undefined_symbols_fail(tmp_path: Path, name: str) -> None:
+    text = "__attribute__((device)) int k() { return 2; }\nint gone();\nint a() { return gone(); }\n"
+    folder = written(tmp_path / "proj", {name: text})
+    (target,) = made(folder)["target"].values()
+    assert target["flags"] == ["-O3"] and "link_flags" not in target
+    carry_out_all(plan_for(request_for(folder, file="buildd.toml")), folder, tmp_path / "first")
+    place = folder / "buildd.toml"
+    place.write_text(place.read_text().replace("# link_flags", "link_flags"))
+    *_, link = carry_out(plan_for(request_for(folder, file="buildd.toml")), folder, tmp_path / "second")
+    assert link.status != 0 and "undefined" in link.said and "gone" in link.said
+    (folder / name).write_text(text.replace("int gone();", "int gone() { return 1; }"))
+    carry_out_all(plan_for(request_for(folder, file="buildd.toml")), folder, tmp_path / "third")
 
 
 def test_names_and_files_that_differ(tmp_path: Path) -> None:
