@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 import time
 from argparse import SUPPRESS, BooleanOptionalAction
@@ -105,7 +106,7 @@ def run(arguments: list[str]) -> int:
     if options.map_paths is not None and not is_tree:
         print_problem("--map-paths is for builds of other tools", next_step="write `map_paths = true` into the targets")
         return USAGE
-    told = environ if is_tree else with_files(environ, *project_of(options.directory, options.file))
+    told = environ if is_tree else with_files(environ, *_project(options))
     told = with_loudness(told, options)
     words = Writer(sys.stderr if options.json else sys.stdout)
     words.colour = has_colour(words.stream, environ)
@@ -163,6 +164,27 @@ def run(arguments: list[str]) -> int:
         if after is not None:
             after.close()
     return OK  # Ctrl-C is the only way to end it
+
+
+def _project(options: Namespace) -> tuple[str, str]:
+    """As `project_of`, whose error also names the trees of other tools that are there."""
+    try:
+        return project_of(options.directory, options.file)
+    except RequestError as error:
+        if not options.file and (trees := _trees_in(options.directory)):
+            error.next_step += f"; or run {' or '.join(trees)}"
+        raise
+
+
+def _trees_in(folder: str) -> list[str]:
+    """The commands that watch the build trees of a folder."""
+    found = []
+    for option, files in (("ninja", ("build.ninja",)), ("make", ("GNUmakefile", "makefile", "Makefile"))):
+        places = (os.path.join(folder, "build"), folder)
+        place = next((place for place in places for name in files if os.path.isfile(os.path.join(place, name))), None)
+        if place is not None:
+            found.append(f"buildd watch --{option} {shlex.quote(place or '.')}")
+    return found
 
 
 @contextmanager

@@ -111,6 +111,26 @@ def test_a_marker_without_a_command_is_wrong_usage(another_developer: Developer)
     assert "no command to run" in session.text and "next: put a command after --" in session.text
 
 
+@pytest.mark.parametrize(
+    ("files", "step"),
+    [
+        ((), ""),
+        (("build/build.ninja",), "; or run buildd watch --ninja build"),
+        (("Makefile",), "; or run buildd watch --make ."),
+        (("build.ninja", "build/Makefile"), "; or run buildd watch --ninja . or buildd watch --make build"),
+    ],
+)
+def test_a_folder_of_another_tool_is_told_how_to_be_watched(
+    another_developer: Developer, files: tuple[str, ...], step: str
+) -> None:
+    folder = another_developer.folder / "theirs"
+    (folder / "build").mkdir(parents=True)
+    for name in files:
+        (folder / name).touch()
+    status, text = another_developer.buildd("watch", cwd=folder)
+    assert status == 2 and text.endswith(f"or let `buildd init` write one{step}\n"), text
+
+
 def test_an_unknown_target_of_the_command_ends_the_watch(another_developer: Developer) -> None:
     session = watcher.Session(another_developer, "-C", str(another_developer.project), "nosuch")
     try:
