@@ -199,7 +199,7 @@ def _deadline(seconds: float) -> Iterator[None]:
 def status_of(done: Done) -> int:
     """The exit status of an outcome; if the request could not be carried out, says why on stderr."""
     from buildd.client.request import EXIT_STATUS
-    from buildd.ui.narrator import error_lines
+    from buildd.ui.layout import error_lines
 
     if done.outcome in (Outcome.REFUSED, Outcome.DAEMON_ERROR):
         from buildd.ui.problems import print_lines

@@ -23,7 +23,8 @@ from buildd.commands.log import SEARCHED, events_of, open_store
 from buildd.exits import OK
 from buildd.shims import idle_runs
 from buildd.ui.build_table import build_lines
-from buildd.ui.narrator import Telling, reason_lines
+from buildd.ui.layout import reason_lines
+from buildd.ui.narrator import Telling
 from buildd.ui.pass_through_hints import hint_for, is_check
 from buildd.ui.problems import parser, print_lines
 from buildd.ui.screen import view_for

@@ -14,7 +14,7 @@ import msgspec
 from buildd.client.request import store_of
 from buildd.exits import OK
 from buildd.hooks.triton_why import FOLDER, LOG
-from buildd.ui.narrator import reason_lines
+from buildd.ui.layout import reason_lines
 from buildd.ui.problems import print_lines
 from buildd.ui.text import Line, clean
 

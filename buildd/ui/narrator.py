@@ -5,7 +5,6 @@ Knows no stream and no clock; `plain` and `live` decide when and where lines are
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from enum import IntEnum
 
@@ -13,8 +12,9 @@ import msgspec
 
 from buildd.ui import text
 from buildd.ui.folding import Folding
+from buildd.ui.layout import SEVERITY_STYLE, diagnostic_line, error_lines, is_among, reason_lines
 from buildd.ui.model import BuildModel, RunningJob
-from buildd.ui.text import Line, Style, clean, duration, spelled
+from buildd.ui.text import Line, Style, clean, duration
 from protocol import messages
 from protocol.messages import Event, JobId, Mode, Outcome, Severity
 
@@ -24,10 +24,6 @@ NOTHING_TO_DO = "nothing to do"
 _HELD_CHARACTERS = 256 << 10
 _WAITING_EVERY_NS = 15_000_000_000
 _KEPT_ERROR_LINES = 200
-
-_AFTER_ERROR = re.compile(r"\berror(?: #[\w-]+)?\s*: ")
-
-_SEVERITY_STYLE = {Severity.ERROR: Style.ERROR, Severity.WARNING: Style.WARNING, Severity.NOTE: Style.FAINT}
 
 
 class Verbosity(IntEnum):
@@ -104,6 +100,8 @@ class Narrator:
         self._told_hits = 0
         self._told_runs = 0
         self._notes: Counter[str] = Counter()
+        self._failures: dict[tuple[str, ...], str] = {}
+        """Message and output of failed jobs -> the label of the first."""
 
     def event(self, event: Event) -> list[Line]:
         """The lines that this event adds; often none."""
@@ -116,6 +114,7 @@ class Narrator:
             return self._hit(body) if level <= Verbosity.INFO else []
         if event.sequence == 1:  # Also if another daemon starts the request over: job numbers start again.
             self._speeches.clear()
+            self._failures.clear()
             self._artifacts.clear()
         ended = self.model.apply(event)
         match body:
@@ -240,11 +239,13 @@ class Narrator:
         label = job.label if job is not None else clean(body.action)
         took = f" after {duration(body.timing.wall_s)}" if body.timing.wall_s >= 0.005 else ""
         lines = [Line(f"{self._number()}FAILED {label}{took}: {clean(body.message)}", Style.ERROR)]
-        lines += output
         said += (line.text for line in output)
-        for diagnostic in body.diagnostics:
-            if diagnostic.severity is Severity.ERROR and not _is_among(diagnostic, said):
-                lines.append(_diagnostic_line(diagnostic))
+        found = (each for each in body.diagnostics if each.severity is Severity.ERROR and not is_among(each, said))
+        output += map(diagnostic_line, found)
+        words = body.message, *(line.text for line in output)
+        if output and self._failures.setdefault(words, label) != label and not self.telling.complete:
+            return [*lines, Line(f"  the same messages as {self._failures[words]}")]
+        lines += output
         command = body.command or (job.command if job is not None else "")
         if command:
             lines.append(Line(f"  command: {clean(command)}"))
@@ -277,7 +278,7 @@ class Narrator:
         levels = {Severity.NOTE: Verbosity.INFO, Severity.WARNING: Verbosity.WARNING, Severity.ERROR: Verbosity.ERROR}
         if levels[body.severity] < self.telling.verbosity:
             return []
-        return [Line(f"{body.severity.value}: {clean(body.text)}", _SEVERITY_STYLE[body.severity])]
+        return [Line(f"{body.severity.value}: {clean(body.text)}", SEVERITY_STYLE[body.severity])]
 
     def _done(self, body: messages.Done) -> list[Line]:
         again = [(note, number) for note, number in self._notes.items() if number > 1 and not self.telling.complete]
@@ -356,45 +357,3 @@ class Narrator:
 
     def _log_command(self) -> str:
         return f"buildd log {self.telling.build}".rstrip()
-
-
-def error_lines(done: messages.Done) -> list[Line]:
-    """A request that could not be carried out: message, file, next step."""
-    return problem_lines(done.message or done.outcome.value, file=done.file, next_step=done.next_step)
-
-
-def problem_lines(message: str, *, file: str = "", command: str = "", next_step: str = "") -> list[Line]:
-    """The layout of every error: what is wrong, where, the command that repeats it, what to do next."""
-    lines = [Line(f"error: {spelled(message)}", Style.ERROR)]
-    for name, value in (("file", file), ("command", command), ("next", next_step)):
-        if value:
-            lines.append(Line(f"  {name}: {spelled(value)}"))
-    return lines
-
-
-def reason_lines(title: str, reasons: tuple[str, ...], style: Style = Style.PLAIN) -> list[Line]:
-    """A title with its reasons: one on the same line, several below it."""
-    if len(reasons) == 1:
-        return [Line(f"{title}: {clean(reasons[0])}", style)]
-    return [Line(title, style), *(Line(f"    {clean(reason)}") for reason in reasons)]
-
-
-def _is_among(diagnostic: messages.Diagnostic, said: list[str]) -> bool:
-    """Whether a line that a tool printed has the finding, or its beginning: nvcc wraps long ones."""
-    headline = clean(diagnostic.message.partition("\n")[0])
-    return any(
-        headline in line or ((start := _AFTER_ERROR.split(line, 1)[-1]) != line and headline.startswith(f"{start} "))
-        for line in said
-    )
-
-
-def _diagnostic_line(diagnostic: messages.Diagnostic) -> Line:
-    place = clean(diagnostic.file)
-    if diagnostic.line:
-        place += f":{diagnostic.line}"
-        if diagnostic.column:
-            place += f":{diagnostic.column}"
-    return Line(
-        f"{place + ': ' if place else ''}{diagnostic.severity.value}: {clean(diagnostic.message)}",
-        _SEVERITY_STYLE[diagnostic.severity],
-    )

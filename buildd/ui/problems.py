@@ -141,7 +141,7 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
 
 def print_problem(message: str, *, file: str = "", command: str = "", next_step: str = "") -> None:
     """Print an error on stderr, in the layout of all errors."""
-    from buildd.ui.narrator import problem_lines
+    from buildd.ui.layout import problem_lines
 
     print_lines(problem_lines(message, file=file, command=command, next_step=next_step), to_stderr=True)
 

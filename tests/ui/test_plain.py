@@ -206,6 +206,22 @@ def test_an_error_that_a_tool_has_printed_is_not_told_again(said: str, listing: 
     assert sum(line in said.splitlines() for line in lines) == len(lines) - (2 if listing else 3), lines
 
 
+def test_equal_messages_of_failures_are_told_once() -> None:
+    def failure(number: int, text: str) -> list[messages.EventBody]:
+        job, action = JobId(number), f"t/{number}.o"
+        started = messages.Started(job_id=job, action=action, command=f"nvcc {number}.cu", kind="nvcc")
+        log = messages.LogLine(job_id=job, stream="stderr", text=text)
+        kind = messages.FailureKind.COMPILE_ERROR
+        return [started, log, messages.Failed(job_id=job, action=action, kind=kind, message="it failed")]
+
+    bodies = [*failure(1, "nvcc fatal: no"), *failure(2, "nvcc fatal: no"), *failure(3, "nvcc fatal: other")]
+    lines = told(events(*((0, body) for body in bodies)), Telling())
+    assert lines.count("nvcc fatal: no\n") == 1 and lines.count("nvcc fatal: other\n") == 1, lines
+    assert "FAILED nvcc t/2.o: it failed\n  the same messages as nvcc t/1.o\n" in lines
+    whole = told(events(*((0, body) for body in bodies)), Telling(complete=True))
+    assert whole.count("nvcc fatal: no\n") == 2, "a log leaves nothing out"
+
+
 def test_a_file_that_no_action_uses_is_named() -> None:
     nothing = told(events((0, messages.Done(outcome=Outcome.BUILT))), Telling(mode=Mode.EXPLAIN, only="src/z.cu"))
     assert nothing == "no action uses src/z.cu\n"
