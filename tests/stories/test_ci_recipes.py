@@ -103,11 +103,36 @@ def test_the_action_and_its_workflow(ci: Ci) -> None:
     assert "1 compiled" in ci.sh("runner", script, **given)
     assert "1 hit" in ci.sh("runner", script, **given)  # the next run, with the store of actions/cache
     workflow = (RECIPES / "github.yml").read_text()
-    assert "uses: ./examples/ci/action" in workflow
-    (prove,) = re.findall(r"- run: (examples/ci/use\.sh .*)", workflow)
+    assert workflow.count("path: buildd-source") == 2 and "uses: ./buildd-source/examples/ci/action" in workflow
+    (prove,) = re.findall(r"- run: buildd-source/(examples/ci/use\.sh .*)", workflow)
     ci.checkout("gpu")
     (ci.folder / "gpu/kernels.buildd").write_bytes((ci.folder / "runner/kernels.buildd").read_bytes())
     assert "compiled nothing" in ci.sh("gpu", prove)
+
+
+def test_the_jobs_of_a_repository_with_make(ci: Ci) -> None:
+    first, later = (RECIPES / "github-make.yml").read_text().split("\n  later:")
+    step = re.compile(r"^ +(?:- )?run: ((?:buildd|echo) .*?)(?: #.*)?$", re.MULTILINE)  # without those that install
+    scripts = [step.findall(job) for job in (first, later)]
+    assert [len(job) for job in scripts] == [3, 3], scripts
+    said = []
+    for name, job in zip(("make", "make-later"), scripts, strict=True):
+        place = ci.folder / name
+        (place / "home").mkdir(parents=True)
+        (place / "Makefile").write_text("k.o: k.c; gcc -g -c $(CURDIR)/k.c -o k.o\n")
+        (place / "k.c").write_text("int k;\n")
+        os.mkdir(place / "r", 0o700)
+        own = {"HOME": f"{place}/home", "BUILDD_RUNTIME_DIR": f"{place}/r", "GITHUB_OUTPUT": f"{place}/output"}
+        if said:
+            (place / "results.buildd").write_bytes((ci.folder / "make/results.buildd").read_bytes())
+            public = (ci.folder / "make/output").read_text().strip().removeprefix("public=")
+            job = [line.replace("${{ needs.build.outputs.public }}", public) for line in job]
+        try:
+            said.append(ci.sh(name, "\n".join(job), **own))
+        finally:
+            ci.sh(name, "buildd down", **own)
+    assert "0 hits, 1 miss" in said[0] and "results.buildd: 1 result," in said[0]
+    assert "1 hit, 0 misses" in said[1] and "--fail-on-miss" not in said[1]
 
 
 @pytest.mark.slow  # the same commands as the plain scripts; each runner needs seconds
