@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from protocol.client import Client, differs, find, mismatch
+from protocol.client import Client, difference, differs, find, mismatch
 from protocol.endpoint import DaemonLock, Endpoint, Folder, runtime_folder
 from protocol.errors import ConnectionLost, StartFailed, TimedOut
 from protocol.problem import in_one_line
@@ -184,7 +184,7 @@ def _replace(living: Endpoint, folder: Folder, deadline: float, say: Callable[[s
             requests = client.status().requests
             if requests:
                 say(
-                    f"the daemon (pid {living.pid}, {living.daemon}) is of another version: it finishes its "
+                    f"{difference(living)}; it finishes its "
                     f"{requests} running request{'s' if requests > 1 else ''}, a new one starts beside it"
                 )
             client.drain()

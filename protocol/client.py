@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from protocol import wire
-from protocol.endpoint import Endpoint, Folder, is_alive, read_endpoint, runtime_folder
+from protocol.endpoint import Endpoint, Folder, is_alive, own_code, read_endpoint, runtime_folder
 from protocol.errors import ConnectionLost, NoDaemon, ProtocolError, RemoteError, TimedOut, VersionMismatch
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -337,9 +337,20 @@ def differs(endpoint: Endpoint, package_digest: str) -> bool:
     )
 
 
+def difference(endpoint: Endpoint) -> str:
+    """In words, that a daemon is of another version than this client; two may have the same number."""
+    said = f"the daemon (pid {endpoint.pid}, {endpoint.daemon or 'unnamed'}) is of another version"
+    if not endpoint.code:
+        return said
+    own = own_code()
+    if endpoint.code == own:
+        return f"{said}: the code in {own} has changed since it started"
+    return f"{said}: its code is in {endpoint.code}, that of this command in {own}"
+
+
 def mismatch(endpoint: Endpoint) -> VersionMismatch:
     return VersionMismatch(
-        f"the daemon (pid {endpoint.pid}, {endpoint.daemon or 'unnamed'}) is of another version and busy",
+        f"{difference(endpoint)}; it is busy",
         next_step="buildd down, or wait until it is idle",
     )
 

@@ -94,6 +94,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tcp_control: str = ""
     tcp_server_key: str = ""
     """Public CURVE key, Z85."""
+    code: str = ""
+    """Folder of the daemon's code. People need it where two installations have one version."""
     redis: str = ""
     """Address for Redis' protocol, as in "127.0.0.1:6390"; empty if it is off."""
     store: str = ""
@@ -120,6 +122,11 @@ def start_ticks(pid: int) -> int:
     if len(fields) < 20 or fields[0] in (b"Z", b"X", b"x"):
         return 0
     return int(fields[19])
+
+
+def own_code() -> str:
+    """The folder of the code that this process runs: of a checkout, or site-packages."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def own_namespaces() -> Namespaces:

@@ -32,7 +32,7 @@ from buildd.host import gpu_lock
 from buildd.host.gpu_watch import GpuWatch
 from protocol import wire
 from protocol.curve import ALL_SCOPES, Scope
-from protocol.endpoint import Addresses, Endpoint, start_ticks
+from protocol.endpoint import Addresses, Endpoint, own_code, start_ticks
 from protocol.errors import WireError
 from protocol.messages import (
     Bye,
@@ -170,6 +170,7 @@ class Server:
             tcp_control=self.tcp_control,
             tcp_server_key=self._tcp.keys.public if self._tcp else "",
             store=store,
+            code=own_code(),
         )
 
     async def close(self, linger_s: float = 1.0) -> None:
