@@ -18,9 +18,10 @@ from buildd.tier.carrier import CarrierError
 from buildd.tier.carriers import TierError
 from buildd.tier.entry_uploader import EntryUploader
 from buildd.tier.figures import TierAnswer
-from buildd.tier.opening import open_users_tier
+from buildd.tier.opening import Opened, open_users_tier
+from buildd.tier.tier_settings import place_of
 from buildd.tier.uploader import Uploader
-from codegen.variables.settings import user_file
+from codegen.variables.settings import Settings, user_file, user_values
 from protocol.messages import Digest
 
 
@@ -48,15 +49,7 @@ def push(store: Store, environ: Mapping[str, str], profiles: Iterable[Profile] =
     opened = open_users_tier(environ)
     tier = opened.tier
     if tier is None or tier.settings.signer is None:
-        if tier is None:
-            why = opened.problem or "there is no shared tier"
-        else:
-            why = tier.settings.unwritable or "the shared tier is only read"
-        raise TierError(
-            why,
-            file=user_file(environ),
-            next_step='write url = "..." and write = true below [tier], or set BUILDD_TIER and BUILDD_TIER_WRITE=1',
-        )
+        raise _unwritable(opened, environ)
     if store.read_only:
         raise StoreError("the store is read-only, so nothing can be noted in it", file=str(store.folder))
     uploader = Uploader(tier, store, tier.settings.signer)
@@ -77,6 +70,26 @@ def push(store: Store, environ: Mapping[str, str], profiles: Iterable[Profile] =
         uploader.close()
         entries.close()
     return Pushed(results, entries.written, new, left, tier.figures.problem)
+
+
+def _unwritable(opened: Opened, environ: Mapping[str, str]) -> TierError:
+    """Why the user's tier cannot be written, and what to set in the place where they named it."""
+    file, tier = user_file(environ), opened.tier
+    if tier is None and opened.problem:
+        return TierError(opened.problem, file=opened.place, next_step="correct it, then push again")
+    if tier is None:
+        way = f'set BUILDD_TIER and BUILDD_TIER_WRITE=1, or write url = "..." and write = true below [tier] of {file}'
+        return TierError("there is no shared tier", next_step=way)
+    if tier.settings.unwritable:
+        return TierError("there is no signing key", next_step="run `buildd cache key`, then push again")
+    settings = Settings(request_env=dict(environ), user_values=user_values(environ))
+    if place_of(settings, environ)[1]:
+        way = "add `write = true` below [tier], or set BUILDD_TIER_WRITE=1; then push again"
+        return TierError(f"the shared tier {tier.shown} is only read", file=file, next_step=way)
+    return TierError(
+        f"the shared tier {tier.shown}, which BUILDD_TIER names, is only read",
+        next_step="set BUILDD_TIER_WRITE=1, then push again",
+    )
 
 
 def _everything(store: Store) -> list[tuple[Digest, Digest]]:

@@ -101,10 +101,23 @@ def test_a_push_writes_everything_and_another_machine_hits(
 def test_a_push_without_the_right_to_write_says_what_to_do(
     environ: dict[str, str], workspace: Workspace, server: HttpCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for more, words in (({}, "only read"), ({"BUILDD_TIER_WRITE": "1"}, "signing key"), ({"BUILDD_TIER": "no"}, "no")):
+    file = Path(environ["HOME"], ".config/buildd/config.toml")
+    named, write = "which BUILDD_TIER names, is only read", "set BUILDD_TIER_WRITE=1, then push again"
+    for more, words, step in (
+        ({}, named, write),
+        ({"BUILDD_TIER_WRITE": "1"}, "there is no signing key", "run `buildd cache key`, then push again"),
+        ({"BUILDD_TIER": "no"}, "there is no shared tier", "set BUILDD_TIER and BUILDD_TIER_WRITE=1, or write url"),
+    ):
         assert push({**environ, **more}, workspace) == 2
         told = capsys.readouterr().err
-        assert words in told and "BUILDD_TIER_WRITE=1" in told
+        assert words in told and f"  next: {step}" in told and "  file:" not in told
+    assert push({**environ, "BUILDD_TIER": "htp://x"}, workspace) == 2
+    assert "'htp://x'" in (told := capsys.readouterr().err) and "  file: BUILDD_TIER\n" in told
+    # The file is named only if it names the tier.
+    file.write_text(f'[tier]\nurl = "{server.url}"\n')
+    assert push({"HOME": environ["HOME"]}, workspace) == 2
+    told = capsys.readouterr().err
+    assert f"{server.url} is only read\n  file: {file}\n  next: add `write = true` below [tier]" in told
     assert server.asked == []
 
 
