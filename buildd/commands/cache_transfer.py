@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from buildd.client.request import PROJECT_FILE, with_files
+from buildd.errors import NoSuchFile
 from buildd.ui.problems import print_note
 from buildd.ui.text import count, size
 
@@ -40,6 +41,8 @@ def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
             store, needed and needed.keys, file, signing.own(options.environ), cache.everything(), options.file
         )
         written = size(file.stat().st_size)
+    if options.all and _is_empty(found):
+        print_note(f"buildd: the store at {store.folder} is empty")
     lines = [f"{options.file}: {_held(found)}, {written}"]
     if needed and needed.left_out:
         lines.append(f"left out, because it is never stored: {', '.join(needed.left_out)}")
@@ -60,6 +63,11 @@ def _others(store: Store, found: Contents) -> str:
         of = "of Triton, torch.compile, JAX and ccache"
         said.append(count(entries, f"entry {of}", f"entries {of}"))
     return " and ".join(said)
+
+
+def _is_empty(found: Contents) -> bool:
+    """Whether a bundle holds nothing that a build could use."""
+    return not any((found.results, found.profiles, found.kernels, found.graph_entries, found.programs, found.values))
 
 
 def _held(found: Contents) -> str:
@@ -100,8 +108,15 @@ def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:
 
     trusted = signing.trusted(options.environ)
     is_layout = oci_layout.is_layout(options.file)
+    if options.file.is_dir() and not is_layout:
+        raise NoSuchFile(
+            f"{options.file} is a folder, and no OCI image layout: it has no file oci-layout",
+            next_step="name a file that `buildd cache export` wrote, or a folder that `buildd cache export --oci` wrote",
+        )
     with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
         found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))
+    if _is_empty(found):
+        print_note(f"buildd: {options.file} holds nothing: the store that it was exported from was empty")
     lines = [f"{_held(found)} imported"]
     if found.known == found.results > 0:
         lines = [f"{_held(found)}: the store had all of these results already"]

@@ -111,7 +111,7 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes], limit_byt
     size = os.fstat(source.fileno()).st_size
     begun = source.read(HEAD.size)
     if begun[: len(MAGIC)] != MAGIC:
-        raise _bad(file, f"it begins with {begun[: len(MAGIC)]!r}" if begun else "it is empty")
+        raise _bad(file, "`buildd cache export` did not write this file" if begun else "it is empty")
     if size < HEAD.size + END_BYTES:
         raise _bad(file, "it is cut short")
     _, version, *_ = HEAD.unpack(begun)
@@ -129,7 +129,7 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes], limit_byt
         raise _bad(file, "its signature does not match its content")
     if key not in trusted:
         raise UntrustedBundle(
-            f"it is signed by {key.hex()}, which is no key that you trust; nothing was imported",
+            f"the bundle is signed by {key.hex()}, a key that you do not trust; nothing was imported",
             file=str(file),
             next_step=f"if you know the key's owner: buildd cache trust {key.hex()} NAME",
         )
@@ -139,7 +139,7 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes], limit_byt
         raise _bad(file, why)
     if (needed_bytes := contents_of(manifest).blob_bytes) > limit_bytes:
         raise BundleError(
-            f"its content needs {needed_bytes >> 20} MiB, and the store's bound is {limit_bytes >> 20} MiB; "
+            f"the content of the bundle needs {needed_bytes >> 20} MiB, and the store's bound is {limit_bytes >> 20} MiB; "
             "nothing was imported",
             file=str(file),
             next_step="raise BUILDD_CACHE_SIZE, or export fewer results",
@@ -158,7 +158,7 @@ def _read_manifest(source: BinaryIO, file: Path) -> Manifest:
         raise _bad(file, "it is cut short")
     _, _, reserved, packed_bytes, plain_bytes = HEAD.unpack(head)
     if reserved != 0:
-        raise _bad(file, "it does not begin like one")
+        raise _bad(file, "its reserved field is not 0")
     left = os.fstat(source.fileno()).st_size - source.tell()
     if packed_bytes > left or plain_bytes > MAX_MANIFEST_BYTES:
         raise _bad(file, "its manifest is larger than allowed")
@@ -235,5 +235,5 @@ def _put_large(store: Store, source: BinaryIO, digest: bytes, size: int, file: P
 
 def _bad(file: Path, why: str) -> BundleError:
     return BundleError(
-        f"this is no sound bundle: {why}; nothing was imported", file=str(file), next_step="export or fetch it again"
+        f"the bundle cannot be used: {why}; nothing was imported", file=str(file), next_step="export or fetch it again"
     )

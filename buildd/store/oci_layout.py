@@ -155,8 +155,9 @@ def bundle_of(place: Path) -> Iterator[Path]:
                     shutil.copyfileobj(content, target, _CHUNK_BYTES)
             yield bundle
     except (OSError, ValueError, tarfile.TarError) as error:
+        why = f"{error.filename or place}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise StoreError(
-            f"this OCI image layout holds no bundle: {error}", file=str(place), next_step="export or fetch it again"
+            f"this OCI image layout holds no bundle: {why}", file=str(place), next_step="export or fetch it again"
         ) from error
 
 

@@ -79,7 +79,7 @@ def own(environ: Mapping[str, str]) -> Signer:
     except EndpointError as error:
         raise SigningError(error.message, file=str(path), next_step=error.next_step) from error
     except OSError as error:
-        raise SigningError(f"cannot be used: {error.strerror}", file=str(path)) from error
+        raise SigningError(f"the signing key cannot be used: {error.strerror}", file=str(path)) from error
     except ValueError as error:
         raise _no_key(path) from error
     if len(seed) != KEY_BYTES:
@@ -89,7 +89,7 @@ def own(environ: Mapping[str, str]) -> Signer:
 
 def _no_key(path: Path) -> SigningError:
     return SigningError(
-        f"holds no key, which is {2 * KEY_BYTES} hexadecimal digits",
+        f"the signing key cannot be used: its file does not hold {2 * KEY_BYTES} hexadecimal digits and nothing else",
         file=str(path),
         next_step="write the key into it, or remove it: buildd makes another key then, which nobody trusts yet",
     )
@@ -108,9 +108,11 @@ def listed(environ: Mapping[str, str]) -> dict[bytes, str]:
     except FileNotFoundError:
         return {}
     except EndpointError as error:
-        raise SigningError("can be written by others", file=str(path), next_step=f"chmod 600 {path}") from error
+        raise SigningError(
+            "the list of trusted keys can be written by others", file=str(path), next_step=f"chmod 600 {path}"
+        ) from error
     except OSError as error:
-        raise SigningError(f"cannot be read: {error.strerror}", file=str(path)) from error
+        raise SigningError(f"the list of trusted keys cannot be read: {error.strerror}", file=str(path)) from error
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.startswith("#"):
@@ -147,4 +149,4 @@ def trust(environ: Mapping[str, str], key: bytes, name: str, *, remove: bool = F
             stream.writelines(f"{known.hex()} {label}".strip() + "\n" for known, label in sorted(keys.items()))
         os.replace(scratch, path)
     except OSError as error:
-        raise SigningError(f"cannot be written: {error.strerror}", file=str(path)) from error
+        raise SigningError(f"the list of trusted keys cannot be written: {error.strerror}", file=str(path)) from error

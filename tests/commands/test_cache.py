@@ -126,7 +126,10 @@ def test_a_bundle_of_somebody_else_comes_in_once_their_key_is_trusted(
     key = capsys.readouterr().out.split()[-1]
     assert cache.run([*arguments, "import", file], environ=other) == 3
     said = capsys.readouterr().err
-    assert f"signed by {key}" in said and f"buildd cache trust {key} NAME" in said
+    assert (
+        f"error: the bundle is signed by {key}, a key that you do not trust" in said
+        and f"buildd cache trust {key} NAME" in said
+    )
     with Store.open(tmp_path / "two") as store:
         assert not is_served(store, 7)
     assert cache.run(["trust", key, "the CI"], environ=other) == 0
@@ -138,6 +141,21 @@ def test_a_bundle_of_somebody_else_comes_in_once_their_key_is_trusted(
     assert cache.run([*arguments, "import", file], environ=other) == 3
     assert cache.run(["trust", "abc"], environ=other) == 2
     assert '"abc" is no public key' in capsys.readouterr().err
+
+
+def test_a_bundle_of_an_empty_store_is_said_to_be_empty(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, two = str(tmp_path / "bundle"), str(tmp_path / "two")
+    assert cache.run(["--store", two, "export", file, "--all", "--json"], environ=environ) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["results"] == 0 and said.err == f"buildd: the store at {two} is empty\n"
+    assert cache.run(["import", file], environ=environ) == 0
+    said = capsys.readouterr()
+    assert said.err == f"buildd: {file} holds nothing: the store that it was exported from was empty\n"
+    assert cache.run(["export", file, "--all"], environ=environ) == 0
+    assert cache.run(["--store", two, "import", file], environ=environ) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_wrong_usage_is_2_and_a_bad_store_3(
@@ -154,7 +172,8 @@ def test_wrong_usage_is_2_and_a_bad_store_3(
         assert caught.value.code == 2
     (tmp_path / "bad").write_bytes(b"no bundle" * 100)
     assert cache.run(["import", str(tmp_path / "bad")], environ=environ) == 3
-    assert "nothing was imported" in capsys.readouterr().err
+    said = "error: the bundle cannot be used: `buildd cache export` did not write this file; nothing was imported"
+    assert said in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert cache.run(["stats"], environ={**environ, "BUILDD_DIR": str(tmp_path / "file")}) == 3
 
@@ -265,6 +284,19 @@ def test_an_oci_layout_is_the_same_each_time_and_is_imported(
     (tmp_path / "full/mine").touch()
     assert cache.run(["export", str(tmp_path / "full"), "--all", "--oci"], environ=environ) == 3
     assert "something else is there already" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_layout_is_told(
+    environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "folder"
+    place.mkdir()
+    assert cache.run(["import", str(place)], environ=environ) == 2
+    assert f"error: {place} is a folder, and no OCI image layout" in capsys.readouterr().err
+    (place / "oci-layout").write_text("{}")
+    assert cache.run(["import", str(place)], environ=environ) == 3
+    said = capsys.readouterr().err
+    assert f"holds no bundle: {place}/index.json: No such file or directory\n" in said and "Errno" not in said
 
 
 @pytest.mark.skipif(not shutil.which("skopeo"), reason="no skopeo (Debian: apt install skopeo)")
