@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from buildd.client.request import store_of
+from buildd.client.run_summary import RunSummary
 from buildd.commands import run
 from buildd.exits import NOT_WARM, USAGE
 from buildd.hooks.proof import FOLDER as PROVE
@@ -30,6 +31,7 @@ from buildd.ui.text import clean, count
 SWITCHES = {"FLASHINFER_DISABLE_JIT": "1", "SGLANG_CRASH_ON_JIT_COMPILE": "1"}
 """Switches with which engines fail where their own caches have no kernel, though the store may have it."""
 _MOST_SHOWN = 100
+_SUMMARY = "summary.json"
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
@@ -66,12 +68,18 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="buildd-prove-") as notes:
         environ[PROVE] = notes
         settings = Namespace(
-            jobs=options.jobs, map_paths=options.map_paths, record=None, quiet=True, summary=None, fail_on_miss=False
+            jobs=options.jobs,
+            map_paths=options.map_paths,
+            record=None,
+            quiet=True,
+            summary=Path(notes, _SUMMARY),
+            fail_on_miss=False,
         )
         with _stdout_to_stderr() if options.json else nullcontext():
             status = run.run_command(settings, list(command), environ)
         trials, queries = (call_notes.ran(Path(notes), kind) for kind in (call_notes.TRIAL, call_notes.QUERY))
         needed = list(dict.fromkeys(_needed(Path(notes, NEEDED))))
+        unchecked = _unchecked(Path(notes, _SUMMARY))
     if options.json:
         sys.stdout.write(
             msgspec.json.encode(Proof(needed=needed, exit_status=status, trials=trials, queries=queries)).decode()
@@ -85,9 +93,22 @@ def prove(options: Namespace, command: Sequence[str]) -> int:
             print_note(f"  and {len(needed) - _MOST_SHOWN} more: --json names all")
     elif status == 0:
         print_note(f"buildd: warm: the command compiled nothing{_ran(trials, queries)}")
+        if unchecked and not trials:
+            print_note(f"buildd: {unchecked}")
     if not interposition.folder_of(environ):
         print_note("buildd: compilers that were called by their path were not watched: see `buildd doctor`")
     return NOT_WARM if needed else status
+
+
+def _unchecked(summary: Path) -> str:
+    """That a proof has looked nothing up, in words; empty if it has, or if nobody counted, as within another run."""
+    if not summary.exists():
+        return ""
+    counted = msgspec.json.decode(summary.read_bytes(), type=RunSummary)
+    if counted.hits or any(counted.from_store.values()):
+        return ""
+    why = "" if counted.passed_through else ": the build was up to date"
+    return f"nothing was looked up{why}; to check the cache, build in an empty folder"
 
 
 def _ran(trials: int, queries: int) -> str:

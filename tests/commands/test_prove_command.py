@@ -100,6 +100,22 @@ def test_a_proof_compiles_nothing_and_names_what_is_missing(kept_user: User) -> 
     assert machine.buildd("warm", "--", "true")[0] == 2
 
 
+def test_a_proof_of_a_build_that_is_up_to_date_says_that_nothing_was_looked_up(kept_user: User) -> None:
+    machine = Machine(kept_user, "fresh")
+    (machine.app / "a.c").write_text("int a;\n")
+    (machine.app / "Makefile").write_text("a.o: a.c; gcc -c a.c\nnone: ; @gcc --version > version\n")
+    assert machine.buildd("run", "--quiet", "--", "make")[0] == 0
+    way = "; to check the cache, build in an empty folder\n"
+    fresh = f"buildd: nothing was looked up: the build was up to date{way}"
+    status, said = machine.buildd("warm", "--prove", "--", "make")
+    assert status == 0 and said.endswith(f"buildd: warm: the command compiled nothing\n{fresh}"), said
+    status, said = machine.buildd("warm", "--prove", "--", "make", "none")
+    assert status == 0 and said.endswith(f"these ran: 1 question to compilers\nbuildd: nothing was looked up{way}"), said
+    (machine.app / "a.o").unlink()
+    status, said = machine.buildd("warm", "--prove", "--", "make")
+    assert status == 0 and said.endswith("buildd: warm: the command compiled nothing\n"), said
+
+
 def test_a_proof_asks_the_shared_cache_and_says_what_it_answered(user: User) -> None:
     tier = {"BUILDD_TIER": str(user.folder / "tier"), "BUILDD_TIER_WRITE": "1"}
     (user.folder / "tier").mkdir()
