@@ -90,7 +90,7 @@ def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) ->
                 if request.mode in (Mode.BUILD, Mode.PROVE):
                     for line in start_settings.warning(environ):
                         print_note(f"buildd: {line}")
-                if request.mode is Mode.BUILD and event.body.misses and _names_tier(environ):
+                if request.mode is Mode.BUILD and event.body.misses and start_settings.names_tier(environ):
                     _tell_tier(environ)
                 return event.body
     except KeyboardInterrupt as stop:
@@ -99,19 +99,6 @@ def _through_daemon(request: Request, view: View, environ: Mapping[str, str]) ->
             raise
         return done
     raise ConnectionLost("the daemon ended before the build was finished")
-
-
-def _names_tier(environ: Mapping[str, str]) -> bool:
-    """Whether the user may have named a shared cache: else the daemon need not be asked."""
-    from codegen.variables.settings import user_file
-
-    if environ.get("BUILDD_TIER"):
-        return True
-    try:
-        with open(user_file(environ), "rb") as file:
-            return b"tier" in file.read(1 << 20).lower()
-    except OSError:
-        return False
 
 
 def _tell_tier(environ: Mapping[str, str]) -> None:

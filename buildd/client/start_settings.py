@@ -61,6 +61,19 @@ def warning(environ: Mapping[str, str]) -> Iterator[str]:
         yield f"the daemon was started with other settings and does not obey yours: {', '.join(names)} ({NEXT_STEP})"
 
 
+def names_tier(environ: Mapping[str, str]) -> bool:
+    """Whether the user may have named a shared cache: else the daemon need not be asked."""
+    from codegen.variables.settings import user_file
+
+    if environ.get(_TIER):
+        return True
+    try:
+        with open(user_file(environ), "rb") as file:
+            return b"tier" in file.read(1 << 20).lower()
+    except OSError:
+        return False
+
+
 def _sources(environ: Mapping[str, str], names: Iterable[str]) -> str:
     """All that settings are made of, as it is written: the variables with these names, and the user's file."""
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", ""), ".config")

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from argparse import BooleanOptionalAction
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from buildd.store.found_notes import FoundKernels
 from buildd.ui.problems import is_on, parser, print_note, print_problem
 from buildd.ui.text import count
 from protocol.errors import ProtocolError
-from protocol.messages import BuildFigures, BuildId, Done, Explained, Outcome, TierStatus
+from protocol.messages import BuildFigures, BuildId, Done, Explained, Outcome
 from protocol.problem import in_one_line
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def run_command(options: Namespace, rest: list[str], environ: dict[str, str]) ->
                 _tell(figures, found, rest, environ)
                 for line in odd_options(logs.run.calls() if logs.run is not None else ()):
                     print_note(f"buildd: {line}")
-                for line in tier_trouble(_tier(client)) if figures.misses else ():
+                for line in _tier_lines(client, environ, missed=figures.misses > 0):
                     print_note(f"buildd: {line}")
                 if status in _INTERRUPTED and (going_on := _still_open(client, build)):
                     noun = count(going_on, "compile that COMMAND left goes", "compiles that COMMAND left go")
@@ -200,11 +200,18 @@ def _ended(
     return status
 
 
-def _tier(client: Client) -> TierStatus | None:
-    try:
-        return client.status().tier
-    except ProtocolError:
-        return None
+def _tier_lines(client: Client, environ: Mapping[str, str], *, missed: bool) -> Iterator[str]:
+    """Why the shared cache that the user has named could not help. If nothing was asked of it, only a setting that
+    cannot be read is told: it would be wrong for every build."""
+    from buildd.client.start_settings import names_tier
+
+    if missed or names_tier(environ):
+        try:
+            tier = client.status().tier
+        except ProtocolError:
+            return
+        if missed or (tier is not None and not tier.url):
+            yield from tier_trouble(tier)
 
 
 def _still_open(client: Client, build: BuildId) -> int:

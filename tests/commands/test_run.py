@@ -135,6 +135,28 @@ def test_a_pipe_gets_the_output_and_the_summary(user: User, tmp_path: Path) -> N
     assert (status, output) == (4, "said\n"), "nothing was compiled, so there is nothing to say"
 
 
+def test_a_shared_cache_whose_url_is_wrong_is_said_though_all_was_found(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    toolkit = make_toolkit(tmp_path_factory.mktemp("toolkit"))
+    with short_folder() as folder:
+        user = User(folder, {"BUILDD_TIER": "htp://foo"})
+        fake = ForeignProject(user, folder / "project", str(toolkit.parent))
+        fake.write("first.cu", "int first;\n")
+        user.environ["PATH"] = fake.plain["PATH"]
+        command = ("run", "--", "sh", "-c", f"cd {fake.folder}; nvcc -c first.cu")
+        try:
+            said = [user.buildd(*command)[1] for _ in range(2)]
+            of_nothing = user.buildd("run", "--", "true")[1]
+            said_without = user.buildd("run", "--quiet", *command[1:])[1]
+        finally:
+            assert user.end() == []
+    assert "1 miss" in said[0] and "1 hit, 0 misses" in said[1]
+    for each in (*said, of_nothing):
+        assert each.count("the shared cache is not used: the tier's URL cannot be read: 'htp://foo'") == 1, each
+    assert "htp" not in said_without
+
+
 def test_a_status_that_is_watched_goes_on_until_ctrl_c(user: User) -> None:
     assert user.buildd("up")[0] == 0
     with on_terminal(user, "status", "--watch") as terminal:
