@@ -111,7 +111,7 @@ def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:
     if options.file.is_dir() and not is_layout:
         raise NoSuchFile(
             f"{options.file} is a folder, and no OCI image layout: it has no file oci-layout",
-            next_step="name a file that `buildd cache export` wrote, or a folder that `buildd cache export --oci` wrote",
+            next_step="name a file of `buildd cache export FILE`, or a folder of `buildd cache export FOLDER --oci`",
         )
     with oci_layout.bundle_of(options.file) if is_layout else nullcontext(options.file) as file:
         found = import_(store, file, trusted, lambda profiles: _keep_profiles(store, profiles))

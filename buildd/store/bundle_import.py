@@ -139,8 +139,8 @@ def _verified(source: BinaryIO, file: Path, trusted: Container[bytes], limit_byt
         raise _bad(file, why)
     if (needed_bytes := contents_of(manifest).blob_bytes) > limit_bytes:
         raise BundleError(
-            f"the content of the bundle needs {needed_bytes >> 20} MiB, and the store's bound is {limit_bytes >> 20} MiB; "
-            "nothing was imported",
+            f"the content of the bundle needs {needed_bytes >> 20} MiB, and the store's bound is "
+            f"{limit_bytes >> 20} MiB; nothing was imported",
             file=str(file),
             next_step="raise BUILDD_CACHE_SIZE, or export fewer results",
         )

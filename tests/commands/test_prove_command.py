@@ -110,7 +110,9 @@ def test_a_proof_of_a_build_that_is_up_to_date_says_that_nothing_was_looked_up(k
     status, said = machine.buildd("warm", "--prove", "--", "make")
     assert status == 0 and said.endswith(f"buildd: warm: the command compiled nothing\n{fresh}"), said
     status, said = machine.buildd("warm", "--prove", "--", "make", "none")
-    assert status == 0 and said.endswith(f"these ran: 1 question to compilers\nbuildd: nothing was looked up{way}"), said
+    assert status == 0 and said.endswith(f"these ran: 1 question to compilers\nbuildd: nothing was looked up{way}"), (
+        said
+    )
     (machine.app / "a.o").unlink()
     status, said = machine.buildd("warm", "--prove", "--", "make")
     assert status == 0 and said.endswith("buildd: warm: the command compiled nothing\n"), said

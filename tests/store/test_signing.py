@@ -38,7 +38,7 @@ def test_a_key_is_made_once_and_is_closed_to_others(environ: dict[str, str]) -> 
 def test_a_file_that_holds_no_key_is_told(environ: dict[str, str], content: str) -> None:
     signing.own(environ)
     signing.key_file(environ).write_text(content)
-    with pytest.raises(SigningError, match="^the signing key cannot be used: its file does not hold 64 hex") as found:
+    with pytest.raises(SigningError, match=r"^the signing key cannot be used: its file does not hold 64 hex") as found:
         signing.own(environ)
     assert found.value.file == str(signing.key_file(environ))
 
