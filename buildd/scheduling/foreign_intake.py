@@ -131,6 +131,8 @@ class ForeignIntake:
             build.resources = await self._in_pool(build.expected, build.plan.actions)
         if call_notes.is_proving(request) and not compile.objects and compile.makes is not Makes.RULES:
             reasons = await proof_calls.missing(build, self._in_pool)
+            if self._store.unkept is not None:  # nothing that was found is in the user's store
+                reasons = (in_one_line(self._store.unkept),)
             if reasons is not None:
                 named = os.path.normpath(os.path.join(request.project, compile.source or compile.output))
                 passed = m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message="it tries the compiler out")

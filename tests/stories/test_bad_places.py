@@ -123,6 +123,7 @@ def test_a_foreign_build_says_at_its_end_that_the_full_disk_kept_nothing(boxed: 
         "rm -rf store && mkdir store && mount -t tmpfs -o size=300k none store\n"
         "$BUILDD run -- gcc -c new.c\n"
         "! $BUILDD explain --last && ! $BUILDD log\n"
+        "! $BUILDD warm --prove -- gcc -c new.c && ! $BUILDD run --quiet --fail-on-miss -- gcc -c new.c -DNEW\n"
         "$BUILDD down && mount -o remount,size=8m store && $BUILDD run -- gcc -c new.c\n"
         "cat /dev/zero > store/zeros || echo 'int newer;' > new.c\n"
         "$BUILDD run -- gcc -c new.c\n"
@@ -132,6 +133,7 @@ def test_a_foreign_build_says_at_its_end_that_the_full_disk_kept_nothing(boxed: 
     full = f"no space left on the disk of {boxed.store}"
     assert said.text.count("buildd: 0 hits, 1 miss (") == 3, said.text
     assert said.text.count(f"buildd: not cached: {full}/index.db (free some space there, ") == 1
+    assert "buildd: not warm: 1 compile would run" in said.text and "--fail-on-miss: 1 compile ran" in said.text
     assert said.text.count(f"buildd: not cached: {full} (free some space there, ") == 1
     assert said.text.count(f"error: {full}/index.db\n") == 2 and "may not be written" not in said.text
 
