@@ -558,7 +558,15 @@ def test_a_model_too_big_for_memory_is_told(user: User, how: str) -> None:
 @pytest.mark.timeout(900)
 def test_what_cannot_be_exported_is_told_with_its_line(user: User, tmp_path: Path) -> None:
     project = with_net(user, "refused")
-    usual = {"factory": False, "arguments": {}, "inputs": [{"shape": ["n", 4]}], "keyword_inputs": {}, "dims": {}}
+    usual = {
+        "device": "cpu",
+        "check_inputs": [],
+        "factory": False,
+        "arguments": {},
+        "inputs": [{"shape": ["n", 4]}],
+        "keyword_inputs": {},
+        "dims": {},
+    }
 
     def export(function: str, **changes: Any) -> str:
         spec = {**usual, "source": "models/net.py", "function": function, "strict": False, "check": True, **changes}
