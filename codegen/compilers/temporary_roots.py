@@ -60,8 +60,9 @@ _FOLDER = re.compile(
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
 )
-_HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*")
-"""Flags that put an unknown part of the command line into the object."""
+_HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-Wmissing-include-dirs")
+"""Flags that put an unknown part of the command line into the object, and one that warns of folders which no file is
+found in."""
 _HIDES_IN_HIP = re.compile(
     r"-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-compress.*|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
 )

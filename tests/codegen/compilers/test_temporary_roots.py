@@ -43,6 +43,7 @@ def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
         (("/home/u/p/a.c", "-g"), "/tmp/tmpab_12cd3.build-temp", ["+build-temp"]),
         (("a.c",), "/tmp/tmpab_12cd3/build", ["tmp"]),
         (("a.c", "-flto"), "/tmp/tmpab_12cd3/build", []),
+        (("a.c", "-Wmissing-include-dirs", "-I/tmp/pip-wheel-12345678/none"), "/tmp/pip-wheel-12345678/p", []),
     ):
         compile = parse(("/usr/bin/gcc", "-c", *arguments), folder)
         assert sorted(name for name, _ in temporary_roots.roots_of(compile, folder, "")) == names
