@@ -146,11 +146,8 @@ class _Run:
 
     def end(self) -> None:
         """End all processes of the run and wait until they are gone."""
-        with self._lock:
-            self._is_unwanted = True
-            process = self._process
-        if process is not None and process.returncode is None:
-            os.killpg(process.pid, signal.SIGTERM)
+        process = self._signalled(signal.SIGTERM)
+        if process is not None:
             until_s = time.monotonic() + GRACE_S
             while is_group_alive(process.pid) and time.monotonic() < until_s:
                 time.sleep(_LOOK_S)
@@ -158,15 +155,21 @@ class _Run:
 
     def kill(self) -> None:
         """The same without SIGTERM and its grace."""
-        with self._lock:
-            self._is_unwanted = True
-            process = self._process
-        if process is not None and process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process = self._signalled(signal.SIGKILL)
         if self._thread is not None:
             self._thread.join()
         if process is not None:
             process.wait()
+
+    def _signalled(self, number: signal.Signals) -> subprocess.Popen[bytes] | None:
+        """Send a signal to the group of the run, which begins no more; None if there is no such group (any more)."""
+        with self._lock:
+            self._is_unwanted = True
+            process = self._process
+        if process is None or process.returncode is not None:
+            return None
+        os.killpg(process.pid, number)
+        return process
 
     def _work(self, command: Sequence[str], environ: Mapping[str, str], output: int | None) -> None:
         try:

@@ -1,7 +1,8 @@
 """The shell around the state machine: carries its instructions out and feeds their results back as events.
 
-Knows no socket. `intake` takes a request before anything runs, `completion` ends it. Runs on one event loop; two
-threads touch files: with eight, which share the interpreter with the loop, each of many hits took a third longer.
+Knows how a request becomes a plan, jobs and a last event; knows no socket. `intake` takes a request before anything
+runs, `job_kinds` chooses how a job runs, `completion` ends a request. Runs on one event loop; two threads touch files:
+with eight, which share the interpreter with the loop, each of many hits took a third longer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,12 +33,11 @@ from buildd.scheduling.deliveries import Deliveries
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.followers import Followers
 from buildd.scheduling.intake import Intake
+from buildd.scheduling.job_kinds import kind_of
 from buildd.scheduling.look_ups import LookUps
 from buildd.scheduling.open_stores import OpenStores
 from buildd.scheduling.progress import Progress
 from buildd.scheduling.refusal import refuse
-from buildd.scheduling.step_chain import ChainedJob
-from buildd.scheduling.step_jobs import SpreadJob
 from buildd.scheduling.step_request import StepRequest
 from buildd.scheduling.tasks import Tasks
 from buildd.state.events import (
@@ -272,21 +271,14 @@ class Scheduler:
 
     def _start(self, start: Start) -> None:
         build = self.builds[start.request]
-        action = build.plan.actions[start.node]
-        make: Callable[..., Execution] = Execution
-        if start.away:
-            from buildd.scheduling.away_job import AwayJob  # most users have no cluster
-
-            assert self.cluster is not None
-            make = partial(AwayJob, engine=self.cluster)
-        elif start.spread:
-            make = partial(
-                SpreadJob,
-                submit=lambda inner: self._submit_steps(inner, start.job),
-                cancel=lambda inner: self._feed(Cancelled(inner)),
-            )
-        elif action.steps and start.node not in build.runs_whole:
-            make = partial(ChainedJob, looked=self._count_steps)
+        make = kind_of(
+            build,
+            start,
+            cluster=self.cluster,
+            submit=self._submit_steps,
+            cancel=lambda inner: self._feed(Cancelled(inner)),
+            looked=self._count_steps,
+        )
         execution = make(
             start.job,
             build,
@@ -302,7 +294,7 @@ class Scheduler:
             build.started.add(start.node)
             build.counts.misses += 1
             self.counters["step_misses" if build.is_steps else "misses"] += 1
-            self.counters["whole"] += bool(action.whole)
+            self.counters["whole"] += bool(build.plan.actions[start.node].whole)
         self._tasks.spawn(self._run(execution), start.request)
 
     def _count_steps(self, hits: int, misses: int) -> None:
