@@ -1,7 +1,8 @@
-"""Whether the files that a run read lead to a checkout's own folder, so that its result holds for that folder alone.
+"""Whether the files that a run read lead to a moving root's own folder, so that its result holds for that folder alone.
 
-A file may name the folder: `#include "/home/u/one/x.h"` means the same file in every checkout. A file may also stand
-outside of the checkout and be found through it. Knows the request's files; knows no tool and no store.
+A root moves where another build may have another folder in its place: a checkout's, one with a random name, a mapped
+one. A file may name the folder: `#include "/home/u/one/x.h"` means the same file in every checkout. A file may also
+stand outside of the folder and be found through it. Knows the request's files; knows no tool and no store.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from blake3 import blake3
 from buildd.files.snapshot import Snapshot
 from buildd.keys.file_names import Names
 from buildd.keys.request_files import RequestFiles
+from buildd.native.bare_text import BareText
 from codegen.compilers.checkout_roots import is_checkout, names_in_text
-from codegen.compilers.temporary_roots import Roots
+from codegen.compilers.temporary_roots import Roots, has_random_name
 from codegen.plan import Action, Tool
 
 _MOST = 1 << 15
@@ -30,10 +32,12 @@ _COMPUTED = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*(?:include\w*|import)\b(?!\s*[\"<
 
 @dataclass(frozen=True, slots=True)
 class _Mentions:
-    """How a text's includes can lead to a checkout's folder, or out of it."""
+    """How a text's includes can lead to a root's folder, or out of it."""
 
     names: frozenset[str]
-    """Roots whose folder the text names."""
+    """Roots whose folder the text names, comments included."""
+    used: frozenset[str]
+    """Roots whose folder it names elsewhere than in a comment."""
     climbs: tuple[tuple[bool, str], ...]
     """Names with `..` that it includes or asks for; True for a name that is looked for beside the file first."""
     computes: bool
@@ -64,8 +68,14 @@ def installed(path: str, tool: Tool) -> bool:
     return any(path.startswith(f"{folder}/") for folder in (*tool.search, "/usr"))
 
 
-def held(snapshot: Snapshot, roots: Roots, paths: Iterable[str]) -> set[str] | None:
-    """The roots whose folder some of the files mention; None where a file is no longer as the run read it."""
+def held(
+    snapshot: Snapshot, bare: BareText, roots: Roots, paths: Iterable[str], *, by_content: bool
+) -> set[str] | None:
+    """The roots whose folder some of the files mention; None where a file is no longer as the run read it.
+
+    Args:
+        by_content: a mention in a comment counts.
+    """
     found: set[str] = set()
     for path in paths:
         digest = snapshot.digest(path)
@@ -84,20 +94,23 @@ def held(snapshot: Snapshot, roots: Roots, paths: Iterable[str]) -> set[str] | N
                 return None
             if blake3(content).hexdigest() != digest:
                 return None
-            known = _mentions(content, roots)
+            known = _mentions(content, bare, roots)
             with _lock:
                 _searched[digest, roots] = known
                 while len(_searched) > _MOST:
                     _searched.popitem(last=False)
-        found |= known.names
+        found |= known.names if by_content else known.used
     return found
 
 
-def _mentions(content: bytes, roots: Roots) -> _Mentions:
+def _mentions(content: bytes, bare: BareText, roots: Roots) -> _Mentions:
     text = content.replace(b"\\\n", b"")
     climbs = ((quote == b'"', os.fsdecode(name)) for _, quote, name in _CLIMBING.findall(text))
+    names = names_in_text(content, roots)
+    form = bare.form(content) if names else None
     return _Mentions(
-        names=frozenset(names_in_text(content, roots)),
+        names=frozenset(names),
+        used=frozenset(names if form is None else names_in_text(form, roots)),
         climbs=tuple(dict.fromkeys(climbs)),
         computes=_COMPUTED.search(text) is not None,
         begins=frozenset(name for name, folder in roots if _begins(text, os.fsencode(_first(folder)))),
@@ -116,8 +129,8 @@ def _first(folder: str) -> str:
 def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[str]) -> set[str]:
     """The roots that an include can leave, or reach by a name that only the preprocessor knows.
 
-    Whether a file lies outside of the checkout, where an include with `..` is searched, no input of another checkout
-    tells. `held` must have seen the files.
+    Whether a file lies outside of a root, where an include with `..` is searched, no input of another build tells.
+    `held` must have seen the files.
     """
     snapshot = files.snapshot
     folders = [folder for _, folder in roots]
@@ -126,6 +139,7 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     given = [word for word in action.argv if isinstance(word, str) and "=" in word]
     given += [value for name, value in action.environment if name.endswith(("_FLAGS", "_FLAGS_APPEND"))]
     begun = {name for word in given for name, folder in roots if f"{_first(folder)}/" in word}
+    guessable = {name for name, folder in roots if not has_random_name(folder)}
     computes, found = False, set[str]()
     for path in paths:
         with _lock:
@@ -140,7 +154,7 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
             for folder in (place,) if beside else (place, *search):
                 leads = os.path.normpath(os.path.join(folder, name))
                 found.update(root for root, top in roots if _is_below(folder, (top,)) and not _is_below(leads, folders))
-    return found | (begun if computes else set())
+    return found | (begun & guessable if computes else set())
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
@@ -148,14 +162,15 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def left(files: RequestFiles, names: Names, roots: Roots, read: Iterable[str]) -> set[str]:
-    """The roots through which a file outside of the checkout was read, by a path with `..` in it, and those in which a
-    file was read by another path than the root's."""
+    """The roots through which a file outside of them was read, by a path with `..` in it, and those in which a file
+    was read by another path than the root's."""
     found: set[str] = set()
+    inside = {name for name, _ in roots}
     for spelled in read:
         if not spelled.startswith("/"):
             continue
         path = files.normal(spelled)
-        if path.startswith("/") and not is_checkout(names.root(path)):
+        if path.startswith("/") and names.root(path) not in inside:
             if "/../" in spelled:
                 found.update(name for name, folder in roots if spelled.startswith(f"{folder}/"))
         else:

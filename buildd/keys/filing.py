@@ -23,7 +23,7 @@ from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import filed_digest, is_bare
 from buildd.native.bare_text import bare_text_of
 from buildd.store.store import InputSet
-from codegen.compilers.checkout_roots import checkouts, is_checkout
+from codegen.compilers import checkout_roots
 from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
 from codegen.reach import Reach, reach_of, read_regular
 from protocol.messages import Digest
@@ -129,7 +129,7 @@ def file_run(
             return Filing(None, f"{path} was not made through buildd, or is a folder of precompiled headers")
     # The macros in a precompiled header cannot be searched for __FILE__.
     sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}.union(named)
-    moving = checkouts(tool.roots)
+    moving = checkout_roots.checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
     mentions = later = False
     # No preprocessor reads the objects of a link.
@@ -143,7 +143,7 @@ def file_run(
             return Filing(None, reason)
         if fact.traits & (Traits.PATHS | Traits.ASSERT):
             root = names.root(path)
-            sensitive.update(() if root.startswith(MAPPED) or is_checkout(root) else (root,))
+            sensitive.update(() if root.startswith(MAPPED) or checkout_roots.is_checkout(root) else (root,))
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
                 later = later or Traits.PATHS_LATER in fact.traits
@@ -156,12 +156,14 @@ def file_run(
         if not later and not sensitive.issuperset(holding):
             holding = path_sight.seen_roots(snapshot, bare_text_of(lookup.store.folder), action, shown, moving)
         sensitive |= holding
-    if moving:
-        held = checkout_paths.held(snapshot, moving, (*action.inputs, *used))
+    if any_moving := checkout_roots.moving(tool.roots):
+        by_content = shows_lines or action.text is TextUse.CONTENT
+        bare = bare_text_of(lookup.store.folder)
+        held = checkout_paths.held(snapshot, bare, any_moving, (*action.inputs, *used), by_content=by_content)
         if held is None:
             return Filing(None, "an input was changed just now")
-        sensitive.update(held, checkout_paths.left(files, names, moving, read or ()))
-        sensitive.update(checkout_paths.escaping(files, action, moving, (*action.inputs, *used)))
+        sensitive.update(held, checkout_paths.left(files, names, any_moving, read or ()))
+        sensitive.update(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used)))
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]

@@ -164,6 +164,12 @@ def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:
     return tuple(root for root in roots if is_checkout(root[0]))
 
 
+def moving(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return those of a tool's roots that may be other folders in the next build: `checkouts`, and those of
+    `temporary_roots`."""
+    return tuple(root for root in roots if is_checkout(root[0]) or temporary_roots.is_moving(*root))
+
+
 def others(roots: Iterable[tuple[str, str]]) -> Roots:
     """Return the roots whose name is the same in every build, because their folder is of one build alone or mapped."""
     return tuple(root for root in roots if not is_checkout(root[0]))
@@ -203,15 +209,17 @@ def naming(action: Action, source: str, roots: Roots) -> set[str]:
 def names_in(content: bytes, roots: Roots) -> set[str]:
     """Return the roots that an object or device code mentions in any form."""
     found = temporary_roots.names_in(content, others(roots))
-    for name, folder in roots:
-        if not (is_checkout(name) or name in temporary_roots.SEARCHED_WHOLE):
-            continue
+    for name, folder in _searched_whole(roots):
         # gcc names a constructor after the source's path, with other characters replaced.
         symbols = (re.sub(f"[^A-Za-z0-9{kept}]", "_", folder) for kept in ("", "."))
         symbol = re.compile(rb"_GLOBAL__\w{1,24}?(?:%s)" % b"|".join(re.escape(each.encode()) for each in symbols))
         if folder.encode() in content or symbol.search(content):
             found.add(name)
     return found
+
+
+def _searched_whole(roots: Roots) -> Roots:
+    return tuple(root for root in roots if is_checkout(root[0]) or root[0] in temporary_roots.SEARCHED_WHOLE)
 
 
 def names_in_text(text: bytes, roots: Roots, *, preprocessed: bool = False) -> set[str]:
@@ -221,7 +229,7 @@ def names_in_text(text: bytes, roots: Roots, *, preprocessed: bool = False) -> s
         preprocessed: the text's line markers do not count.
     """
     found = temporary_roots.names_in(text, others(roots), lines=preprocessed)
-    for name, folder in checkouts(roots):
+    for name, folder in _searched_whole(roots):
         path = folder.encode()
         place = text.find(path)
         while place >= 0:

@@ -203,6 +203,19 @@ def is_below(path: str, roots: Iterable[tuple[str, str]]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for _, folder in roots)
 
 
+def is_moving(name: str, folder: str) -> bool:
+    """Tell whether a root is a folder of one build alone, or a mapped one."""
+    if name.startswith(MAPPED):
+        return True
+    root = _TEMPORARY.fullmatch(folder)
+    return root is not None and any(root[kind] and name.startswith(root[kind]) for kind in _KINDS)
+
+
+def has_random_name(folder: str) -> bool:
+    """Tell whether `names_in` finds each mention of a root: no text makes up the random part of its name."""
+    return _TEMPORARY.match(folder) is not None
+
+
 def names_in(content: bytes, roots: Roots, *, lines: bool = False) -> set[str]:
     """Return the roots that a file mentions in any form: it contains the random part of the folder's name.
 

@@ -52,8 +52,8 @@ def test_a_wait_that_is_cancelled_takes_no_turn(tmp_path: Path) -> None:
             await until_async(lambda: any(not each.holds for each in processes(str(tmp_path))))
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        async with lock(GPU, str(tmp_path)):
-            assert [each.holds for each in processes(str(tmp_path))] == [True]
+        async with lock(GPU, str(tmp_path)):  # the thread may still wait
+            assert sum(each.holds for each in processes(str(tmp_path))) == 1
         await until_async(lambda: not processes(str(tmp_path)))
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))

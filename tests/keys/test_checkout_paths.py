@@ -1,7 +1,9 @@
-"""An include whose name a macro makes ties an object to its folder only if a macro could hold the folder's path."""
+"""Which includes tie an object to its folder: one that names the folder, one that leads out of it, and one whose name a
+macro makes, if a macro could hold the folder's path."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,17 @@ import pytest
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.keys.checkout_paths import escaping, held
+from buildd.native.bare_text import BareText
 from codegen.plan import Action
 from tests.support.foreign_project import ForeignProject
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 COMPUTED = '#include "first.h"\n#define NAME "x.h"\n#include NAME\n'
+
+
+def bare(folder: Path) -> BareText:
+    return BareText(folder / "store")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +57,37 @@ def test_a_macro_that_could_become_the_folders_path_ties_the_object_to_it(user: 
     assert not found(user, what, COMPUTED + texts[what], *flags)
 
 
+@pytest.mark.parametrize(
+    "folders", [("one", "below/two"), ("tmpabcd_123", "below/tmpzyxw_987")], ids=["mapped", "random"]
+)
+@pytest.mark.parametrize("include", ["{first}/x.h", "../x.h", "own.h"])
+def test_a_header_of_a_folder_that_another_build_has_not(
+    user: User, folders: tuple[str, str], include: str, request: pytest.FixtureRequest
+) -> None:
+    """The second folder's object has what its own compiler reads, and an edit of that is seen."""
+    base = user.folder / request.node.callspec.id.replace("/", "-")
+    places = [base / name for name in folders]
+    asked = include.format(first=places[0])
+    for place in places:
+        made = ForeignProject(user, place)
+        made.write("own.h", "#define X 1\n")
+        made.write("../x.h", "#define X 1\n")
+        made.write("x.h", "#define X 1\n")
+        # A comment ties nothing: the first folder's name is in both.
+        made.write("a.cpp", f'#include "{asked}" // of {places[0]}\nint f() {{ return X; }}\n')
+        mapped = {"BUILDD_MAP_PATHS": str(place)} if folders[0] == "one" else {}
+        command = ("g++", "-c", f"{place}/a.cpp", "-o", "a.o")
+        before = made.counts()[0]
+        assert made.call(*command, environ={**made.environ, **mapped}).returncode == 0
+    assert made.counts()[0] - before == (include == "own.h")
+    read = os.path.normpath(places[1] / asked)
+    Path(read).write_text("#define X 2\n")
+    assert made.call(*command, environ={**made.environ, **mapped}).returncode == 0
+    edited = (places[1] / "a.o").read_bytes()
+    assert made.call(*command, environ=made.plain).returncode == 0
+    assert (places[1] / "a.o").read_bytes() == edited
+
+
 def test_libraries_are_not_searched_and_a_thin_archive_is(tmp_path: Path) -> None:
     """A library may have a gigabyte. A thin archive has the names of files, and leads to others in another checkout."""
     roots, mention = (("checkout", "/home/me/one"),), b" /home/me/one/x.o "
@@ -57,8 +95,15 @@ def test_libraries_are_not_searched_and_a_thin_archive_is(tmp_path: Path) -> Non
     for name, beginning in texts.items():
         (tmp_path / name).write_bytes(beginning + mention)
     snapshot = Snapshot(Files(), str(tmp_path))
-    found = {name for name in texts if held(snapshot, roots, [name])}
+    found = {name for name in texts if held(snapshot, bare(tmp_path), roots, [name], by_content=False)}
     assert found == {"thin.a", "script.so"}
+
+
+def test_a_comment_counts_if_the_result_shows_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_text("// of /home/me/one\n")
+    snapshot, roots = Snapshot(Files(), str(tmp_path)), (("checkout", "/home/me/one"),)
+    assert held(snapshot, bare(tmp_path), roots, ["a.h"], by_content=True) == {"checkout"}
+    assert held(snapshot, bare(tmp_path), roots, ["a.h"], by_content=False) == set()
 
 
 @pytest.mark.parametrize(
@@ -75,5 +120,5 @@ def test_a_definition_in_a_variable_counts_as_one_of_the_command(tmp_path: Path,
     )
     snapshot = Snapshot(Files(), top)
     files: Any = SimpleNamespace(snapshot=snapshot, searched=str)
-    assert held(snapshot, roots, ["a.cu"]) == set()
+    assert held(snapshot, bare(tmp_path), roots, ["a.cu"], by_content=False) == set()
     assert escaping(files, action, roots, ["a.cu"]) == ({"checkout"} if is_tied else set())

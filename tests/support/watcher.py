@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from tests.support.user import User
@@ -51,11 +52,12 @@ class Session:
         self.words.extend(self.process.stderr)
 
     def until(self, what: Callable[[Line], bool]) -> Line:
-        """The next event's body that is so."""
+        """The next event's body that is so. It must come in time, however many others do."""
         seen = []
+        deadline_s = time.monotonic() + DEADLINE_S
         while True:
             try:
-                line = self._lines.get(timeout=DEADLINE_S)
+                line = self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
                 line = None
             assert line is not None, (seen, self.text)
