@@ -40,14 +40,23 @@ class Stamps:
     """BLAKE3 digests of the files, 32 bytes each, zeros where only the stamp counts; empty if that is so for all."""
     bare: bytes = b""
     """The same of their bare forms with the line of every token; zeros where the whole content counts."""
+    loose: bytes = b""
+    """The same of their bare forms without lines; zeros where the line of a token counts."""
 
     def joined(self, other: Stamps) -> Stamps:
         """The union of both sets; the other one lists no names."""
         assert not other.names
         folders = tuple(dict.fromkeys((*self.folders, *other.folders)))
-        digests = b"".join(each.digests or bytes(32 * len(each.paths)) for each in (self, other))
-        bare = b"".join(each.bare or bytes(32 * len(each.paths)) for each in (self, other))
-        return Stamps([*self.paths, *other.paths], self.stamps + other.stamps, folders, self.names, digests, bare)
+        none = [bytes(32 * len(each.paths)) for each in (self, other)]
+        return Stamps(
+            [*self.paths, *other.paths],
+            self.stamps + other.stamps,
+            folders,
+            self.names,
+            (self.digests or none[0]) + (other.digests or none[1]),
+            (self.bare or none[0]) + (other.bare or none[1]),
+            (self.loose or none[0]) + (other.loose or none[1]),
+        )
 
     def hold(self, sweeper: sweep.Sweep) -> bool:
         """Whether everything is unchanged. Call it in a worker thread."""

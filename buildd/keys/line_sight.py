@@ -11,6 +11,7 @@ Knows macros as words (`macro_words`). One call of a function looks like another
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
@@ -24,6 +25,14 @@ _SEEING = (b"__LINE__", *_BUILTINS)
 _MOST_FILES = 1 << 14
 
 
+class _Words(NamedTuple):
+    """What a file holds outside of definitions."""
+
+    conditions: frozenset[bytes]
+    all: frozenset[bytes]
+    sets_lines: bool
+
+
 class _Index:
     """The files that were looked at."""
 
@@ -32,6 +41,8 @@ class _Index:
         self.files: dict[Digest, bool] = {}
         """File -> whether a function that it declares may see the line of its caller, or a definition is written in an
         unknown way."""
+        self.words: dict[Digest, _Words] = {}
+        """The files among them whose tokens moved, or may move."""
 
 
 _index = _Index()
@@ -63,14 +74,46 @@ def is_blind(
         return all(_may_move(snapshot, bare, path, is_silent=path in silent) for path in moved)
 
 
+def movable(
+    snapshot: Snapshot,
+    bare: BareText,
+    action: Action,
+    used: Sequence[str],
+    candidates: Iterable[str],
+    silent: Collection[str],
+) -> frozenset[str]:
+    """Those of the candidates whose tokens may stand in other lines: one file's, or several files'. None until
+    `is_blind` has read all files that the action uses: a toolkit's headers take as long as a small compile.
+
+    Args:
+        used, silent: as for `is_blind`.
+        candidates: some of `used`.
+    """
+    with _lock.held():
+        facts = [snapshot.fact(path) for path in used]
+        if any(fact is None or _index.files.get(fact.digest, True) for fact in facts):
+            return frozenset()
+        _index.macros.add(given_macros(action))
+        return frozenset(path for path in candidates if _may_move(snapshot, bare, path, is_silent=path in silent))
+
+
 def _may_move(snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool) -> bool:
-    text = joined_text(snapshot, bare, path)
-    if text is None:
+    words = _words(snapshot, bare, path)
+    if words is None:
         return False
-    read = Definitions(text)
-    if is_silent and not read.sets_lines:
-        return not _index.macros.is_seeing(read.words_of_conditions())
-    return not _index.macros.is_seeing(read.words())
+    return not _index.macros.is_seeing(words.conditions if is_silent and not words.sets_lines else words.all)
+
+
+def _words(snapshot: Snapshot, bare: BareText, path: str) -> _Words | None:
+    fact = snapshot.fact(path)
+    known = None if fact is None else _index.words.get(fact.digest)
+    if known is None:
+        text = joined_text(snapshot, bare, path)
+        if text is None or fact is None:
+            return None
+        read = Definitions(text)
+        known = _index.words[fact.digest] = _Words(read.words_of_conditions(), read.words(), read.sets_lines)
+    return known
 
 
 def _is_open(snapshot: Snapshot, bare: BareText, path: str) -> bool:

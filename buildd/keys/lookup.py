@@ -8,7 +8,7 @@ knows how a run that follows a miss is filed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,11 +17,11 @@ from blake3 import blake3
 from buildd.files.snapshot import Snapshot
 from buildd.keys import action_key, line_notes, precompiled, survey_memory
 from buildd.keys.file_names import Names
-from buildd.keys.line_sight import is_blind
+from buildd.keys.line_sight import is_blind, movable
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import Stands, is_bare, key_digest, stands
 from buildd.keys.told_walk import told
-from buildd.native.bare_text import bare_text_of
+from buildd.native.bare_text import BareText, bare_text_of
 from buildd.store.notebook import Notebook
 from buildd.store.result_rows import LINK, PRESENT
 from buildd.store.store import InputSet, Result, Store
@@ -100,6 +100,8 @@ class Lookup:
         self._fits: dict[tuple[int, int, TextUse], _Fits] = {} if beside is None else beside._fits
         self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._places = precompiled.Places(snapshot, self.folders)
+        self._found: dict[str, InputSet] = {}
+        """Name of an action that hit -> the input set that fits."""
         self._precompiled: dict[str, precompiled.Candidates] = {}
         self._candidates_of: dict[object, precompiled.Candidates] = {}
         self._elsewhere: dict[str, str] = {}
@@ -264,6 +266,7 @@ class Lookup:
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:
+                    self._found[action.name] = known
                     return Found(first, result)
                 reason = "its result was evicted"
             elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
@@ -353,11 +356,30 @@ class Lookup:
             stamped(replace(known, folders=input_folders(survey, names, links)))
         return ""
 
+    def movable(self, action: Action, tool: Tool, candidates: Iterable[str]) -> frozenset[str]:
+        """Those of an action's files whose tokens may stand in other lines, as far as `line_sight.movable` knows; none
+        if the action did not hit.
+
+        Args:
+            candidates: discovered inputs.
+        """
+        known = self._found.get(action.name)
+        if known is None or action.text is not TextUse.TOKENS:
+            return frozenset()
+        names = self.files.names_of(tool)
+        used = (*action.inputs, *(names.path(name) for name, _ in known.files))
+        return movable(*self._sight(), action, used, candidates, self._silent(known, names))
+
     def _is_blind(self, action: Action, fits: _Fits, known: InputSet, names: Names) -> bool:
         """Whether nothing in the files that moved can see its line."""
         used = (*action.inputs, *fits.paths)
-        silent = {names.path(name) for name in line_notes.silent_in(self.store, known)}
-        return is_blind(self.snapshot, bare_text_of(self.store.folder), action, used, fits.moved, silent)
+        return is_blind(*self._sight(), action, used, fits.moved, self._silent(known, names))
+
+    def _sight(self) -> tuple[Snapshot, BareText]:
+        return self.snapshot, bare_text_of(self.store.folder)
+
+    def _silent(self, known: InputSet, names: Names) -> set[str]:
+        return {names.path(name) for name in line_notes.silent_in(self.store, known)}
 
     def _why_unknown(self, action: Action, tool: Tool, components: list[action_key.Component]) -> tuple[str, ...]:
         before = self.store.recall_action(self.name_key(action))

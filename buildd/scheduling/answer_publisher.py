@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 
@@ -19,6 +19,7 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names, trusted_stamps
 from buildd.files.traits import Traits
+from buildd.keys.checkout_paths import installed
 from buildd.keys.include_search import asked_names, library_rivals
 from buildd.scheduling import call_notes
 from buildd.scheduling.foreign_compile import CommandOutputs
@@ -229,9 +230,10 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
         names: those that matter in the output's folders.
     """
     build, action, snapshot = part.build, part.action, part.build.inputs.snapshot
-    files, digests, bare = [], [], []
+    files, digests, bare, loose = [], [], [], []
     # The others are response files and precompiled headers.
     texts = {action.inputs[0], *part.used} if build.inputs.lookup.holds_for_bare(action) else set()
+    movable = _movable(part, texts)
     taken = (path for path, _ in build.inputs.lookup.precompiled_of(action).present)
     for path in dict.fromkeys((*action.inputs, *part.used, *taken, *part.compile.read)):
         if is_part(path):
@@ -241,8 +243,9 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
             return None
         files.append((snapshot.absolute(path), fact.stamp))
         digests.append(bytes.fromhex(fact.digest))
-        form = bytes.fromhex(fact.bare)[: len(_NO_DIGEST)] if path in texts else b""
-        bare.append(form or _NO_DIGEST)
+        form = bytes.fromhex(fact.bare) if path in texts else b""
+        bare.append(form[: len(_NO_DIGEST)] or _NO_DIGEST)
+        loose.append((form[len(_NO_DIGEST) :] if path in movable else b"") or _NO_DIGEST)
     listings = _listings(snapshot, maker, names)
     folders = [
         FolderStamp(path, stamp, listings.get(path))
@@ -250,7 +253,17 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
         if not path.startswith(PARTS)
     ]
     stamps = trusted_stamps(files, folders, build.started_ns)
-    return None if stamps is None else replace(stamps, digests=b"".join(digests), bare=b"".join(bare))
+    if stamps is None:
+        return None
+    return replace(stamps, digests=b"".join(digests), bare=b"".join(bare), loose=b"".join(loose))
+
+
+def _movable(part: _Part, texts: Collection[str]) -> frozenset[str]:
+    """Those of a project's own texts whose tokens may stand in other lines."""
+    action, inputs = part.action, part.build.inputs
+    tool = part.build.tool(action)
+    own = [path for path in part.used if path in texts and not installed(inputs.snapshot.absolute(path), tool)]
+    return inputs.lookup.movable(action, tool, own)
 
 
 def _listings(snapshot: Snapshot, maker: Compile, names: frozenset[str]) -> dict[str, frozenset[tuple[str, bool]]]:

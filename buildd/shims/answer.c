@@ -2,7 +2,8 @@
 
    Knows the files that buildd/store/answers.py writes, and nothing of what a command line means. An answer counts only
    if every file and folder has its old stamp, by the rules of buildd/files/stamp_set.py, or its old content, or at least
-   its old bare form (bare_text.c) where comments cannot reach the result; in any doubt there is no answer. */
+   its old bare form (bare_text.c) where comments cannot reach the result, without the lines that hold no token where
+   lines cannot; in any doubt there is no answer. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -22,7 +23,7 @@
 #include "../native/bare_text.h"
 #include "shim.h"
 
-#define MAGIC "buildd-answer 3\n"
+#define MAGIC "buildd-answer 4\n"
 #define DIGEST 32
 #define STAMP 5
 #define MOST_READ (8 << 20) /* of files with another stamp */
@@ -260,24 +261,33 @@ static void take_stamp(const struct stat *status, uint64_t numbers[STAMP])
 	}
 }
 
-/* Whether a text has this bare form: the one that comments are no part of. */
-static int bare_form_holds(const unsigned char *data, size_t length, const unsigned char *wanted)
-{
-	unsigned char *form = malloc(length + 1);
-	long made = form ? bare_text(data, length, form) : -1;
-	int same = made >= 0 && is_content(form, (size_t)made, wanted);
+static const unsigned char unknown[DIGEST];
 
+/* What a file must still have. */
+struct digests {
+	const unsigned char *content, *bare, *loose;
+};
+
+/* Whether a text has one of its bare forms, which comments are no part of: with the line of every token, or without. */
+static int bare_form_holds(const unsigned char *data, size_t length, const struct digests *wanted)
+{
+	unsigned char *form = malloc(length + 1), *loose = NULL;
+	long made = form ? bare_text(data, length, form) : -1;
+	int same = made >= 0 && is_content(form, (size_t)made, wanted->bare);
+
+	if (made >= 0 && !same && memcmp(wanted->loose, unknown, DIGEST) != 0 && (loose = malloc((size_t)made + 1)))
+		same = is_content(loose, (size_t)drop_lines(form, (size_t)made, loose), wanted->loose);
+	free(loose);
 	free(form);
 	return same;
 }
 
 /* Whether a rewritten or replaced file has the same content, or at least the same bare form. */
-static int content_holds(int place, const char *path, uint64_t was, uint64_t size, const unsigned char *wanted,
-			 const unsigned char *bare, uint64_t *most)
+static int content_holds(int place, const char *path, uint64_t was, uint64_t size, const struct digests *wanted,
+			 uint64_t *most)
 {
-	static const unsigned char unknown[DIGEST];
-	int may_be_same = was == size && memcmp(wanted, unknown, DIGEST) != 0;
-	int may_be_bare = memcmp(bare, unknown, DIGEST) != 0, descriptor, same = 0;
+	int may_be_same = was == size && memcmp(wanted->content, unknown, DIGEST) != 0;
+	int may_be_bare = memcmp(wanted->bare, unknown, DIGEST) != 0, descriptor, same = 0;
 	unsigned char *data;
 	struct stat status;
 
@@ -289,8 +299,8 @@ static int content_holds(int place, const char *path, uint64_t was, uint64_t siz
 	if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size == size) {
 		*most -= size;
 		data = read_at(descriptor, size, 0);
-		same = data && ((may_be_same && is_content(data, size, wanted)) ||
-				(may_be_bare && bare_form_holds(data, size, bare)));
+		same = data && ((may_be_same && is_content(data, size, wanted->content)) ||
+				(may_be_bare && bare_form_holds(data, size, wanted)));
 		free(data);
 	}
 	close(descriptor);
@@ -300,7 +310,8 @@ static int content_holds(int place, const char *path, uint64_t was, uint64_t siz
 /* A look-up from an open folder walks one name instead of the whole path: a third of the time. */
 static int files_hold(struct facts *facts)
 {
-	struct buffer stamps = take_bytes(facts), digests = take_bytes(facts), bare = take_bytes(facts);
+	struct buffer stamps = take_bytes(facts), contents = take_bytes(facts), bare = take_bytes(facts),
+		      loose = take_bytes(facts);
 	const size_t step = STAMP * sizeof(uint64_t), files = stamps.length / step;
 	uint64_t most = MOST_READ;
 	size_t file = 0;
@@ -320,8 +331,11 @@ static int files_hold(struct facts *facts)
 				holds = snprintf(path, sizeof path, "%s", name) < (int)sizeof path;
 			else
 				holds = snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path;
-			if (!holds || file >= files || digests.length < (file + 1) * DIGEST ||
-			    bare.length < (file + 1) * DIGEST) {
+			struct digests wanted = { contents.data + file * DIGEST, bare.data + file * DIGEST,
+						  loose.data + file * DIGEST };
+
+			if (!holds || file >= files || contents.length < (file + 1) * DIGEST ||
+			    bare.length < (file + 1) * DIGEST || loose.length < (file + 1) * DIGEST) {
 				holds = 0;
 				break;
 			}
@@ -332,8 +346,7 @@ static int files_hold(struct facts *facts)
 				memset(now, 0, sizeof now);
 			if (memcmp(was, now, step) != 0)
 				holds = now[1] && was[1] &&
-					content_holds(place >= 0 ? place : AT_FDCWD, path, was[2], now[2],
-						      digests.data + file * DIGEST, bare.data + file * DIGEST, &most);
+					content_holds(place >= 0 ? place : AT_FDCWD, path, was[2], now[2], &wanted, &most);
 		}
 		if (place >= 0)
 			close(place);

@@ -42,7 +42,7 @@ MOST_FACTS_BYTES = 16 << 20
 SHARE = 10
 """The folder may hold the store's bound divided by this, beside the store."""
 
-_MAGIC = b"buildd-answer 3\n"
+_MAGIC = b"buildd-answer 4\n"
 _HEAD = struct.Struct("=16s32s32s32sQQ")
 """Magic; digest of what follows up to the object; digests of question and object; lengths of object and facts."""
 _CHECKED = 48
@@ -260,20 +260,23 @@ def is_sound(content: bytes, name: str) -> bool:
 
 
 def _files(stamps: Stamps) -> bytes:
-    """All stamps, all digests, of contents and of bare forms, and the files that they belong to, grouped by folder."""
+    """All stamps, all digests, of contents and of both bare forms, and the files that they belong to, by folder."""
     folders: dict[bytes, list[tuple[bytes, int]]] = {}
     for index, path in enumerate(stamps.paths):
         folder, _, name = path.rpartition(b"/")
         folders.setdefault(folder, []).append((name, index))
-    text, numbers, contents, forms = [_number(len(folders))], [], [], []
-    digests = stamps.digests or bytes(_DIGEST_BYTES * len(stamps.paths))
-    bare = stamps.bare or bytes(_DIGEST_BYTES * len(stamps.paths))
+    text, order = [_number(len(folders))], []
     for folder, names in folders.items():
         text += [folder, b"\0", _number(len(names)), *(name + b"\0" for name, _ in names)]
-        numbers += [stamps.stamps[_STAMP_BYTES * i : _STAMP_BYTES * (i + 1)] for _, i in names]
-        contents += [digests[_DIGEST_BYTES * i : _DIGEST_BYTES * (i + 1)] for _, i in names]
-        forms += [bare[_DIGEST_BYTES * i : _DIGEST_BYTES * (i + 1)] for _, i in names]
-    return b"".join((*(_counted(b"".join(part)) for part in (numbers, contents, forms)), *text))
+        order += [index for _, index in names]
+    numbers = _ordered(stamps.stamps, order, _STAMP_BYTES)
+    digests = [_ordered(each, order, _DIGEST_BYTES) for each in (stamps.digests, stamps.bare, stamps.loose)]
+    return b"".join((*map(_counted, (numbers, *digests)), *text))
+
+
+def _ordered(data: bytes, order: Iterable[int], size: int) -> bytes:
+    """Fields of one size in another order; zeros if there are none."""
+    return b"".join(data[size * i : size * (i + 1)] or bytes(size) for i in order)
 
 
 def _folders(stamps: Stamps) -> bytes:

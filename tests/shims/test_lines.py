@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.client import Client
 from tests.support.edited_texts import HEADER, assert_as_plain, edit, without_answers
 from tests.support.foreign_project import ForeignProject
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no g++ (Debian: apt install g++)")
 COMPILE = ("g++", "-c", "a.cpp", "-o", "a.o", "-MD")
@@ -83,6 +85,39 @@ def test_a_line_more_is_a_hit_where_nothing_sees_it(foreign: ForeignProject, nam
     foreign.good(*COMPILE)
     assert foreign.counts() == (2, 2)
     assert_as_plain(foreign, *COMPILE)
+
+
+def is_asked(foreign: ForeignProject) -> bool:
+    """Whether the compile asks the daemon."""
+    with Client.connect(environ=foreign.user.environ) as client:
+        before = client.status().counters["requests"]
+        foreign.good(*COMPILE)
+        return client.status().counters["requests"] > before
+
+
+def until_answered(foreign: ForeignProject) -> None:
+    """Have the shim know the answer: files that are too young to trust make none."""
+    until(lambda: not is_asked(foreign), "an answer")
+
+
+def test_the_shim_answers_from_the_second_such_edit_on(foreign: ForeignProject) -> None:
+    """The first one makes the daemon read what could see a line. A header whose lines something sees stays out."""
+    foreign.write("macros.h", SEEING["a macro"][0] + "inline int sees() { return CHECK(1); }\n")
+    foreign.write("a.h", f"{HEADER}int g();\n")
+    until_answered(foreign)
+    edit(foreign, "a.h", "// a comment\n", "// a comment\n// and more\n")
+    assert is_asked(foreign)
+    until_answered(foreign)
+    for _ in range(2):
+        edit(foreign, "a.h", "// a comment\n", "// a comment\n// and more\n")
+        assert not is_asked(foreign)
+    assert foreign.counts()[1] == 1
+    assert_as_plain(foreign, *COMPILE)
+    for number, (name, old, new) in enumerate((("a.h", "int g", "long g"), ("macros.h", "inline", "\ninline"))):
+        edit(foreign, name, old, new)
+        foreign.good(*COMPILE)
+        assert foreign.counts()[1] == number + 2
+        assert_as_plain(foreign, *COMPILE)
 
 
 @pytest.mark.parametrize("name", SEEING)
