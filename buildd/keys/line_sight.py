@@ -64,14 +64,9 @@ def is_blind(
         moved: those of them whose tokens are in other lines.
         silent: files that show no line in the preprocessed texts of the action's earlier run.
     """
-    global _index
     with _lock.held():
-        if len(_index.files) > _MOST_FILES:
-            _index = _Index()
-        _index.macros.add(given_macros(action))
-        if any(_is_open(snapshot, bare, path) for path in used):
-            return False
-        return all(_may_move(snapshot, bare, path, is_silent=path in silent) for path in moved)
+        known = _take_in(snapshot, bare, action, used)
+        return known and all(_may_move(snapshot, bare, path, is_silent=path in silent) for path in moved)
 
 
 def movable(
@@ -82,19 +77,24 @@ def movable(
     candidates: Iterable[str],
     silent: Collection[str],
 ) -> frozenset[str]:
-    """Those of the candidates whose tokens may stand in other lines: one file's, or several files'. None until
-    `is_blind` has read all files that the action uses: a toolkit's headers take as long as a small compile.
+    """Those of the candidates for which `is_blind` says yes, each alone or with others.
 
     Args:
-        used, silent: as for `is_blind`.
         candidates: some of `used`.
     """
     with _lock.held():
-        facts = [snapshot.fact(path) for path in used]
-        if any(fact is None or _index.files.get(fact.digest, True) for fact in facts):
+        if not _take_in(snapshot, bare, action, used):
             return frozenset()
-        _index.macros.add(given_macros(action))
         return frozenset(path for path in candidates if _may_move(snapshot, bare, path, is_silent=path in silent))
+
+
+def _take_in(snapshot: Snapshot, bare: BareText, action: Action, used: Iterable[str]) -> bool:
+    """Read an action's macros and files; False if other files may see lines through one of them."""
+    global _index
+    if len(_index.files) > _MOST_FILES:
+        _index = _Index()
+    _index.macros.add(given_macros(action))
+    return not any(_is_open(snapshot, bare, path) for path in used)
 
 
 def _may_move(snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool) -> bool:

@@ -8,20 +8,19 @@ knows how a run that follows a miss is filed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, line_notes, precompiled, survey_memory
+from buildd.keys import action_key, precompiled, survey_memory
 from buildd.keys.file_names import Names
-from buildd.keys.line_sight import is_blind, movable
 from buildd.keys.request_files import RequestFiles, input_folders
+from buildd.keys.request_lines import RequestLines
 from buildd.keys.text_digests import Stands, is_bare, key_digest, stands
 from buildd.keys.told_walk import told
-from buildd.native.bare_text import BareText, bare_text_of
 from buildd.store.notebook import Notebook
 from buildd.store.result_rows import LINK, PRESENT
 from buildd.store.store import InputSet, Result, Store
@@ -92,6 +91,7 @@ class Lookup:
         self.store = store
         self.snapshot = snapshot
         self.files = RequestFiles(snapshot, surveys)
+        self.lines = RequestLines(store, snapshot)
         self.folders = self.files.folders
         self.normal = self.files.normal
         self._recache = recache
@@ -100,8 +100,6 @@ class Lookup:
         self._fits: dict[tuple[int, int, TextUse], _Fits] = {} if beside is None else beside._fits
         self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._places = precompiled.Places(snapshot, self.folders)
-        self._found: dict[str, InputSet] = {}
-        """Name of an action that hit -> the input set that fits."""
         self._precompiled: dict[str, precompiled.Candidates] = {}
         self._candidates_of: dict[object, precompiled.Candidates] = {}
         self._elsewhere: dict[str, str] = {}
@@ -266,7 +264,7 @@ class Lookup:
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:
-                    self._found[action.name] = known
+                    self.lines.hit(action, known)
                     return Found(first, result)
                 reason = "its result was evicted"
             elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
@@ -323,7 +321,7 @@ class Lookup:
                     moved.append(path)
             bare = any(map(is_bare, known.files))
             fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare)
-        if fits.moved and not self._is_blind(action, fits, known, names):
+        if fits.moved and not self.lines.is_blind(action, known, names, fits.paths, fits.moved):
             return f"input {fits.moved[0]}: lines moved"
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
@@ -355,31 +353,6 @@ class Lookup:
         if stamped is not None:
             stamped(replace(known, folders=input_folders(survey, names, links)))
         return ""
-
-    def movable(self, action: Action, tool: Tool, candidates: Iterable[str]) -> frozenset[str]:
-        """Those of an action's files whose tokens may stand in other lines, as far as `line_sight.movable` knows; none
-        if the action did not hit.
-
-        Args:
-            candidates: discovered inputs.
-        """
-        known = self._found.get(action.name)
-        if known is None or action.text is not TextUse.TOKENS:
-            return frozenset()
-        names = self.files.names_of(tool)
-        used = (*action.inputs, *(names.path(name) for name, _ in known.files))
-        return movable(*self._sight(), action, used, candidates, self._silent(known, names))
-
-    def _is_blind(self, action: Action, fits: _Fits, known: InputSet, names: Names) -> bool:
-        """Whether nothing in the files that moved can see its line."""
-        used = (*action.inputs, *fits.paths)
-        return is_blind(*self._sight(), action, used, fits.moved, self._silent(known, names))
-
-    def _sight(self) -> tuple[Snapshot, BareText]:
-        return self.snapshot, bare_text_of(self.store.folder)
-
-    def _silent(self, known: InputSet, names: Names) -> set[str]:
-        return {names.path(name) for name in line_notes.silent_in(self.store, known)}
 
     def _why_unknown(self, action: Action, tool: Tool, components: list[action_key.Component]) -> tuple[str, ...]:
         before = self.store.recall_action(self.name_key(action))

@@ -263,7 +263,7 @@ def _movable(part: _Part, texts: Collection[str]) -> frozenset[str]:
     action, inputs = part.action, part.build.inputs
     tool = part.build.tool(action)
     own = [path for path in part.used if path in texts and not installed(inputs.snapshot.absolute(path), tool)]
-    return inputs.lookup.movable(action, tool, own)
+    return inputs.lookup.lines.movable(action, inputs.lookup.files.names_of(tool), own)
 
 
 def _listings(snapshot: Snapshot, maker: Compile, names: frozenset[str]) -> dict[str, frozenset[tuple[str, bool]]]:

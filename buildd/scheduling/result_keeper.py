@@ -136,10 +136,10 @@ class ResultKeeper:
             stored = self._record(files, batch) if action.kept is Kept.DIGESTS else self._store(files, batch)
             if stored is not None and filing.input_set is not None:
                 self._publish(missing.first, filing.input_set, stored, exit, batch)
-                if run.silent and action.text is TextUse.TOKENS:
-                    names = lookup.files.names_of(tool)
-                    silent = {names.name(lookup.normal(spelled)) for spelled in run.silent}
-                    line_notes.note(build.notebook, filing.input_set, silent)
+                if action.text is TextUse.TOKENS:
+                    names, silent = lookup.files.names_of(tool), {*map(lookup.normal, run.silent)}
+                    lookup.lines.filed(action, filing.input_set, silent)
+                    line_notes.note(build.notebook, filing.input_set, {*map(names.name, silent)})
         self._learn(exit)
         if self._index in build.runs_whole:
             spoke = bool(exit.stdout or exit.stderr)
