@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat as stat_module
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from buildd.files.digests import Fact, Files
 from buildd.files.stamp import COARSE_STEP_NS, Stamp, folder_mark, listing_stamp, mark_of, moved_since, trustworthy
@@ -178,19 +178,23 @@ class Snapshot:
         """The answer of `listing`, if it was called; None otherwise. Reads nothing."""
         return self._listings.get(folder)
 
-    def listed_since(self, folder: str, since_ns: int) -> bool:
-        """Whether no name was added to or removed from a folder since `since_ns`. When in doubt: no."""
+    def listed_since(self, folder: str, since_ns: int, names: Collection[str]) -> bool:
+        """Whether a folder has had the same of these names since `since_ns`. When in doubt: no.
+
+        A build puts its outputs into a folder in which another compile looks for a header: names that did not matter
+        may come and go, if the folder was listed before.
+        """
         mark = self._mark(folder)
         if mark is None:
             return False
         if trustworthy(Stamp(0, 0, 0, mark[2], mark[2]), since_ns):
             return True
-        looked_ns, seen = self._marks.get(folder, (since_ns + 1, None))
-        if looked_ns > since_ns or seen != mark:
+        looked_ns, _ = self._marks.get(folder, (since_ns + 1, None))
+        listed = self._listings.get(folder)
+        if looked_ns > since_ns or listed is None:
             return False
-        # The folder changed just before it was listed, so a change just after that may not show in its stamp.
         try:
-            return frozenset(os.listdir(self.absolute(folder))) == self._listings[folder]
+            return listed.intersection(names) == frozenset(os.listdir(self.absolute(folder))).intersection(names)
         except OSError:
             return False
 

@@ -169,7 +169,7 @@ def file_run(
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
     if seen_there is not None:
         unsure += [path for path in survey.present if snapshot.absolute(path) not in seen_there]
-    unsure += [folder for folder in survey.asked if not snapshot.listed_since(folder, started_ns)]
+    unsure += [folder for folder, asked in survey.asked if not snapshot.listed_since(folder, started_ns, asked)]
     if unsure:
         return Filing(None, stale=tuple(unsure))
     files.discovered[action.name] = tuple(used)
@@ -204,7 +204,7 @@ def _filed(
 def foresee(lookup: Lookup, action: Action, tool: Tool) -> None:
     """List the searched folders before a run, so that `file_run` notices changes in them during the run."""
     for folder in (*action.search, *tool.search):
-        lookup.snapshot.listing(lookup.files.searched(folder))
+        include_search.look_above(lookup.snapshot, lookup.files.searched(folder))
 
 
 def _used(

@@ -150,7 +150,7 @@ class Surveyor:
         snapshot = self._snapshot
         used_set = frozenset(used)
         needed: dict[str, None] = {}
-        asked: dict[str, None] = {}
+        asked: dict[str, set[str]] = {}
         present: set[str] = set()
         torn = False
         known = self._rivals.setdefault(beside, {})
@@ -186,13 +186,14 @@ class Surveyor:
                     present.add(path)
                     needed["."] = None
                     continue
-                asked.update(dict.fromkeys(answer.needed))
+                for folder, names in zip(answer.needed, answer.names, strict=True):
+                    asked.setdefault(folder, set()).update(names)
                 present.update(answer.present)
-        needed.update(asked)
+        needed.update(dict.fromkeys(asked))
         return Surroundings(
             tuple((folder, -1 if torn else snapshot.folder_stamp(folder)) for folder in sorted(needed)),
             tuple(sorted(present)),
-            tuple(asked),
+            tuple((folder, frozenset(names)) for folder, names in asked.items()),
         )
 
     def _place(self, path: str) -> str:
@@ -231,14 +232,15 @@ class Surveyor:
 
     def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> SearchAnswer:
         """Which candidates exist; those in `used` are left out."""
-        needed: dict[str, None] = {}
+        needed: _Needed = {}
         paths, present = set(), []
         for folder, rest in candidates:
             head = rest.rpartition("/")[0]
             if head:
                 # Most folders do not have the sub-folder at all, which is checked once for all headers in it.
                 absent, decided_by = self._lacks(folder, head)
-                needed.update(dict.fromkeys(decided_by))
+                for each in decided_by:
+                    needed.setdefault(each, set())
                 if absent:
                     continue
             path = f"{folder}/{rest}" if folder != "." else rest
@@ -252,7 +254,7 @@ class Surveyor:
         text = _text(self._snapshot.absolute(path))
         if blake3(text).hexdigest() != digest:
             return None
-        needed: dict[str, None] = {}
+        needed: _Needed = {}
         paths, present = set(), []
         for name in asked_names(text):
             for folder in (os.path.dirname(path) or ".", *self._order):
@@ -260,15 +262,20 @@ class Surveyor:
                 paths.add(candidate)
                 if candidate not in used and _exists(self._snapshot, folder, name, needed):
                     present.append(candidate)
-        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present))
+        names = tuple(map(frozenset, needed.values()))
+        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present), names)
 
     def _lacks(self, folder: str, head: str) -> tuple[bool, tuple[str, ...]]:
         known = self._lacking.get((folder, head))
         if known is None:
-            decided_by: dict[str, None] = {}
+            decided_by: _Needed = {}
             absent = not _exists(self._snapshot, folder, head, decided_by, any_kind=True)
             known = self._lacking[folder, head] = (absent, tuple(decided_by))
         return known
+
+
+_Needed = dict[str, set[str]]
+"""Folder -> the names in it that decided something."""
 
 
 def _under(path: str, folder: str) -> bool:
@@ -277,8 +284,8 @@ def _under(path: str, folder: str) -> bool:
     return path.startswith(folder) and path[len(folder) : len(folder) + 1] == "/"
 
 
-def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None], *, any_kind: bool = False) -> bool:
-    """Whether folder/rest exists; notes the folders whose listings decide that."""
+def _exists(snapshot: Snapshot, folder: str, rest: str, needed: _Needed, *, any_kind: bool = False) -> bool:
+    """Whether folder/rest exists; notes the folders whose listings decide that, and the names in them that do."""
     at = folder
     parts = rest.split("/")
     for part in parts:
@@ -292,14 +299,14 @@ def _exists(snapshot: Snapshot, folder: str, rest: str, needed: dict[str, None],
         if names is None:
             _note_absent(snapshot, at, needed)
             return False
-        needed[at] = None
+        needed.setdefault(at, set()).add(part)
         if part not in names:
             return False
         at = f"{at}/{part}" if at != "." else part
     return any_kind or _is_file(snapshot, at, needed)
 
 
-def _is_file(snapshot: Snapshot, path: str, needed: dict[str, None], depth: int = 8) -> bool:
+def _is_file(snapshot: Snapshot, path: str, needed: _Needed, depth: int = 8) -> bool:
     """Whether a listed name is a file; for a link, its target and the target's folder decide."""
     try:
         target = os.readlink(snapshot.absolute(path))
@@ -312,15 +319,22 @@ def _is_file(snapshot: Snapshot, path: str, needed: dict[str, None], depth: int 
     if names is None:
         _note_absent(snapshot, folder, needed)
         return False
-    needed[folder] = None
+    needed.setdefault(folder, set()).add(name)
     return depth > 0 and name in names and _is_file(snapshot, f"{folder}/{name}", needed, depth - 1)
 
 
-def _note_absent(snapshot: Snapshot, folder: str, needed: dict[str, None]) -> None:
+def _note_absent(snapshot: Snapshot, folder: str, needed: _Needed) -> None:
     """Note the nearest existing folder above a missing one, where it would appear."""
+    name = ""
     while folder not in ("/", "", ".") and snapshot.listing(folder) is None:
-        folder = os.path.dirname(folder) or ("/" if folder.startswith("/") else ".")
-    needed[folder or "."] = None
+        folder, name = os.path.dirname(folder) or ("/" if folder.startswith("/") else "."), os.path.basename(folder)
+    needed.setdefault(folder or ".", set()).add(name)
+
+
+def look_above(snapshot: Snapshot, folder: str) -> None:
+    """List a folder, and where it is missing the folder where it would appear."""
+    if snapshot.listing(folder) is None:
+        _note_absent(snapshot, folder, {})
 
 
 def _text(path: str) -> bytes:

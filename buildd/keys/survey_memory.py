@@ -24,8 +24,8 @@ class Surroundings:
 
     folders: tuple[tuple[str, int], ...]
     present: tuple[str, ...]
-    asked: tuple[str, ...] = ()
-    """The folders that decided an answer of `__has_include`."""
+    asked: tuple[tuple[str, frozenset[str]], ...] = ()
+    """The folders that decided an answer of `__has_include`, and the names in them that did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class SearchAnswer:
     paths: frozenset[str]
     needed: tuple[str, ...]
     present: tuple[str, ...]
+    names: tuple[frozenset[str], ...] = ()
+    """For `__has_include`: the names that decided it in each of those folders."""
 
 
 def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:

@@ -110,6 +110,27 @@ def test_an_unrelated_file_saved_beside_while_it_is_read_costs_nothing(workspace
     assert "a.cu.o" not in build(workspace).ran()
 
 
+def test_a_build_that_makes_files_where_a_name_is_asked_for_compiles_once(workspace: Workspace) -> None:
+    """Objects of other compiles come to the folder meanwhile, and below a search folder that is not there."""
+    workspace.write(
+        "include/x.h", '#if __has_include("later.h")\nlater\n#endif\n#if __has_include("gen/y.h")\n#endif\n'
+    )
+    story = during(workspace, lambda: (workspace.write("include/other.o", ""), workspace.write("src/b.o", "")))
+    assert story.ran().count("a.cu.o") == 1
+    assert "a.cu.o" not in build(workspace).ran()
+
+
+@pytest.mark.parametrize("name", ["include/later.h", "src/later.h", "include/gen/y.h"])
+def test_a_file_that_is_asked_for_appears_meanwhile(workspace: Workspace, name: str) -> None:
+    workspace.write(
+        "include/x.h", '#if __has_include("later.h")\nlater\n#endif\n#if __has_include("gen/y.h")\n#endif\n'
+    )
+    place = workspace.project / name
+    during(workspace, lambda: (place.parent.mkdir(exist_ok=True), place.write_text("later\n")))
+    assert_right(workspace)
+    assert "a.cu.o" not in build(workspace).ran()
+
+
 def test_a_link_to_a_folder_before_two_dots(workspace: Workspace) -> None:
     """include/far/../conf.h is beside what the link points to, not beside the link."""
     elsewhere = workspace.folder / "elsewhere"
@@ -270,7 +291,7 @@ def test_a_source_that_asks_is_watched_though_nobody_lists_it(tmp_path: Path) ->
     (tmp_path / "inc").mkdir()
     (tmp_path / "main.hip").write_text('#if __has_include("a.h")\n#endif\n')
     found = include_search.Surveyor(Snapshot(Files(), str(tmp_path)), ("inc",), ()).survey([], ("main.hip",))
-    assert "inc" in dict(found.folders) and "inc" in found.asked
+    assert "inc" in dict(found.folders) and dict(found.asked)["inc"] == {"a.h"}
 
 
 def test_a_name_asked_for_whose_link_points_nowhere_yet(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def settle(workspace: Workspace) -> None:
     until_settled(workspace.project, 3 * FINE_STEP_NS)
 
 
-def during(workspace: Workspace, change: Callable[[], object]) -> None:
+def during(workspace: Workspace, change: Callable[[], object]) -> Story:
     """Build, and change something when the compiler has read the includes of src/a.cu."""
     source = workspace.project / "src/a.cu"
     source.write_text(source.read_text() + "//! touch reached\n//! wait-for go\n")
@@ -56,3 +56,4 @@ def during(workspace: Workspace, change: Callable[[], object]) -> None:
     story = workspace.build()
     thread.join()
     assert "a.cu.o" in story.ran()
+    return story
