@@ -28,7 +28,7 @@ class RunListener(Listener, Protocol):
 
     def measured(self, body: m.Measured) -> None: ...
 
-    def running(self, command: Sequence[str]) -> None: ...
+    def running(self, command: Sequence[str], *, again: bool = False) -> None: ...
 
     def ran(self, body: m.Ran) -> None: ...
 
@@ -93,7 +93,7 @@ class AfterBuild:
                 self._is_due = True  # another tool's tree names no artifacts
             case m.Done(outcome=m.Outcome.BUILT) if self._is_due:
                 self._is_due = False
-                self._listener.running(self._command)  # before its first output
+                self._listener.running(self._command, again=self.is_running)  # before its first output
                 self._run = _Run(self._ended, self._run)
                 self._run.begin(self._command, self._environ, self._output)
             case _:

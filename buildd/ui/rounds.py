@@ -131,9 +131,14 @@ class Rounds:
         """Show how a kernel of the last build ran on a GPU."""
         self._writer.lines([measured_line(body)])
 
-    def running(self, command: Sequence[str]) -> None:
-        """Say that the command begins; its own output follows."""
-        self._writer.lines([Line(f"running {clean(shlex.join(command))}", Style.FAINT)])
+    def running(self, command: Sequence[str], *, again: bool = False) -> None:
+        """Say that the command begins; its own output follows.
+
+        Args:
+            again: its last run goes on, and is ended first.
+        """
+        first = "ending the last run, then " if again else ""
+        self._writer.lines([Line(f"{first}running {clean(shlex.join(command))}", Style.FAINT)])
 
     def ran(self, body: m.Ran) -> None:
         """Show how a run of the command has ended, unless the watch ended it: another run follows."""

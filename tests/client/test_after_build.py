@@ -35,8 +35,8 @@ class Watch:
 
     def measured(self, body: m.Measured) -> None: ...
 
-    def running(self, command: Sequence[str]) -> None:
-        self.begun.append(tuple(command))
+    def running(self, command: Sequence[str], *, again: bool = False) -> None:
+        self.begun.append((*command, *(["again"] if again else [])))
 
     def ran(self, body: m.Ran) -> None:
         self.shown.append(body)
@@ -89,6 +89,7 @@ def test_a_newer_build_ends_the_run_with_its_group_and_starts_another(tmp_path: 
     watch.build(made("2"))
     stopped = watch.ended()
     assert stopped.signal == signal.SIGTERM and stopped.stopped
+    assert [words[-1] == "again" for words in watch.begun] == [False, True]
     order = tmp_path / "order"
     until(lambda: order.read_text().count("begun") == 2, "the second run")
     assert order.read_text().split() == ["begun", "ended", "begun"]

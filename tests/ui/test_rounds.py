@@ -58,6 +58,7 @@ def compiled(*kernels: m.Kernel) -> tuple[m.EventBody, ...]:
 def test_the_end_of_a_command_is_a_line_unless_another_run_follows() -> None:
     screen = Screen()
     screen.rounds.running(("./t", "a b"))
+    screen.rounds.running(("./t",), again=True)
     for ran in (
         m.Ran(command=("./t",), exit_status=0, wall_s=1.0),
         m.Ran(command=("./t",), exit_status=2),
@@ -68,6 +69,7 @@ def test_the_end_of_a_command_is_a_line_unless_another_run_follows() -> None:
         screen.rounds.ran(ran)
     assert screen.stream.getvalue().splitlines() == [
         "running ./t 'a b'",
+        "ending the last run, then running ./t",
         "./t ended with status 0 after 1.0 s",
         "./t ended with status 2 after 0.0 s",
         "signal 11 (Segmentation fault) ended ./t after 0.0 s",
