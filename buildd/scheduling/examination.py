@@ -40,6 +40,8 @@ async def answer(
         is_unwanted: whether the request was cancelled; from any thread.
     """
     try:
+        # A build that has told its end may still have to write what it is compared with.
+        await in_pool(opened.notebook.write)
         build = await examine(opened, request, log, in_pool, is_unwanted)
         if isinstance(build.report, ProofReport) and has_traces(build):
             build.report.found = found

@@ -21,6 +21,7 @@ class Notebook:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._jobs: list[job_history.FinishedJob] = []
         self._components: dict[Digest, bytes] = {}
 
@@ -43,12 +44,14 @@ class Notebook:
             return self._components.get(name_key)
 
     def write(self) -> None:
-        """Write everything to the store; a store that is full or read-only loses it."""
-        with self._lock:
-            jobs, self._jobs = self._jobs, []
-            components, self._components = self._components, {}
-        job_history.record_all(self._store, jobs)
-        try:
-            self._store.remember_actions(list(components.items()))
-        except StoreError:
-            pass  # an explanation will be poorer
+        """Write everything to the store; a store that is full or read-only loses it. What another thread writes at the
+        same time is in the store as well, at the end."""
+        with self._writing:
+            with self._lock:
+                jobs, self._jobs = self._jobs, []
+                components, self._components = self._components, {}
+            job_history.record_all(self._store, jobs)
+            try:
+                self._store.remember_actions(list(components.items()))
+            except StoreError:
+                pass  # an explanation will be poorer

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from buildd.keys.file_names import names_below
+from buildd.scheduling import completion
 from buildd.store.store import Store
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
@@ -303,6 +304,22 @@ def test_explain_says_hit_or_why(workspace: Workspace) -> None:
     assert explained["b.cu.o"].reasons == ("hit: same inputs",)
     assert explained["a.cu.o"].reasons == ("input include/x.h: content changed",)
     assert not explained["b.cu.o"].would_run and explained["all.so"].would_run
+
+
+def test_explain_compares_with_a_build_that_has_not_written_its_notes(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written after the end of a build is told."""
+    monkeypatch.setattr(completion, "_keep_all", lambda *_: None)
+
+    async def explained() -> Story:
+        async with Harness(workspace) as harness:
+            await harness.build(workspace.request())
+            workspace.write("src/b.cu", "another\n")
+            return await harness.build(workspace.request(mode=m.Mode.EXPLAIN))
+
+    reasons = {body.action: body.reasons for body in asyncio.run(explained()).of(m.Explained)}
+    assert reasons["b.cu.o"] == ("input src/b.cu: content changed",)
 
 
 def test_recache_runs_everything_again(workspace: Workspace) -> None:
