@@ -237,7 +237,7 @@ def real_nvcc(option: str) -> Path:
     """nvcc of an option, of the PyPI wheels, or on the PATH, in this order."""
     if option:
         return Path(option)
-    found = importlib.util.find_spec("nvidia.cu13")
+    found = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
     for place in found.submodule_search_locations or () if found else ():
         if (Path(place) / "bin" / "nvcc").exists():
             return Path(place) / "bin" / "nvcc"
