@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from buildd.keys.depfiles import Listing
 
-_MARKER = re.compile(rb'\d+ "((?:[^"\\]|\\.)+)" 1((?: [234])*)\Z', re.DOTALL)
-"""Rest of a line that enters a file; 3 marks a system header."""
+_ENTERS = b'" 1'
+_MARKER = re.compile(rb'# \d+ "((?:[^"\\]|\\.)+)" 1((?: [234])*)\Z', re.DOTALL)
+"""A line that enters a file; 3 marks a system header."""
 _ESCAPED = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 
 
@@ -21,8 +22,12 @@ def entered(text: bytes) -> Listing:
     files: dict[str, None] = {}
     user: dict[str, None] = {}
     known: dict[bytes, re.Match[bytes] | None] = {}
-    for part in (b"\n" + text).split(b"\n# ")[1:]:
-        line = part.partition(b"\n")[0]
+    # Most of a megabyte is code: only where a line may enter a file is it looked at.
+    place = text.find(_ENTERS)
+    while place >= 0:
+        end = text.find(b"\n", place)
+        line = text[text.rfind(b"\n", 0, place) + 1 : end if end >= 0 else len(text)]
+        place = text.find(_ENTERS, end) if end >= 0 else -1
         if line in known:
             continue
         known[line] = match = _MARKER.match(line)
