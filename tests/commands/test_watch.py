@@ -65,7 +65,7 @@ def test_a_save_during_a_build_replaces_it_and_keeps_what_is_still_right(another
         save(another_developer, "src/a.cu", "quick\n")
         session.until(lambda body: body["type"] == "changed")
         # Found, where another build has begun since a's compile ended.
-        session.until(lambda body: body["type"] in ("finished", "cache-hit") and body["action"] == "demo/src/a.cu.o")
+        session.until(lambda body: body["type"] in ("finished", "cache_hit") and body["action"] == "demo/src/a.cu.o")
         still = another_developer.compiler_of("src/b.cu")
         assert b is not None and still is not None and still.pid == b.pid
         another_developer.write("go", "")
