@@ -179,7 +179,7 @@ class Snapshot:
         return self._listings.get(folder)
 
     def listed_since(self, folder: str, since_ns: int, names: Collection[str]) -> bool:
-        """Whether a folder has had the same of these names since `since_ns`. When in doubt: no.
+        """Whether a folder has had the same of these names since `since_ns`, each for the same file. When in doubt: no.
 
         A build puts its outputs into a folder in which another compile looks for a header: names that did not matter
         may come and go, if the folder was listed before.
@@ -193,8 +193,11 @@ class Snapshot:
         listed = self._listings.get(folder)
         if looked_ns > since_ns or listed is None:
             return False
+        place, there = self.absolute(folder), listed.intersection(names)
         try:
-            return listed.intersection(names) == frozenset(os.listdir(self.absolute(folder))).intersection(names)
+            return there == frozenset(os.listdir(place)).intersection(names) and all(
+                _is_old(f"{place}/{name}", since_ns) for name in there
+            )
         except OSError:
             return False
 
@@ -224,3 +227,12 @@ class Snapshot:
             mark = Stamp(status.st_dev, status.st_ino, 0, status.st_mtime_ns, status.st_mtime_ns)
             self._folders[folder] = listing_stamp(status) if trustworthy(mark, now_ns) else -1
         return now_ns, status
+
+
+def _is_old(path: str, since_ns: int) -> bool:
+    """Whether a name has led to the same file or folder since a moment. The folder's own names count elsewhere. Raises
+    OSError."""
+    status = os.lstat(path)
+    return stat_module.S_ISDIR(status.st_mode) or trustworthy(
+        Stamp(0, 0, 0, status.st_ctime_ns, status.st_ctime_ns), since_ns
+    )

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys.file_names import Names
 from buildd.keys.request_files import RequestFiles
 from buildd.native.bare_text import BareText
-from codegen.compilers.checkout_roots import is_checkout, names_in_text
-from codegen.compilers.temporary_roots import Roots, has_random_name
+from codegen.compilers.checkout_roots import is_checkout, names_in_text, searched_whole
+from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action, Tool
 
 _MOST = 1 << 15
@@ -139,7 +138,7 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     given = [word for word in action.argv if isinstance(word, str) and "=" in word]
     given += [value for name, value in action.environment if name.endswith(("_FLAGS", "_FLAGS_APPEND"))]
     begun = {name for word in given for name, folder in roots if f"{_first(folder)}/" in word}
-    guessable = {name for name, folder in roots if not has_random_name(folder)}
+    guessable = {name for name, _ in searched_whole(roots)}
     computes, found = False, set[str]()
     for path in paths:
         with _lock:
@@ -161,21 +160,18 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
-def left(files: RequestFiles, names: Names, roots: Roots, read: Iterable[str]) -> set[str]:
+def left(files: RequestFiles, roots: Roots, read: Iterable[str]) -> set[str]:
     """The roots through which a file outside of them was read, by a path with `..` in it, and those in which a file
     was read by another path than the root's."""
     found: set[str] = set()
-    inside = {name for name, _ in roots}
     for spelled in read:
         if not spelled.startswith("/"):
             continue
-        path = files.normal(spelled)
-        if path.startswith("/") and names.root(path) not in inside:
-            if "/../" in spelled:
-                found.update(name for name, folder in roots if spelled.startswith(f"{folder}/"))
-        else:
-            real = files.snapshot.absolute(path)
-            found.update(name for name, folder in roots if _is_below(real, (folder,)) and not _stays(spelled, folder))
+        real = files.snapshot.absolute(files.normal(spelled))
+        above = [root for root in roots if _is_below(real, (root[1],))]
+        found.update(name for name, folder in above if not _stays(spelled, folder))
+        if not above and "/../" in spelled:
+            found.update(name for name, folder in roots if spelled.startswith(f"{folder}/"))
     return found
 
 

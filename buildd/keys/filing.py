@@ -162,7 +162,7 @@ def file_run(
         held = checkout_paths.held(snapshot, bare, any_moving, (*action.inputs, *used), by_content=by_content)
         if held is None:
             return Filing(None, "an input was changed just now")
-        sensitive.update(held, checkout_paths.left(files, names, any_moving, read or ()))
+        sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
         sensitive.update(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used)))
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.

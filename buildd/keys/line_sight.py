@@ -82,6 +82,9 @@ def movable(
     Args:
         candidates: some of `used`.
     """
+    candidates = tuple(candidates)
+    if not candidates:
+        return frozenset()  # a toolkit's headers are read for nothing
     with _lock.held():
         if not _take_in(snapshot, bare, action, used):
             return frozenset()
@@ -106,14 +109,12 @@ def _may_move(snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool)
 
 def _words(snapshot: Snapshot, bare: BareText, path: str) -> _Words | None:
     fact = snapshot.fact(path)
-    known = None if fact is None else _index.words.get(fact.digest)
-    if known is None:
-        text = joined_text(snapshot, bare, path)
-        if text is None or fact is None:
-            return None
+    if fact is None:
+        return None
+    if fact.digest not in _index.words and (text := joined_text(snapshot, bare, path)) is not None:
         read = Definitions(text)
-        known = _index.words[fact.digest] = _Words(read.words_of_conditions(), read.words(), read.sets_lines)
-    return known
+        _index.words[fact.digest] = _Words(read.words_of_conditions(), read.words(), read.sets_lines)
+    return _index.words.get(fact.digest)
 
 
 def _is_open(snapshot: Snapshot, bare: BareText, path: str) -> bool:

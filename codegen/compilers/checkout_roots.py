@@ -209,7 +209,7 @@ def naming(action: Action, source: str, roots: Roots) -> set[str]:
 def names_in(content: bytes, roots: Roots) -> set[str]:
     """Return the roots that an object or device code mentions in any form."""
     found = temporary_roots.names_in(content, others(roots))
-    for name, folder in _searched_whole(roots):
+    for name, folder in searched_whole(roots):
         # gcc names a constructor after the source's path, with other characters replaced.
         symbols = (re.sub(f"[^A-Za-z0-9{kept}]", "_", folder) for kept in ("", "."))
         symbol = re.compile(rb"_GLOBAL__\w{1,24}?(?:%s)" % b"|".join(re.escape(each.encode()) for each in symbols))
@@ -218,7 +218,9 @@ def names_in(content: bytes, roots: Roots) -> set[str]:
     return found
 
 
-def _searched_whole(roots: Roots) -> Roots:
+def searched_whole(roots: Roots) -> Roots:
+    """Return those of the roots that a text mentions only by their whole path. The others have a random part, which no
+    text makes up."""
     return tuple(root for root in roots if is_checkout(root[0]) or root[0] in temporary_roots.SEARCHED_WHOLE)
 
 
@@ -229,7 +231,7 @@ def names_in_text(text: bytes, roots: Roots, *, preprocessed: bool = False) -> s
         preprocessed: the text's line markers do not count.
     """
     found = temporary_roots.names_in(text, others(roots), lines=preprocessed)
-    for name, folder in _searched_whole(roots):
+    for name, folder in searched_whole(roots):
         path = folder.encode()
         place = text.find(path)
         while place >= 0:

@@ -211,11 +211,6 @@ def is_moving(name: str, folder: str) -> bool:
     return root is not None and any(root[kind] and name.startswith(root[kind]) for kind in _KINDS)
 
 
-def has_random_name(folder: str) -> bool:
-    """Tell whether `names_in` finds each mention of a root: no text makes up the random part of its name."""
-    return _TEMPORARY.match(folder) is not None
-
-
 def names_in(content: bytes, roots: Roots, *, lines: bool = False) -> set[str]:
     """Return the roots that a file mentions in any form: it contains the random part of the folder's name.
 

@@ -88,6 +88,18 @@ def test_a_header_of_a_folder_that_another_build_has_not(
     assert (places[1] / "a.o").read_bytes() == edited
 
 
+def test_a_checkout_in_a_folder_with_a_random_name_can_be_reached_by_a_macro(tmp_path: Path) -> None:
+    """Only a root that is known by its random part cannot."""
+    top = "/tmp/tmpabcd_123/p"
+    (tmp_path / "a.h").write_text(f"{COMPUTED}#define TOP /tmp/tmpabcd\n")
+    snapshot = Snapshot(Files(), str(tmp_path))
+    files: Any = SimpleNamespace(snapshot=snapshot, searched=str)
+    action = Action(name="a.o", kind="gcc", tool="gcc", argv=())
+    roots = (("checkout-1", str(tmp_path)), ("checkout", top), ("tmp", "/tmp/tmpabcd_123"))
+    assert held(snapshot, bare(tmp_path), roots, ["a.h"], by_content=False) == set()
+    assert "checkout" in (found := escaping(files, action, roots, ["a.h"])) and "tmp" not in found
+
+
 def test_libraries_are_not_searched_and_a_thin_archive_is(tmp_path: Path) -> None:
     """A library may have a gigabyte. A thin archive has the names of files, and leads to others in another checkout."""
     roots, mention = (("checkout", "/home/me/one"),), b" /home/me/one/x.o "

@@ -120,17 +120,6 @@ def test_a_build_that_makes_files_where_a_name_is_asked_for_compiles_once(worksp
     assert "a.cu.o" not in build(workspace).ran()
 
 
-@pytest.mark.parametrize("name", ["include/later.h", "src/later.h", "include/gen/y.h"])
-def test_a_file_that_is_asked_for_appears_meanwhile(workspace: Workspace, name: str) -> None:
-    workspace.write(
-        "include/x.h", '#if __has_include("later.h")\nlater\n#endif\n#if __has_include("gen/y.h")\n#endif\n'
-    )
-    place = workspace.project / name
-    during(workspace, lambda: (place.parent.mkdir(exist_ok=True), place.write_text("later\n")))
-    assert_right(workspace)
-    assert "a.cu.o" not in build(workspace).ran()
-
-
 def test_a_link_to_a_folder_before_two_dots(workspace: Workspace) -> None:
     """include/far/../conf.h is beside what the link points to, not beside the link."""
     elsewhere = workspace.folder / "elsewhere"
