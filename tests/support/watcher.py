@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from tests.support.user import User
+from tests.support.waiting import until
 
 DEADLINE_S = 60.0
 Line = dict
@@ -79,6 +80,10 @@ class Session:
     def changed(self) -> list[str]:
         """The paths that the next change names."""
         return self.until(lambda body: body["type"] == "changed")["paths"]
+
+    def until_told(self, words: str, times: int = 1) -> None:
+        """Wait until people were told so, that many times: an event comes before its words."""
+        until(lambda: self.text.count(words) >= times, f"it is not said {times} times: {words!r}")
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGINT)
