@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,8 @@ PAUSE_S = 0.05
 """After so long without a further line, the last command counts as ended."""
 GRACE_S = 10.0
 """How long an interrupted tool may take to end before it is killed."""
+LOOK_S = 0.4
+"""So long after a run its inputs are looked at once more: longer than the daemon gathers saves into one change."""
 
 
 class Rebuilds(Saves):
@@ -69,6 +72,10 @@ class Rebuilds(Saves):
         self._run: Run | None = None
         self._again = False
         """A change came that may matter, but is no reason to stop the current run."""
+        self._written: dict[str, int] = {}
+        """The inputs that the tool does not write, and when each was written last, before the current run began."""
+        self._looks = True
+        """The inputs are looked at after the current run: not after a run that such a look began."""
 
     def run(self) -> None:
         try:
@@ -106,6 +113,29 @@ class Rebuilds(Saves):
             self._cancel_aside(before)
         elif again:
             self._begin_round(None)
+        elif self._looks:
+            look = threading.Timer(LOOK_S, self.call, [partial(self._look, self._current)])
+            look.daemon = True
+            look.start()
+
+    def _look(self, name: m.RequestId) -> None:
+        """Run again if an input was written since a run began, and no change was told: the file may have been another
+        one just when the tool read it."""
+        if name != self._current:
+            return
+        now = self._writings()
+        paths = sorted(path for path, written_ns in self._written.items() if now.get(path) != written_ns)
+        if paths:
+            self._begin_round(m.Changed(paths=tuple(map(self._spelled, paths))))
+            self._looks = False
+
+    def _writings(self) -> dict[str, int]:
+        """The watched files that the tool does not write, and when each was written last."""
+        found = {}
+        for path in filter(self._is_source, self._inputs):
+            with suppress(OSError):
+                found[path] = os.stat(path).st_mtime_ns
+        return found
 
     def _begin_round(self, changed: m.Changed | None) -> None:
         runs = self._run is not None and self._run.is_alive
@@ -114,6 +144,7 @@ class Rebuilds(Saves):
         if runs and changed is not None and not self._matters(changed):
             self._again = True
             return
+        self._written, self._looks = self._writings(), True
         name = self._current = new_name()
         self._listener.begin(m.BuildId(name), changed)
         first, self._run = self._run is None, Run(self._tree, name, self._news.put, self._run)
@@ -124,12 +155,19 @@ class Rebuilds(Saves):
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self._tree.project, path))
 
+    def _spelled(self, path: str) -> str:
+        return os.path.relpath(path, self._tree.project) if path.startswith(f"{self._tree.project}/") else path
+
+    def _is_source(self, path: str) -> bool:
+        """Whether a watched file is none that a run writes, as far as its folder tells."""
+        inside = f"{self._tree.folder}/" if self._tree.folder != self._tree.project else "\0"
+        return not path.startswith(inside)
+
     def _matters(self, changed: m.Changed) -> bool:
         """Whether a change is a reason to stop the current run; files that the run writes, and new files, are not."""
         watched = set(self._inputs)
-        inside = f"{self._tree.folder}/" if self._tree.folder != self._tree.project else "\0"
         return bool(changed.more) or any(
-            path in watched and not path.startswith(inside) for path in map(self._absolute, changed.paths)
+            path in watched and self._is_source(path) for path in map(self._absolute, changed.paths)
         )
 
     def _are_made(self, paths: Iterable[str]) -> bool:

@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from buildd.trees.tree_watch import LOOK_S
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
@@ -145,6 +147,28 @@ def test_a_save_during_a_run_stops_it(tree: Tree) -> None:
         session.until_told("names are not UTF-8: 1 file")
     finally:
         session.end()
+
+
+def test_a_file_that_was_written_while_the_tool_ran_and_is_as_before_starts_one_more_run(tree: Tree) -> None:
+    """It may have been another one just when the tool read it; a tool that writes its inputs is run again once."""
+    tree.plain()
+    session = tree.watch("--ninja", str(tree.folder / "build"))
+    try:
+        assert compiled(session) == {"a.o", "b.o", "app"}
+        watching(session)
+        session.round()
+        tree.write("build/gate", "#!/bin/sh\ntouch ../src/a.c\n")
+        tree.write("src/b.c", "int bb;\n")
+        assert compiled(session) == {"b.o", "app"}
+        assert compiled(session) == {"a.o", "app"}
+        session.until_told("changed: src/a.c")
+        time.sleep(3 * LOOK_S)
+        tree.write("build/gate", "#!/bin/sh\n")
+        tree.write("src/b.c", "int bbb;\n")
+        assert compiled(session) == {"a.o", "b.o", "app"}, "a third run would have compiled a.o"
+    finally:
+        session.end()
+    assert session.text.count("changed: src/a.c") == 1
 
 
 def test_an_interrupt_while_a_tool_is_asked_is_one() -> None:
