@@ -107,7 +107,8 @@ def moved_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
         if not stat_module.S_ISLNK(status.st_mode):
             return False
         try:
-            target = os.path.normpath(os.path.join(folder, os.readlink(path)))
+            # Not normalised: `..` leads out of the folder that a link leads to, not out of the link's own.
+            target = os.path.join(folder, os.readlink(path))
         except OSError:
             return True
         return moved_since(target, since_ns, known)

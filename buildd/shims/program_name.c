@@ -22,7 +22,7 @@ static int digits(const char *text, size_t length)
 int is_compiler(const char *name)
 {
 	static const char *const plain[] = { "gcc", "g++", "cc", "c++", "clang", "clang++", "hipcc", "nvcc" };
-	static const char *const versioned[] = { "gcc", "g++", "clang", "clang++" };
+	static const char *const versioned[] = { "gcc", "g++", "cc", "c++", "clang", "clang++" };
 	const char *triplet = strstr(name, "-linux-gnu-");
 	size_t length;
 

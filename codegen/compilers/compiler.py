@@ -264,9 +264,11 @@ def _toolkit_files(here: str, dryrun: nvcc.Dryrun, commands: tuple[tuple[str, ..
     found[cicc] = "cicc"
     for name in ("cudafe++", "ptxas", "fatbinary", "nvlink", "bin2c"):
         found.setdefault(os.path.join(here, name), name)
+    # A conda environment holds the host compiler beside nvcc.
+    hosts = {os.path.normpath(which(command[0], path)) for command in commands if nvcc.calls_host(command)}
     for command in commands:
         program = os.path.normpath(which(command[0], path))
-        if program.startswith(root + os.sep):
+        if program.startswith(root + os.sep) and program not in hosts:
             found.setdefault(program, os.path.basename(program))
     libdevice = os.path.normpath(dryrun.variables.get("NVVMIR_LIBRARY_DIR", os.path.join(root, "nvvm", "libdevice")))
     for folder, pattern in ((libdevice, r".*\.bc"), (os.path.join(root, "nvvm", "lib64"), r"libnvvm\.so.*")):

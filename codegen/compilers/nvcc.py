@@ -9,7 +9,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -49,6 +49,11 @@ def parse_dryrun(text: str) -> Dryrun:
         if command:
             commands.append(tuple(command))
     return Dryrun(MappingProxyType(variables), tuple(commands))
+
+
+def calls_host(command: Collection[str]) -> bool:
+    """Tell whether a command of a dry run calls the host compiler: to preprocess, to compile or to link."""
+    return "-E" in command or "-Wl,--start-group" in command or ("-c" in command and "-x" in command)
 
 
 def asks_for_report(flags: Iterable[str]) -> bool:

@@ -37,8 +37,9 @@ TOOLS = {
     "nvcc": Family.NVCC,
 }
 """The tools that have shims, with their families."""
-_VERSIONED = re.compile(r"(?:.*-linux-gnu-)?(gcc|g\+\+|clang|clang\+\+)(?:-\d[\d.]*)?")
-"""Names under which distributions install one version of a compiler, such as x86_64-linux-gnu-g++-12."""
+_VERSIONED = re.compile(r"(?:.*-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+)(?:-\d[\d.]*)?")
+"""Names under which distributions install one version of a compiler, such as x86_64-linux-gnu-g++-12 and conda's
+x86_64-conda-linux-gnu-c++."""
 _ASKS = re.compile(
     r"--?(version|V|qversion|help(=.*)?|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)"
 )
@@ -188,5 +189,7 @@ def _check_environment(family: Family, environment: dict[str, str]) -> None:
             raise PassThrough(Reason.ENVIRONMENT, name) from error
         parser = NvccParser() if family is Family.NVCC else GccParser(family)
         parser.run(flags)
+        if family is Family.NVCC:
+            parser.host = ""  # as conda sets it; the tool's description asks nvcc, as for NVCC_CCBIN
         if not parser.only_flags:
             raise PassThrough(Reason.ENVIRONMENT, name)

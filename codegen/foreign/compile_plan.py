@@ -44,6 +44,7 @@ from protocol.messages import Request
 DEPENDENCIES = "dependencies"
 """Output that lists the files that the tool read, in its own spelling; see `temporary_roots.listed`."""
 _FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "HIPCC_COMPILE_FLAGS_APPEND")
+_HOST = re.compile(r"-{1,2}(?:ccbin|compiler-bindir)(=.*)?", re.DOTALL)
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
 _JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacros|I|L|T)=?(.+)", re.DOTALL)
 _RESOURCES = re.compile(r"/lib/clang/[^/]+/include\Z")
@@ -236,16 +237,24 @@ def _linker_inputs(nvcc: bool, discovery: Discovery) -> Ref:
 
 
 def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    """Yield the flags that a tool reads from its environment; they act like flags on the command line."""
+    """Yield the flags that a tool reads from its environment; they act like flags on the command line. The host
+    compiler that they name for nvcc is part of the tool."""
     for name, value in environment:
         if name in _FLAG_VARIABLES:
-            yield from shlex.split(value)
+            words = iter(shlex.split(value))
+            for word in words:
+                if name.startswith("NVCC_") and (host := _HOST.fullmatch(word)):
+                    if host[1] is None:
+                        next(words, "")
+                    continue
+                yield word
 
 
 def named_files(compile: Compile, request: Request) -> Iterator[str]:
     """Yield every word of a command that could name a file or folder that the tool reads; many do not."""
     variables = request.environment
-    words = flag_words((*compile.arguments, *_environment_flags(tuple(variables.items()))))
+    set_flags = (word for name in _FLAG_VARIABLES for word in shlex.split(variables.get(name, "")))
+    words = flag_words((*compile.arguments, *set_flags))
     yield from (compile.host, variables.get("NVCC_CCBIN", ""))
     for name in _SEARCHED:
         yield from variables.get(name, "").split(os.pathsep)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from buildd.files.stamp import real_path
+from buildd.files.stamp import moved_since, real_path
 
 NAMES = [
     "real",
@@ -61,3 +62,16 @@ def test_each_folder_on_the_way_is_looked_at_once(tree: Path, monkeypatch: pytes
     for name in ("real/inner", "real/file", "real/inner/x", "real"):
         real_path(f"{tree}/{name}", known)
     assert len(looked) == len(set(looked))
+
+
+def test_a_link_behind_a_linked_folder_is_followed_as_the_system_does(tmp_path: Path) -> None:
+    (tmp_path / "usr" / "lib" / "gcc").mkdir(parents=True)
+    (tmp_path / "usr" / "lib" / "libx.so.6").touch()
+    (tmp_path / "usr" / "lib" / "gcc" / "libx.so").symlink_to("../libx.so.6")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "gcc").symlink_to(tmp_path / "usr" / "lib" / "gcc")
+    path = str(tmp_path / "env" / "gcc" / "libx.so")
+    later_ns = time.time_ns() + 3_600_000_000_000
+    assert not moved_since(path, later_ns, {})
+    (tmp_path / "usr" / "lib" / "libx.so.6").unlink()
+    assert moved_since(path, later_ns, {})

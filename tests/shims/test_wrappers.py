@@ -235,6 +235,27 @@ def test_nvcc_behind_a_wrapper_compiles_in_steps(project: ForeignProject, toolki
 
 
 @pytest.mark.cuda
+def test_a_conda_environment_holds_the_host_compiler_and_names_it_in_a_variable(
+    project: ForeignProject, toolkit: Path
+) -> None:
+    cuda_project(project, "k.cu")
+    nvcc = copy_toolkit(toolkit, project.folder.parent / "env")
+    host = nvcc.with_name("x86_64-conda-linux-gnu-c++")
+    host.symlink_to(GXX)
+    project.search(str(nvcc.parent))
+    environ = {**project.environ, "NVCC_PREPEND_FLAGS": f" -ccbin={host}", "NVCC_APPEND_FLAGS": "--threads 2"}
+    before = project.status().counters
+    for tool in (nvcc.name, host.name):
+        name = "k.cu" if tool == nvcc.name else "a.cpp"
+        for _ in range(2):
+            done = project.call(tool, "-DA=1", "-c", name, "-o", f"{name}.o", environ=environ)
+            assert done.returncode == 0 and not done.stdout, done.stderr
+    assert project.counts() == (2, 2)
+    assert project.figures().passed_through == {}
+    assert project.status().counters["whole"] == before["whole"] + 1, "C++"
+
+
+@pytest.mark.cuda
 def test_a_compiled_wrapper_is_looked_through(project: ForeignProject, toolkit: Path) -> None:
     cuda_project(project, "k.cu")
     (project.folder.parent / "bin").mkdir()

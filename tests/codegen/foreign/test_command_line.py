@@ -304,7 +304,8 @@ def test_nvccs_own_calls_of_the_host_compiler_are_told_from_the_builds() -> None
 
 def test_flags_in_the_environment_must_be_plain_flags() -> None:
     assert parsed("nvcc", "-c", "a.cu", NVCC_APPEND_FLAGS="-lineinfo -Xcompiler -Wall").source == "a.cu"
-    for flags in ("-o x", "-c", "-MD", "b.cu", "-ccbin g++", "-keep", "'"):
+    assert parsed("nvcc", "-c", "a.cu", NVCC_PREPEND_FLAGS=" -ccbin=/env/bin/x86_64-conda-linux-gnu-c++").host == ""
+    for flags in ("-o x", "-c", "-MD", "b.cu", "-keep", "'"):
         assert refused("nvcc", "-c", "a.cu", NVCC_PREPEND_FLAGS=flags) in (
             Reason.ENVIRONMENT,
             Reason.UNSUPPORTED_OPTION,
