@@ -205,7 +205,9 @@ class CompileReport(Report[ActiveBuild]):
             here = self._holds_here() if why is MissKind.NEW else ""
             log = f"buildd log {build.request.build_id}"
             failed = f"it failed: {log} shows what the compiler said" if build.counts.failures else ""
-            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed)))
+            ends = (event.body for event in build.log.after(0, _MOST_EVENTS))
+            unstored = next((body.note for body in ends if isinstance(body, m.Finished)), "")
+            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed, unstored)))
         elif build.counts.hits:
             reasons = (build.why_hit(0),)
         else:

@@ -71,6 +71,16 @@ def test_a_miss_is_compared_with_the_nearest_result_and_not_with_the_newest(kept
         assert lines == reasons if reasons else lines[0].startswith("hit")
 
 
+def test_a_result_that_is_not_stored_says_why(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "unstored")
+    foreign.write("a.c", "char const *a = __TIME__;\n")
+    for _ in range(2):
+        buildd(foreign, foreign.folder, "run", "--", "gcc", "-c", "a.c")
+        _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+        assert lines[:2] == ["ran a.c", "    never built before"]
+        assert len(lines) == 3 and lines[2].startswith("    not stored: a.c mentions __DATE__ or __TIME__ (set SOURCE")
+
+
 def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "explained")
     for name in ("one", "far/away/two"):
