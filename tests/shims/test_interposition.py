@@ -257,7 +257,9 @@ def test_without_the_store_compilers_run(project: ForeignProject) -> None:
     assert project.counts() == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["gcc-12", "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc-14", "x86_64-conda-linux-gnu-cc", "clang-15.0"])
+@pytest.mark.parametrize(
+    "name", ["gcc-12", "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc-14", "x86_64-conda-linux-gnu-cc", "clang-15.0"]
+)
 def test_names_with_a_version_or_a_target(project: ForeignProject, name: str) -> None:
     (project.folder / name).symlink_to(GCC)
     project.good("sh", "-c", f"./{name} -c a.c -o a.o; true")
