@@ -22,6 +22,9 @@ MOST_OVERTAKES = 16
 """How often a job that does not fit may be overtaken before the others wait for it."""
 SPREAD_WITHOUT_TOKENS = 8
 """How many jobs are spread at once where CPUs are not counted."""
+CROWDED = 0.75
+"""From so many jobs for each CPU on, no further one is spread. Of sixteen compilers that a build runs at once, two or
+three are between two jobs at each moment."""
 
 _RANK = {Priority.EDITOR: 0, Priority.BUILD: 1, Priority.WARM: 2}
 
@@ -110,9 +113,9 @@ class ReadyQueue:
         return None
 
     def _crowded(self) -> bool:
-        """Whether jobs that could be spread had better do their steps themselves: there are as many as CPUs, so one
-        each keeps all busy, and a request of its own would cost time and save none."""
-        return self._table.stepped >= (self._cpus or SPREAD_WITHOUT_TOKENS)
+        """Whether jobs that could be spread had better do their steps themselves: there are nearly as many as CPUs, so
+        one each keeps them busy, and a request of its own would cost time and save none."""
+        return self._table.stepped >= CROWDED * (self._cpus or SPREAD_WITHOUT_TOKENS)
 
     def _may_spread(self, request: RequestId, taken: int) -> bool:
         """Whether a further job may be spread: only for a CPU that the jobs already spread will leave idle. A job whose

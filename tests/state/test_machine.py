@@ -360,6 +360,15 @@ def test_where_each_cpu_has_a_job_none_is_spread() -> None:
     assert starts(machine(spread(A, 3))) == [(A, 3)] and machine.state.jobs[JobId(5)].spread is False
 
 
+def test_where_nearly_each_cpu_has_a_job_no_further_one_is_spread() -> None:
+    machine = Machine(count=99, cpus=8)
+    machine(Submitted(A, nodes(*([()] * 8))))
+    for node in range(8):
+        machine(spread(A, node))
+    kinds = [machine.state.jobs[JobId(n)].spread for n in range(1, 9)]
+    assert kinds == [True] * 5 + [False] * 3
+
+
 def test_a_job_that_memory_refuses_is_spread_after_all() -> None:
     machine = Machine(count=0, cpus=2)
     machine(Submitted(A, nodes((), ())))
