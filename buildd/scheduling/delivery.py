@@ -117,6 +117,8 @@ class Delivery:
 
     def said(self, store: Store, result: Result) -> tuple[bytes, bytes] | None:
         """Standard output and error of the command, in today's names; None where they are lost."""
+        if result.stdout is None and result.stderr is None and not self.prints_rules:
+            return b"", b""
         listed = next((store.get(output.digest) for output in result.outputs if output.name == DEPENDENCIES), None)
         texts = [b"" if digest is None else store.get(digest) for digest in (result.stdout, result.stderr)]
         if listed is None or texts[0] is None or texts[1] is None:
