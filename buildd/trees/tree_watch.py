@@ -268,7 +268,7 @@ class Run:
                 process_group=0,
             )
         build, store, started_ns = m.BuildId(self._name), Path(environ["BUILDD_DIR"]), time.time_ns()
-        with self._process, RunLogs(store, build, command, project=self._tree.folder) as logs:
+        with self._process, RunLogs(store, build, command, project=self._tree.project) as logs:
             self._tell(reader.foresee())
             self._read(self._process, reader)
             status = self._process.wait()

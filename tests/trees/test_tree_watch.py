@@ -113,6 +113,8 @@ def test_a_save_builds_what_it_touched_and_errors_are_told(tree: Tree) -> None:
     finally:
         session.end()
     assert "changed: include/x.h" in session.text and "FAILED" in session.text
+    (status, said) = tree.user.buildd("explain", "--last", "-C", str(tree.folder))
+    assert status == 0 and "src/b.c" in said, "the folder of the sources has a build, though ninja ran below it"
 
 
 @pytest.mark.slow
