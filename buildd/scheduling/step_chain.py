@@ -7,7 +7,7 @@ CPU has a job already, such a request costs more than it gains. Knows `execution
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from buildd.scheduling.execution import Execution
 from buildd.scheduling.step_jobs import StepwiseJob
 from buildd.scheduling.step_request import StepRequest
 from buildd.state.events import Ending
+from codegen.plan import Action
+from codegen.steps.step_kinds import StepKind
 from protocol import messages as m
 
 
@@ -33,7 +35,10 @@ class ChainedJob(StepwiseJob):
         super().__init__(*args, **more)
         self._looked = looked
         self._waiting: list[int] = []
-        """Steps that have not begun."""
+        """Steps that have not begun, and that may still count."""
+        self._makers: list[tuple[int, ...]] = []
+        self._failed_with = Ending.SUCCESS
+        """How a step ended that failed before the tool would have run it."""
         self._before: Execution | None = None
         """A step that has ended, and whose results are not stored yet."""
         self._step: Execution | None = None
@@ -55,7 +60,8 @@ class ChainedJob(StepwiseJob):
             self._step.kill(reason)
 
     async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
-        self._waiting = list(range(len(inner.build.plan.actions)))
+        self._makers = inner.build.plan.makers()
+        self._waiting = _in_order(inner.build.plan.actions, self._makers)
         try:
             while True:
                 ended: Ending | None = await self._in_pool(self._advance, inner)
@@ -74,7 +80,13 @@ class ChainedJob(StepwiseJob):
                 if kept is not Ending.SUCCESS:
                     return kept
                 if ending is not None:
-                    return self._failed(inner, step, ending)
+                    ending = self._failed(inner, step, ending)
+                    # The tool would have stopped at the first failure: the steps before this one still count.
+                    self._waiting = [index for index in self._waiting if index < step.index]
+                    if ending is not Ending.FAILED or not self._waiting:
+                        return ending
+                    self._failed_with, self._step = ending, None
+                    await self._in_pool(step.close)
         finally:
             for left in (self._before, self._step):
                 if left is not None:
@@ -115,18 +127,18 @@ class ChainedJob(StepwiseJob):
             self._step.held = self.held
             self._launch = self._step.prepare()
             return None
-        return Ending.SUCCESS
+        return self._failed_with
 
     def _next(self, inner: StepRequest) -> int | None:
-        """A step whose inputs are all stored; None where there is none.
-
-        The steps come in the tool's own order, so that the first failure is the one that the tool would report. Where
-        the tool itself runs once more after any failure, the first step that is ready comes.
-        """
+        """The first step whose inputs are all stored; None where there is none. While it runs, the results of the step
+        before are stored."""
         lacking = {*self._waiting, *(() if self._before is None else (self._before.index,))}
-        makers = inner.build.plan.makers()
-        candidates = self._waiting if inner.silent else self._waiting[:1]
-        return next((index for index in candidates if lacking.isdisjoint(makers[index])), None)
+        for index in self._waiting:
+            if lacking.isdisjoint(self._makers[index]):
+                return index
+            if inner.build.plan.actions[index].kind == StepKind.CUDAFE.value:
+                return None  # cicc would find the same errors, and take longer
+        return None
 
     def _keep_before(self, inner: StepRequest) -> Ending:
         """Store the results of the step before, if that was not done yet. In a worker thread."""
@@ -145,6 +157,18 @@ class ChainedJob(StepwiseJob):
         if step.failure is not None:
             inner.report.tell_failed(self.number, step.index, replace(step.failure, exit=step.exit))
         return ending
+
+
+def _in_order(actions: Sequence[Action], makers: Sequence[tuple[int, ...]]) -> list[int]:
+    """The order in which steps are begun: nvcc's own, but what cudafe++ reads comes first. While the texts for devices
+    are made, it is stored."""
+    first = {
+        maker
+        for action, own in zip(actions, makers, strict=True)
+        if action.kind == StepKind.CUDAFE.value
+        for maker in own
+    }
+    return sorted(range(len(actions)), key=lambda index: index not in first)
 
 
 def _drop(body: m.EventBody) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -96,7 +97,10 @@ def stepwise_plan(request: m.Request, knowledge: Knowledge) -> Plan:
 @pytest.fixture(params=[pytest.param(2, id="spread"), pytest.param(1, id="chained")])
 def workspace(tmp_path: Path, request: pytest.FixtureRequest) -> Workspace:
     """One CPU: a job does its steps one after another. Two: they run side by side."""
-    workspace = Workspace(tmp_path, make=stepwise_plan, cpus=request.param)
+    return prepared(Workspace(tmp_path, make=stepwise_plan, cpus=request.param))
+
+
+def prepared(workspace: Workspace) -> Workspace:
     (workspace.project / "control").mkdir()
     for name in ("host", "cudafe", "device", "cicc", "compile"):
         workspace.write(f"control/{name}", f"//! line {name} ran\n")
@@ -191,6 +195,37 @@ def test_of_two_failing_steps_the_first_is_told_however_late(workspace: Workspac
     story = workspace.build()
     (failed,) = story.of(m.Failed)
     assert failed.exit_status == 4 and said(story) == ["from the driver", "host ran"]
+
+
+def listing_plan(request: m.Request, knowledge: Knowledge) -> Plan:
+    """Of a compile with a depfile: nvcc preprocesses for all devices first."""
+    plan = stepwise_plan(request, knowledge)
+    (steps,) = plan.steps
+    host, cudafe, device, *rest = steps.actions
+    return msgspec.structs.replace(plan, steps=(msgspec.structs.replace(steps, actions=(device, host, cudafe, *rest)),))
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "status", "words"),
+    [
+        ("", "//! exit 4\n", 4, ["device ran", "host ran"]),
+        ("//! exit 3\n", "//! exit 4\n", 3, ["device ran"]),
+        ("//! exit 3\n", "", 3, ["device ran"]),
+    ],
+)
+def test_a_step_that_is_begun_before_its_turn_fails_in_its_turn(
+    tmp_path: Path, device: str, host: str, status: int, words: list[str]
+) -> None:
+    """One CPU: what cudafe++ reads is made first, and stored while the device's text is made."""
+    workspace = prepared(Workspace(tmp_path, make=listing_plan, cpus=1))
+    workspace.write("control/host", f"//! line host ran\n//! touch begun\n{host}")
+    workspace.write("control/device", f"//! wait-for begun\n//! line device ran\n{device}")
+    story = workspace.build()
+    (failed,) = story.of(m.Failed)
+    assert failed.exit_status == status and said(story) == ["from the driver", *words]
+    workspace.write("control/host", "//! line host ran\n//! touch begun\n")
+    workspace.write("control/device", "//! wait-for begun\n//! line device ran\n")
+    assert_built(workspace.build(), 0, 1)
 
 
 @pytest.mark.parametrize("workspace", [2], indirect=True)
