@@ -32,6 +32,8 @@ _ELF = struct.Struct("=40xQ10xHH2x")
 """In the header of a 64-bit ELF file (elf(5)): where its section headers are, the size of one and their number. Linkers
 write them at the end."""
 _COMPILERS = ("gcc", "cc", "clang")
+_WRITING = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "LD_PRELOAD")
+"""Variables by which gcc writes into the user's files, and one that buildd's own library is in."""
 
 
 class NoProgram(Exception):
@@ -39,21 +41,23 @@ class NoProgram(Exception):
 
 
 def find_compiler(path: str) -> str:
-    """Absolute path of the host compiler.
+    """Absolute path of the host compiler. One that is no script is preferred: wrappers (Spack's, a site's) may need
+    variables and name another target.
 
     Args:
         path: as $PATH; folders of shims are passed over.
 
     Raises: NoProgram.
     """
+    from codegen.compilers.closure import is_script
     from codegen.foreign.called_tool import without_shims
 
-    path = without_shims(path)
-    for name in _COMPILERS:
-        found = shutil.which(name, path=path)
-        if found:
-            return os.path.abspath(found)
-    raise NoProgram("no host compiler")
+    folders = without_shims(path).split(os.pathsep)
+    named = (shutil.which(name, path=folder) for name in _COMPILERS for folder in folders)
+    found = [os.path.abspath(each) for each in named if each]
+    if not found:
+        raise NoProgram("no host compiler")
+    return next((each for each in found if not is_script(each)), found[0])
 
 
 def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compiler: str, suffix: str) -> Path:
@@ -98,19 +102,27 @@ def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path]
 
 
 def _said(*command: str) -> str:
-    """What a compiler said about its failure; empty if it worked."""
+    """What a compiler said about its failure; empty if it worked.
+
+    The user's variables are not given to it, unless it needs them: the compiler of a module may find its libraries by
+    LD_LIBRARY_PATH alone.
+    """
     from codegen.foreign.called_tool import without_shims
 
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={"PATH": without_shims(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"},
-        timeout=_COMPILE_S,
-        check=False,
-    )
-    if done.returncode == 0:
-        return ""
+    bare = {"PATH": without_shims(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
+    for environment in (bare, {**os.environ, **bare}):
+        for name in _WRITING:
+            environment.pop(name, None)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        if done.returncode == 0:
+            return ""
     return done.stderr.decode(errors="replace").strip()[-300:] or f"{command[0]} ended with status {done.returncode}"
 
 

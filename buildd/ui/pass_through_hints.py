@@ -16,6 +16,7 @@ _HINTS = {
     Reason.RESPONSE_FILE: "write the options on the command line",
     Reason.TOO_LONG: "shorten the command line",
     Reason.WRAPPER: "call the compiler itself, or run the build under `buildd run`, which caches what a wrapper calls",
+    Reason.HOST_WRAPPER: "name the compiler behind the wrapper with -ccbin, and its flags with -Xcompiler",
     Reason.OTHER_CACHE: "take the other cache out of the command",
     Reason.TOOL: "call nvcc, hipcc, gcc or clang under their own names",
     Reason.NOT_CARRIED_OUT: "see the daemon's log: buildd doctor names it",

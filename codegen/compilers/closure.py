@@ -157,6 +157,8 @@ class HostCompiler:
     """Folders that it searches for libraries by default."""
     programs: tuple[str, ...] = ()
     """Folders that it searches for its own programs."""
+    is_wrapper: bool = False
+    """The driver is a script or program that calls another driver: it may read any variable and any file."""
 
 
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
@@ -208,8 +210,25 @@ def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: 
         files.add(f"host {role}", file)
     files.extend(libraries(knowledge, files.paths(), environment))
     return HostCompiler(
-        files.all(), search_folders(text), clang is not None, version, folders["libraries"], folders["programs"]
+        files.all(),
+        search_folders(text),
+        clang is not None,
+        version,
+        folders["libraries"],
+        folders["programs"],
+        is_wrapper=_calls_another(driver, text),
     )
+
+
+def _calls_another(driver: str, text: str) -> bool:
+    """Tell whether a driver is a wrapper, by what it says with -v: gcc names itself as it was called, and clang the
+    program that it runs for the front end, which is itself."""
+    if is_script(driver):
+        return not handed_to(driver)
+    called = re.findall(r"^COLLECT_GCC=(\S+)", text, re.MULTILINE)
+    fronts = re.findall(r'^ "?(/[^"\n]+?)"? -cc1 ', text, re.MULTILINE)
+    own = os.path.realpath(driver)
+    return any(name != driver for name in called) or any(os.path.realpath(front) != own for front in fronts)
 
 
 def search_dirs(text: str) -> dict[str, tuple[str, ...]]:

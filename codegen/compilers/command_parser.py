@@ -23,6 +23,8 @@ class Reason(Enum):
     ENVIRONMENT = "environment"
     FILE_NAME = "file-name"
     """nvcc gives the names of files to a shell, which reads a character of this name in its own way."""
+    HOST_WRAPPER = "host-wrapper"
+    """nvcc's host compiler is a script or program that calls the compiler: it may read any variable and any file."""
     INSIDE_NVCC = "inside-nvcc"
     """A host compiler that nvcc calls: nvcc itself was called by its path, past the shim."""
     LANGUAGE = "language"

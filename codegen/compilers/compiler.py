@@ -64,6 +64,8 @@ class Compiler(Frozen, frozen=True):
     """Folders of the toolkit whose headers are no system headers for nvcc."""
     clang: bool = False
     """The preprocessor is clang's (hipcc, or nvcc with -ccbin clang++)."""
+    wrapper: str = ""
+    """nvcc only: the host compiler, if it is a wrapper."""
     source: str = ""
     """The place where the compiler was found."""
     archs_without_library: tuple[str, ...] = ()
@@ -152,6 +154,7 @@ def describe_nvcc(
             folder for folder in nvcc.include_folders(dryrun.variables, system=False) if folder not in compiler.search
         ),
         clang=compiler.clang,
+        wrapper=names[0] if compiler.is_wrapper else "",
         source=f"{found.source}: {found.path}",
     )
     return described, stub

@@ -18,6 +18,8 @@ from codegen.errors import RequestError, nearest
 REPORT = "-Xptxas=-v"
 """Makes ptxas report each kernel's registers, memory and spills."""
 _VERBOSE = re.compile(r"(?:.*[=,])?(?:-v|--verbose|-res-usage|--resource-usage)")
+_HOST = re.compile(r"-{1,2}(?:ccbin|compiler-bindir)(?:=(.*))?", re.DOTALL)
+FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _ARCH = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
 
@@ -54,6 +56,28 @@ def parse_dryrun(text: str) -> Dryrun:
 def calls_host(command: Collection[str]) -> bool:
     """Tell whether a command of a dry run calls the host compiler: to preprocess, to compile or to link."""
     return "-E" in command or "-Wl,--start-group" in command or ("-c" in command and "-x" in command)
+
+
+def without_host(words: Iterable[str]) -> tuple[list[str], str]:
+    """Return flags without -ccbin, and its last value; empty if there is none."""
+    flags, host, rest = [], "", iter(words)
+    for word in rest:
+        if match := _HOST.fullmatch(word):
+            host = match[1] if match[1] is not None else next(rest, "")
+        else:
+            flags.append(word)
+    return flags, host
+
+
+def hosts_set(environment: Mapping[str, str]) -> list[str]:
+    """Return the host compilers that variables name: for nvcc, each is a path, or a name to be found on PATH."""
+    found = [environment.get("NVCC_CCBIN", "")]
+    for name in FLAG_VARIABLES:
+        try:
+            found.append(without_host(shlex.split(environment.get(name, "")))[1])
+        except ValueError:
+            continue  # nvcc says what is wrong with it
+    return [host for host in found if host]
 
 
 def asks_for_report(flags: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from codegen.compilers import interpreters
+from codegen.compilers import interpreters, nvcc
 from codegen.compilers.closure import Environment, which
 from codegen.compilers.compiler import (
     NO_HIPCC,
@@ -74,7 +74,7 @@ class Toolchains:
 
     def _described(self, found: SearchPlace, host: str) -> tuple[Compiler, Probe | None]:
         return describe_nvcc(
-            found, self.request, self.knowledge, host=host, folders=self._host_folders(), search_path=self.path
+            found, self.request, self.knowledge, host=host, folders=self._host_folders(host), search_path=self.path
         )
 
     def device_linker(self, host: str = "") -> Compiler:
@@ -155,14 +155,20 @@ class Toolchains:
 
     # ------------------------------------------------------------ CUDA
 
-    def _host_folders(self) -> tuple[str, ...]:
-        """Return the folder of the request's gcc if the tools' own PATH has another one: nvcc must find the user's."""
-        folders: dict[str, None] = {}
-        for name in ("gcc", "g++"):
-            theirs = which(name, self.path)
-            if theirs and theirs != which(name, TOOL_PATH):
-                folders[os.path.dirname(os.path.abspath(theirs))] = None
-        return tuple(folders)
+    def _host_folders(self, host: str) -> tuple[str, ...]:
+        """Return the folders of the request's host compilers, in the order of its PATH, if the tools' own PATH has
+        others: nvcc must find the user's.
+
+        Args:
+            host: value of -ccbin; empty if nvcc chooses.
+        """
+        named = [name for name in (host, *nvcc.hosts_set(self.request.environment)) if name and "/" not in name]
+        theirs = [(name, which(name, self.path)) for name in ("gcc", "g++", *named)]
+        if all(found in ("", which(name, TOOL_PATH)) for name, found in theirs):
+            return ()
+        wanted = {os.path.abspath(os.path.dirname(found)) for _, found in theirs if found}
+        searched = dict.fromkeys(os.path.abspath(folder) for folder in self.path.split(os.pathsep) if folder)
+        return tuple(folder for folder in searched if folder in wanted)
 
     def _nvcc_candidates(self) -> Iterator[SearchPlace]:
         if self.settings.cuda:

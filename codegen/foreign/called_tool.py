@@ -106,7 +106,7 @@ def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Descri
         raise PassThrough(Reason.OTHER_CACHE, os.path.realpath(path))
     variables = {**request.environment, "PATH": without_shims(request.environment.get("PATH", TOOL_PATH))}
     if variables.get("NVCC_CCBIN"):
-        variables["NVCC_CCBIN"] = _behind(variables["NVCC_CCBIN"], variables["PATH"])
+        variables["NVCC_CCBIN"] = _named_host(variables["NVCC_CCBIN"], variables["PATH"], request.project)
     match compile.family:
         case Family.GCC:
             return _host(path, compile, variables, knowledge)
@@ -131,6 +131,8 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
         raise PassThrough(Reason.WRAPPER, path)
     environment = _environment(variables, ToolFamily.HOST, (os.path.dirname(path),))
     compiler = closure.host_compiler(knowledge, (path,), environment, dict(environment)["PATH"])
+    if compiler.is_wrapper:
+        raise PassThrough(Reason.WRAPPER, path)
     files, search = compiler.files, compiler.search
     facts = [("compiler", compiler.version), ("path", path)]
     if compile.makes is Makes.HEADER and compiler.clang:
@@ -156,13 +158,16 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
 def _nvcc(
     path: str, compile: Compile, request: Request, variables: Mapping[str, str], knowledge: Knowledge
 ) -> Described:
-    host = _behind(compile.host, variables["PATH"]) if compile.host else ""
+    host = _named_host(compile.host, variables["PATH"], request.project) if compile.host else ""
     asked = msgspec.structs.replace(request, environment=dict(variables), interpreter="")
     toolchains = Toolchains(asked, ProjectSettings(host_compiler=host), knowledge)
     compiler = toolchains.cuda_at(path)
     if compiler.program.name != "cuda" and not closure.handed_to(path):
         # It may read any variable; only its caller has them all.
         raise PassThrough(Reason.WRAPPER, path)
+    if compiler.wrapper:
+        # It reads variables and files that nobody here knows, in each step that calls it.
+        raise PassThrough(Reason.HOST_WRAPPER, compiler.wrapper)
     # The compile must find the host compiler in the same place as the probes.
     folders = dict(compiler.environment)["PATH"].split(os.pathsep)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"nvcc {path}")
@@ -292,6 +297,20 @@ def without_shims(path: str) -> str:
 
 def _is_marked(folder: str) -> bool:
     return os.path.isdir(os.path.join(folder, MARK))
+
+
+def _named_host(host: str, path: str, folder: str) -> str:
+    """Return the value of -ccbin as the probes and steps can use it, wherever they run.
+
+    Args:
+        path, folder: PATH and the working folder of the caller.
+    """
+    there = os.path.normpath(os.path.join(folder, host))
+    if "/" in host:
+        host = there if not os.path.isabs(host) else host
+    elif os.path.lexists(there):
+        raise PassThrough(Reason.TOOL, f"-ccbin {host} may mean {there}")
+    return _behind(host, path)
 
 
 def _behind(program: str, path: str) -> str:

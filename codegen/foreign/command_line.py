@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from codegen.compilers import clang_hip, linking
+from codegen.compilers import clang_hip, linking, nvcc
 from codegen.compilers.command_parser import Compile, Family, Makes, Parser, PassThrough, Reason, language_of
 from codegen.foreign.gcc_options import GccParser
 from codegen.foreign.nvcc_options import NvccParser
@@ -179,7 +179,7 @@ def _check_environment(family: Family, environment: dict[str, str]) -> None:
         raise PassThrough(Reason.ENVIRONMENT, "CC_PRINT_*")
     if family is Family.HIPCC and environment.get("HIP_PLATFORM", "amd") != "amd":
         raise PassThrough(Reason.ENVIRONMENT, "HIP_PLATFORM")
-    names = {Family.NVCC: ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"), Family.HIPCC: ("HIPCC_COMPILE_FLAGS_APPEND",)}
+    names = {Family.NVCC: nvcc.FLAG_VARIABLES, Family.HIPCC: ("HIPCC_COMPILE_FLAGS_APPEND",)}
     for name in names.get(family, ()):
         if not environment.get(name):
             continue
@@ -188,8 +188,8 @@ def _check_environment(family: Family, environment: dict[str, str]) -> None:
         except ValueError as error:
             raise PassThrough(Reason.ENVIRONMENT, name) from error
         parser = NvccParser() if family is Family.NVCC else GccParser(family)
+        # conda names the host compiler so. The tool's description asks nvcc for it, as it does for NVCC_CCBIN.
+        flags, host = nvcc.without_host(flags) if family is Family.NVCC else (flags, "")
         parser.run(flags)
-        if family is Family.NVCC:
-            parser.host = ""  # as conda sets it; the tool's description asks nvcc, as for NVCC_CCBIN
-        if not parser.only_flags:
+        if not parser.only_flags or (host and "/" in host and not os.path.isabs(host)):
             raise PassThrough(Reason.ENVIRONMENT, name)

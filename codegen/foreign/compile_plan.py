@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import msgspec
 
-from codegen.compilers import checkout_roots, temporary_roots
+from codegen.compilers import checkout_roots, nvcc, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
@@ -43,8 +43,7 @@ from protocol.messages import Request
 
 DEPENDENCIES = "dependencies"
 """Output that lists the files that the tool read, in its own spelling; see `temporary_roots.listed`."""
-_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "HIPCC_COMPILE_FLAGS_APPEND")
-_HOST = re.compile(r"-{1,2}(?:ccbin|compiler-bindir)(=.*)?", re.DOTALL)
+_FLAG_VARIABLES = (*nvcc.FLAG_VARIABLES, "HIPCC_COMPILE_FLAGS_APPEND")
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
 _JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacros|I|L|T)=?(.+)", re.DOTALL)
 _RESOURCES = re.compile(r"/lib/clang/[^/]+/include\Z")
@@ -241,13 +240,8 @@ def _environment_flags(environment: tuple[tuple[str, str], ...]) -> Iterator[str
     compiler that they name for nvcc is part of the tool."""
     for name, value in environment:
         if name in _FLAG_VARIABLES:
-            words = iter(shlex.split(value))
-            for word in words:
-                if name.startswith("NVCC_") and (host := _HOST.fullmatch(word)):
-                    if host[1] is None:
-                        next(words, "")
-                    continue
-                yield word
+            words = shlex.split(value)
+            yield from nvcc.without_host(words)[0] if name in nvcc.FLAG_VARIABLES else words
 
 
 def named_files(compile: Compile, request: Request) -> Iterator[str]:

@@ -255,6 +255,58 @@ def test_a_conda_environment_holds_the_host_compiler_and_names_it_in_a_variable(
     assert project.status().counters["whole"] == before["whole"] + 1, "C++"
 
 
+HOST_WRAPPERS = {
+    "script": '#!/bin/sh\nexec {gxx} $MINE "$@"\n',
+    "program": "#include <unistd.h>\n#include <string.h>\n#include <stdlib.h>\nint main(int count, char **words)\n{{\n"
+    '\tchar *all[count + 2];\n\tall[0] = "{gxx}";\n\tall[1] = getenv("MINE") ? getenv("MINE") : "-DA=1";\n'
+    "\tmemcpy(all + 2, words + 1, count * sizeof *words);\n\treturn execv(all[0], all);\n}}\n",
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("named", ["option", "variable", "flags", "path"])
+@pytest.mark.parametrize("kind", HOST_WRAPPERS)
+def test_a_wrapper_as_host_compiler(project: ForeignProject, toolkit: Path, kind: str, named: str) -> None:
+    """OpenMPI's mpicxx, the compilers of Spack and Nix: they may read any variable and any file. nvcc runs as without
+    buildd."""
+    cuda_project(project, "k.cu")
+    text = (project.folder / "k.cu").read_text()
+    project.write("k.cu", f'#ifndef MARK\n#define MARK "none"\n#endif\n{text}char const *mark = MARK;\n')
+    host = "gcc" if named == "path" else "g++"
+    wrapper = project.folder.parent / "bin" / ("gcc" if named == "path" else "mpicxx")
+    source = project.write("../bin/wrapper.c", HOST_WRAPPERS[kind].format(gxx=shutil.which(host)))
+    if kind == "script":
+        source.rename(wrapper).chmod(0o755)
+    else:
+        assert project.plainly(GXX, "-x", "c", str(source), "-o", str(wrapper)).returncode == 0
+    project.search(f"{wrapper.parent if named == 'path' else toolkit}:{toolkit}/bin")
+    variables = {"variable": {"NVCC_CCBIN": str(wrapper)}, "flags": {"NVCC_PREPEND_FLAGS": f"-ccbin={wrapper}"}}
+    option = ("-ccbin", str(wrapper)) if named == "option" else ()
+    for mine in ("five", "six"):
+        environ = {**project.environ, **variables.get(named, {}), "MINE": f'-DMARK="{mine}"'}
+        done = project.call("nvcc", *option, "-DA=1", "-arch=sm_80", "-c", "k.cu", "-o", "k.o", environ=environ)
+        assert done.returncode == 0, done.stderr
+        assert mine.encode() in (project.folder / "k.o").read_bytes()
+    assert project.figures().passed_through == {"host-wrapper": 2}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("how", ["bare", "relative", "variable", "flags"])
+def test_host_compiler_of_the_caller(project: ForeignProject, toolkit: Path, how: str) -> None:
+    cuda_project(project, "k.cu")
+    project.write("mine/.keep", "")
+    (project.folder / "mine" / "my-g++").symlink_to(GXX)
+    project.search(f"{project.folder}/mine:{toolkit}/bin")
+    named = "mine/my-g++" if how == "relative" else "my-g++"
+    variables = {"variable": {"NVCC_CCBIN": named}, "flags": {"NVCC_APPEND_FLAGS": f"-ccbin {named}"}}
+    option = ("-ccbin", named) if how in ("bare", "relative") else ()
+    for _ in range(2):
+        environ = {**project.environ, **variables.get(how, {})}
+        done = project.call("nvcc", *option, "-DA=1", "-arch=sm_80", "-c", "k.cu", "-o", "k.o", environ=environ)
+        assert done.returncode == 0, done.stderr
+    assert project.counts() == (1, 1) and project.figures().passed_through == {}
+
+
 @pytest.mark.cuda
 def test_a_compiled_wrapper_is_looked_through(project: ForeignProject, toolkit: Path) -> None:
     cuda_project(project, "k.cu")
