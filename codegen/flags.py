@@ -54,7 +54,11 @@ _UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "changes which tools run",
         ),
         (r"--sysroot.*|-isysroot.*|-iprefix.*|-iwithprefix.*|-imultilib.*|-ivfsoverlay.*", "changes the search"),
-        (r"-D.*(__TIME__|__DATE__|__TIMESTAMP__).*", "depends on the clock"),
+        # Bazel replaces the clock's macros: -D__DATE__="redacted".
+        (
+            r"-D(?!__(TIME|DATE|TIMESTAMP)__=(?!.*__(TIME|DATE|TIMESTAMP)__)).*(__TIME__|__DATE__|__TIMESTAMP__).*",
+            "depends on the clock",
+        ),
         (r"-D.*(\.inc(bin|lude)|has_include).*", "reads files that no depfile lists"),
         (r"--?retain-symbols-file.*|--preinclude.*", "reads a file that no depfile lists"),
         (r"--?Map([=,].*)?|-aux-info.*|-a[a-z]*=.*|--?cref|--?print-map", "writes a report"),

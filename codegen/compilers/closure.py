@@ -164,30 +164,39 @@ class HostCompiler:
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
 
 
-def host_compiler(knowledge: Knowledge, programs: tuple[str, ...], environment: Environment, path: str) -> HostCompiler:
+def host_compiler(
+    knowledge: Knowledge,
+    programs: tuple[str, ...],
+    environment: Environment,
+    path: str,
+    *,
+    options: tuple[str, ...] = (),
+) -> HostCompiler:
     """Return the closure of a host compiler.
 
     Args:
         programs: absolute paths of the drivers: first the one that compiles, then others (g++ for linking).
         environment: environment of the probes; CPATH and similar variables change the search folders.
         path: PATH for tools that the driver does not find beside itself.
+        options: those that say where the driver finds its parts.
     """
     driver = programs[0]
+    called = (driver, *options)
     inputs = script_files(driver, dict(environment))
-    (answer,) = knowledge.ask(Probe(argv=(driver, "-print-search-dirs"), environment=environment, files=inputs))
+    (answer,) = knowledge.ask(Probe(argv=(*called, "-print-search-dirs"), environment=environment, files=inputs))
     folders = search_dirs(answer.stdout)
     # An answer is valid until another program or a specs file appears in a folder that the driver searches.
     places = [os.path.join(folder, name) for folder in folders["programs"] for name in _PROGRAMS]
     places += [os.path.join(folder, "specs") for folder in folders["install"]]
     inputs = tuple(dict.fromkeys((*inputs, *places)))
     verbose = Probe(
-        argv=(driver, "-v", "-E", "-x", "c++", "-", "-o", "/dev/null"), environment=environment, files=inputs
+        argv=(*called, "-v", "-E", "-x", "c++", "-", "-o", "/dev/null"), environment=environment, files=inputs
     )
     probes = [verbose]
     probes += [
-        Probe(argv=(driver, f"-print-prog-name={name}"), environment=environment, files=inputs) for name in _PROGRAMS
+        Probe(argv=(*called, f"-print-prog-name={name}"), environment=environment, files=inputs) for name in _PROGRAMS
     ]
-    probes.append(Probe(argv=(driver, "-print-file-name=liblto_plugin.so"), environment=environment, files=inputs))
+    probes.append(Probe(argv=(*called, "-print-file-name=liblto_plugin.so"), environment=environment, files=inputs))
     answers = knowledge.ask(*probes)
     text = _checked(answers[0], driver, "the host compiler").stderr
     named: list[tuple[str, str]] = []

@@ -133,6 +133,8 @@ class Compile(Frozen, frozen=True):
     """The objects that a command links, if it compiles nothing."""
     cuda: bool = False
     """The source is CUDA, and only clang can compile it."""
+    parts: tuple[str, ...] = ()
+    """Flags that say where gcc finds its programs, headers and libraries: the tool is described with them."""
 
 
 _LANGUAGES = {
@@ -194,6 +196,8 @@ class Parser(ABC):
         """See `Compile`; flags that name the processor are found by `result`."""
         self.named_parts: list[str] = []
         """Options that say where the tool's parts are, by which the tool is described."""
+        self.parts: list[str] = []
+        """See `Compile`."""
         self.dep_kind = ""
         """-MD or -MMD."""
         self.dep_twice = False
@@ -207,7 +211,14 @@ class Parser(ABC):
     def only_flags(self) -> bool:
         touched = self.sources or self.compiles or self.assembles or self.output or self.language or self.host
         return not (
-            touched or self.native or self.lists or self.dep_kind or self.dep_path or self.dep_targets or self.stop
+            touched
+            or self.parts
+            or self.native
+            or self.lists
+            or self.dep_kind
+            or self.dep_path
+            or self.dep_targets
+            or self.stop
         )
 
     @property
@@ -262,7 +273,7 @@ class Parser(ABC):
         processor = (flag for flag in flags if family is Family.GCC and _PROCESSOR.fullmatch(flag))
         native = (*self.native, *processor)
         # nvcc's -arch looks like the assembler's option for a listing.
-        known = {*native, *self.named_parts, *(_LISTS if makes is Makes.RULES else ())}
+        known = {*native, *self.named_parts, *self.parts, *(_LISTS if makes is Makes.RULES else ())}
         known.update(flag for flag in flags if cuda and flag.startswith("--cuda-path="))
         if why := inspect(f for f in flags if f not in known and not f.startswith("-arch=")).uncacheable:
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
@@ -286,6 +297,8 @@ class Parser(ABC):
         else:
             usual = {Makes.LINKED: "a.out", Makes.DEVICE_LINKED: "a_dlink.o"}.get(makes, f"{stem}.{self.ending}")
             output = self.output or usual
+        if self.parts and makes in LINKS:
+            raise PassThrough(Reason.LINK, self.parts[0])  # the linker would be described without them
         if makes in LINKS and self.dep_kind:
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} in a command that links")
         return Compile(
@@ -302,6 +315,7 @@ class Parser(ABC):
             native=native,
             objects=objects,
             cuda=cuda,
+            parts=tuple(self.parts),
         )
 
     def _objects(self, family: Family, makes: Makes) -> tuple[str, ...]:

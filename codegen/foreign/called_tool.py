@@ -88,7 +88,17 @@ def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
     left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
     variables = sorted(pair for pair in request.environment.items() if pair[0] not in left_out)
-    return (request.command[0], compile.host, makes, compile.native, gpus, libraries, parts, tuple(variables))
+    return (
+        request.command[0],
+        compile.host,
+        compile.parts,
+        makes,
+        compile.native,
+        gpus,
+        libraries,
+        parts,
+        tuple(variables),
+    )
 
 
 def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Described:
@@ -130,9 +140,12 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
     if closure.is_script(path):
         raise PassThrough(Reason.WRAPPER, path)
     environment = _environment(variables, ToolFamily.HOST, (os.path.dirname(path),))
-    compiler = closure.host_compiler(knowledge, (path,), environment, dict(environment)["PATH"])
+    programs = dict(environment)["PATH"]
+    compiler = closure.host_compiler(knowledge, (path,), environment, programs, options=compile.parts)
     if compiler.is_wrapper:
         raise PassThrough(Reason.WRAPPER, path)
+    if compiler.clang and compile.parts:
+        raise PassThrough(Reason.UNSUPPORTED_OPTION, compile.parts[0])
     files, search = compiler.files, compiler.search
     facts = [("compiler", compiler.version), ("path", path)]
     if compile.makes is Makes.HEADER and compiler.clang:

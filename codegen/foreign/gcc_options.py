@@ -22,7 +22,7 @@ _GCC_PLAIN = re.compile(
     r"|-f[A-Za-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?|-flto=(auto|jobserver|full|thin|\d+)"
     r"|-(pipe|pthread|ansi|w|pedantic|pedantic-errors|nostdinc|nostdinc\+\+|s|static|shared|rdynamic|no-pie|pie|p|pg"
     r"|nostdlib|nodefaultlibs|nostartfiles|static-libgcc|static-libstdc\+\+|symbolic|trigraphs|undef|Qunused-arguments"
-    r"|pass-exit-codes)|-Wl,.*|-Wp,-[DU][^,]*|--param=[\w-]+=\d+"
+    r"|pass-exit-codes)|-Wl,.*|-Wp(,-[DU][^,]*)+|--param=[\w-]+=\d+"
     r"|-Wa,(--(no)?execstack|--fatal-warnings|--(no)?compress-debug-sections(=\w+)?|-mrelax-relocations=\w+|-m[\w=-]+)"
 )
 _GCC_UNSUPPORTED = re.compile(
@@ -32,6 +32,9 @@ _GCC_UNSUPPORTED = re.compile(
     r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
     r"|-m(llvm|generate-.*)|-gsplit-dwarf|-v|--verbose"
 )
+_PARTS = re.compile(r"-B(.*)|--sysroot=(.*)|-no-canonical-prefixes", re.DOTALL)
+"""Options by which gcc finds its own programs, headers and libraries: a conda's Python compiles extensions with
+`-B .../compiler_compat`."""
 _HIP_PLAIN = re.compile(
     r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)|--(no-)?offload-compress"
     r"|--offload-compression-level=\d+|-parallel-jobs=\d+|--gpu-max-threads-per-block=\d+"
@@ -100,6 +103,8 @@ class GccParser(Parser):
             elif self._finds_rocm and clang_hip.PARTS.fullmatch(argument):
                 self.kept.append(argument)
                 self.named_parts.append(argument)
+            elif self._family is Family.GCC and (match := _PARTS.fullmatch(argument)):
+                self._says_where(argument, match[1] or match[2] or (next(rest, "") if argument == "-B" else ""))
             elif _GCC_UNSUPPORTED.fullmatch(argument):
                 raise PassThrough(Reason.UNSUPPORTED_OPTION, argument)
             elif _GCC_PLAIN.fullmatch(argument) or _OFFLOADS[self._family].fullmatch(argument):
@@ -111,6 +116,14 @@ class GccParser(Parser):
                 self._valued(match[1], value, [argument] if match[2] else [argument, value])
             else:
                 raise PassThrough(Reason.UNKNOWN_OPTION, argument)
+
+    def _says_where(self, argument: str, folder: str) -> None:
+        """Accept an option that says where gcc's own parts are. The probes run in another folder."""
+        if argument != "-no-canonical-prefixes" and not folder.startswith("/"):
+            raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{argument} {folder}".rstrip())
+        spelled = [argument, folder] if argument == "-B" else [argument]
+        self.kept += spelled
+        self.parts += spelled
 
     def _valued(self, option: str, value: str, spelled: list[str]) -> None:
         match option:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from buildd.native.programs import find_compiler
 from buildd.shims import shim_folders
 from buildd.shims.interposition import LAUNCHER
 from tests.support.foreign_project import ForeignProject, kept_up
@@ -365,6 +366,31 @@ TMPDIR=${{TMPDIR:-/tmp}} $command -c -o $made && [ "$lists" ] && $command -M -o 
     assert after["step_misses"] > before["step_misses"]
 
 
+def test_a_folder_of_gccs_own_parts(project: ForeignProject) -> None:
+    """conda's Python compiles extensions with -B .../compiler_compat."""
+    project.write("compat/include/x.h", "#define X 1\n")
+    project.write("b.cpp", "#include <x.h>\nint b = X;\n")
+    objects = []
+    for value in (1, 1, 2):
+        project.write("compat/include/x.h", f"#define X {value}\n")
+        project.good(GXX, "-B", f"{project.folder}/compat", "-c", "b.cpp", "-o", "b.o")
+        objects.append((project.folder / "b.o").read_bytes())
+    assert objects[0] == objects[1] != objects[2] and project.counts() == (1, 2)
+    # What gcc finds there is part of the tool.
+    assembler = project.write("compat/as", f'#!/bin/sh\nexec {shutil.which("as")} "$@"\n')
+    assembler.chmod(0o755)
+    project.good(GXX, "-B", f"{project.folder}/compat", "-c", "b.cpp", "-o", "b.o")
+    assert project.counts() == (1, 3) and project.figures().passed_through == {}
+
+
+def test_a_shim_that_prefers_a_compiler_to_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "gcc"
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    assert find_compiler(f"{tmp_path}:{os.environ['PATH']}") == os.path.abspath(shutil.which("gcc") or "")
+    assert find_compiler(str(tmp_path)) == str(script)
+
+
 def test_a_shim_without_static_libraries_calls_a_wrapper_once(tmp_path: Path) -> None:
     """Such a shim loads the library that has compilers run under shims, too: the wrapper would be called for ever."""
     scripts = tmp_path / "bin"
@@ -376,8 +402,15 @@ def test_a_shim_without_static_libraries_calls_a_wrapper_once(tmp_path: Path) ->
         (scripts / name).write_text(f"#!/bin/sh\n{text}")
         (scripts / name).chmod(0o755)
     (tmp_path / "a.cpp").write_text("int a;\n")
+    # No other C compiler: one that is no script would be preferred.
+    others = tmp_path / "others"
+    others.mkdir()
+    for folder_of_programs in os.environ["PATH"].split(os.pathsep):
+        for found in Path(folder_of_programs).glob("*"):
+            if found.name not in ("gcc", "cc", "clang", "g++") and not (others / found.name).exists():
+                (others / found.name).symlink_to(found)
     with short_folder() as folder:
-        user = User(folder, {"PATH": f"{scripts}:{os.environ['PATH']}"})
+        user = User(folder, {"PATH": f"{scripts}:{others}"})
         lent = {*user.store.rglob("*.launcher")}
         try:
             with kept_up(user):

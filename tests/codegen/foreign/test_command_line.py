@@ -193,7 +193,12 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -gsplit-dwarf", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -Wp,-MD,x.d", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -Wa,-al=x.lst", Reason.UNKNOWN_OPTION),
-        ("gcc -c a.c -B/opt", Reason.UNKNOWN_OPTION),
+        ("gcc -c a.c -Bopt", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c -B opt", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c --sysroot=opt", Reason.UNSUPPORTED_OPTION),
+        ("gcc a.c -B /opt -o a", Reason.LINK),
+        ("hipcc --offload-arch=gfx90a -c a.hip -B /opt", Reason.UNKNOWN_OPTION),
+        ("nvcc -c a.cu -Xcompiler -B/opt", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -specs=x", Reason.UNKNOWN_OPTION),
         ("hipcc -c a.cpp --offload-arch=gfx90a -march=native", Reason.MACHINE),
         ("nvcc -c a.cu -Xcompiler -march=native", Reason.MACHINE),
@@ -300,6 +305,17 @@ def test_nvccs_own_calls_of_the_host_compiler_are_told_from_the_builds() -> None
     ):
         assert refused(*command) is Reason.INSIDE_NVCC
     assert parsed("g++", "-c", "-D__CUDACC__", "tmpxft.cpp").source == "tmpxft.cpp"
+
+
+def test_options_that_say_where_gcc_has_its_parts_describe_the_tool() -> None:
+    """Those of Python in conda, and of Bazel."""
+    compile = parsed(
+        "gcc", "-pthread", "-B", "/env/compat", "-B/other", "--sysroot=/", "-no-canonical-prefixes", "-c", "a.c"
+    )
+    assert compile.parts == ("-B", "/env/compat", "-B/other", "--sysroot=/", "-no-canonical-prefixes")
+    assert set(compile.parts) <= set(compile.flags)
+    redacted = ('-D__DATE__="redacted"', '-D__TIME__="redacted"', "-Wp,-U_FORTIFY_SOURCE,-D_FORTIFY_SOURCE=3")
+    assert set(redacted) < set(parsed("gcc", *redacted, "-c", "a.c").flags)
 
 
 def test_flags_in_the_environment_must_be_plain_flags() -> None:
