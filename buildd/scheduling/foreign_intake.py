@@ -245,7 +245,8 @@ class ForeignIntake:
         snapshot = Snapshot(self._files, "/")
         folders = [folder for folder in request.environment.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
         files = []
-        for path in dict.fromkeys((*asked, *(file.path for file in described.tool.files))):
+        # The command may name another cache's link of the tool.
+        for path in dict.fromkeys((*asked, request.command[0], *(file.path for file in described.tool.files))):
             stamp = stamp_of(path)
             if stamp is None:
                 folders.append(path if os.path.isdir(path) else os.path.dirname(path))

@@ -17,6 +17,7 @@ from codegen.reach import open_regular
 
 Environment = tuple[tuple[str, str], ...]
 
+OTHER_CACHES = ("ccache", "sccache")
 _LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 """The loaders that ldd calls. ldd is a shell script that takes five times as long."""
 _SYSTEM_LIBRARIES = re.compile(
@@ -34,6 +35,18 @@ def which(name: str, path: str) -> str:
         if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
             return candidate
     return ""
+
+
+def is_other_cache(path: str) -> bool:
+    """Tell whether a program is ccache or sccache, perhaps under a compiler's name: distributions put a folder of such
+    links before all others on PATH."""
+    return os.path.basename(os.path.realpath(path)) in OTHER_CACHES
+
+
+def which_compiler(name: str, path: str) -> str:
+    """`which`, past other caches' links of that name."""
+    folders = path.split(os.pathsep)
+    return which(name, os.pathsep.join(f for f in folders if f and not is_other_cache(os.path.join(f, name))))
 
 
 def is_script(path: str) -> bool:

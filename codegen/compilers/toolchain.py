@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from codegen.compilers import interpreters, nvcc
-from codegen.compilers.closure import Environment, which
+from codegen.compilers.closure import Environment, which, which_compiler
 from codegen.compilers.compiler import (
     NO_HIPCC,
     Compiler,
@@ -163,7 +163,7 @@ class Toolchains:
             host: value of -ccbin; empty if nvcc chooses.
         """
         named = [name for name in (host, *nvcc.hosts_set(self.request.environment)) if name and "/" not in name]
-        theirs = [(name, which(name, self.path)) for name in ("gcc", "g++", *named)]
+        theirs = [(name, which_compiler(name, self.path)) for name in ("gcc", "g++", *named)]
         if all(found in ("", which(name, TOOL_PATH)) for name, found in theirs):
             return ()
         wanted = {os.path.abspath(os.path.dirname(found)) for _, found in theirs if found}

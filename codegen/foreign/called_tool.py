@@ -36,7 +36,8 @@ from protocol.messages import Request
 
 MARK = ".buildd-launchers"
 """Name of a folder inside every folder of shims, with a link to each shim's real tool, by name."""
-_OTHER_CACHES = frozenset({"ccache", "sccache", "distcc", "icecc", "buildd-cc"})
+_OTHERS = frozenset({"distcc", "icecc", "buildd-cc"})
+"""Programs that stand before a compiler under its name and do more than cache: they run as without buildd."""
 _FOLDERS = (temporary_roots.MAP_PATHS, checkout_roots.RUN_FOLDER)
 """Variables that concern paths in results, not the tool."""
 _NOTES = ("BUILDD_PROVE", "BUILDD_RECORD", "BUILDD_RECORD_ROOT")
@@ -112,9 +113,8 @@ def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Descri
     path = request.command[0]
     if not os.path.isabs(path):
         raise PassThrough(Reason.TOOL, path)
-    if os.path.basename(os.path.realpath(path)) in _OTHER_CACHES:
-        raise PassThrough(Reason.OTHER_CACHE, os.path.realpath(path))
     variables = {**request.environment, "PATH": without_shims(request.environment.get("PATH", TOOL_PATH))}
+    path = _behind_cache(path, variables["PATH"])
     if variables.get("NVCC_CCBIN"):
         variables["NVCC_CCBIN"] = _named_host(variables["NVCC_CCBIN"], variables["PATH"], request.project)
     match compile.family:
@@ -323,7 +323,20 @@ def _named_host(host: str, path: str, folder: str) -> str:
         host = there if not os.path.isabs(host) else host
     elif os.path.lexists(there):
         raise PassThrough(Reason.TOOL, f"-ccbin {host} may mean {there}")
-    return _behind(host, path)
+    return _behind_cache(_behind(host, path), path)
+
+
+def _behind_cache(program: str, path: str) -> str:
+    """Return the compiler behind another cache's link of its name, as that cache would find it; any other program
+    unchanged."""
+    if closure.is_other_cache(program):
+        found = closure.which_compiler(os.path.basename(program), path)
+        if not found:
+            raise PassThrough(Reason.OTHER_CACHE, os.path.realpath(program))
+        return os.path.abspath(found)
+    if os.path.basename(os.path.realpath(program)) in _OTHERS:
+        raise PassThrough(Reason.OTHER_CACHE, os.path.realpath(program))
+    return program
 
 
 def _behind(program: str, path: str) -> str:
