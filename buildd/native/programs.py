@@ -34,6 +34,8 @@ write them at the end."""
 _COMPILERS = ("gcc", "cc", "clang")
 _WRITING = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "LD_PRELOAD")
 """Variables by which gcc writes into the user's files, and one that buildd's own library is in."""
+_FINDING = ("LD_LIBRARY_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH")
+"""Variables by which a compiler, or what it needs, is found."""
 
 
 class NoProgram(Exception):
@@ -107,12 +109,13 @@ def _said(*command: str) -> str:
     The user's variables are not given to it, unless it needs them: the compiler of a module may find its libraries by
     LD_LIBRARY_PATH alone.
     """
+    from codegen.compilers.closure import is_script
     from codegen.foreign.called_tool import without_shims
 
     bare = {"PATH": without_shims(os.environ.get("PATH", os.defpath)), "LC_ALL": "C"}
-    for environment in (bare, {**os.environ, **bare}):
-        for name in _WRITING:
-            environment.pop(name, None)
+    users = {name: value for name, value in os.environ.items() if name not in _WRITING}
+    needs = is_script(command[0]) or any(users.get(name) for name in _FINDING)
+    for environment in (bare, {**users, **bare}) if needs else (bare,):
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from codegen.compilers import (
     hipcc,
     linking,
     native_gpus,
+    nvcc,
     processor,
     temporary_roots,
 )
@@ -89,9 +90,12 @@ def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
     left_out = {*_FOLDERS, *_NOTES} if gpus else {*_FOLDERS, *_NOTES, native_gpus.VISIBLE}
     variables = sorted(pair for pair in request.environment.items() if pair[0] not in left_out)
+    hosts = (compile.host, *nvcc.hosts_set(request.environment)) if compile.family is Family.NVCC else ()
+    relative = any(host and not os.path.isabs(host) for host in hosts)
     return (
         request.command[0],
         compile.host,
+        request.project if relative else "",
         compile.parts,
         makes,
         compile.native,

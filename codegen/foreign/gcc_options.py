@@ -35,6 +35,8 @@ _GCC_UNSUPPORTED = re.compile(
 _PARTS = re.compile(r"-B(.*)|--sysroot=(.*)|-no-canonical-prefixes", re.DOTALL)
 """Options by which gcc finds its own programs, headers and libraries: a conda's Python compiles extensions with
 `-B .../compiler_compat`."""
+_IN_SYSROOT = re.compile(r"(-I|-L|-isystem|-iquote|-idirafter|-isystem-after)?=")
+"""A folder that gcc searches below --sysroot."""
 _HIP_PLAIN = re.compile(
     r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)|--(no-)?offload-compress"
     r"|--offload-compression-level=\d+|-parallel-jobs=\d+|--gpu-max-threads-per-block=\d+"
@@ -58,6 +60,7 @@ class GccParser(Parser):
         super().__init__()
         self._family = family
         self._finds_rocm = finds_rocm
+        self._has_sysroot = False
 
     @property
     def may_link(self) -> bool:
@@ -116,11 +119,15 @@ class GccParser(Parser):
                 self._valued(match[1], value, [argument] if match[2] else [argument, value])
             else:
                 raise PassThrough(Reason.UNKNOWN_OPTION, argument)
+        if self._has_sysroot and (within := next(filter(_IN_SYSROOT.match, self.kept), "")):
+            raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{within} beside --sysroot")
 
     def _says_where(self, argument: str, folder: str) -> None:
         """Accept an option that says where gcc's own parts are. The probes run in another folder."""
         if argument != "-no-canonical-prefixes" and not folder.startswith("/"):
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{argument} {folder}".rstrip())
+        if argument.startswith("--sysroot"):
+            self._has_sysroot = True
         spelled = [argument, folder] if argument == "-B" else [argument]
         self.kept += spelled
         self.parts += spelled

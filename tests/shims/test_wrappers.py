@@ -309,6 +309,20 @@ def test_host_compiler_of_the_caller(project: ForeignProject, toolkit: Path, how
 
 
 @pytest.mark.cuda
+def test_a_relative_host_compiler_is_each_folders_own(project: ForeignProject, toolkit: Path) -> None:
+    cuda_project(project, "one/k.cu")
+    project.write("two/k.cu", (project.folder / "one/k.cu").read_text())
+    project.write("one/my-g++", f'#!/bin/sh\nexec {GXX} "$@"\n').chmod(0o755)
+    project.write("two/my-g++", f'#!/bin/sh\nexec {GXX} -DA=2 "$@"\n').chmod(0o755)
+    project.search(f"{toolkit}/bin")
+    command = ("nvcc", "-ccbin", "./my-g++", "-DA=1", "-arch=sm_80", "-c", "k.cu", "-o", "k.o")
+    for folder in ("one", "two"):
+        done = project.call(*command, cwd=project.folder / folder)
+        assert done.returncode == 0, done.stderr
+    assert project.counts() == (0, 1) and project.figures().passed_through == {"host-wrapper": 1}
+
+
+@pytest.mark.cuda
 def test_a_compiled_wrapper_is_looked_through(project: ForeignProject, toolkit: Path) -> None:
     cuda_project(project, "k.cu")
     (project.folder.parent / "bin").mkdir()

@@ -196,6 +196,8 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -Bopt", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -B opt", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c --sysroot=opt", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c --sysroot=/opt -I=/include", Reason.UNSUPPORTED_OPTION),
+        ("gcc -c a.c --sysroot=/opt -isystem =/include", Reason.UNSUPPORTED_OPTION),
         ("gcc a.c -B /opt -o a", Reason.LINK),
         ("hipcc --offload-arch=gfx90a -c a.hip -B /opt", Reason.UNKNOWN_OPTION),
         ("nvcc -c a.cu -Xcompiler -B/opt", Reason.UNKNOWN_OPTION),
