@@ -65,6 +65,11 @@ class Toolchains:
             self._cuda[host], stub = self._described(found, host)
             if stub:
                 self._stubs[host] = stub
+            if wrapper := self._cuda[host].wrapper:
+                self.notices.append(
+                    f"nvcc's host compiler {wrapper} is a wrapper: files and variables that it reads are in no key"
+                    " (name the compiler itself: host_compiler under [toolchain])"
+                )
         return self._cuda[host]
 
     def cuda_at(self, path: str) -> Compiler:

@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from codegen.compilers import checkout_roots, nvcc, temporary_roots
-from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason, language_of
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
 from codegen.foreign.called_tool import Described
@@ -122,6 +122,12 @@ def steps(compile: Compile, described: Described, roots: temporary_roots.Roots, 
     )
 
 
+def _is_for_host(compile: Compile) -> bool:
+    """Tell whether nvcc has the host compiler compile a source as it is, without a module of its own."""
+    told = any(flag in ("-x", "--x") or flag.startswith(("-x=", "--x=")) for flag in compile.flags)
+    return language_of(compile.source) in ("c", "c++") and not told
+
+
 def _macros(flags: tuple[str, ...]) -> Iterator[str]:
     for before, flag in pairwise(("", *flags)):
         if before in ("-D", "-U", "--define-macro", "--undefine-macro") or re.match(
@@ -153,13 +159,14 @@ def plan(
     # In steps buildd chooses the name, from the stable name of a temporary folder; a result that shows a name which
     # was chosen by a checkout's folder is bound to that folder. A precompiled header contains the path of every
     # included file.
-    named_by_path = nvcc and not roots
+    named = nvcc and (bool(compile.objects) or linked or not _is_for_host(compile))
+    named_by_path = named and not roots
     # The folder of a result that is bound to it is in the input set, so that a miss can name the other checkout.
     shows = effects.path_sensitive and not mapped and not checkout_roots.always_bound(flags, roots)
     # A path-sensitive key would have the folder of a divided command's objects, which may have another name the next
     # time: such a link has the working folder in PWD.
     sensitive = named_by_path or compile.makes is Makes.HEADER or (shows and not compile.objects)
-    if sensitive or (nvcc and not temporary_roots.is_below(request.project, roots)):
+    if sensitive or (named and not temporary_roots.is_below(request.project, roots)):
         environment = tuple(sorted((*environment, ("PWD", request.project))))
     if nvcc and isinstance(steps, Steps) and steps.silent and roots:
         steps = "its folder's name changes with every build"

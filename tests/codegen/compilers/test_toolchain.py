@@ -151,6 +151,30 @@ def test_a_host_compiler_by_name_is_the_users(tmp_path: Path) -> None:
     assert dict(compiler.environment)["PATH"].startswith(str(mine.parent) + ":")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_wrapper"),
+    [('exec /usr/bin/gcc "$@"', False), ('exec /usr/bin/gcc $MINE "$@"', True)],
+)
+def test_a_wrapper_as_host_compiler_is_told(tmp_path: Path, text: str, is_wrapper: bool) -> None:
+    root = toolkit(tmp_path / "toolkit")
+    mine = script(tmp_path / "mine" / "gcc", f"#!/bin/sh\n{text}\n")
+    knowledge = Knowledge()
+    toolchains = [finder(tmp_path, knowledge, CUDA_HOME=str(root), PATH=f"{mine.parent}:/usr/bin:/bin")]
+    compiler = answered(toolchains[0].cuda, knowledge)
+    assert compiler.wrapper == (str(mine) if is_wrapper else "")
+    assert any(f"{mine} is a wrapper" in notice for notice in toolchains[0].notices) is is_wrapper
+
+
+def test_a_cache_before_the_host_compiler_is_passed_over(tmp_path: Path) -> None:
+    root = toolkit(tmp_path / "toolkit")
+    cache = script(tmp_path / "ccache", "#!/bin/sh\nexit 1\n")
+    (tmp_path / "masked").mkdir()
+    for name in ("gcc", "g++"):
+        (tmp_path / "masked" / name).symlink_to(cache)
+    compiler = found_nvcc(tmp_path, CUDA_HOME=str(root), PATH=f"{tmp_path}/masked:/usr/bin:/bin")
+    assert roles(compiler)["host gcc"] == "/usr/bin/gcc" and not compiler.wrapper
+
+
 def test_another_host_compiler_is_another_tool(tmp_path: Path) -> None:
     root = toolkit(tmp_path / "toolkit")
     plain = found_nvcc(tmp_path, CUDA_HOME=str(root))

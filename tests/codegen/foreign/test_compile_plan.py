@@ -69,6 +69,26 @@ def test_a_folder_that_only_the_environment_names_is_searched_too() -> None:
     assert system_folders(compile, described) == ("three/",)
 
 
+@pytest.mark.parametrize(
+    ("words", "is_bound"),
+    [
+        (("-c", "a.cu"), True),
+        (("-c", "a.cpp"), False),
+        (("-dc", "a.c"), False),
+        (("-c", "a.cpp", "-x", "cu"), True),
+        (("-c", "-x=cu", "a.cpp"), True),
+        (("-c", "-g", "a.cpp"), True),
+    ],
+)
+def test_nvcc_names_a_module_by_its_path_only_where_it_makes_one(words: tuple[str, ...], is_bound: bool) -> None:
+    """It hands C and C++ to the host compiler as they are: another folder has the same object."""
+    compile = parse(("/cuda/bin/nvcc", *words), "/p")
+    described = Described(tool=Tool(name="nvcc"), program="nvcc", environment=(), clang=False, host="", standard=())
+    request = m.Request(request_id=m.RequestId("r"), build_id=m.BuildId("b"), project="/p", command=("/cuda/bin/nvcc",))
+    (action,) = plan(compile, described, request).actions
+    assert (("PWD", "/p") in action.environment) is is_bound
+
+
 def test_system_folders_are_those_of_every_option_and_none_of_cpath() -> None:
     compile = parse(
         ("/usr/bin/gcc", "-isystem", "/p/x/../y", "-idirafter", "z", "-idirafterw", "-c", "a.c", "-MMD"), "/p"
