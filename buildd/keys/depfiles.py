@@ -63,7 +63,7 @@ def own_listing(discovery: Discovery, content_of: Callable[[str], bytes | None])
 
 
 def without_dot(path: str) -> str:
-    """A path as clang writes it into make rules: without "./" at its beginning."""
+    """A path as gcc and clang write it into make rules: without "./" at its beginning."""
     return _LEADING_DOT.sub("", path)
 
 

@@ -17,16 +17,14 @@ _MOST_COLUMNS = 72
 def make_rules(
     depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...], *, clang: bool = False
 ) -> bytes:
-    """A depfile as gcc writes it.
+    """A depfile as gcc writes it: no name begins with "./".
 
     Args:
         paths: files that the tool read, as it spelled them, with or without the source.
         system: folders whose headers -MMD leaves out.
-        clang: as clang writes it: no name begins with "./", and the source stands in its place among the others.
+        clang: as clang writes it: the source stands in its place among the others.
     """
-    files = list(paths)
-    if clang:
-        source, *files = (without_dot(path) for path in (source, *files))
+    source, *files = (without_dot(path) for path in (source, *paths))
     # A list of a sanitizer stands before it.
     place = files.index(source) if clang and source in files else 0
     before, after = ([path for path in part if path != source] for part in (files[:place], files[place:]))

@@ -45,6 +45,7 @@ def test_a_depfile_has_the_source_first_and_each_header_once() -> None:
     depfile = Depfile(path="x.d", targets=("one", "two"), phony=True)
     wanted = "one two: src/a.c a.h /usr/include/b\\ c.h d$$.h\na.h:\n/usr/include/b\\ c.h:\nd$$.h:\n"
     assert make_rules(depfile, "src/a.c", paths, ()) == wanted.encode()
+    assert make_rules(depfile, "././/src/a.c", paths, ()) == wanted.encode()
     paths += ["/usr/bin/../include/c++/12/cmath", "/p/../q/e.h"]
     user = Depfile(path="x.d", targets=("t",), system=False)
     assert make_rules(user, "src/a.c", paths, ("/usr/include/",)) == b"t: src/a.c a.h d$$.h /p/../q/e.h\n"
