@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from buildd.native.programs import NATIVE, NoProgram, check_owner, compile_program, find_compiler, is_sound, place_of
+from buildd.native.programs import NATIVE, NoProgram, check_owner, compile_program, find_compilers, is_sound, place_of
 
 _TRIAL_S = 10.0
 
@@ -31,16 +31,20 @@ def make_library(store: Path, sources: Sequence[Path], flags: Iterable[str], suf
     Raises: NoProgram, OSError, subprocess.SubprocessError.
     """
     folder = store / NATIVE
-    compiler = find_compiler(path)
+    compilers = find_compilers(path)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(os.stat(folder))
     flags = ("-O2", "-shared", "-fPIC", *flags)
-    place = place_of(folder, sources, flags, compiler, suffix)
-    if not is_sound(place):
-        compiled = [source for source in sources if source.suffix == ".c"]
-        why = compile_program(compiler, flags, compiled, place)
-        if why:
-            raise NoProgram(why)
+    compiled = [source for source in sources if source.suffix == ".c"]
+    why = ""
+    for compiler in compilers:
+        place = place_of(folder, sources, flags, compiler, suffix)
+        failure = "" if is_sound(place) else compile_program(compiler, flags, compiled, place)
+        if not failure:
+            break
+        why = why or failure
+    else:
+        raise NoProgram(why)
     check_owner(os.lstat(place))
     return place
 

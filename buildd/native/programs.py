@@ -43,23 +43,27 @@ class NoProgram(Exception):
 
 
 def find_compiler(path: str) -> str:
-    """Absolute path of the host compiler. One that is no script is preferred: wrappers (Spack's, a site's) may need
-    variables and name another target.
+    """Absolute path of the host compiler: the first of `find_compilers`. Raises NoProgram."""
+    return find_compilers(path)[0]
+
+
+def find_compilers(path: str) -> list[str]:
+    """Absolute paths of the host compilers, the first of which is the user's. It may be a wrapper that works in some
+    builds only (Spack's, a site's).
 
     Args:
         path: as $PATH; folders of shims are passed over.
 
     Raises: NoProgram.
     """
-    from codegen.compilers.closure import is_script
     from codegen.foreign.called_tool import without_shims
 
     folders = without_shims(path).split(os.pathsep)
     named = (shutil.which(name, path=folder) for name in _COMPILERS for folder in folders)
-    found = [os.path.abspath(each) for each in named if each]
+    found = {os.path.realpath(each): os.path.abspath(each) for each in reversed([*filter(None, named)])}
     if not found:
         raise NoProgram("no host compiler")
-    return next((each for each in found if not is_script(each)), found[0])
+    return [*reversed(found.values())]
 
 
 def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compiler: str, suffix: str) -> Path:

@@ -26,7 +26,7 @@ from buildd.native.programs import (
     NoProgram,
     check_owner,
     compile_program,
-    find_compiler,
+    find_compilers,
     is_sound,
     place_of,
     put,
@@ -127,16 +127,18 @@ def program(store: Path, path: str) -> Path:
         next_step = f"{next_step}, or name another folder in BUILDD_DIR" if next_step else "name another in BUILDD_DIR"
         raise BuilddError(f"cannot make the store: {message}", next_step=next_step) from error
     try:
-        compiler = find_compiler(path)
+        compilers = find_compilers(path)
         check_owner(os.stat(folder))
         # Statically linked it starts in half the time; not every machine has the static libraries.
-        for flags in (("-O2", "-static", names), ("-O2", names)):
-            place = place_of(folder, _SOURCES, flags, compiler, ".launcher")
-            if place.exists():
-                check_owner(os.lstat(place))
-            why = "" if is_sound(place) else compile_program(compiler, flags, _PROGRAM, place)
-            if not why:
-                return place
+        for compiler in compilers:
+            for flags in (("-O2", "-static", names), ("-O2", names)):
+                place = place_of(folder, _SOURCES, flags, compiler, ".launcher")
+                if place.exists():
+                    check_owner(os.lstat(place))
+                failure = "" if is_sound(place) else compile_program(compiler, flags, _PROGRAM, place)
+                if not failure:
+                    return place
+            why = why or failure
     except OSError as error:
         message, next_step = message_and_step(error)
         raise BuilddError(f"cannot make the shim: {message}", next_step=next_step) from error

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from buildd.native.programs import find_compiler
-from buildd.shims import shim_folders
+from buildd.native.programs import find_compilers, is_sound
+from buildd.shims import interposition, shim_folders
 from buildd.shims.interposition import LAUNCHER
 from tests.support.foreign_project import ForeignProject, kept_up
 from tests.support.serving import short_folder
@@ -397,12 +397,21 @@ def test_a_folder_of_gccs_own_parts(project: ForeignProject) -> None:
     assert project.counts() == (1, 3) and project.figures().passed_through == {}
 
 
-def test_a_shim_that_prefers_a_compiler_to_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "gcc"
-    script.write_text("#!/bin/sh\nexit 1\n")
-    script.chmod(0o755)
-    assert find_compiler(f"{tmp_path}:{os.environ['PATH']}") == os.path.abspath(shutil.which("gcc") or "")
-    assert find_compiler(str(tmp_path)) == str(script)
+def test_a_wrapper_that_needs_a_variable_does_not_keep_the_shim_from_being_compiled(tmp_path: Path) -> None:
+    """A site's or Spack's gcc, first on PATH: the next compiler makes the shim."""
+    scripts = tmp_path / "bin"
+    scripts.mkdir()
+    (scripts / "gcc").write_text("#!/bin/sh\n: ${SITE:?must be set}\nexit 1\n")
+    (scripts / "gcc").chmod(0o755)
+    path = f"{scripts}:{os.environ['PATH']}"
+    first, *others = find_compilers(path)
+    assert first == str(scripts / "gcc") and os.path.realpath(shutil.which("gcc") or "") in map(
+        os.path.realpath, others
+    )
+    (tmp_path / "store").mkdir(mode=0o700)
+    made = shim_folders.program(tmp_path / "store", path)
+    assert made == shim_folders.program(tmp_path / "store", path) and is_sound(made)
+    assert interposition.library(tmp_path / "store", path) is not None
 
 
 def test_a_shim_without_static_libraries_calls_a_wrapper_once(tmp_path: Path) -> None:
@@ -416,15 +425,8 @@ def test_a_shim_without_static_libraries_calls_a_wrapper_once(tmp_path: Path) ->
         (scripts / name).write_text(f"#!/bin/sh\n{text}")
         (scripts / name).chmod(0o755)
     (tmp_path / "a.cpp").write_text("int a;\n")
-    # No other C compiler: one that is no script would be preferred.
-    others = tmp_path / "others"
-    others.mkdir()
-    for folder_of_programs in os.environ["PATH"].split(os.pathsep):
-        for found in Path(folder_of_programs).glob("*"):
-            if found.name not in ("gcc", "cc", "clang", "g++") and not (others / found.name).exists():
-                (others / found.name).symlink_to(found)
     with short_folder() as folder:
-        user = User(folder, {"PATH": f"{scripts}:{others}"})
+        user = User(folder, {"PATH": f"{scripts}:{os.environ['PATH']}"})
         lent = {*user.store.rglob("*.launcher")}
         try:
             with kept_up(user):
