@@ -19,7 +19,8 @@ class Traits(IntFlag):
     EMBED = 8
     """`.incbin`, `.include` or `#embed`: reads files that no compiler lists."""
     HAS_INCLUDE = 16
-    """`__has_include` and the like: asks whether other files exist."""
+    """`__has_include` and the like: asks whether other files exist. An include of a name with `..` in it does, too: its
+    file may have been found elsewhere than beside."""
     TIMESTAMP = 32
     """`__TIMESTAMP__`: the result depends on the file's modification time, whatever SOURCE_DATE_EPOCH says."""
     PROCESS = 64
@@ -29,6 +30,11 @@ class Traits(IntFlag):
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
+_ABOVE = rb"((?:[^%b\n]*/)?\.\./[^%b\n]*)"
+CLIMBING = re.compile(
+    rb"(?:include(?:_next)?|import)[ \t]*(?:<%b>|\"%b\")" % (_ABOVE % (b">", b">"), _ABOVE % (b'"', b'"'))
+)
+"""An include of a name with `..` in it."""
 # Searching for each word alone takes a twentieth of the time of one pattern for all of them; most files have none.
 # Where the word alone does not decide, the pattern behind it does.
 _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
@@ -62,7 +68,7 @@ def traits_of(content: bytes) -> Traits:
     for word, trait, pattern in _WORDS:
         if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
             found |= trait
-    if b"has_include" in content.lower():
+    if b"has_include" in content.lower() or (b"../" in content and CLIMBING.search(content)):
         found |= Traits.HAS_INCLUDE
     if _FILE in content or _ASSERT.search(content):
         bare = _ASSERT_DEFINITION.sub(b"", _bare(content))

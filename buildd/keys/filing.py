@@ -167,8 +167,11 @@ def file_run(
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
+    if unsure:
+        read_now = {_real(snapshot.absolute(path)) for path in used}
+        unsure = [path for path in unsure if _real(snapshot.absolute(path)) not in read_now]
     if seen_there is not None:
-        unsure += [path for path in survey.present if snapshot.absolute(path) not in seen_there]
+        unsure += [path for path in survey.present if _real(snapshot.absolute(path)) not in seen_there]
     unsure += [folder for folder, asked in survey.asked if not snapshot.listed_since(folder, started_ns, asked)]
     if unsure:
         return Filing(None, stale=tuple(unsure))
@@ -189,6 +192,12 @@ def file_run(
             key=action_key.result_digest(missing.first, inputs, bound),
         )
     )
+
+
+def _real(path: str) -> str:
+    """A path that may have `..` in it, as `RequestFiles.normal` names its file."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name) if "/.." in folder else path
 
 
 def _filed(

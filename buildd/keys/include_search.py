@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.files.traits import Traits
+from buildd.files.traits import CLIMBING, Traits
 from buildd.keys.survey_memory import Memory, SearchAnswer, Surroundings
 from codegen.reach import read_regular
 from protocol.messages import Digest
@@ -30,10 +30,10 @@ _DEFINED = re.compile(rb"#\s*define\s+(\w+)\s*\([^)]*\)[^\n]*__has_include")
 
 
 def asked_names(text: bytes) -> tuple[str, ...]:
-    """Names that a text asks `__has_include` for, as written."""
+    """Names that a text asks `__has_include` for, and names with `..` that it includes, as written."""
     text = text.replace(b"\\\n", b"")
-    names = {(m.group(1) or m.group(2)).decode(errors="surrogateescape") for m in _ASKED.finditer(text)}
-    return tuple(sorted(names))
+    found = (m for pattern in (_ASKED, CLIMBING) for m in pattern.finditer(text))
+    return tuple(sorted({(m.group(1) or m.group(2)).decode(errors="surrogateescape") for m in found}))
 
 
 def asks_computed(text: bytes) -> bool:
@@ -259,7 +259,9 @@ class Surveyor:
         for name in asked_names(text):
             for folder in (os.path.dirname(path) or ".", *self._order):
                 candidate = f"{folder}/{name}" if folder != "." else name
-                paths.add(candidate)
+                # A name with `..` in it is spelled in another way where it is used: it is present, used or not.
+                if "../" not in name:
+                    paths.add(candidate)
                 if candidate not in used and _exists(self._snapshot, folder, name, needed):
                     present.append(candidate)
         names = tuple(map(frozenset, needed.values()))

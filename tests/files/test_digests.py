@@ -177,6 +177,8 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         (b"// one day: use #embed here", Traits.NONE),
         (b"bool known = a.set.include(b) && set.included_.size();", Traits.NONE),
         (b"#if __has_include(<x>)", Traits.HAS_INCLUDE),
+        (b'#include "a/../x.h"', Traits.HAS_INCLUDE),
+        (b'#include "x.h" // see ../y.h', Traits.NONE),
         (b"\x7fELF\0__FILE__", Traits.NONE),
         (b"BC\xc0\xde\0__FILE__", Traits.NONE),
     ],

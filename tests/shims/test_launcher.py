@@ -651,3 +651,25 @@ def test_a_launcher_uses_the_store_of_its_own_home(foreign: ForeignProject, tmp_
         assert foreign.call("gcc", "-c", "a.c", "-o", "a.o", environ=environ).returncode == 0
     answers = [path for path in (store / "answers").iterdir() if path.name not in ("code", "notes")]
     assert len(answers) == 1, "the second compile is found there, in the same store"
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_file_that_comes_beside_is_taken_before_one_that_a_name_with_dots_found(
+    foreign: ForeignProject, absolute: bool
+) -> None:
+    """The name leads from a folder of the search path to a file, and from the source's folder to none."""
+    foreign.write("p/include/x/y/.keep", "")
+    foreign.write("p/include/e/e.h", "#define E 1\n")
+    foreign.write("p/src/a.c", f'#include "../../e/e.h"\nint e_{absolute} = E;\n')
+    top = f"{foreign.folder}/p/" if absolute else "p/"
+    command = ("gcc", f"-I{top}include", f"-I{top}include/x/y", "-c", f"{top}src/a.c", "-o", "a.o")
+    objects = []
+    for came in (False, False, True, True, False):
+        if came:
+            foreign.write("e/e.h", "#define E 2\n")
+        else:
+            (foreign.folder / "e" / "e.h").unlink(missing_ok=True)
+        foreign.good(*command)
+        objects.append((foreign.folder / "a.o").read_bytes())
+    assert objects[0] == objects[1] == objects[4] != objects[2] == objects[3]
+    assert foreign.counts() == (3, 2)

@@ -191,6 +191,8 @@ def test_clang_names_headers_without_marks_of_depth(line: str, path: str) -> Non
         ('const char *a = "image/*"; assert(a); asm(".incbin \\"f\\""); /* */', Traits.EMBED),
         ('const char *a = "http://x"; assert(a);\n#if __has_include(<x>) // */', Traits.HAS_INCLUDE),
         ("#if MY_HAS_INCLUDE(<x>)", Traits.HAS_INCLUDE),
+        ('#include "../x.h"', Traits.HAS_INCLUDE),
+        ("# include_next <a/../x.h>", Traits.HAS_INCLUDE),
         ('asm(".include \\"f.s\\"");', Traits.EMBED),
         ("int a;\0" + "const char *t = __TIME__;", Traits.TIME),
     ],
