@@ -31,13 +31,12 @@ def make_library(store: Path, sources: Sequence[Path], flags: Iterable[str], suf
     Raises: NoProgram, OSError, subprocess.SubprocessError.
     """
     folder = store / NATIVE
-    compilers = find_compilers(path)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(os.stat(folder))
     flags = ("-O2", "-shared", "-fPIC", *flags)
     compiled = [source for source in sources if source.suffix == ".c"]
     why = ""
-    for compiler in compilers:
+    for compiler in find_compilers(path):
         place = place_of(folder, sources, flags, compiler, suffix)
         failure = "" if is_sound(place) else compile_program(compiler, flags, compiled, place)
         if not failure:

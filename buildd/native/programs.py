@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -44,26 +44,30 @@ class NoProgram(Exception):
 
 def find_compiler(path: str) -> str:
     """Absolute path of the host compiler: the first of `find_compilers`. Raises NoProgram."""
-    return find_compilers(path)[0]
+    return next(find_compilers(path))
 
 
-def find_compilers(path: str) -> list[str]:
+def find_compilers(path: str) -> Iterator[str]:
     """Absolute paths of the host compilers, the first of which is the user's. It may be a wrapper that works in some
     builds only (Spack's, a site's).
 
     Args:
         path: as $PATH; folders of shims are passed over.
 
-    Raises: NoProgram.
+    Raises: NoProgram, if there is none.
     """
     from codegen.foreign.called_tool import without_shims
 
-    folders = without_shims(path).split(os.pathsep)
-    named = (shutil.which(name, path=folder) for name in _COMPILERS for folder in folders)
-    found = {os.path.realpath(each): os.path.abspath(each) for each in reversed([*filter(None, named)])}
+    found = set()
+    path = without_shims(path)
+    for name in _COMPILERS:
+        for folders in (path, *path.split(os.pathsep)):  # all at once is fastest, and the first is usually the last
+            each = shutil.which(name, path=folders)
+            if each and (real := os.path.realpath(each)) not in found:
+                found.add(real)
+                yield os.path.abspath(each)
     if not found:
         raise NoProgram("no host compiler")
-    return [*reversed(found.values())]
 
 
 def place_of(folder: Path, sources: Iterable[Path], flags: Iterable[str], compiler: str, suffix: str) -> Path:

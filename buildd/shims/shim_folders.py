@@ -127,10 +127,9 @@ def program(store: Path, path: str) -> Path:
         next_step = f"{next_step}, or name another folder in BUILDD_DIR" if next_step else "name another in BUILDD_DIR"
         raise BuilddError(f"cannot make the store: {message}", next_step=next_step) from error
     try:
-        compilers = find_compilers(path)
         check_owner(os.stat(folder))
         # Statically linked it starts in half the time; not every machine has the static libraries.
-        for compiler in compilers:
+        for compiler in find_compilers(path):
             for flags in (("-O2", "-static", names), ("-O2", names)):
                 place = place_of(folder, _SOURCES, flags, compiler, ".launcher")
                 if place.exists():
