@@ -72,9 +72,9 @@ def without_host(words: Iterable[str]) -> tuple[list[str], str]:
 def hosts_set(environment: Mapping[str, str]) -> list[str]:
     """Return the host compilers that variables name: for nvcc, each is a path, or a name to be found on PATH."""
     found = [environment.get("NVCC_CCBIN", "")]
-    for name in FLAG_VARIABLES:
+    for value in filter(None, map(environment.get, FLAG_VARIABLES)):  # asked for each compile, and mostly unset
         try:
-            found.append(without_host(shlex.split(environment.get(name, "")))[1])
+            found.append(without_host(shlex.split(value))[1])
         except ValueError:
             continue  # nvcc says what is wrong with it
     return [host for host in found if host]
