@@ -170,8 +170,8 @@ class HostCompiler:
     """Folders that it searches for libraries by default."""
     programs: tuple[str, ...] = ()
     """Folders that it searches for its own programs."""
-    is_wrapper: bool = False
-    """The driver is a script or program that calls another driver: it may read any variable and any file."""
+    wrapper: str = ""
+    """The driver that is a script or program which calls another driver: it may read any variable and any file."""
 
 
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
@@ -238,7 +238,7 @@ def host_compiler(
         version,
         folders["libraries"],
         folders["programs"],
-        is_wrapper=_calls_another(driver, text),
+        wrapper=driver if _calls_another(driver, text) else next(filter(_does_more_than_exec, programs[1:]), ""),
     )
 
 
@@ -246,11 +246,15 @@ def _calls_another(driver: str, text: str) -> bool:
     """Tell whether a driver is a wrapper, by what it says with -v: gcc names itself as it was called, and clang the
     program that it runs for the front end, which is itself."""
     if is_script(driver):
-        return not handed_to(driver)
+        return _does_more_than_exec(driver)
     called = re.findall(r"^COLLECT_GCC=(\S+)", text, re.MULTILINE)
     fronts = re.findall(r'^ "?(/[^"\n]+?)"? -cc1 ', text, re.MULTILINE)
     own = os.path.realpath(driver)
     return any(name != driver for name in called) or any(os.path.realpath(front) != own for front in fronts)
+
+
+def _does_more_than_exec(driver: str) -> bool:
+    return is_script(driver) and not handed_to(driver)
 
 
 def search_dirs(text: str) -> dict[str, tuple[str, ...]]:

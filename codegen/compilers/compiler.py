@@ -154,7 +154,7 @@ def describe_nvcc(
             folder for folder in nvcc.include_folders(dryrun.variables, system=False) if folder not in compiler.search
         ),
         clang=compiler.clang,
-        wrapper=names[0] if compiler.is_wrapper else "",
+        wrapper=compiler.wrapper,
         source=f"{found.source}: {found.path}",
     )
     return described, stub

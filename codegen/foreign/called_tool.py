@@ -146,7 +146,7 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
     environment = _environment(variables, ToolFamily.HOST, (os.path.dirname(path),))
     programs = dict(environment)["PATH"]
     compiler = closure.host_compiler(knowledge, (path,), environment, programs, options=compile.parts)
-    if compiler.is_wrapper:
+    if compiler.wrapper:
         raise PassThrough(Reason.WRAPPER, path)
     if compiler.clang and compile.parts:
         raise PassThrough(Reason.UNSUPPORTED_OPTION, compile.parts[0])

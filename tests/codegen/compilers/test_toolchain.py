@@ -12,7 +12,7 @@ import pytest
 
 from codegen.compiled.hip import architectures
 from codegen.compilers import hipcc
-from codegen.compilers.closure import script_files, search_folders, which
+from codegen.compilers.closure import host_compiler, script_files, search_folders, which
 from codegen.compilers.compiler import Compiler
 from codegen.compilers.toolchain import Toolchains
 from codegen.errors import RequestError
@@ -163,6 +163,14 @@ def test_a_wrapper_as_host_compiler_is_told(tmp_path: Path, text: str, is_wrappe
     compiler = answered(toolchains[0].cuda, knowledge)
     assert compiler.wrapper == (str(mine) if is_wrapper else "")
     assert any(f"{mine} is a wrapper" in notice for notice in toolchains[0].notices) is is_wrapper
+
+
+def test_a_wrapper_that_only_links_is_told_too(tmp_path: Path) -> None:
+    mine = str(script(tmp_path / "g++", '#!/bin/sh\nexec /usr/bin/g++ $MINE "$@"\n'))
+    knowledge, environment = Knowledge(), (("PATH", SYSTEM),)
+    for programs, wrapper in ((("/usr/bin/gcc", "/usr/bin/g++"), ""), (("/usr/bin/gcc", mine), mine)):
+        found = answered(lambda programs=programs: host_compiler(knowledge, programs, environment, SYSTEM), knowledge)
+        assert found.wrapper == wrapper
 
 
 def test_a_cache_before_the_host_compiler_is_passed_over(tmp_path: Path) -> None:
