@@ -40,7 +40,7 @@ def carry_out(request: Request, view: View, *, no_daemon: bool, environ: Mapping
     """
     with stopping_signals():
         try:
-            limits.check(limits.FILES_OF_A_COMMAND)
+            limits.check(limits.OF_A_COMMAND)
             if not (no_daemon or is_on(environ, "BUILDD_DISABLE")):
                 reason = unsendable(request)
                 if not reason:

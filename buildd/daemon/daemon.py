@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from buildd.daemon.redis import RedisServer
 
 FILE_LIMIT = 65_536
+_THREADS = 6
+"""For what asyncio.to_thread does."""
 
 _log = logging.getLogger(__name__)
 
@@ -321,7 +324,7 @@ def serve(begin_commands: Callable[[str], CommandServer] | None = None, lock_des
             return 0
         lock.wipe()
         confinement.take_off()
-        limits.check(limits.FILES_OF_A_DAEMON)
+        limits.check(limits.OF_A_DAEMON)
         location = store_folder(os.environ)
         # Not the folder of the client that started the daemon: that one may be unmounted or removed.
         os.chdir("/")
@@ -352,6 +355,8 @@ def _start_commands(begin_commands: Callable[[str], CommandServer] | None, folde
 
 
 async def _live(folder: Folder, lock: DaemonLock, settings: Settings, store: Path) -> bool:
+    # Python's default is four more than there are CPUs, each with memory of its own.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="asyncio"))
     daemon = Daemon(settings, store, folder, lock)
     await daemon.live(settings)
     return daemon.restart

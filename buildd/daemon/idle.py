@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import cache
 
 from buildd.daemon.server import Server
+from buildd.host import proc
 from buildd.scheduling.scheduler import Scheduler
 
 REST_AFTER_S = 5.0
@@ -29,6 +30,9 @@ beside it."""
 IDLE_CAP_BYTES = 56 << 20
 """Above this a resting daemon restarts: only that gives back memory that a large build left fragmented. It waits until
 its warm workers have ended: each has torch or Triton imported, which takes seconds."""
+_LOOK_S = 30.0
+"""Between two looks at who is left in this mount namespace, if the user has others: a build may have one for each of
+its commands, and nobody comes back into it."""
 _log = logging.getLogger(__name__)
 
 
@@ -111,6 +115,11 @@ class IdleWatch:
                 _log.info("no store could be used: ending")
                 self._end(False)
                 return
+            inside, elsewhere = proc.neighbours() if alone and self._rested else (True, False)
+            if elsewhere and not inside:
+                _log.info("no process is left in this mount namespace: ending")
+                self._end(False)
+                return
             left_s = self._timeout_s - quiet_s
             if large and quiet_s < RESTART_AFTER_S:
                 left_s = min(left_s, RESTART_AFTER_S - quiet_s)
@@ -120,7 +129,7 @@ class IdleWatch:
             elif not self._rested:
                 await self._sleep(min(left_s, REST_AFTER_S))
             else:
-                await self._sleep(min(left_s, warm_s or left_s))
+                await self._sleep(min(left_s, warm_s or left_s, _LOOK_S if elsewhere else left_s))
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep until a request arrives, at most so long."""

@@ -61,6 +61,19 @@ def descendants_of(pid: int) -> list[int]:
     return found
 
 
+def neighbours() -> tuple[bool, bool]:
+    """Whether other processes than this one and those below it are in its mount namespace, and whether some are in
+    another one. Those of other users cannot be told, as a rule."""
+    inside = elsewhere = False
+    for pid in {*all_pids()} - {os.getpid(), *descendants_of(os.getpid())}:
+        try:
+            is_inside = os.path.samefile("/proc/self/ns/mnt", f"/proc/{pid}/ns/mnt")
+        except OSError:
+            continue
+        inside, elsewhere = inside or is_inside, elsewhere or not is_inside
+    return inside, elsewhere
+
+
 def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

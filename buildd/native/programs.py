@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,7 @@ def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path]
         if len(objects) == 1:
             why = _said(compiler, *flags, "-o", str(aside), *map(str, objects))
         else:
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                why = next(filter(None, pool.map(compiled, objects)), "")
+            why = next(filter(None, _side_by_side(compiled, objects)), "")
             why = why or _said(compiler, *flags, "-o", str(aside), *map(str, objects.values()))
         if not why:
             seal(aside, place)
@@ -109,6 +108,15 @@ def compile_program(compiler: str, flags: Iterable[str], sources: Iterable[Path]
         for made in (aside, *objects.values()):
             made.unlink(missing_ok=True)
     return why
+
+
+def _side_by_side(compiled: Callable[[Path], str], sources: Iterable[Path]) -> Iterator[str]:
+    """What was said of each source. Under a limit of address space no thread may start: one after the other then."""
+    try:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            yield from pool.map(compiled, sources)
+    except RuntimeError:
+        yield from map(compiled, sources)
 
 
 def _said(*command: str) -> str:
@@ -187,7 +195,9 @@ def _content(place: Path) -> bytes:
     """A program's bytes; none where it is no regular file."""
     try:
         with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+            status = os.fstat(file.fileno())
+            # Not more: a process with little memory could not even ask for it.
+            return file.read(min(status.st_size, _MOST_BYTES)) if stat.S_ISREG(status.st_mode) else b""
     except OSError:
         return b""
 

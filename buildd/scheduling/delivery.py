@@ -63,13 +63,16 @@ class Delivery:
                 raise PassThrough(Reason.OUTPUT, path)
             if os.path.basename(path) in ("", DEPFILE) or not os.path.isdir(os.path.dirname(place)):
                 raise PassThrough(Reason.OUTPUT, path)
+            reads = [os.path.join(self.folder, read) for read in self.compile.objects or (self.compile.source,)]
+            if os.path.normpath(place) in map(os.path.normpath, reads):
+                raise PassThrough(Reason.OUTPUT, f"{path} is the source")
             if not os.path.lexists(place):
                 continue
             if os.path.islink(place) or not os.path.isfile(place):
                 raise PassThrough(Reason.OUTPUT, path)
-            for read in self.compile.objects or (self.compile.source,):
+            for read in reads:
                 with contextlib.suppress(OSError):  # there is no such source: the compiler says it
-                    if os.path.samefile(place, os.path.join(self.folder, read)):
+                    if os.path.samefile(place, read):
                         raise PassThrough(Reason.OUTPUT, f"{path} is the source")
 
     def put_object(self, files: Files, digest: m.Digest, write: Callable[[Path], bool]) -> bool:

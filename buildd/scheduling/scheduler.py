@@ -63,6 +63,7 @@ from buildd.state.events import (
     Undeliverable,
 )
 from buildd.state.machine import State
+from buildd.state.nodes import PlanCycle
 from buildd.tier.tier import Tier
 from codegen.variables.aitemplate_flags import job_cap
 from protocol import messages as m
@@ -239,6 +240,8 @@ class Scheduler:
             self._carry_out(self.state.handle(event))
             if isinstance(event, Hit | Missed):
                 self._progress.looked_up(event.request)
+        except PlanCycle:
+            raise  # of one request alone
         except Exception as error:  # the edge: the lost instructions may have been of any request
             _log.exception("a %s could not be handled; what led here:\n%s", type(event).__name__, self.state.story)
             for name, build in list(self.builds.items()):

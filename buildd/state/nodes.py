@@ -101,8 +101,12 @@ class RequestGraph:
     """Heap of (-remaining_s, job); entries of jobs that are no longer READY are dropped when met."""
 
 
+class PlanCycle(ValueError):
+    """Actions of a plan wait for each other. The request was not taken in, and nothing has changed."""
+
+
 def graph_of(event: Submitted) -> RequestGraph:
-    """The graph of a new request, each node with its expected path to the end. Raises ValueError on a cycle."""
+    """The graph of a new request, each node with its expected path to the end. Raises PlanCycle."""
     done = event.done
     nodes = [
         Node(
@@ -125,7 +129,7 @@ def graph_of(event: Submitted) -> RequestGraph:
 
 
 def _last_first(nodes: list[Node]) -> list[Node]:
-    """Nodes so that each comes after all that depend on it. Raises ValueError on a cycle."""
+    """Nodes so that each comes after all that depend on it. Raises PlanCycle."""
     left = [len(n.dependents) for n in nodes]
     order = [n for n in nodes if not n.dependents]
     for node in order:
@@ -134,5 +138,5 @@ def _last_first(nodes: list[Node]) -> list[Node]:
             if left[dependency] == 0:
                 order.append(nodes[dependency])
     if len(order) != len(nodes):
-        raise ValueError("the plan has a cycle")
+        raise PlanCycle("the plan has a cycle")
     return order

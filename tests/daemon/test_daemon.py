@@ -20,6 +20,7 @@ from buildd.builds.event_log import RequestLog
 from buildd.commands import daemon_control
 from buildd.daemon import daemon as serving
 from buildd.daemon.handler import ClientInfo
+from buildd.host import proc
 from protocol import endpoint as ep
 from protocol import messages as m
 from protocol.client import Client
@@ -153,6 +154,40 @@ def test_idle_for_long_enough_it_ends(daemon: Daemon) -> None:
     process = daemon.start(BUILDD_IDLE_TIMEOUT_S="1")
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0 and "idle for" in output
+
+
+ALONE = """
+import sys
+from buildd.daemon import daemon, idle
+idle.REST_AFTER_S, idle._LOOK_S, answers = 0.05, 0.05, [(True, True), (False, True)]
+idle.proc.neighbours = lambda: answers.pop(0)
+sys.exit(daemon.serve())
+"""
+
+
+def test_it_ends_when_nobody_is_left_in_its_mount_namespace(daemon: Daemon) -> None:
+    """Each command of a build may have one."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ALONE],
+        env={**daemon.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0 and "no process is left in this mount namespace" in done.stdout
+
+
+def test_neighbours_are_told_by_their_mount_namespace() -> None:
+    inside, _ = proc.neighbours()
+    assert inside, "the process that started this one"
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs leave to make a mount namespace")
+    code = "from buildd.host import proc; print(*proc.neighbours())"
+    words = ["unshare", "--mount", sys.executable, "-P", "-c", code]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout == "False True\n"
 
 
 ANEW = """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from buildd.client import machine_checks
-from buildd.native import preload
+from buildd.native import preload, programs
 from buildd.native.programs import NATIVE, is_sound
 from buildd.shims import interposition, shim_folders
 from tests.support.own_programs import PROGRAM_CACHE
@@ -163,6 +164,23 @@ def test_no_name_comes_before_its_content(store: Path, monkeypatch: pytest.Monke
     said.clear()
     shim_folders.program(store, os.environ["PATH"])
     assert said == ["fsync file", "replace file", "fsync folder"]
+
+
+def test_a_process_that_may_start_no_thread_compiles_one_source_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As under `ulimit -v`: the user's own compiles work there."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    texts = {"main.c": "int f(void); int main(void) { return f(); }", "other.c": "int f(void) { return 7; }"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    sources = [tmp_path / name for name in texts]
+    assert programs.compile_program(str(host_compiler()), (), sources, tmp_path / "made") == ""
+    assert subprocess.run([tmp_path / "made"], check=False).returncode == 7
 
 
 # ---------------------------------------------------------------- what is loaded

@@ -1,11 +1,13 @@
-"""What the caller of a part of a divided command hears."""
+"""What the caller of a part of a divided command hears, and which outputs are not made."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from buildd.scheduling.delivery import Delivery
-from codegen.compilers.command_parser import Compile, Family, Makes
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough
 
 FOLDER = "/tmp/buildd-parts-0000000000000000/p/prog"
 DRIVER = b"nvcc warning : incompatible redefinition for option 'optimize', the last value of this option was used\n"
@@ -35,3 +37,14 @@ def test_nvcc_warns_of_its_options_once_for_each_command(
     output: str, objects: tuple[str, ...], hears_driver: bool
 ) -> None:
     assert said_once(output, objects) == (DRIVER if hears_driver else b"") + LINKER
+
+
+@pytest.mark.parametrize("output", ["none.c", "./none.c", "{}/none.c"])
+def test_a_compile_that_would_write_its_source_is_passed_through_also_if_there_is_none(
+    output: str, tmp_path: Path
+) -> None:
+    """Its plan would wait for itself."""
+    output = output.format(tmp_path)
+    compile = Compile(family=Family.GCC, arguments=(), source="none.c", output=output, flags=(), makes=Makes.OBJECT)
+    with pytest.raises(PassThrough, match="is the source"):
+        Delivery(compile, str(tmp_path), 0o022, ()).check()

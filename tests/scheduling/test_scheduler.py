@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from buildd.builds.active_build import ActiveBuild
 from buildd.keys.file_names import names_below
 from buildd.scheduling import completion
+from buildd.state.events import NodeSpec
 from buildd.store.store import Store
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
@@ -258,6 +260,26 @@ def test_cancel_of_one_follower_leaves_the_job_to_the_other(workspace: Workspace
     assert cancelled.done.outcome is m.Outcome.CANCELLED
     assert built.done.outcome is m.Outcome.BUILT
     assert (workspace.project / "runs").read_text().count("\n") == 1
+
+
+def test_a_plan_that_waits_for_itself_ends_no_other_request(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.write("src/a.cu", "//! wait-for go\n")
+    sound = ActiveBuild.graph
+
+    async def story() -> tuple[Story, Story]:
+        async with Harness(workspace) as harness:
+            first = harness.submit(workspace.request())
+            await harness.until(first, lambda b: isinstance(b, m.Queued) and b.action == "a.cu.o")
+            monkeypatch.setattr(ActiveBuild, "graph", lambda build: (NodeSpec((0,), 1.0), *sound(build)[1:]))
+            second = await harness.finish(harness.submit(workspace.request()))
+            workspace.write("go", "")
+            return await harness.finish(first), second
+
+    built, cyclic = asyncio.run(story())
+    assert cyclic.done.outcome is m.Outcome.DAEMON_ERROR and "cycle" in cyclic.done.message
+    assert built.done.outcome is m.Outcome.BUILT
 
 
 def test_the_cap_of_a_request(workspace: Workspace) -> None:

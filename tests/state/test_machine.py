@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ from buildd.state.events import (
     Tick,
 )
 from buildd.state.machine import State
+from buildd.state.nodes import PlanCycle
 from protocol.messages import JobId, Outcome, Priority, RequestId
 from tests.support.invariants import check
 
@@ -630,3 +632,12 @@ def test_a_cancelled_job_is_killed_there_too() -> None:
     machine(JobEnded(JobId(2), Ending.LOST))
     machine(JobEnded(JobId(1), Ending.KILLED))
     assert not machine.state.jobs
+
+
+def test_a_plan_that_waits_for_itself_is_not_taken_in() -> None:
+    machine = Machine()
+    machine(Submitted(A, nodes(())))
+    with pytest.raises(PlanCycle):
+        machine(Submitted(B, nodes((1,), (0,))))
+    assert list(machine.state.requests) == [A]
+    machine(Missed(A, 0, "k", 1, 10))

@@ -404,6 +404,15 @@ def test_a_limit_that_is_too_low_for_a_daemon_costs_no_build(developer: Develope
     assert developer.library.read_bytes() == developer.clean()
 
 
+def test_a_small_limit_of_file_sizes_costs_no_build_now_or_later(developer: Developer) -> None:
+    """A daemon that inherits it would tell everybody of a full disk."""
+    done = limited(developer, "ulimit -f 100000", "build", "-C", str(developer.project))
+    assert done.returncode == 0 and "may write files of 97 MiB, buildd needs 1024 MiB" in done.stdout, done.stdout
+    assert "building without the daemon" in done.stdout and developer.daemon() is None
+    done = limited(developer, "true", "build", "-C", str(developer.project))
+    assert done.returncode == 0 and developer.daemon() is not None, done.stdout
+
+
 def test_a_limit_that_may_be_raised_is_raised(developer: Developer) -> None:
     done = limited(developer, "ulimit -S -n 20", "build", "-C", str(developer.project))
     assert done.returncode == 0 and "without the daemon" not in done.stdout, done.stdout
