@@ -114,7 +114,8 @@ class SideBySide:
         after = self.foreign.figures()
         texts = [path.read_text(errors="replace") for path in self.work.everything()]
         stored = not any(word in text for word in _VOLATILE for text in texts)
-        if stored and failing == self.tally.failing and after.misses > before.misses:
+        is_known = before.hits or before.misses  # a daemon that has just begun has not heard of the build
+        if is_known and stored and failing == self.tally.failing and after.misses > before.misses:
             self.tally.false_misses += after.misses - before.misses
         return faults
 
@@ -136,12 +137,11 @@ class SideBySide:
         self.user.buildd("up")
 
     def count(self) -> Tally:
-        """The tally, with what the daemon counted since it began. To be called once before it ends."""
+        """The tally, with the build's figures. Another daemon goes on from those of the one before."""
         figures = self.foreign.figures()
-        self.tally.hits += figures.hits
-        self.tally.misses += figures.misses
-        for reason, times in figures.passed_through.items():
-            self.tally.through[reason] = self.tally.through.get(reason, 0) + times
+        if figures.hits or figures.misses or figures.passed_through:
+            self.tally.hits, self.tally.misses = figures.hits, figures.misses
+            self.tally.through = dict(figures.passed_through)
         return self.tally
 
     def built(self) -> list[str]:
