@@ -23,7 +23,7 @@
 #include "../native/bare_text.h"
 #include "shim.h"
 
-#define MAGIC "buildd-answer 5\n"
+#define MAGIC "buildd-answer 6\n"
 #define DIGEST 32
 #define STAMP 5
 #define MOST_READ (8 << 20) /* of files with another stamp */

@@ -42,7 +42,7 @@ MOST_FACTS_BYTES = 16 << 20
 SHARE = 10
 """The folder may hold the store's bound divided by this, beside the store."""
 
-_MAGIC = b"buildd-answer 5\n"
+_MAGIC = b"buildd-answer 6\n"
 _HEAD = struct.Struct("=16s32s32s32sQQ")
 """Magic; digest of what follows up to the object; digests of question and object; lengths of object and facts."""
 _CHECKED = 48

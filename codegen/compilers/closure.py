@@ -49,6 +49,33 @@ def which_compiler(name: str, path: str) -> str:
     return which(name, os.pathsep.join(f for f in folders if f and not is_other_cache(os.path.join(f, name))))
 
 
+BINUTILS = ("as", "ld", "ld.bfd", "ld.gold", "ld.lld")
+"""Programs that gcc and clang look for on PATH if none of their own folders has them."""
+TOOLKIT = ("cicc", "ptxas", "fatbinary", "cudafe++", "nvlink", "bin2c")
+"""Programs that nvcc looks for on PATH if its own folder does not have them."""
+
+
+def callers_folders(path: str, hosts: Iterable[str], programs: Iterable[str], usual: str) -> tuple[str, ...]:
+    """Return the folders of the caller's PATH, in its order, in which a tool finds what it calls; none if it finds the
+    same on the usual PATH, so that keys do not depend on the rest of the caller's.
+
+    Args:
+        hosts: names of compilers.
+        programs: names of other programs. One behind another link is the same.
+    """
+    wanted, is_other = set(), False
+    for names, by_link in ((hosts, False), (programs, True)):
+        for name in names:
+            if not (found := which_compiler(name, path)):
+                continue
+            wanted.add(os.path.abspath(os.path.dirname(found)))
+            own = which(name, usual)
+            others = (found, own) if by_link else (os.path.dirname(found), os.path.dirname(own))
+            is_other = is_other or not own or os.path.realpath(others[0]) != os.path.realpath(others[1])
+    folders = dict.fromkeys(os.path.abspath(folder) for folder in path.split(os.pathsep) if folder)
+    return tuple(folder for folder in folders if folder in wanted) if is_other else ()
+
+
 def is_script(path: str) -> bool:
     try:
         with open_regular(path) as stream:
@@ -171,7 +198,8 @@ class HostCompiler:
     programs: tuple[str, ...] = ()
     """Folders that it searches for its own programs."""
     wrapper: str = ""
-    """The driver that is a script or program which calls another driver: it may read any variable and any file."""
+    """The driver, or a program of its, that is a script or program which calls another one: it may read any variable
+    and any file."""
 
 
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
@@ -238,7 +266,9 @@ def host_compiler(
         version,
         folders["libraries"],
         folders["programs"],
-        wrapper=driver if _calls_another(driver, text) else next(filter(_does_more_than_exec, programs[1:]), ""),
+        wrapper=driver
+        if _calls_another(driver, text)
+        else next(filter(_does_more_than_exec, (*programs[1:], *(file for _, file in named))), ""),
     )
 
 

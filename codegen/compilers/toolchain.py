@@ -13,8 +13,8 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from codegen.compilers import interpreters, nvcc
-from codegen.compilers.closure import Environment, which, which_compiler
+from codegen.compilers import closure, interpreters, nvcc
+from codegen.compilers.closure import Environment, which
 from codegen.compilers.compiler import (
     NO_HIPCC,
     Compiler,
@@ -79,7 +79,12 @@ class Toolchains:
 
     def _described(self, found: SearchPlace, host: str) -> tuple[Compiler, Probe | None]:
         return describe_nvcc(
-            found, self.request, self.knowledge, host=host, folders=self._host_folders(host), search_path=self.path
+            found,
+            self.request,
+            self.knowledge,
+            host=host,
+            folders=self._host_folders(found.path, host),
+            search_path=self.path,
         )
 
     def device_linker(self, host: str = "") -> Compiler:
@@ -160,20 +165,18 @@ class Toolchains:
 
     # ------------------------------------------------------------ CUDA
 
-    def _host_folders(self, host: str) -> tuple[str, ...]:
-        """Return the folders of the request's host compilers, in the order of its PATH, if the tools' own PATH has
-        others: nvcc must find the user's.
+    def _host_folders(self, path: str, host: str) -> tuple[str, ...]:
+        """Return the folders of the request's host compilers and their programs, in the order of its PATH, if the
+        tools' own PATH has others: nvcc must find the user's.
 
         Args:
+            path: nvcc.
             host: value of -ccbin; empty if nvcc chooses.
         """
         named = [name for name in (host, *nvcc.hosts_set(self.request.environment)) if name and "/" not in name]
-        theirs = [(name, which_compiler(name, self.path)) for name in ("gcc", "g++", *named)]
-        if all(found in ("", which(name, TOOL_PATH)) for name, found in theirs):
-            return ()
-        wanted = {os.path.abspath(os.path.dirname(found)) for _, found in theirs if found}
-        searched = dict.fromkeys(os.path.abspath(folder) for folder in self.path.split(os.pathsep) if folder)
-        return tuple(folder for folder in searched if folder in wanted)
+        own = os.path.dirname(os.path.realpath(closure.handed_to(path) or path))
+        programs = [name for name in closure.TOOLKIT if not os.path.exists(os.path.join(own, name))]
+        return closure.callers_folders(self.path, ("gcc", "g++", *named), (*closure.BINUTILS, *programs), TOOL_PATH)
 
     def _nvcc_candidates(self) -> Iterator[SearchPlace]:
         if self.settings.cuda:

@@ -147,7 +147,7 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
     programs = dict(environment)["PATH"]
     compiler = closure.host_compiler(knowledge, (path,), environment, programs, options=compile.parts)
     if compiler.wrapper:
-        raise PassThrough(Reason.WRAPPER, path)
+        raise PassThrough(Reason.WRAPPER, compiler.wrapper)
     if compiler.clang and compile.parts:
         raise PassThrough(Reason.UNSUPPORTED_OPTION, compile.parts[0])
     files, search = compiler.files, compiler.search
@@ -292,7 +292,11 @@ def _environment(
         row = find(name)
         if row is not None and family in row.families:
             chosen[name] = value
-    chosen["PATH"] = ":".join(dict.fromkeys((*folders, *TOOL_PATH.split(":"))))
+    # nvcc's folders have the caller's among them.
+    theirs = (
+        () if family is ToolFamily.CUDA else closure.callers_folders(variables["PATH"], (), closure.BINUTILS, TOOL_PATH)
+    )
+    chosen["PATH"] = ":".join(dict.fromkeys((*theirs, *folders, *TOOL_PATH.split(":"))))
     return tuple(sorted(chosen.items()))
 
 

@@ -308,6 +308,42 @@ def test_host_compiler_of_the_caller(project: ForeignProject, toolkit: Path, how
     assert project.counts() == (1, 1) and project.figures().passed_through == {}
 
 
+def own_assembler(project: ForeignProject, kind: str) -> Path:
+    """A folder with an assembler: a script, a program of its own, or a link to the usual one."""
+    usual = shutil.which("as")
+    assert usual is not None
+    folder = project.folder.parent / f"as-{kind}"
+    folder.mkdir()
+    if kind == "link":
+        (folder / "as").symlink_to(usual)
+    elif kind == "program":
+        (folder / "as").write_bytes(Path(usual).read_bytes() + b"other")
+        (folder / "as").chmod(0o755)
+    else:
+        (folder / "as").write_text(f'#!/bin/sh\necho mine >&2\nexec {usual} "$@"\n')
+        (folder / "as").chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("tool", ["gcc", pytest.param("nvcc", marks=pytest.mark.cuda)])
+def test_assembler_of_the_caller(project: ForeignProject, request: pytest.FixtureRequest, tool: str) -> None:
+    """gcc finds as and ld on PATH: those of Spack, EasyBuild and modules lie in folders of their own."""
+    folder = f"{request.getfixturevalue('toolkit')}/bin" if tool == "nvcc" else ""
+    cuda_project(project, "k.cu")
+    project.write("k.c", "int k;\n")
+    command = ("nvcc", "-DA=1", "-arch=sm_80", "-c", "k.cu") if tool == "nvcc" else ("gcc", "-c", "k.c")
+    project.search(folder)
+    first = project.call(*command, "-o", "k.o")
+    assert first.returncode == 0 and project.counts() == (0, 1), first.stderr
+    for kind, counts in (("link", (1, 1)), ("program", (1, 2)), ("script", (1, 2))):
+        project.search(f"{own_assembler(project, kind)}:{folder}")
+        done = project.call(*command, "-o", "k.o")
+        assert done.returncode == 0 and project.counts() == counts, (kind, done.stderr)
+        assert (b"mine\n" in done.stderr) == (kind == "script")
+    reason = "host-wrapper" if tool == "nvcc" else "wrapper"
+    assert project.figures().passed_through == {reason: 1}
+
+
 @pytest.mark.cuda
 def test_a_relative_host_compiler_is_each_folders_own(project: ForeignProject, toolkit: Path) -> None:
     cuda_project(project, "one/k.cu")
