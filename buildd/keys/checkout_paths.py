@@ -156,6 +156,16 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     return found | (begun & guessable if computes else set())
 
 
+def beside(snapshot: Snapshot, roots: Roots, paths: Iterable[str]) -> set[str]:
+    """The roots beside which a file lies whose path begins as the root's does, as of /p and /p-1/x.h."""
+    places = [snapshot.absolute(path) for path in paths] if roots else []
+    return {
+        name
+        for name, folder in roots
+        if any(place.startswith(folder) and not place.startswith(f"{folder}/") for place in places)
+    }
+
+
 def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 

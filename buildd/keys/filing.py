@@ -152,9 +152,10 @@ def file_run(
         for spelled in read or ():
             if (path := files.normals.get(spelled) or files.normal(spelled)) in shown:
                 shown[path].append(spelled)
-        holding = path_sight.holding_roots(snapshot, shown, moving)
+        holding = path_sight.holding_roots(snapshot, shown, moving) - checkout_roots.mapped_in(action, moving)
         if not later and not sensitive.issuperset(holding):
-            holding = path_sight.seen_roots(snapshot, bare_text_of(lookup.store.folder), action, shown, moving)
+            bare = bare_text_of(lookup.store.folder)
+            holding = path_sight.seen_roots(snapshot, bare, action, shown, moving).intersection(holding)
         sensitive |= holding
     if any_moving := checkout_roots.moving(tool.roots):
         by_content = shows_lines or action.text is TextUse.CONTENT
@@ -164,6 +165,9 @@ def file_run(
             return Filing(None, "an input was changed just now")
         sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
         sensitive.update(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used)))
+        # Of /p-1/x.h, -ffile-prefix-map=/p=. leaves .-1/x.h.
+        cut = checkout_roots.mapped_in(action, any_moving, checkout_roots.OF_ALL)
+        sensitive.update(checkout_paths.beside(snapshot, tuple(root for root in any_moving if root[0] in cut), used))
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]

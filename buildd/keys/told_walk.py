@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from buildd.keys.action_key import Component
 from buildd.keys.file_names import spelled
 from codegen.compilers.temporary_roots import BUILD
-from codegen.plan import Place
+from codegen.plan import MAPPED, Place
 
 _NAMED = re.compile(r"\{([^{}:]+)\}(/.*)", re.DOTALL)
 _ABOVE = re.compile(r"checkout(?:-(\d+))?")
 _OBJECT = re.compile(r"\b(object|program) [0-9a-f]{16}( with its depfile)?")
-_MAP = "-ffile-prefix-map="
+_MAP, _TO = "-ffile-prefix-map=", f"=/{BUILD.removeprefix(MAPPED)}"
+"""As `temporary_roots.mapping` writes it."""
 _FIELDS = 4
 """Fields of a reference in a "command" component."""
 
@@ -71,7 +72,7 @@ def _command(encoded: str, folders: Mapping[str, str]) -> Iterator[str]:
         name, prefix, suffix = (each[1:] for each in rest or ("", "", ""))
         if kind != f"@{Place.ROOT.value}" or not number:
             yield from (kind, *rest)
-        elif prefix.endswith(_MAP) and name == BUILD:
+        elif prefix.endswith(_MAP) and name == BUILD and suffix == _TO:
             yield "=--map-paths"  # what the user wrote
         elif name in folders:
             yield f"={prefix}{folders[name]}{suffix}"

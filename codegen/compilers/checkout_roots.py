@@ -40,6 +40,9 @@ _ID_OR_PACKED = re.compile(rb"__hip_cuid_|__static__[0-9a-f]{8}|\.(intern|static
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
 """Words of a command whose result may show its symbols to other libraries of one process."""
 _MAPPING = re.compile(r"-f[a-z]+-prefix-map=([^=]*)=.*")
+_OF_DEBUG = re.compile(r"-f(?:file|debug)-prefix-map=([^=]*)=.*")
+OF_MACROS = ("-ffile-prefix-map=", "-fmacro-prefix-map=")
+OF_ALL = (*OF_MACROS, "-fdebug-prefix-map=")
 _WORD, _LETTER = re.compile(rb"[\w.]"), re.compile(rb"\w")
 _BEFORE = rb"[\s'\"`(<\[=:,;\x80-\xff]"
 _AFTER = rb"[/\s'\"`)>\]:,;\x80-\xff]"
@@ -91,6 +94,10 @@ def roots_of(
         for level in range(1, levels + 1):
             above = os.path.dirname(above)
             candidates[f"{_HERE}-{level}"] = above
+        for old in (each.rstrip("/") for each in mapped):
+            # A folder for all of a machine's users says nothing.
+            if _is_in(folder, old) and old != folder and old.count("/") > 1:
+                candidates[f"{_HERE}-{folder.count('/') - old.count('/')}"] = old
         # A run that began far from the sources says nothing of what is one build.
         own = [path for path in candidates.values() if _is_in(folder, path)]
         known = (*own, *(path for _, path in temporary), *installed, *_SYSTEM)
@@ -100,7 +107,7 @@ def roots_of(
         for name, path in candidates.items()
         if path.startswith("/") and path != "/" and _PLAIN.fullmatch(path) and os.path.realpath(path) == path
     }
-    if any(path.startswith(old) or old.startswith(path) for old in mapped for path in found.values()):
+    if any(_is_cut(path, old) and old.rstrip("/") not in found.values() for old in mapped for path in found.values()):
         return ()  # the result shows a part of the path
     if (kernels or shows) and _HERE in candidates and _HERE not in found:
         return ()  # nvcc and clang name modules after absolute paths, and so after this folder; -g shows it
@@ -120,6 +127,45 @@ def _hidden_and_mapped(words: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
     """Return whether a word hides what the result shows, and the folders that the words map."""
     mapped = (match[1] for word in words if (match := _MAPPING.fullmatch(word)))
     return any(map(_HIDES.fullmatch, words)), tuple(mapped)
+
+
+def _is_cut(path: str, old: str) -> bool:
+    """Tell whether a mapping of OLD leaves a part of a folder's path."""
+    return path.startswith(old) and path != old.rstrip("/")
+
+
+def shown_parts(flags: Sequence[str], roots: Roots) -> str:
+    """Return what the user's own mappings leave of the roots' paths: with -ffile-prefix-map=/p=. a result may contain
+    build of /p/build."""
+    mapped = _hidden_and_mapped(flag_words(flags))[1]
+    parts = {path[len(old.rstrip("/")) :] for old in mapped for _, path in roots if _is_cut(path, old)}
+    return " ".join(sorted(parts))
+
+
+def is_mapped(flags: Sequence[str], roots: Roots) -> bool:
+    """Tell whether the user's own mappings keep the working folder's path out of debug information, and nothing else
+    shows it."""
+    words = flag_words(flags)
+    old = [match[1] for word in words if (match := _OF_DEBUG.fullmatch(word))]
+    here = [path for name, path in roots if name == _HERE]
+    is_below = here and any(_is_in(here[0], path.rstrip("/")) for path in old if path.startswith("/"))
+    return bool(is_below) and temporary_roots.shows_in_debug_alone(flags)
+
+
+def mapped_in(action: Action, roots: Roots, options: Sequence[str] = OF_MACROS) -> set[str]:
+    """Return the checkout's folders in place of whose path an action writes another one, as its own flags say.
+
+    Args:
+        options: the options that count; without any, those that map __FILE__.
+    """
+    folders = dict(roots)
+    old = [
+        folders[word.name]
+        for word in action.argv
+        if isinstance(word, Ref) and word.name in folders
+        if word.prefix.endswith(tuple(options)) and word.suffix.startswith(("=", "/="))
+    ]
+    return {name for name, path in checkouts(roots) if any(_is_in(path, each) for each in old)}
 
 
 def _apart(compile: Compile, known: Sequence[str]) -> dict[str, str]:
@@ -156,7 +202,8 @@ def is_apart(name: str) -> bool:
 
 def always_bound(flags: Sequence[str], roots: Roots) -> bool:
     """Tell whether a result holds for the checkout's folders alone: a flag puts the working folder into it."""
-    return any(name == _HERE for name, _ in roots) and inspect(flags).path_sensitive
+    shows = any(name == _HERE for name, _ in roots) and inspect(flags).path_sensitive
+    return shows and not is_mapped(flags, roots)
 
 
 def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:

@@ -142,6 +142,9 @@ _LANGUAGES = {
     **dict.fromkeys((".cc", ".cpp", ".cxx", ".c++", ".cp", ".C", ".CPP"), "c++"),
     ".cu": "cu",
     ".hip": "hip",
+    # gcc and clang precompile these.
+    ".h": "c-header",
+    **dict.fromkeys((".hh", ".hpp", ".hxx", ".h++", ".hp", ".H", ".HPP", ".tcc"), "c++-header"),
 }
 _HEADERS = frozenset({"c-header", "c++-header"})
 _TAKEN = {
@@ -155,6 +158,8 @@ PTXAS = re.compile(
     r"|--?warn-(on-)?[\w-]+|-{1,2}allow-expensive-optimizations(=\w+)?|--suppress-[\w-]+|--generate-line-info|-lineinfo"
 )
 """Options that may be passed on to ptxas."""
+HIP_DEVICE_ALONE = frozenset({"--genco", "--cuda-device-only", "--offload-device-only"})
+"""Options with which clang makes device code without a host object."""
 _OBJECTS = (".o", ".obj")
 PARTS = "/tmp/buildd-parts-"
 """Beginning of the folders for the objects of one command that was divided: see `several_sources`."""
@@ -250,15 +255,15 @@ class Parser(ABC):
             raise PassThrough(*self.stop)
         if not self.sources:
             raise PassThrough(Reason.NO_SOURCE)
-        makes = self._makes()
+        source = self.kept[self.sources[0]]
+        stem, ending = os.path.splitext(os.path.basename(source))
+        language = self.language or _LANGUAGES.get(ending, "")
+        makes = self._makes(language if family is Family.GCC else self.language)
         objects = self._objects(family, makes)
         if len(self.sources) > 1 and not objects:
             raise PassThrough(Reason.LINK if makes in LINKS else Reason.SEVERAL_SOURCES)
         if not objects and (makes is Makes.DEVICE_LINKED or (makes is Makes.LINKED and self.relocatable)):
             raise PassThrough(Reason.LINK)
-        source = self.kept[self.sources[0]]
-        stem, ending = os.path.splitext(os.path.basename(source))
-        language = self.language or _LANGUAGES.get(ending, "")
         if not objects and language not in _TAKEN[family]:
             if makes is Makes.LINKED:
                 raise PassThrough(Reason.LINK)
@@ -279,6 +284,12 @@ class Parser(ABC):
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise PassThrough(Reason.MACHINE, "no --offload-arch")
+        if family is Family.HIPCC and (alone := next((flag for flag in flags if flag in HIP_DEVICE_ALONE), "")):
+            # Each architecture's compile writes the depfile anew.
+            archs = [arch for flag in flags if "-arch=" in flag for arch in flag.partition("=")[2].split(",")]
+            if len({*archs}) > 1 or not self.output:
+                what = "several architectures" if self.output else "no output name"
+                raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{alone} with {what}")
         arguments, depfile = tuple(self.kept), None
         if makes is Makes.RULES and family is Family.GCC:
             if self.dep_kind or self.assembles:
@@ -327,12 +338,12 @@ class Parser(ABC):
         is_link = makes in LINKS and taken and not self.language
         return named if is_link and all(path.endswith(_OBJECTS) for path in named) else ()
 
-    def _makes(self) -> Makes:
+    def _makes(self, language: str) -> Makes:
         if self.lists:
             return Makes.RULES
-        if self.language in _HEADERS:
+        if language in _HEADERS:
             if self.assembles:
-                raise PassThrough(Reason.LANGUAGE, f"-S with {self.language}")
+                raise PassThrough(Reason.LANGUAGE, f"-S with {language}")
             return Makes.HEADER
         if self.device_links and self.compiles:
             raise PassThrough(Reason.LINK)

@@ -55,8 +55,12 @@ _COMMAND = "this command"
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
 _FOLDER = re.compile(
-    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include|-L)=?|)(/.*)", re.DOTALL
+    r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include|-L)=?|"
+    r"(?:-Xcompiler=?|--compiler-options=)?-f(?:file|debug|macro)-prefix-map=|)(/.*)",
+    re.DOTALL,
 )
+_MAP = "-prefix-map="
+"""Its value is OLD=NEW."""
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
 )
@@ -64,7 +68,7 @@ _HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-Wmissing-i
 """Flags that put an unknown part of the command line into the object, and one that warns of folders which no file is
 found in."""
 _HIDES_IN_HIP = re.compile(
-    r"-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-compress.*|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
+    r"--genco|--(cuda|offload)-device-only|-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-compress.*|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
 )
 _PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto")
 """Flags that make the object's content unreadable. gcc's LTO objects contain mapped file names."""
@@ -147,7 +151,7 @@ def hides_folders(flags: Iterable[str]) -> bool:
 def folders_in(texts: Iterable[str]) -> list[str]:
     """Return the absolute paths in the words of a command line, as far as the words can refer to roots."""
     matches = (_FOLDER.fullmatch(text) for text in texts)
-    return [os.path.normpath(match[2]) for match in matches if match]
+    return [os.path.normpath(match[2]) for match in matches if match and not match[1].endswith(_MAP)]
 
 
 def referring(texts: Iterable[str], roots: Roots) -> tuple[Argument, ...]:
@@ -164,7 +168,7 @@ def mapping(family: Family, roots: Roots) -> tuple[Argument, ...]:
     if not _are_mapped(roots):
         return ()
     option = "-Xcompiler=-ffile-prefix-map=" if family is Family.NVCC else "-ffile-prefix-map="
-    # If several flags match, the compiler uses the last.
+    # If several flags match, the compiler uses the last. The user's own come behind these.
     return tuple(
         Ref(place=Place.ROOT, name=name, prefix=option, suffix=f"=/{name.removeprefix(MAPPED)}")
         for name, _ in reversed(roots)
@@ -238,8 +242,11 @@ def _mentions(content: bytes, word: bytes, *, lines: bool) -> bool:
 def is_mapped(flags: Sequence[str], roots: Roots, folder: str) -> bool:
     """Tell whether mapping removes every absolute path from the output: the folder is below a root, and only debug
     information would contain its path."""
-    if not is_below(folder, [root for root in roots if root[0].startswith(MAPPED)]):
-        return False
+    return is_below(folder, [root for root in roots if root[0].startswith(MAPPED)]) and shows_in_debug_alone(flags)
+
+
+def shows_in_debug_alone(flags: Iterable[str]) -> bool:
+    """Tell whether no flag but those for debug information puts paths into the output."""
     return not inspect(flag for flag in flags if not _DEBUG.fullmatch(flag)).path_sensitive
 
 
@@ -248,8 +255,9 @@ def _are_mapped(roots: Roots) -> bool:
 
 
 def _reference(text: str, option: str, path: str, roots: Roots) -> Argument:
+    ends = ("/", "=") if option.endswith(_MAP) else ("/",)
     for name, folder in roots:
-        if path == folder or path.startswith(f"{folder}/"):
+        if path == folder or path.startswith(tuple(folder + end for end in ends)):
             if ".." in path and not is_below(os.path.normpath(path), ((name, folder),)):
                 continue  # it leads to another place from another folder
             return Ref(place=Place.ROOT, name=name, prefix=option, suffix=path[len(folder) :])

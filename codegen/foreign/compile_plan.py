@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from codegen.compilers import checkout_roots, nvcc, temporary_roots
-from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason, language_of
+from codegen.compilers.command_parser import HIP_DEVICE_ALONE, Compile, Family, Makes, PassThrough, Reason, language_of
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
 from codegen.foreign.called_tool import Described
@@ -49,6 +49,8 @@ _JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacro
 _RESOURCES = re.compile(r"/lib/clang/[^/]+/include\Z")
 _SYSTEM = ("-isystem", "-idirafter")
 _NAMES_NO_FILE = re.compile(r"-[DU]|--(un)?define-macro|-f(file|debug|macro)-prefix-map=")
+_SHOWN = "BUILDD_SHOWN"
+"""Variable with what a mapping leaves of folders that the result contains. No tool reads it; keys contain it."""
 NVCC = Resources(memory_bytes=700 << 20, wall_s=3.0)
 _HIPCC = Resources(memory_bytes=600 << 20, wall_s=3.0)
 _CXX = Resources(memory_bytes=300 << 20, wall_s=1.0)
@@ -71,7 +73,7 @@ def steps_key(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument,
 
 
 def _flags(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument, ...]:
-    return (*temporary_roots.referring(compile.flags, roots), *temporary_roots.mapping(compile.family, roots))
+    return (*temporary_roots.mapping(compile.family, roots), *temporary_roots.referring(compile.flags, roots))
 
 
 def _listing(compile: Compile) -> tuple[str, ...]:
@@ -100,6 +102,8 @@ def steps(compile: Compile, described: Described, roots: temporary_roots.Roots, 
         return "it only lists what a source includes"
     # A build may move an object away and compile the source again with other macros to the same path.
     identity = "\0".join(_macros(compile.flags))
+    if not HIP_DEVICE_ALONE.isdisjoint(compile.flags):
+        return "it makes device code alone"
     if compile.family is Family.HIPCC:
         return hip_decomposition(
             knowledge,
@@ -154,6 +158,7 @@ def plan(
     # In steps, -g concerns the host compile alone, which writes the mapped paths.
     maps = not nvcc or isinstance(steps, Steps)
     mapped = maps and temporary_roots.is_mapped(compile.flags, roots, request.project)
+    mapped = mapped or checkout_roots.is_mapped(flags, roots)
     tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
     # nvcc names its module after the source's absolute path and links relocatable device code by it: cwd is in the key.
     # In steps buildd chooses the name, from the stable name of a temporary folder; a result that shows a name which
@@ -168,6 +173,11 @@ def plan(
     sensitive = named_by_path or compile.makes is Makes.HEADER or (shows and not compile.objects)
     if sensitive or (named and not temporary_roots.is_below(request.project, roots)):
         environment = tuple(sorted((*environment, ("PWD", request.project))))
+    shown = [checkout_roots.shown_parts(flags, roots)]
+    if mapped and effects.path_sensitive:
+        shown.append(temporary_roots.named(request.project, roots))  # debug information has it
+    if any(shown):
+        environment = tuple(sorted((*environment, (_SHOWN, " ".join(filter(None, shown))))))
     if nvcc and isinstance(steps, Steps) and steps.silent and roots:
         steps = "its folder's name changes with every build"
     apart = nvcc or isinstance(steps, Steps)
@@ -212,8 +222,8 @@ def plan(
         argv=(
             described.program,
             *(("-ccbin", described.host) if described.host else ()),
-            *temporary_roots.referring(compile.flags if apart and not compile.objects else compile.arguments, roots),
             *temporary_roots.mapping(compile.family, roots),
+            *temporary_roots.referring(compile.flags if apart and not compile.objects else compile.arguments, roots),
             *listing,
             *lists,
             *((_linker_inputs(nvcc, discovery),) if linked else ()),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from codegen.compilers import clang_cuda, clang_hip
-from codegen.compilers.command_parser import PTXAS, Family, Parser, PassThrough, Reason, quoted
+from codegen.compilers.command_parser import HIP_DEVICE_ALONE, PTXAS, Family, Parser, PassThrough, Reason, quoted
 
 _GCC_VALUE = re.compile(
     r"(-isystem-after|-isystem|-iquote|-idirafter|-include|-imacros|-MF|-MT|-MQ|-D|-U|-I|-L|-l|-x|-o"
@@ -18,7 +18,7 @@ _GCC_VALUE = re.compile(
 )
 _GCC_PLAIN = re.compile(
     r"-O([0-3sgz]|fast)?|-g[a-z0-9-]*(=[\w-]+)?|--?std=[\w+:]+|-W(?![alp],)[\w+-]*(=[\w+,.-]*)?"
-    r"|-m[a-z0-9][\w.+-]*(=[\w.+,-]*)?|-f(file|debug|macro)-prefix-map=.+|-frandom-seed=.*"
+    r"|-m[a-z0-9][\w.+-]*(=[\w.+,-]*)?|-f(file|debug|macro)-prefix-map=.+|-frandom-seed=.*|-fpch-preprocess"
     r"|-f[A-Za-z0-9][\w+-]*(=([\w+,:-]*|\d+(\.\d+)*))?|-flto=(auto|jobserver|full|thin|\d+)"
     r"|-(pipe|pthread|ansi|w|pedantic|pedantic-errors|nostdinc|nostdinc\+\+|s|static|shared|rdynamic|no-pie|pie|p|pg"
     r"|nostdlib|nodefaultlibs|nostartfiles|static-libgcc|static-libstdc\+\+|symbolic|trigraphs|undef|Qunused-arguments"
@@ -26,7 +26,7 @@ _GCC_PLAIN = re.compile(
     r"|-Wa,(--(no)?execstack|--fatal-warnings|--(no)?compress-debug-sections(=\w+)?|-mrelax-relocations=\w+|-m[\w=-]+)"
 )
 _GCC_UNSUPPORTED = re.compile(
-    r"-f(syntax-only|preprocessed|directives-only|plugin.*|pch-.*|module.*|compare-debug.*|record-.*|deps-.*"
+    r"-f(syntax-only|preprocessed|directives-only|plugin.*|pch-(?!preprocess$).*|module.*|compare-debug.*|record-.*|deps-.*"
     r"|diagnostics-(format=.*-file|add-output.*|set-output.*)|.*list.*=.*|.*-files?=.*|crash-diagnostics.*"
     r"|thinlto-index.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
     r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
@@ -71,7 +71,7 @@ class GccParser(Parser):
         for argument in rest:
             if not argument.startswith("-") or argument == "-":
                 self.source(argument)
-            elif argument == "-c":
+            elif argument == "-c" or (argument in HIP_DEVICE_ALONE and self._family is Family.HIPCC):
                 self.compiles = True
                 self.kept.append(argument)
             elif argument == "-S" and self._family is Family.GCC:

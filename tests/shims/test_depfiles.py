@@ -161,3 +161,25 @@ def test_hipccs_depfile_lists_what_the_hosts_pass_finds(places: tuple[ForeignPro
     theirs = rules(project, command, plain=True)
     for when in ("miss", "hit"):
         assert rules(project, command, plain=False) == theirs, when
+
+
+@pytest.mark.hip
+def test_device_code_of_hipcc_alone(places: tuple[ForeignProject, ForeignProject]) -> None:
+    made = []
+    for place in (places[0], places[1], places[0]):
+        place.write("inc/v.h", "#define V 3\n")
+        place.write("k.cpp", '#include "v.h"\nextern "C" __attribute__((global)) void k(int *p) { *p = V; }\n')
+        command = "hipcc --genco --offload-arch=gfx90a -nogpuinc -x hip -Iinc -MD k.cpp -o k.hsaco"
+        plain = place.plainly(*command.split())
+        assert plain.returncode == 0, plain.stderr
+        kept = (place.folder / "k.hsaco").read_bytes(), (place.folder / "k.d").read_text().split()
+        done = place.call(*command.split())
+        assert done.returncode == 0, done.stderr
+        assert (place.folder / "k.hsaco").read_bytes() == kept[0]
+        assert (place.folder / "k.d").read_text().split() == kept[1]
+        made.append(place.counts())
+    assert made[-1][0] >= 1, "another folder finds it"
+    places[0].write("inc/v.h", "#define V 4\n")
+    before = places[0].counts()
+    assert places[0].call(*command.split()).returncode == 0
+    assert places[0].counts() == (before[0], before[1] + 1)

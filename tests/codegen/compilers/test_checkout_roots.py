@@ -11,12 +11,15 @@ import pytest
 
 from buildd.keys.checkout_paths import installed
 from codegen.compilers.checkout_roots import (
+    always_bound,
     holds_id,
+    is_mapped,
     names_held,
     names_in,
     names_in_text,
     replaced,
     roots_of,
+    shown_parts,
     sorted_roots,
 )
 from codegen.compilers.temporary_roots import Roots
@@ -98,13 +101,40 @@ def test_an_object_of_hip_with_its_modules_id_is_told_from_others(symbol: str) -
     "flag",
     [
         *("-flto", "-frandom-seed=__FILE__", "-DHERE=__FILE__", "-fembed-bitcode", "-gno-record-gcc-switches"),
-        *("-ffile-prefix-map=/home=.", "-fmacro-prefix-map=/home/u=x", "-fmessage-length=72"),
+        *("-ffile-prefix-map=/home=.", "-fmacro-prefix-map=/home/u/p/bu=x", "-fmessage-length=72"),
         *("-Wmissing-include-dirs", "-S"),
     ],
 )
 def test_where_a_flag_can_hide_a_path_there_are_no_roots(flag: str) -> None:
     assert gcc("/home/u/p/src/a.c", flag) == ()
     assert gcc("/home/u/p/src/a.c", "-ffile-prefix-map=/build/python=.") == ROOTS
+
+
+def test_what_the_users_own_mapping_leaves_of_a_folder_is_told() -> None:
+    """The rest of the path may be in the result: it is part of the key."""
+    here, top = ("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p")
+    for flag, roots, left in (
+        ("-ffile-prefix-map=/home/u/p=.", (here, top), "/build"),
+        ("-ffile-prefix-map=/home/u/p/=./", (here, top), "/build"),
+        ("-fmacro-prefix-map=/home/u=x", (here, ("checkout-2", "/home/u")), "/p/build"),
+        ("-fdebug-prefix-map=/home/u/p/build=x", (here,), ""),
+        ("-fdebug-prefix-map=/home/u/p/build/gen=x", (here,), ""),
+        ("-ffile-prefix-map=/other=x", (here,), ""),
+        ("-ffile-prefix-map=../=x", (here,), ""),
+    ):
+        roots_now = gcc("/home/u/p/build/gen.c", "-I/home/u/p/inc", flag)
+        assert (roots_now, shown_parts((flag,), roots_now)) == (roots, left), flag
+    both = (("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p"))
+    for flag, is_kept_out in (
+        ("-ffile-prefix-map=/home/u/p=.", True),
+        ("-fdebug-prefix-map=/home/u/p/build=.", True),
+        ("-fmacro-prefix-map=/home/u/p=.", False),
+        ("-fdebug-prefix-map=/home/u/p/src=.", False),
+        ("-fdebug-prefix-map=../=.", False),
+    ):
+        assert is_mapped(("-g", flag), both) == is_kept_out, flag
+        assert always_bound(("-g", flag), both) != is_kept_out, flag
+    assert not is_mapped(("-g", "-gz", "-ffile-prefix-map=/home/u/p=."), both), "compressed: a path is not found there"
 
 
 def test_a_flag_that_shows_the_folder_makes_it_a_root() -> None:
@@ -180,7 +210,7 @@ class Checkouts:
                 place = folder / name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_text(text)
-            (folder / "build").mkdir()
+            (folder / "build").mkdir(exist_ok=True)
 
     def compile(self, number: int, *command: str) -> bytes:
         """The object: the plain tool's own, apart from what nvcc names at random. Messages and depfile are too."""
@@ -260,6 +290,73 @@ def test_a_path_in_the_object_counts(user: User, text: str, request: pytest.Fixt
     hits = foreign.counts()[0]
     checkouts.compile(0, *COMPILE, "@/src/a.cpp")
     assert foreign.counts()[0] == hits + 1
+
+
+@needs_gcc
+def test_a_checkout_whose_path_the_user_maps_away(user: User) -> None:
+    """As dpkg-buildpackage, Yocto and Bazel do, each with its own folder."""
+    foreign = ForeignProject(user, user.folder / "users-maps")
+    text = '#include "h.h"\nchar const *where() { return __FILE__; }\nint size() { return sizeof __FILE__ + H; }\n'
+    checkouts = Checkouts(
+        foreign, {"src/a.cpp": text, "build/b.cpp": text, "src/c.cpp": '#include "h.h"\nint c = H;\n'}
+    )
+    for source, flags, figures in (
+        ("src/a.cpp", ("-ffile-prefix-map=@=.",), (1, 1)),
+        ("src/a.cpp", ("-g", "-ffile-prefix-map=@/=/usr/src/"), (1, 1)),
+        ("build/b.cpp", ("-g", "-O2", "-ffile-prefix-map=@=."), (1, 1)),
+        ("src/a.cpp", ("-fmacro-prefix-map=@=x",), (1, 1)),
+        ("src/c.cpp", ("-g", "-fdebug-prefix-map=@=."), (1, 1)),
+        ("src/a.cpp", ("-g", "-fdebug-prefix-map=@=."), (0, 2)),  # __FILE__ is not mapped
+        ("src/a.cpp", ("-g", "-fmacro-prefix-map=@=."), (0, 2)),
+        ("build/b.cpp", ("-ffile-prefix-map=@/src=.",), (0, 2)),
+        ("src/a.cpp", (f"-ffile-prefix-map={foreign.folder}=.",), (0, 2)),
+    ):
+        assert checkouts.twice(*COMPILE, *flags, f"@/{source}") == figures, (source, flags)
+
+
+@needs_gcc
+def test_a_second_build_folder_whose_name_a_users_mapping_leaves(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "users-builds")
+    checkouts = Checkouts(foreign, {"src/a.cpp": "int a;\n"})
+    (top, other), command = checkouts.folders, (*COMPILE, "-g", "-ffile-prefix-map=@=.", "../src/a.cpp")
+    checkouts.compile(0, *command)
+    (other / "build").rename(other / "bin")
+    (other / "bin/build").mkdir()
+    checkouts.folders = [top, other / "bin"]
+    checkouts.compile(1, *command[:-2], f"-ffile-prefix-map={other}=.", "../../src/a.cpp")
+    assert foreign.counts() == (0, 2), "its debug information has ./bin/build"
+
+
+@needs_gcc
+def test_a_file_beside_a_folder_that_the_user_maps_away(user: User) -> None:
+    """Of @-more/x.h, -ffile-prefix-map=@=. leaves .-more/x.h."""
+    foreign = ForeignProject(user, user.folder / "users-beside")
+    folders, more = [foreign.folder / name for name in ("one", "two")], foreign.folder / "one-more"
+    for folder in folders:
+        foreign.write(f"{folder.name}/a.cpp", '#include "x.h"\nchar const *where() { return x(); }\n')
+    foreign.write("one-more/x.h", "inline char const *x() { return __FILE__; }\n")
+    for folder in (*folders, folders[0]):
+        command = ("g++", f"-I{more}", f"-ffile-prefix-map={folder}=.", "-c", f"{folder}/a.cpp", "-o", f"{folder}/a.o")
+        made = []
+        for environ in (foreign.plain, foreign.environ):
+            assert foreign.call(*command, environ=environ, cwd=folder).returncode == 0
+            made.append((folder / "a.o").read_bytes())
+        assert made[0] == made[1]
+    assert foreign.counts() == (1, 2)
+
+
+@needs_gcc
+@pytest.mark.parametrize("flags", [(), ("-ffile-prefix-map=@=.",)], ids=["mapped", "by the user"])
+def test_debug_information_has_the_build_folder_below_a_mapped_one(user: User, flags: tuple[str, ...]) -> None:
+    foreign = ForeignProject(user, user.folder / f"two-builds-{len(flags)}")
+    source = foreign.write("a.cpp", "int a;\n")
+    environ = {**foreign.environ, "BUILDD_MAP_PATHS": str(foreign.folder)}
+    words = [word.replace("@", str(foreign.folder)) for word in flags]
+    for name in ("first", "second"):
+        (foreign.folder / name).mkdir()
+        command = ("g++", "-g", *words, "-c", str(source), "-o", "a.o")
+        assert foreign.call(*command, environ=environ, cwd=foreign.folder / name).returncode == 0
+        assert f"/{name}\0".encode() in (foreign.folder / name / "a.o").read_bytes()
 
 
 @needs_gcc

@@ -97,6 +97,15 @@ def test_nvccs_host_compiler_and_other_ways_to_say_compile() -> None:
     )
 
 
+def test_hipcc_makes_device_code_alone() -> None:
+    """AMD's usual way to code objects. Each architecture's compile writes the depfile anew."""
+    for option in ("--genco", "--cuda-device-only", "--offload-device-only"):
+        made = parsed("hipcc", option, "--offload-arch=gfx906", "-MD", "a.cpp", "-o", "a.hsaco")
+        assert (made.makes, made.output) == (Makes.OBJECT, "a.hsaco")
+        for words in (("--offload-arch=gfx906,gfx90a", "-o", "x"), ("--offload-arch=gfx906",)):
+            assert refused("hipcc", option, "-c", "a.cpp", *words) is Reason.UNSUPPORTED_OPTION
+
+
 def test_hipcc_needs_an_architecture() -> None:
     assert parsed("hipcc", "--offload-arch=gfx90a", "-fgpu-rdc", "-c", "a.hip").output == "a.o"
     assert refused("hipcc", "-c", "a.hip") is Reason.MACHINE
@@ -180,7 +189,7 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.s", Reason.ASSEMBLER),
         ("gcc -c a.f90", Reason.LANGUAGE),
         ("gcc -x c-header -S a.h", Reason.LANGUAGE),
-        ("gcc -c a.h", Reason.LANGUAGE),
+        ("gcc -c a.f90", Reason.LANGUAGE),
         ("gcc -c a.c -MG -MD", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -MF x", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -fplugin=x.so", Reason.UNSUPPORTED_OPTION),
@@ -379,6 +388,13 @@ def test_one_step_links_and_precompiled_headers_are_told_apart() -> None:
     assert parsed("gcc", "a.c").output == "a.out"
     header = parsed("g++", "-x", "c++-header", "d/a.h")
     assert (header.makes, header.output) == (Makes.HEADER, "d/a.h.gch")
+    for name in ("d/a.h", "d/a.hpp", "d/a.H", "d/a.hh"):
+        header = parsed("g++", "-c", name)
+        assert (header.makes, header.output) == (Makes.HEADER, f"{name}.gch")
+    assert parsed("g++", "-MM", "a.hpp").makes is Makes.RULES
+    # Meson's, for each source with a precompiled header.
+    assert parsed("g++", "-fpch-preprocess", "-include", "a.hpp", "-c", "b.cpp").makes is Makes.OBJECT
+    assert refused("g++", "-fpch-deps", "-c", "b.cpp") is Reason.UNSUPPORTED_OPTION
     assert parsed("gcc", "-c", "-x", "c-header", "a.h", "-o", "b").makes is Makes.HEADER
     assert parsed("gcc", "-c", "a.c").makes is Makes.OBJECT
 
