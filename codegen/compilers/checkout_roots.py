@@ -143,13 +143,12 @@ def shown_parts(flags: Sequence[str], roots: Roots) -> str:
 
 
 def is_mapped(flags: Sequence[str], roots: Roots) -> bool:
-    """Tell whether the user's own mappings keep the working folder's path out of debug information, and nothing else
-    shows it."""
-    words = flag_words(flags)
-    old = [match[1] for word in words if (match := _OF_DEBUG.fullmatch(word))]
-    here = [path for name, path in roots if name == _HERE]
-    is_below = here and any(_is_in(here[0], path.rstrip("/")) for path in old if path.startswith("/"))
-    return bool(is_below) and temporary_roots.shows_in_debug_alone(flags)
+    """Tell whether the user's own mappings keep the paths of a checkout's folders out of debug information, and nothing
+    else shows them. An assembler may compress debug information: a path is not found in it."""
+    old = [match[1] for word in flag_words(flags) if (match := _OF_DEBUG.fullmatch(word))]
+    own = [path for _, path in checkouts(roots)]
+    are_below = all(any(_is_in(path, each.rstrip("/")) for each in old if each.startswith("/")) for path in own)
+    return bool(own) and are_below and temporary_roots.shows_in_debug_alone(flags)
 
 
 def mapped_in(action: Action, roots: Roots, options: Sequence[str] = OF_MACROS) -> set[str]:

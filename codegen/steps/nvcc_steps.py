@@ -100,7 +100,7 @@ def decompose(
             variables[assignment[1]] = assignment[2].strip()
         elif (words := command_words(line[3:].strip(" \t"), variables)) and os.path.basename(words[0]) != "rm":
             steps.append(read_command(words, SOURCE + extension))
-    if not {"PATH", "LD_LIBRARY_PATH"} <= variables.keys():
+    if "PATH" not in variables:
         raise NotUnderstood("the dry run sets no PATH")
     writer = _Writer(steps, variables, root, SOURCE + extension, find)
     return Steps(name=name, identity=identity, actions=tuple(writer.actions()), said="".join(said))
@@ -181,7 +181,8 @@ class _Writer:
         )
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
-        return tuple((name, self._variables[name]) for name in ("LD_LIBRARY_PATH", "PATH"))
+        # The profile of Debian's package sets no LD_LIBRARY_PATH: the caller's stays.
+        return tuple((name, self._variables[name]) for name in ("LD_LIBRARY_PATH", "PATH") if name in self._variables)
 
     def action(self, step: StepCommand) -> Action:
         """Return a step of the template."""

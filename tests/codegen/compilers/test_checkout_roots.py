@@ -127,7 +127,7 @@ def test_what_the_users_own_mapping_leaves_of_a_folder_is_told() -> None:
     both = (("checkout", "/home/u/p/build"), ("checkout-1", "/home/u/p"))
     for flag, is_kept_out in (
         ("-ffile-prefix-map=/home/u/p=.", True),
-        ("-fdebug-prefix-map=/home/u/p/build=.", True),
+        ("-fdebug-prefix-map=/home/u/p/build=.", False),  # an assembler may compress what has /home/u/p
         ("-fmacro-prefix-map=/home/u/p=.", False),
         ("-fdebug-prefix-map=/home/u/p/src=.", False),
         ("-fdebug-prefix-map=../=.", False),

@@ -121,6 +121,17 @@ def test_a_later_and_an_older_version() -> None:
     assert len(steps) == 9
 
 
+def test_a_profile_that_sets_no_library_path_leaves_the_callers() -> None:
+    """Debian's package has such a one."""
+    text = re.sub(r"^#\$ LD_LIBRARY_PATH=.*\n", "", recorded("13.0-two-archs"), flags=re.MULTILINE)
+    assert text != recorded("13.0-two-archs")
+    variables = {name for action in read(text).actions for name, _ in action.environment}
+    assert variables == {"PATH"}
+    steps = by_name(expand(read(text), compile_action(environment=(("LD_LIBRARY_PATH", "/mine"), ("PATH", "/bin")))))
+    assert list(steps) == TWO
+    assert all(dict(step.environment)["LD_LIBRARY_PATH"] == "/mine" for step in steps.values())
+
+
 def test_what_nvcc_says_itself_comes_first() -> None:
     assert read("nvcc warning : old\n" + recorded("13.5-one-arch")).said == "nvcc warning : old\n"
 
