@@ -132,12 +132,15 @@ def file_run(
     moving = checkout_roots.checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
     mentions = later = False
+    clocked = ""
     # No preprocessor reads the objects of a link.
     declared = () if action.discovery is Discovery.GCC_LINKER and _are_objects(action.inputs) else action.inputs
     for path in (*declared, *used):
         fact = None if snapshot.is_produced(path) else snapshot.fact(path)
         if fact is None or fact.traits is Traits.NONE:
             continue
+        if Traits.TIME in fact.traits and not (action.kind == "torch" and path.endswith(".py")):
+            clocked = clocked or path
         reason = unsound_reason(snapshot, path, fact, action, tool)
         if reason:
             return Filing(None, reason)
@@ -147,6 +150,11 @@ def file_run(
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
                 later = later or Traits.PATHS_LATER in fact.traits
+    if clocked and not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment):
+        own = [path for path in (*declared, *used) if not compilers_own(path, tool)]
+        if path_sight.sees_clock(snapshot, bare_text_of(lookup.store.folder), action, own):
+            reason = f"{clocked} mentions __DATE__ or __TIME__ (set SOURCE_DATE_EPOCH to have it stored)"
+            return Filing(None, reason)
     if mentions or later:
         shown: dict[str, list[str]] = {path: [] for path in (*action.inputs, *used) if not compilers_own(path, tool)}
         for spelled in read or ():
@@ -252,8 +260,6 @@ def unsound_reason(snapshot: Snapshot, path: str, fact: Fact, action: Action, to
     """Why a used file makes it impossible to look the result up; empty where it does not."""
     if action.kind == "torch" and path.endswith(".py"):
         return ""  # a module of a library was imported: words in it that an assembler would obey have no effect
-    if Traits.TIME in fact.traits and not any(n == "SOURCE_DATE_EPOCH" for n, _ in action.environment):
-        return f"{path} mentions __DATE__ or __TIME__ (set SOURCE_DATE_EPOCH to have it stored)"
     if Traits.TIMESTAMP in fact.traits:
         return f"{path} mentions __TIMESTAMP__"
     if Traits.EMBED in fact.traits:

@@ -1,4 +1,5 @@
-"""Which folders a compile can see: whether a text uses `__FILE__`, or a macro that leads to it.
+"""Which folders a compile can see, and whether it sees the clock: whether a text uses `__FILE__` or `__DATE__`, or a
+macro that leads to it.
 
 A header's `#define CHECK(x) ... __FILE__` shows nothing where nobody uses the macro, and where a text uses it, it shows
 the path of that text. Knows macros as words (`macro_words`); knows nothing of `__builtin_FILE` and `source_location`,
@@ -22,6 +23,7 @@ from protocol.messages import Digest
 _SOURCE = b"__BASE_FILE__"
 """The path of the source, in whatever file it stands."""
 _SEEING = (b"__FILE__", _SOURCE, b"__FILE_NAME__")
+_CLOCK = (b"__DATE__", b"__TIME__")
 _ASSERTS = re.compile(rb"assert(_perror)?")
 """Macros with which an object shows a path as it is."""
 _MOST_FILES = 400
@@ -33,7 +35,7 @@ class _Index:
     """The files that were looked at."""
 
     def __init__(self) -> None:
-        self.macros, self.sources = Macros(_SEEING), Macros((_SOURCE,))
+        self.macros, self.sources, self.clock = Macros(_SEEING), Macros((_SOURCE,)), Macros(_CLOCK)
         self.words: dict[Digest, frozenset[bytes]] = {}
         """File -> its words outside of definitions."""
 
@@ -50,18 +52,11 @@ def seen_roots(
     Args:
         files: the files that the action reads, but the compiler's own -> how the tool spelled them.
     """
-    global _index
     above, holding = _above(snapshot, files, roots), holding_roots(snapshot, files, roots)
     if not holding or len(files) > _MOST_FILES:
         return holding
     with _lock.held():
-        if len(_index.words) > _MOST_KNOWN:
-            _index = _Index()
-        given = tuple(given_macros(action))
-        _index.macros.add(given)
-        _index.sources.add(given)
-        # All files come first: a later one may define what an earlier one uses.
-        used = {path: _words(snapshot, bare, path) for path in files}
+        used = _all_words(snapshot, bare, action, files)
         found: set[str] = set()
         for path, words in used.items():
             if words is None or _index.sources.is_seeing(words):
@@ -70,6 +65,33 @@ def seen_roots(
             if _index.macros.is_seeing(words):
                 found |= above[path]
         return found
+
+
+def sees_clock(snapshot: Snapshot, bare: BareText, action: Action, files: Collection[str]) -> bool:
+    """Whether a file may use `__DATE__` or `__TIME__`, and does not only define a macro that nobody uses. When in doubt
+    it may.
+
+    Args:
+        files: the files that the action reads, but the compiler's own.
+    """
+    if len(files) > _MOST_FILES:
+        return True
+    with _lock.held():
+        used = _all_words(snapshot, bare, action, files)
+        return any(words is None or _index.clock.is_seeing(words) for words in used.values())
+
+
+def _all_words(
+    snapshot: Snapshot, bare: BareText, action: Action, files: Collection[str]
+) -> dict[str, frozenset[bytes] | None]:
+    """`_words` of each file. All files come first: a later one may define what an earlier one uses."""
+    global _index
+    if len(_index.words) > _MOST_KNOWN:
+        _index = _Index()
+    given = tuple(given_macros(action))
+    for macros in (_index.macros, _index.sources, _index.clock):
+        macros.add(given)
+    return {path: _words(snapshot, bare, path) for path in files}
 
 
 def holding_roots(snapshot: Snapshot, files: Mapping[str, Collection[str]], roots: Roots) -> set[str]:
@@ -103,5 +125,6 @@ def _words(snapshot: Snapshot, bare: BareText, path: str) -> frozenset[bytes] | 
     shown = [macro for macro in read.macros if not _ASSERTS.fullmatch(macro.name)]
     _index.macros.add(shown)
     _index.sources.add(shown)
+    _index.clock.add(read.macros)
     known = _index.words[fact.digest] = read.words()
     return known

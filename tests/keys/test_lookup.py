@@ -217,6 +217,32 @@ def test_what_a_key_cannot_settle_is_not_stored(desk: Desk, text: str) -> None:
     assert filing.unstored.startswith("src/a.cu ")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_stored"),
+    [
+        ("int f();", True),
+        ("#define MINE VERSION\n#define TEXT(x) #x", True),
+        ("/* VERSION */ // __TIME__", True),
+        ("const char *t = VERSION;", False),
+        ("#define MINE VERSION\nint f() { return sizeof MINE; }", False),
+        ("#define CAT(a, b) a##b\nconst char *t = CAT(VER, SION);", False),
+        ("#define CAT(b) VER##b\nconst char *t = CAT(SION);", False),
+        ("#define OTHER(b) X##b\nint OTHER(y);", True),
+        ("#if VERSION\n#endif", False),
+        ("#ifdef __TIME__\n#endif", False),
+        ("const char *t = VER\\\nSION;", False),
+        ("#define MINE(x) x; const char *t = \\\n__TIME__\nMINE(int a)", False),
+    ],
+)
+def test_a_macro_of_the_clock_that_nobody_uses_is_no_hindrance(desk: Desk, text: str, is_stored: bool) -> None:
+    """Headers with the version of a library define one, and every source of it includes such a header."""
+    desk.write("second/x.h", '#define VERSION "1 " __DATE__ " " __TIME__\n')
+    desk.write("src/a.cu", f'#include "x.h"\n{text}\n')
+    unstored = desk.file().unstored
+    assert (not unstored) == is_stored, unstored
+    assert is_stored or "mentions __DATE__ or __TIME__" in unstored
+
+
 def test_inputs_that_changed_while_the_tool_ran(desk: Desk) -> None:
     lookup = desk.lookup()
     missing = lookup.look(desk.action, desk.tool)
