@@ -60,6 +60,54 @@ def test_an_import_of_a_test_module_is_found(text: str) -> None:
     assert imported_tests(text)
 
 
+_FINDS_NVCC = ("small_toolkit", "real_toolkit")
+
+
+def toolkits_of_imports(text: str) -> list[str]:
+    """Calls that ask for nvcc as soon as the module is imported; the body of a function does so later."""
+    found: list[str] = []
+    nodes: list[ast.AST] = [ast.parse(text)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _FINDS_NVCC:
+            found.append(ast.unparse(node))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes += [*node.decorator_list, node.args]
+        elif isinstance(node, ast.Lambda):
+            nodes.append(node.args)
+        else:
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def test_no_module_needs_nvcc_to_be_imported() -> None:
+    """Every tier collects all test modules, and those of JAX and Ray have no nvcc."""
+    paths = list(TESTS.rglob("*.py"))
+    wrong = {
+        str(path.relative_to(ROOT)): found
+        for path in paths
+        if (found := toolkits_of_imports(path.read_text(encoding="utf-8")))
+    }
+    assert len(paths) > 100 and wrong == {}, "ask for the toolkit in a function"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('NVCC = small_toolkit() / "bin/nvcc"', 1),
+        ("if True:\n    NVCC = toolkit.real_toolkit()", 1),
+        ("@mark(small_toolkit())\ndef test() -> None: ...", 1),
+        ("def test(nvcc=small_toolkit()) -> None: ...", 1),
+        ("class Build:\n    nvcc = small_toolkit()", 1),
+        ("def test() -> None:\n    small_toolkit()", 0),
+        ("nvcc = lambda: small_toolkit()", 0),
+        ("class Build:\n    def nvcc(self) -> None:\n        small_toolkit()", 0),
+    ],
+)
+def test_a_toolkit_that_an_import_asks_for_is_found(text: str, count: int) -> None:
+    assert len(toolkits_of_imports(text)) == count
+
+
 def test_helpers_say_what_they_are() -> None:
     helpers: list[Path] = [path for path in (TESTS / "support").glob("*.py") if path.name != "__init__.py"]
     assert helpers and [path.name for path in helpers if not ast.get_docstring(ast.parse(path.read_text()))] == []

@@ -21,8 +21,6 @@ from codegen.steps.step_kinds import OBJECT, SOURCE, NotUnderstood, StepKind
 from tests.support.paths import FAKES
 from tests.support.toolkit import small_toolkit
 
-NVCC = small_toolkit() / "bin/nvcc"
-
 _RECORDING = FAKES / "recording-g++"
 _TOGETHER = 6
 """Options in one run of nvcc: it takes a second."""
@@ -57,7 +55,7 @@ def compare(chance: random.Random, folder: Path, *, options: int, names: int) ->
         found.differing += differences(together, "a.cu", folder)
     for name in ("a b.cu", "a'&;b.cu", *(_name(chance) for _ in range(names))):
         try:
-            parse((str(NVCC), "-c", name, "-o", "a.o"), str(folder))
+            parse((str(_nvcc()), "-c", name, "-o", "a.o"), str(folder))
         except PassThrough:
             continue
         found.names += 1
@@ -82,14 +80,18 @@ def differences(arguments: tuple[str, ...], source: str, folder: Path) -> list[s
 def dry_run(arguments: tuple[str, ...], folder: Path) -> Steps | None:
     """The steps of a compile with these options; None if nvcc refuses them, or they are not understood."""
     more = ("-arch=sm_80", "-c", "-o", OBJECT, SOURCE + ".cu")
-    command = (str(NVCC), "--dryrun", "-ccbin", str(_RECORDING), *arguments, *more)
+    command = (str(_nvcc()), "--dryrun", "-ccbin", str(_RECORDING), *arguments, *more)
     done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     try:
         text = done.stderr.decode(errors="surrogateescape")
-        root = str(NVCC.parent.parent)
+        root = str(small_toolkit())
         return None if done.returncode else decompose(text, "s", extension=".cu", root=root, identity="p")
     except NotUnderstood:
         return None
+
+
+def _nvcc() -> Path:
+    return small_toolkit() / "bin/nvcc"
 
 
 def _value(chance: random.Random) -> str:
@@ -139,7 +141,7 @@ def _calls_of_nvcc(arguments: tuple[str, ...], source: str, folder: Path) -> lis
     (folder / source).write_text("")
     options = ("-arch=sm_80", "-c", "-o", str(folder / "a.o"), source)
     subprocess.run(
-        (str(NVCC), "-ccbin", str(_RECORDING), *arguments, *options),
+        (str(_nvcc()), "-ccbin", str(_RECORDING), *arguments, *options),
         cwd=folder,
         env={**os.environ, "RECORDED": str(recorded), "TMPDIR": str(folder)},
         capture_output=True,
@@ -159,7 +161,7 @@ def _spelled(item: Argument) -> str | None:
     """None for a file of a step."""
     if isinstance(item, str):
         return item
-    return f"{item.prefix}{NVCC.parent.parent}{item.suffix}" if item.place.value == "root" else None
+    return f"{item.prefix}{small_toolkit()}{item.suffix}" if item.place.value == "root" else None
 
 
 def _difference(step: Action, call: list[str]) -> str:
