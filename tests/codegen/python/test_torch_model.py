@@ -382,8 +382,9 @@ def test_a_model_is_compiled_once_and_computes_what_its_archive_does(user: User)
 
 @pytest.mark.torch
 @pytest.mark.timeout(900)
-def test_a_trace_of_torch_is_beside_the_package(user: User) -> None:
-    user.environ["TORCH_TRACE"] = "/nowhere"
+def test_a_trace_of_torch_is_beside_the_package(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    # For this test alone: the user is that of the whole file.
+    monkeypatch.setitem(user.environ, "TORCH_TRACE", "/nowhere")
     checkout = Checkout(user, "traced")
     checkout.export(1)
     trace = checkout.folder / "build/mlp/mlp.torch_trace.log"
