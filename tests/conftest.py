@@ -26,7 +26,7 @@ from tests.support.foreign_project import kept_up
 from tests.support.own_programs import PROGRAM_CACHE
 from tests.support.pages import CHROMIUM
 from tests.support.serving import short_folder
-from tests.support.toolkit import make_toolkit
+from tests.support.toolkit import has_nvcc, make_toolkit
 from tests.support.user import User
 
 
@@ -44,7 +44,7 @@ def missing(marker: str) -> str:
 
 _TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (
-        lambda: bool(shutil.which("g++")) and (bool(shutil.which("nvcc")) or _package("nvidia.cu13")),
+        lambda: shutil.which("g++") is not None and has_nvcc(),
         "no nvcc (pip install buildd[cuda]) or no g++",
     ),
     "hip": (

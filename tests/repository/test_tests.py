@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,7 @@ def toolkits_of_imports(text: str) -> list[str]:
 
 
 def test_no_module_needs_nvcc_to_be_imported() -> None:
-    """Every tier collects all test modules, and those of JAX and Ray have no nvcc."""
+    """Every tier collects all test modules, and that of JAX has no nvcc."""
     paths = list(TESTS.rglob("*.py"))
     wrong = {
         str(path.relative_to(ROOT)): found
@@ -106,6 +108,21 @@ def test_no_module_needs_nvcc_to_be_imported() -> None:
 )
 def test_a_toolkit_that_an_import_asks_for_is_found(text: str, count: int) -> None:
     assert len(toolkits_of_imports(text)) == count
+
+
+@pytest.mark.parametrize("tool", ["cuobjdump", "nvcc"])
+def test_wheels_of_other_tools_are_no_nvcc(tmp_path: Path, tool: str) -> None:
+    (tmp_path / "nvidia/cu13/bin").mkdir(parents=True)
+    (tmp_path / "nvidia/cu13/bin" / tool).touch(0o755)
+    found = subprocess.run(
+        # Without packages: this environment may have an nvcc.
+        [sys.executable, "-S", "-c", "from tests.support.toolkit import has_nvcc\nprint(has_nvcc())"],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == f"{tool == 'nvcc'}\n"
 
 
 def test_helpers_say_what_they_are() -> None:

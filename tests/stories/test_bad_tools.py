@@ -6,7 +6,6 @@ Each change keeps size and mtime, as an upgrade by a careless package manager do
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from tests.support.developer import Developer, end_developer, make_developer
 from tests.support.own_programs import lend_programs
-from tests.support.toolkit import host_compiler
+from tests.support.toolkit import has_nvcc, host_compiler, real_toolkit
 
 pytestmark = pytest.mark.cuda
 
@@ -29,14 +28,10 @@ extern "C" int says() { return SAYS; }
 
 @pytest.fixture
 def developer(tmp_path: Path) -> Iterator[Developer]:
-    """With a toolkit of links to that of the wheels, in which nvcc and one header are files of our own."""
-    try:
-        spec = importlib.util.find_spec("nvidia.cu13")
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None or not spec.submodule_search_locations or not host_compiler():
+    """With a toolkit of links to the real one, in which nvcc and one header are files of our own."""
+    if not has_nvcc() or not host_compiler():
         pytest.skip("no nvcc: pip install buildd[cuda]")
-    real = Path(spec.submodule_search_locations[0])
+    real = real_toolkit()
     toolkit = tmp_path / "cuda"
     subprocess.run(["cp", "-rs", real, toolkit], check=True)
     # nvcc finds its parts from its own real path.

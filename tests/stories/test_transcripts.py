@@ -8,10 +8,8 @@ and $HOME. `BUILDD_UPDATE_TRANSCRIPTS=1 pytest tests/stories/test_transcripts.py
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 
 from tests.support.own_programs import lend_programs
 from tests.support.paths import FAKES, TESTS
+from tests.support.toolkit import has_nvcc
 
 FOLDER = TESTS / "transcripts"
 _STEP = ("$ ", "-- file ", "#")
@@ -41,7 +40,7 @@ def test_there_are_transcripts() -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_transcript(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    if "\n# needs nvcc\n" in text and not _has_nvcc():
+    if "\n# needs nvcc\n" in text and not has_nvcc():
         pytest.skip("no nvcc: pip install buildd[cuda]")
     session = Session(tmp_path)
     try:
@@ -51,10 +50,6 @@ def test_transcript(path: Path, tmp_path: Path) -> None:
     if os.environ.get("BUILDD_UPDATE_TRANSCRIPTS"):
         path.write_text(came, encoding="utf-8")
     assert came == text
-
-
-def _has_nvcc() -> bool:
-    return shutil.which("nvcc") is not None or importlib.util.find_spec("nvidia.cu13") is not None
 
 
 class Session:

@@ -37,14 +37,26 @@ def make_toolkit(folder: Path) -> Path:
 
 
 @cache
-def real_toolkit() -> Path:
-    """The toolkit of PyPI's wheels (extra `cuda`), or that of the nvcc on PATH."""
+def _found_toolkit() -> Path | None:
     found = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
-    if found is not None and found.submodule_search_locations:
-        return Path(next(iter(found.submodule_search_locations)))
+    # Wheels of other tools, as of cuobjdump (extra `test`), share the folder with that of nvcc.
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        if os.access(os.path.join(folder, "bin/nvcc"), os.X_OK):
+            return Path(folder)
     nvcc = shutil.which("nvcc")
-    assert nvcc is not None
-    return Path(nvcc).resolve().parents[1]
+    return None if nvcc is None else Path(nvcc).resolve().parents[1]
+
+
+def has_nvcc() -> bool:
+    """Whether there is a real toolkit."""
+    return _found_toolkit() is not None
+
+
+def real_toolkit() -> Path:
+    """The toolkit of PyPI's wheels (extra `cuda`), or that of the nvcc on PATH. There is one: see `has_nvcc`."""
+    toolkit = _found_toolkit()
+    assert toolkit is not None
+    return toolkit
 
 
 @cache
