@@ -5,8 +5,9 @@ Knows jobs that ended and the builds that follow them; tells the state machine n
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class Deliveries:
         self._in_pool = in_pool
         self._left: Counter[m.JobId] = Counter()
         """How many followers of each job have not got its files yet."""
+        self._turns: defaultdict[m.JobId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def expect(self, job: m.JobId) -> None:
         """Keep a job's folder for one more delivery."""
@@ -42,7 +44,10 @@ class Deliveries:
     async def deliver(self, build: ActiveBuild, index: int, execution: Execution) -> tuple[str, str] | None:
         """Hand a job's files to a follower; the problem (what, next step) where that fails."""
         try:
-            await self._in_pool(build.hand_over, index, execution.ran)
+            # One follower after another: if two builds of one project put the same file there, the second one would
+            # replace what the first one's next job reads already, and that job's result would not be stored.
+            async with self._turns[execution.number]:
+                await self._in_pool(build.hand_over, index, execution.ran)
         except (OSError, BuilddError) as error:
             return message_and_step(error)
         except Exception:  # the edge: a fault of buildd's must not leave the client waiting
@@ -69,6 +74,7 @@ class Deliveries:
         if self._left[execution.number]:
             return
         del self._left[execution.number]
+        self._turns.pop(execution.number, None)
         # A job that was put back in line has a new execution under the same number already.
         if self._executions.get(execution.number) is execution:
             del self._executions[execution.number]
