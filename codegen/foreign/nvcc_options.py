@@ -50,7 +50,7 @@ _NVCC_FLAGS = """
 """
 _NVCC_REFUSED = """
 -E --preprocess  -cuda --cuda
--optix-ir --optix-ir  -ltoir --ltoir  -link --link  -lib --lib  -r --relocatable-link
+-optix-ir --optix-ir  -ltoir --ltoir  -link --link  -lib --lib  -r --relocatable-link  -r --host-relocatable-link
 -run --run  -dryrun --dryrun  -keep --keep  -save-temps --save-temps  -v --verbose  -h --help  -V --version
 -objtemp --objdir-as-tempdir  -clean --clean-targets  -code-ls --list-gpu-code  -arch-ls --list-gpu-arch
 -gen-opt-lto --gen-opt-lto  -noprof --dont-use-profile  -use-local-env --use-local-env
@@ -62,6 +62,7 @@ _NVCC_REFUSED_VALUES = """
 -target-dir --target-directory  -split-compile-extended --split-compile-extended
 -fdevice-time-trace --fdevice-time-trace  -run-args --run-args  -idp --input-drive-prefix
 -ddp --dependency-drive-prefix  -dp --drive-prefix  -hls --host-linker-script  -sanitize --sanitize
+-fdevice-sanitize --fdevice-sanitize
 """
 
 

@@ -277,7 +277,7 @@ extern "C" __global__ void k(float *x, unsigned long a, unsigned long b) {
 @pytest.mark.parametrize(
     ("keys", "text", "part"),
     [
-        ('arch = ["sm_90a"]\noutput = "object"\n', WGMMA, "(C7511) Potential Performance Loss"),
+        ('arch = ["sm_90a"]\noutput = "object"\n', WGMMA, "Potential Performance Loss"),
         pytest.param(
             *(f'{KEYS}, "-Xcompiler=-Wnested-externs"]\n', SOURCE, "is valid for C/ObjC but not for C++"),
             marks=pytest.mark.slow,
