@@ -27,6 +27,7 @@ _NVCC_VALUES = """
 -Werror --Werror  -diag-error --diag-error  -diag-suppress --diag-suppress  -diag-warn --diag-warn
 -brief-diag --brief-diagnostics  -jtd --jump-table-density  -device-stack-protector --device-stack-protector
 -compress-mode --compress-mode  -frandom-seed --frandom-seed  -opt-info --optimization-info
+-fmax-errors --fmax-errors
 """
 _NVCC_FLAGS = """
 -g --debug  -G --device-debug  -lineinfo --generate-line-info  -dlto --dlink-time-opt  -lto --lto  -noeh --no-exceptions
@@ -39,7 +40,8 @@ _NVCC_FLAGS = """
 -forward-unknown-opts --forward-unknown-opts  --no-align-double --no-align-double
 -nodlink --no-device-link  -use_fast_math --use_fast_math  -extra-device-vectorization --extra-device-vectorization
 -w --disable-warnings  -keep-device-functions --keep-device-functions  -src-in-ptx --source-in-ptx -restrict --restrict
--Wreorder --Wreorder  -Wdefault-stream-launch --Wdefault-stream-launch  -Wmissing-launch-bounds --Wmissing-launch-bounds
+-Wreorder --Wreorder  -Wconversion --Wconversion
+-Wdefault-stream-launch --Wdefault-stream-launch  -Wmissing-launch-bounds --Wmissing-launch-bounds
 -Wext-lambda-captures-this --Wext-lambda-captures-this  -Wno-deprecated-declarations --Wno-deprecated-declarations
 -Wno-deprecated-gpu-targets --Wno-deprecated-gpu-targets  -res-usage --resource-usage
 -ewp --extensible-whole-program  -no-compress --no-compress  -err-no --display-error-number
@@ -56,13 +58,17 @@ _NVCC_REFUSED = """
 -gen-opt-lto --gen-opt-lto  -noprof --dont-use-profile  -use-local-env --use-local-env
 -force-cl-env-setup --force-cl-env-setup  -fdevice-syntax-only --fdevice-syntax-only  -qpp-config --qpp-config
 -astoolspatch --compile-as-tools-patch  -aug-hls --augment-host-linker-script  -jobserver --jobserver
+-concat --concat  -prune --prune  -safety-compat --safety-compatibility  -utf-8 --utf-8  -v2 --verbose2
+-skip-ptx-semantics-check --skip-ptx-semantics-check  -enable-tile --enable-tile  -simt-only --simt-only
+-tile-only --tile-only  -tilebc --tilebc  -tilecubin --tilecubin  -tilefatbin --tilefatbin
 """
 _NVCC_REFUSED_VALUES = """
 -odir --output-directory  -keep-dir --keep-dir  -time --time  -arbin --archiver-binary  -ldir --libdevice-directory
 -target-dir --target-directory  -split-compile-extended --split-compile-extended
 -fdevice-time-trace --fdevice-time-trace  -run-args --run-args  -idp --input-drive-prefix
 -ddp --dependency-drive-prefix  -dp --drive-prefix  -hls --host-linker-script  -sanitize --sanitize
--fdevice-sanitize --fdevice-sanitize
+-fdevice-sanitize --fdevice-sanitize  -stdlib --stdlib  -tile-preview --tile-preview
+-Xnvprune --nvprune-options  -Xtileiras --tileiras-options
 """
 
 
