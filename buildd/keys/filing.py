@@ -24,6 +24,7 @@ from buildd.keys.text_digests import filed_digest, is_bare
 from buildd.native.bare_text import bare_text_of
 from buildd.store.store import InputSet
 from codegen.compilers import checkout_roots
+from codegen.compilers.command_parser import may_precompile
 from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
 from codegen.reach import Reach, reach_of, read_regular
 from protocol.messages import Digest
@@ -152,7 +153,10 @@ def file_run(
                 later = later or Traits.PATHS_LATER in fact.traits
     if clocked and not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment):
         own = [path for path in (*declared, *used) if not compilers_own(path, tool)]
-        if path_sight.sees_clock(snapshot, bare_text_of(lookup.store.folder), action, own):
+        # A precompiled header hands its macros on to sources that do not name it.
+        if may_precompile(action.argv, action.inputs) or path_sight.sees_clock(
+            snapshot, bare_text_of(lookup.store.folder), action, own
+        ):
             reason = f"{clocked} mentions __DATE__ or __TIME__ (set SOURCE_DATE_EPOCH to have it stored)"
             return Filing(None, reason)
     if mentions or later:

@@ -268,7 +268,7 @@ def host_compiler(
         folders["programs"],
         wrapper=driver
         if _calls_another(driver, text)
-        else next(filter(_does_more_than_exec, (*programs[1:], *(file for _, file in named))), ""),
+        else next(filter(_does_more_than_exec, (*programs[1:], *(file for role, file in named if role != "ld"))), ""),
     )
 
 
@@ -281,6 +281,13 @@ def _calls_another(driver: str, text: str) -> bool:
     fronts = re.findall(r'^ "?(/[^"\n]+?)"? -cc1 ', text, re.MULTILINE)
     own = os.path.realpath(driver)
     return any(name != driver for name in called) or any(os.path.realpath(front) != own for front in fronts)
+
+
+def scripted_linker(files: Iterable[ToolFile]) -> str:
+    """Return the linker among a tool's files if it is a script that may read any variable and any file: its links
+    cannot be cached. A compile calls no linker."""
+    linkers = (file.path for file in files if file.role == "host ld")
+    return next(filter(_does_more_than_exec, linkers), "")
 
 
 def _does_more_than_exec(driver: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from codegen.flags import inspect
@@ -176,6 +176,12 @@ def language_of(path: str) -> str:
     return _LANGUAGES.get(os.path.splitext(path)[1], "")
 
 
+def may_precompile(words: Iterable[object], sources: Iterable[str]) -> bool:
+    """Tell whether a command of gcc may precompile a header."""
+    named = any(isinstance(word, str) and word.removeprefix("-x") in _HEADERS for word in words)
+    return named or any(language_of(source) in _HEADERS for source in sources)
+
+
 class Parser(ABC):
     """Reads options one by one; `result` returns the compile they describe."""
 
@@ -284,12 +290,6 @@ class Parser(ABC):
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
         if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
             raise PassThrough(Reason.MACHINE, "no --offload-arch")
-        if family is Family.HIPCC and (alone := next((flag for flag in flags if flag in HIP_DEVICE_ALONE), "")):
-            # Each architecture's compile writes the depfile anew.
-            archs = [arch for flag in flags if "-arch=" in flag for arch in flag.partition("=")[2].split(",")]
-            if len({*archs}) > 1 or not self.output:
-                what = "several architectures" if self.output else "no output name"
-                raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{alone} with {what}")
         arguments, depfile = tuple(self.kept), None
         if makes is Makes.RULES and family is Family.GCC:
             if self.dep_kind or self.assembles:

@@ -150,6 +150,8 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
         raise PassThrough(Reason.WRAPPER, compiler.wrapper)
     if compiler.clang and compile.parts:
         raise PassThrough(Reason.UNSUPPORTED_OPTION, compile.parts[0])
+    if compile.makes in LINKS and (script := closure.scripted_linker(compiler.files)):
+        raise PassThrough(Reason.WRAPPER, script)
     files, search = compiler.files, compiler.search
     facts = [("compiler", compiler.version), ("path", path)]
     if compile.makes is Makes.HEADER and compiler.clang:
@@ -185,6 +187,8 @@ def _nvcc(
     if compiler.wrapper:
         # It reads variables and files that nobody here knows, in each step that calls it.
         raise PassThrough(Reason.HOST_WRAPPER, compiler.wrapper)
+    if compile.makes in LINKS and (script := closure.scripted_linker(compiler.tool.files)):
+        raise PassThrough(Reason.HOST_WRAPPER, script)
     # The compile must find the host compiler in the same place as the probes.
     folders = dict(compiler.environment)["PATH"].split(os.pathsep)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"nvcc {path}")

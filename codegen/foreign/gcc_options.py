@@ -122,6 +122,12 @@ class GccParser(Parser):
         if self._has_sysroot and (within := next(filter(_IN_SYSROOT.match, self.kept), "")):
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{within} beside --sysroot")
 
+        for alone in HIP_DEVICE_ALONE.intersection(self.kept):
+            archs = {arch for word in self.kept if "-arch=" in word for arch in word.partition("=")[2].split(",")}
+            if len(archs) > 1 or not self.output:  # each architecture's compile writes the depfile anew
+                what = "several architectures" if self.output else "no output name"
+                raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{alone} with {what}")
+
     def _says_where(self, argument: str, folder: str) -> None:
         """Accept an option that says where gcc's own parts are. The probes run in another folder."""
         if argument != "-no-canonical-prefixes" and not folder.startswith("/"):

@@ -81,6 +81,21 @@ def test_a_result_that_is_not_stored_says_why(kept_user: User) -> None:
         assert len(lines) == 3 and lines[2].startswith("    not stored: a.c mentions __DATE__ or __TIME__ (set SOURCE")
 
 
+def test_a_precompiled_header_hands_on_a_macro_of_the_clock(kept_user: User) -> None:
+    """Its sources do not name the header that defines it."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "clocked")
+    foreign.write("v.h", "#define WHEN __TIME__\n")
+    foreign.write("p.h", '#include "v.h"\n')
+    foreign.write("a.c", '#include "p.h"\nchar const *a = WHEN;\n')
+    foreign.write("b.c", '#include "v.h"\nint b;\n')
+    for hits in (0, 1):
+        for command in ("gcc -c p.h -o p.h.gch", "gcc -c a.c", "gcc -c b.c"):
+            foreign.good(*command.split())
+        assert foreign.counts()[0] == hits, "b.c alone is stored"
+        for made in ("p.h.gch", "a.o", "b.o"):
+            (foreign.folder / made).unlink()
+
+
 def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "explained")
     for name in ("one", "far/away/two"):

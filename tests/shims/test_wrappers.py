@@ -344,6 +344,18 @@ def test_assembler_of_the_caller(project: ForeignProject, request: pytest.Fixtur
     assert project.figures().passed_through == {reason: 1}
 
 
+def test_a_script_in_place_of_ld_is_not_followed(project: ForeignProject) -> None:
+    """It may read any file; a compile calls no linker."""
+    project.write("m.c", "int main(void) { return 0; }\n")
+    script = project.write("../ld/ld", f'#!/bin/sh\necho mine >&2\nexec {shutil.which("ld")} "$@"\n')
+    script.chmod(0o755)
+    project.search(str(script.parent))
+    for _ in range(2):
+        assert b"mine" not in project.good("gcc", "-c", "m.c", "-o", "m.o").stderr
+        assert b"mine" in project.good("gcc", "m.c", "-o", "m").stderr
+    assert project.counts() == (1, 1) and project.figures().passed_through == {"wrapper": 2}
+
+
 @pytest.mark.cuda
 def test_a_relative_host_compiler_is_each_folders_own(project: ForeignProject, toolkit: Path) -> None:
     cuda_project(project, "one/k.cu")
