@@ -107,10 +107,9 @@ def kept_plan(request: Request, plan: Plan, since_ns: int) -> KeptPlan | None:
     folders: list[FolderStamp] = []
     listings: dict[str, _Names] = {}
     moved: dict[str, bool] = {}
+    read = dict.fromkeys((*plan.read, *searched))
     try:
-        for path in dict.fromkeys((*plan.read, *searched)):
-            if not up_to_date.held(path, since_ns, moved):
-                return None
+        for path in read:
             try:
                 status = os.stat(path)
             except OSError:
@@ -128,6 +127,9 @@ def kept_plan(request: Request, plan: Plan, since_ns: int) -> KeptPlan | None:
             else:
                 return None
     except OSError:
+        return None
+    # Asked after the stamps were taken: a file may be changed between the two.
+    if not all(up_to_date.held(path, since_ns, moved) for path in read):
         return None
     sources = tuple(path for path in _sources(request, plan) if os.path.dirname(path) not in listings)
     if not all(map(os.path.isfile, sources)):

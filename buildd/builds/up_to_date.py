@@ -200,26 +200,26 @@ def record_of(build: ActiveBuild, results: str = "") -> Record | None:
     for path in (*used, *generated, *(file.path for tool in build.plan.tools for file in tool.files)):
         if path in build.products:
             continue
-        # The client may have heard the end already, and changed a file that was not looked at yet.
-        if not snapshot.has_seen(path) and not held(snapshot.absolute(path), build.started_ns, moved):
-            return None
-        fact = snapshot.fact(path)
-        if fact is None:
+        # The client may have heard the end already, and changed a file that was not looked at yet. Whether it held is
+        # asked after its stamp was taken: it may be changed between the two.
+        was_seen, fact = snapshot.has_seen(path), snapshot.fact(path)
+        if fact is None or not (was_seen or held(snapshot.absolute(path), build.started_ns, moved)):
             return None
         _add(snapshot.absolute(path), fact.stamp, fact.digest, now_ns, paths, stamps, young)
     folders = dict(lookup.folders)
     for path in (*build.plan.read, *searched(build.request)):
+        is_file = stamp_of(path) is not None
+        fact = snapshot.fact(path) if is_file else None
+        folder_stamp = 0 if is_file else snapshot.folder_stamp(path)
         # These were read for the plan, before their stamps were taken.
         if not held(path, build.started_ns, moved):
             return None
-        stamp = stamp_of(path)
-        if stamp is not None:
-            fact = snapshot.fact(path)
-            if fact is None:
-                return None
-            _add(path, fact.stamp, fact.digest, now_ns, paths, stamps, young)
+        if not is_file:
+            folders[path] = folder_stamp
+        elif fact is None:
+            return None
         else:
-            folders[path] = snapshot.folder_stamp(path)
+            _add(path, fact.stamp, fact.digest, now_ns, paths, stamps, young)
     if not _add_outputs(build, now_ns, paths, stamps, young):
         return None
     around = around_outputs(build, folders)

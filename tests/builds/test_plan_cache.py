@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from buildd.builds import up_to_date
 from buildd.builds.plan_cache import Plans
 from buildd.native.sweep import Sweep
 from codegen.plan import Plan
@@ -163,4 +164,19 @@ def test_what_was_written_a_moment_before_keeps_no_plan(home: Home) -> None:
     """It could be written again without another stamp."""
     plan = plan_for(home.request)
     home.plans.keep(home.request, plan, (home.project / "buildd.toml").stat().st_mtime_ns + 1)
+    assert home.plans.recall(home.request) is None
+
+
+def test_what_is_written_while_stamps_are_taken_keeps_no_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has heard the end of its build already."""
+    plan, real = plan_for(home.request), up_to_date.held
+
+    def held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:
+        answer = real(path, since_ns, moved)
+        if path.endswith("buildd.toml"):
+            write_beside(Path(path), PROJECT + 'flags = ["-O1"]\n')
+        return answer
+
+    monkeypatch.setattr(up_to_date, "held", held)
+    home.plans.keep(home.request, plan, time.time_ns() + OLD_NS)
     assert home.plans.recall(home.request) is None
