@@ -32,6 +32,7 @@ class Snapshot:
         """Path -> the fact that was seen, and when (ns)."""
         self._produced: dict[str, Digest] = {}
         self._listings: dict[str, frozenset[str] | None] = {}
+        self._kinds: dict[str, bool | None] = {}
         self._marks: dict[str, tuple[int, tuple[int, int, int] | None]] = {}
         """Folder -> when it was listed (ns), and its mark at that time."""
         self._folders: dict[str, int] = {}
@@ -173,6 +174,20 @@ class Snapshot:
             self._listings[folder] = names
             self._marks[folder] = looked
             return names
+
+    def is_folder(self, path: str) -> bool | None:
+        """Whether a listed name is a folder and no file; None where it is neither, or a link. Looked at once."""
+        try:
+            return self._kinds[path]
+        except KeyError:
+            kind = None
+            try:
+                mode = os.lstat(self.absolute(path)).st_mode
+                kind = stat_module.S_ISDIR(mode) if stat_module.S_ISDIR(mode) or stat_module.S_ISREG(mode) else None
+            except OSError:
+                pass
+            self._kinds[path] = kind
+            return kind
 
     def listed(self, folder: str) -> frozenset[str] | None:
         """The answer of `listing`, if it was called; None otherwise. Reads nothing."""

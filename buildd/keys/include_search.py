@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
 from buildd.files.traits import CLIMBING, Traits
-from buildd.keys.survey_memory import Memory, SearchAnswer, Surroundings
+from buildd.keys.survey_memory import Decisive, Memory, SearchAnswer, Surroundings, decisive
 from codegen.reach import read_regular
 from protocol.messages import Digest
 
@@ -101,7 +101,7 @@ class Surveyor:
         """Folders of the files that may include it -> used path -> answer."""
         self._asked: dict[tuple[str, Digest], SearchAnswer] = {}
         """Answers for files that ask `__has_include`."""
-        self._lacking: dict[tuple[str, str], tuple[bool, tuple[str, ...]]] = {}
+        self._lacking: dict[tuple[str, str], tuple[bool, _Needed]] = {}
         self._places = self._memory.places(self._own)
         self._surveys: dict[tuple[tuple[str, ...], ...], Surroundings] = {}
         """Surveys by used files, the folders of their includers, and the includers that ask `__has_include`: many
@@ -147,12 +147,14 @@ class Surveyor:
         return fact is not None and Traits.HAS_INCLUDE in fact.traits
 
     def _survey(self, used: Sequence[str], beside: tuple[str, ...], asking: Sequence[str]) -> Surroundings:
+        """A new survey; of the lively folders it has the names too, if each answer has them."""
         snapshot = self._snapshot
         used_set = frozenset(used)
         needed: dict[str, None] = {}
         asked: dict[str, set[str]] = {}
         present: set[str] = set()
         torn = False
+        lively = _Lively(self._memory.lively(snapshot))
         known = self._rivals.setdefault(beside, {})
         for path in used:
             answer = known.get(path)
@@ -167,6 +169,7 @@ class Surveyor:
                 answer = self._answer(self._candidates(path, beside), used_set)
             needed.update(dict.fromkeys(answer.needed))
             present.update(answer.present)
+            lively.add(answer)
         # The source itself asks too, and clang does not list it.
         for path in dict.fromkeys((*used, *asking)):
             fact = snapshot.fact(path)
@@ -189,11 +192,13 @@ class Surveyor:
                 for folder, names in zip(answer.needed, answer.names, strict=True):
                     asked.setdefault(folder, set()).update(names)
                 present.update(answer.present)
+                lively.add(answer)
         needed.update(dict.fromkeys(asked))
         return Surroundings(
             tuple((folder, -1 if torn else snapshot.folder_stamp(folder)) for folder in sorted(needed)),
             tuple(sorted(present)),
             tuple((folder, frozenset(names)) for folder, names in asked.items()),
+            () if torn else lively.known(),
         )
 
     def _place(self, path: str) -> str:
@@ -239,15 +244,16 @@ class Surveyor:
             if head:
                 # Most folders do not have the sub-folder at all, which is checked once for all headers in it.
                 absent, decided_by = self._lacks(folder, head)
-                for each in decided_by:
-                    needed.setdefault(each, set())
+                for each, names in decided_by.items():
+                    needed.setdefault(each, set()).update(names)
                 if absent:
                     continue
             path = f"{folder}/{rest}" if folder != "." else rest
             paths.add(path)
             if path not in used and _exists(self._snapshot, folder, rest, needed):
                 present.append(path)
-        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present))
+        lively = decisive(self._snapshot, self._memory.lively(self._snapshot), needed)
+        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present), lively=lively)
 
     def _answer_asked(self, path: str, digest: Digest, used: frozenset[str] = _NONE) -> SearchAnswer | None:
         """The candidates that `__has_include` in a file asks for; None where the file no longer has this digest."""
@@ -265,19 +271,37 @@ class Surveyor:
                 if candidate not in used and _exists(self._snapshot, folder, name, needed):
                     present.append(candidate)
         names = tuple(map(frozenset, needed.values()))
-        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present), names)
+        lively = decisive(self._snapshot, self._memory.lively(self._snapshot), needed)
+        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present), names, lively)
 
-    def _lacks(self, folder: str, head: str) -> tuple[bool, tuple[str, ...]]:
+    def _lacks(self, folder: str, head: str) -> tuple[bool, _Needed]:
         known = self._lacking.get((folder, head))
         if known is None:
             decided_by: _Needed = {}
             absent = not _exists(self._snapshot, folder, head, decided_by, any_kind=True)
-            known = self._lacking[folder, head] = (absent, tuple(decided_by))
+            known = self._lacking[folder, head] = (absent, decided_by)
         return known
 
 
 _Needed = dict[str, set[str]]
 """Folder -> the names in it that decided something."""
+
+
+class _Lively:
+    """What decided several answers together, in each folder that changes often."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._known: dict[str, Decisive | None] = {folder: Decisive(folder, _NONE, frozenset()) for folder in folders}
+
+    def add(self, answer: SearchAnswer) -> None:
+        for folder, known in self._known.items():
+            if known is not None and folder in answer.needed:
+                more = next((each for each in answer.lively if each.folder == folder), None)
+                self._known[folder] = more and Decisive(folder, known.names | more.names, known.there | more.there)
+
+    def known(self) -> tuple[Decisive, ...]:
+        """Of each folder of which all answers know it."""
+        return tuple(each for each in self._known.values() if each is not None and each.names)
 
 
 def _under(path: str, folder: str) -> bool:

@@ -1,18 +1,33 @@
 """What earlier include searches found, valid while the folders that decided it keep their stamps.
 
-Knows no search order: `include_search` computes the answers that are kept here."""
+In a folder that changes all the time, because a build writes its objects there, the names that decided it count instead
+of the stamp. Knows no search order: `include_search` computes the answers that are kept here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
 from protocol.messages import Digest
 
 _MOST_WHOLE = 1 << 8
+_MOST_LIVELY = 1 << 4
+_NOTHING: frozenset[str] = frozenset()
 _Key = tuple[str, str | Digest]
+
+
+class Decisive(NamedTuple):
+    """The names in a folder that decided an answer, and those that were there: each as a file or as a folder."""
+
+    folder: str
+    names: frozenset[str]
+    there: frozenset[tuple[str, bool]]
+
+    def stands(self, snapshot: Snapshot) -> bool:
+        return _there(snapshot, self.folder, self.names) == self.there
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +41,8 @@ class Surroundings:
     present: tuple[str, ...]
     asked: tuple[tuple[str, frozenset[str]], ...] = ()
     """The folders that decided an answer of `__has_include`, and the names in them that did."""
+    lively: tuple[Decisive, ...] = ()
+    """Of folders that change often: what decided there, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,26 @@ class SearchAnswer:
     present: tuple[str, ...]
     names: tuple[frozenset[str], ...] = ()
     """For `__has_include`: the names that decided it in each of those folders."""
+    lively: tuple[Decisive, ...] = ()
+    """As in `Surroundings`."""
+
+
+def decisive(snapshot: Snapshot, lively: Iterable[str], needed: Mapping[str, Iterable[str]]) -> tuple[Decisive, ...]:
+    """What decided an answer in each lively folder.
+
+    Args:
+        needed: the names that decided it, by folder.
+    """
+    found = ((folder, frozenset(needed[folder])) for folder in lively if folder in needed)
+    looked = ((folder, names, _there(snapshot, folder, names)) for folder, names in found)
+    return tuple(Decisive(folder, names, there) for folder, names, there in looked if there is not None)
+
+
+def _there(snapshot: Snapshot, folder: str, names: frozenset[str]) -> frozenset[tuple[str, bool]] | None:
+    """The names that a folder has, and whether each is a folder; None where one is a link."""
+    there = names.intersection(snapshot.listing(folder) or _NOTHING)
+    kinds = [(name, snapshot.is_folder(f"{folder}/{name}")) for name in there]
+    return None if any(kind is None for _, kind in kinds) else frozenset((name, bool(kind)) for name, kind in kinds)
 
 
 def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:
@@ -59,8 +96,13 @@ class Memory:
         self._kinds: dict[object, dict[_Key, tuple[SearchAnswer, tuple[int, ...]]]] = {}
         self._whole: dict[tuple[object, bytes], Surroundings] = {}
         self._places: dict[frozenset[str], dict[str, str]] = {}
+        self._lively: dict[str, tuple[str, ...]] = {}
         self._count = 0
         self.surveyors = PatientLock()
+
+    def lively(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """Folders that a project's compiles have found changed."""
+        return self._lively.get(snapshot.project, ())
 
     def get(self, kind: object, key: _Key, snapshot: Snapshot) -> SearchAnswer | None:
         """An answer that is still valid; None where there is none.
@@ -69,27 +111,48 @@ class Memory:
             kind: everything that the answer depends on besides the file system and `key`.
         """
         answer, stamps = self._kinds.get(kind, {}).get(key, (None, ()))
-        if answer is None or not unchanged(snapshot, zip(answer.needed, stamps, strict=True)):
+        if answer is None or not self._stands(snapshot, zip(answer.needed, stamps, strict=True), answer.lively):
             return None
         return answer
 
     def put(self, kind: object, key: _Key, snapshot: Snapshot, answer: SearchAnswer) -> None:
         stamps = tuple(snapshot.folder_stamp(folder) for folder in answer.needed)
-        if -1 in stamps:
+        if not self._stands(snapshot, zip(answer.needed, stamps, strict=True), answer.lively):
             return
         if self._count > self._most:
             self.clear()
         self._count += 1
         self._kinds.setdefault(kind, {})[key] = (answer, stamps)
 
+    def _stands(
+        self,
+        snapshot: Snapshot,
+        folders: Iterable[tuple[str, int]],
+        lively: Sequence[Decisive],
+    ) -> bool:
+        """Whether each folder has its stamp, or what decided there stands. One without either is lively from now on."""
+        stands = True
+        for folder, stamp in folders:
+            if stamp != -1 and snapshot.folder_stamp(folder) == stamp:
+                continue
+            if not any(each.folder == folder and each.stands(snapshot) for each in lively):
+                stands = False
+                known = self.lively(snapshot)
+                if folder not in known and len(known) < _MOST_LIVELY:
+                    self._lively[snapshot.project] = (*known, folder)
+        return stands
+
     def get_whole(self, kind: object, name: bytes, snapshot: Snapshot) -> Surroundings | None:
-        """A whole survey that is still valid; None where there is none.
+        """A whole survey that is still valid, with the stamps of now; None where there is none.
 
         Args:
             name: digest of everything that the survey depends on besides the file system and `kind`.
         """
         known = self._whole.get((kind, name))
-        return known if known is not None and unchanged(snapshot, known.folders) else None
+        if known is None or not self._stands(snapshot, known.folders, known.lively):
+            return None
+        folders = tuple((folder, snapshot.folder_stamp(folder)) for folder, _ in known.folders)
+        return known if folders == known.folders else replace(known, folders=folders)
 
     def put_whole(self, kind: object, name: bytes, survey: Surroundings) -> None:
         if len(self._whole) >= _MOST_WHOLE:
@@ -103,4 +166,4 @@ class Memory:
         return self._places.setdefault(own, {})
 
     def clear(self) -> None:
-        self._kinds, self._whole, self._places, self._count = {}, {}, {}, 0
+        self._kinds, self._whole, self._places, self._lively, self._count = {}, {}, {}, {}, 0

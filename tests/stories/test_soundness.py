@@ -11,6 +11,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -373,6 +374,46 @@ def test_answers_of_earlier_requests_hold_while_their_folders_do(tmp_path: Path)
         assert path not in present(memory)
         os.utime((tmp_path / path).parent, (1_700_000_000 + 200, 1_700_000_000 + 200))
         assert present(memory) == present(survey_memory.Memory())
+
+
+def test_a_folder_that_a_build_writes_to_is_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects beside the sources change the folder, not what the search would find: only the asked names count."""
+    files, memory = Files(), survey_memory.Memory()
+    used = ["a.h", "b.h", "inc/sub/c.h"]
+    (tmp_path / "inc/sub").mkdir(parents=True)
+    for name in (*used, "main.cpp"):
+        (tmp_path / name).write_text("#if __has_include(<y.h>)\n#endif\n" if name == "b.h" else "x")
+    searches: list[str] = []
+    exists = include_search._exists
+
+    def counted(snapshot: Snapshot, folder: str, rest: str, *others: Any, **options: Any) -> bool:
+        searches.append(f"{folder}/{rest}")
+        return exists(snapshot, folder, rest, *others, **options)
+
+    monkeypatch.setattr(include_search, "_exists", counted)
+
+    def survey(memory: survey_memory.Memory, used: list[str] = used) -> survey_memory.Surroundings:
+        searches.clear()
+        return include_search.Surveyor(Snapshot(files, str(tmp_path)), ("inc", "."), (), memory).survey(
+            used, ["main.cpp"]
+        )
+
+    for number in range(4):
+        (tmp_path / f"{number}.o").write_text("")
+        found = survey(memory)
+    assert found.present == () and not searches
+    assert survey(memory, ["a.h", "inc/sub/c.h"]).present == (), "of another source"
+    for number, rival in enumerate(("inc/a.h", "sub/c.h", "y.h", "inc/y.h", "sub")):
+        (tmp_path / rival).parent.mkdir(exist_ok=True)
+        (tmp_path / rival).write_text("")
+        (tmp_path / f"later{number}.o").write_text("")
+        found, fresh = survey(memory), survey(survey_memory.Memory())
+        assert (found.present, dict(found.folders).keys()) == (fresh.present, dict(fresh.folders).keys())
+        assert rival in found.present or rival == "sub"
+        (tmp_path / rival).unlink()
+        if rival == "sub/c.h":
+            (tmp_path / "sub").rmdir()
+        assert survey(memory).present == ()
 
 
 def test_what_a_file_asks_for_is_not_remembered_as_another_content_s(tmp_path: Path) -> None:
