@@ -19,7 +19,7 @@ from blake3 import blake3
 from buildd.files.snapshot import Snapshot
 from buildd.keys.request_files import RequestFiles
 from buildd.native.bare_text import BareText
-from codegen.compilers.checkout_roots import is_checkout, names_in_text, searched_whole
+from codegen.compilers.checkout_roots import OF_ALL, is_checkout, mapped_in, moving, names_in_text, searched_whole
 from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action, Tool
 
@@ -156,13 +156,20 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     return found | (begun & guessable if computes else set())
 
 
-def beside(snapshot: Snapshot, roots: Roots, paths: Iterable[str]) -> set[str]:
-    """The roots beside which a file lies whose path begins as the root's does, as of /p and /p-1/x.h."""
-    places = [snapshot.absolute(path) for path in paths] if roots else []
+def beside(snapshot: Snapshot, action: Action, tool: Tool, paths: Iterable[str]) -> set[str]:
+    """The roots that an action's own flags map away, and beside which a file lies whose path begins as the root's does.
+
+    Of /p-1/x.h, -ffile-prefix-map=/p=. leaves .-1/x.h. In another checkout, where no path begins so, it leaves the path.
+    """
+    roots = moving(tool.roots)
+    cut = mapped_in(action, roots, OF_ALL)
+    if not cut:
+        return set()
+    places = [snapshot.absolute(path) for path in paths]
     return {
         name
         for name, folder in roots
-        if any(place.startswith(folder) and not place.startswith(f"{folder}/") for place in places)
+        if name in cut and any(place.startswith(folder) and not place.startswith(f"{folder}/") for place in places)
     }
 
 

@@ -177,9 +177,7 @@ def file_run(
             return Filing(None, "an input was changed just now")
         sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
         sensitive.update(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used)))
-        # Of /p-1/x.h, -ffile-prefix-map=/p=. leaves .-1/x.h.
-        cut = checkout_roots.mapped_in(action, any_moving, checkout_roots.OF_ALL)
-        sensitive.update(checkout_paths.beside(snapshot, tuple(root for root in any_moving if root[0] in cut), used))
+        sensitive.update(checkout_paths.beside(snapshot, action, tool, used))
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]

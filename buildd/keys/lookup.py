@@ -15,7 +15,7 @@ from functools import partial
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, precompiled, survey_memory
+from buildd.keys import action_key, checkout_paths, precompiled, survey_memory
 from buildd.keys.file_names import Names
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.request_lines import RequestLines
@@ -323,6 +323,9 @@ class Lookup:
             fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare)
         if fits.moved and not self.lines.is_blind(action, known, names, fits.paths, fits.moved):
             return f"input {fits.moved[0]}: lines moved"
+        beside = checkout_paths.beside(snapshot, action, tool, fits.paths).difference(name for name, _ in known.roots)
+        if beside:
+            return f"folder {folders[min(beside)]}: its name is the beginning of an input's, which the flags replace"
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
             self.files.bare.add(action.name)
