@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from buildd.builds import prove
 from buildd.builds.event_log import RequestLog
+from buildd.exits import Interrupted
 from buildd.keys.lookup import NEVER_STORED, Found
 from buildd.scheduling.scheduler import Scheduler
 from buildd.tier.opening import open_users_tier
@@ -41,7 +43,10 @@ def build_here(
         tier: where results of other machines are; None means the user's tier, if there is one.
 
     Returns:
-        The last event's body. SIGINT cancels the request; a second one interrupts.
+        The last event's body. SIGINT cancels the request, and so do SIGTERM and SIGHUP where the caller handles them;
+        a second one interrupts.
+
+    Raises: Interrupted once a request that SIGTERM or SIGHUP has cancelled is over.
     """
 
     async def run() -> m.Done:
@@ -61,23 +66,49 @@ def build_here(
 
         log.listen(tell)
 
-        def interrupt() -> None:
-            # The first SIGINT ends the request in good order; Python handles the next one.
-            loop.remove_signal_handler(signal.SIGINT)
-            if not scheduler.cancel(request.request_id):
-                raise KeyboardInterrupt
-
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            scheduler.submit(request, log)
-            await done.wait()
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            await scheduler.close()
+        with _stops(loop, lambda: scheduler.cancel(request.request_id)) as stopped:
+            try:
+                scheduler.submit(request, log)
+                await done.wait()
+            finally:
+                await scheduler.close()
+        if stopped and stopped[0] != signal.SIGINT:
+            raise Interrupted(128 + stopped[0])
         assert log.done is not None
         return log.done
 
     return asyncio.run(run())
+
+
+@contextmanager
+def _stops(loop: asyncio.AbstractEventLoop, cancel: Callable[[], bool]) -> Iterator[list[int]]:
+    """The first signal that asks the process to stop cancels the request in good order; its number is listed then. The
+    handlers from before take the next ones.
+
+    Those raise, in the middle of any of the loop's steps, and what it was about to do is lost.
+    """
+    stopped: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in before.items() if number is signal.SIGINT or callable(handler)]
+
+    def give_back() -> None:
+        while ours:
+            number = ours.pop()
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
+
+    def stop(number: int) -> None:
+        give_back()
+        stopped.append(number)
+        if not cancel():
+            raise Interrupted(128 + number)
+
+    for number in ours:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield stopped
+    finally:
+        give_back()
 
 
 def plan_here(request: m.Request) -> Plan:

@@ -159,7 +159,7 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
 def beside(snapshot: Snapshot, action: Action, tool: Tool, paths: Iterable[str]) -> set[str]:
     """The roots that an action's own flags map away, and beside which a file lies whose path begins as the root's does.
 
-    Of /p-1/x.h, -ffile-prefix-map=/p=. leaves .-1/x.h. In another checkout, where no path begins so, it leaves the path.
+    Of /p-1/x.h, -ffile-prefix-map=/p=. leaves .-1/x.h. In a checkout where no path begins so, it leaves the path.
     """
     roots = moving(tool.roots)
     cut = mapped_in(action, roots, OF_ALL)
