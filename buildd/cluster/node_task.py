@@ -86,6 +86,8 @@ def run(spec: Mapping[str, Any], lay: Lay, watching: Callable[[], ProcessWatch])
     try:
         laid = lay(spec, digest_of)
         if isinstance(laid, tuple):
+            # The errand comes once more, with what was lacking, and makes the folder again.
+            shutil.rmtree(folder, ignore_errors=True)
             yield laid
             return
         yield from _in_folder(spec, folder, laid, watching)
