@@ -85,7 +85,7 @@ def _stops(loop: asyncio.AbstractEventLoop, cancel: Callable[[], bool]) -> Itera
     """The first signal that asks the process to stop cancels the request in good order; its number is listed then. The
     handlers from before take the next ones.
 
-    Those raise, in the middle of any of the loop's steps, and what it was about to do is lost.
+    Those raise in the middle of any of the loop's steps, and what the step was about to do is lost.
     """
     stopped: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -95,7 +95,8 @@ def _stops(loop: asyncio.AbstractEventLoop, cancel: Callable[[], bool]) -> Itera
         while ours:
             number = ours.pop()
             loop.remove_signal_handler(number)
-            signal.signal(number, before[number])
+            if number is not signal.SIGINT:  # which interrupts at once now, without the loop
+                signal.signal(number, before[number])
 
     def stop(number: int) -> None:
         give_back()

@@ -15,6 +15,8 @@ from protocol.messages import Digest
 
 _MOST_WHOLE = 1 << 8
 _MOST_LIVELY = 1 << 4
+"""Folders of a project."""
+_MOST_PROJECTS = 1 << 10
 _NOTHING: frozenset[str] = frozenset()
 _Key = tuple[str, str | Digest]
 
@@ -139,6 +141,8 @@ class Memory:
                 stands = False
                 known = self.lively(snapshot)
                 if folder not in known and len(known) < _MOST_LIVELY:
+                    if len(self._lively) >= _MOST_PROJECTS:
+                        self._lively = {}
                     self._lively[snapshot.project] = (*known, folder)
         return stands
 
