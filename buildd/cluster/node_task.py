@@ -83,16 +83,15 @@ def run(spec: Mapping[str, Any], lay: Lay, watching: Callable[[], ProcessWatch])
     except OSError as error:
         yield ("refused", f"{folder} cannot be made: {error.strerror}")
         return
-    try:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         laid = lay(spec, digest_of)
         if isinstance(laid, tuple):
-            # The errand comes once more, with what was lacking, and makes the folder again.
-            shutil.rmtree(folder, ignore_errors=True)
+            # The errand comes back at once with what is lacking, and another process may make the folder again.
+            cleanup.close()
             yield laid
             return
         yield from _in_folder(spec, folder, laid, watching)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep(place: str, prefix: str) -> None:

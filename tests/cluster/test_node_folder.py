@@ -9,7 +9,7 @@ from buildd.cluster.node_steps import Steps
 
 
 def test_the_folder_is_gone_when_a_node_says_what_it_lacks(tmp_path: Path) -> None:
-    """The same job may come back at once, to another worker of the node, and make the folder again."""
+    """The same job may come back at once, to another worker of the node, and make the folder again, which stays."""
     folder = tmp_path / "job"
     looked = False
 
@@ -20,3 +20,5 @@ def test_the_folder_is_gone_when_a_node_says_what_it_lacks(tmp_path: Path) -> No
 
     job = node_task.run({"files": {}, "folder": str(folder)}, lay, Steps)
     assert next(job) == ("lacks", ("digest",)) and looked and not folder.exists()
+    folder.mkdir()
+    assert not list(job) and folder.is_dir()
