@@ -35,6 +35,7 @@ from protocol.messages import (
     Timing,
 )
 from tests.support.serving import DEADLINE_S, FakeHandler, a_request, serving, short_folder
+from tests.support.waiting import until
 
 
 class BusyHandler(FakeHandler):
@@ -153,6 +154,7 @@ def test_an_observer_does_not_keep_a_request_going() -> None:
         handler.manual = True
         with serving(base, handler=handler) as served, served.client() as client:
             client.submit(a_request("r1", on_disconnect=OnDisconnect.CANCEL))
+            until(lambda: RequestId("r1") in handler.logs, "the request has come")
 
             async def watch() -> None:
                 from protocol.aio import AsyncClient
