@@ -66,7 +66,7 @@ def build_here(
 
         log.listen(tell)
 
-        with _stops(loop, lambda: scheduler.cancel(request.request_id)) as stopped:
+        with _first_signal_cancels(loop, lambda: scheduler.cancel(request.request_id)) as stopped:
             try:
                 scheduler.submit(request, log)
                 await done.wait()
@@ -81,7 +81,7 @@ def build_here(
 
 
 @contextmanager
-def _stops(loop: asyncio.AbstractEventLoop, cancel: Callable[[], bool]) -> Iterator[list[int]]:
+def _first_signal_cancels(loop: asyncio.AbstractEventLoop, cancel: Callable[[], bool]) -> Iterator[list[int]]:
     """The first signal that asks the process to stop cancels the request in good order; its number is listed then. The
     handlers from before take the next ones.
 

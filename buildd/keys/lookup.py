@@ -325,7 +325,7 @@ class Lookup:
             return f"input {fits.moved[0]}: lines moved"
         beside = checkout_paths.beside(snapshot, action, tool, fits.paths).difference(name for name, _ in known.roots)
         if beside:
-            return f"folder {folders[min(beside)]}: its name is the beginning of an input's, which the flags replace"
+            return f"folder {folders[min(beside)]}: the flags replace it in the path of an input that is outside of it"
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
             self.files.bare.add(action.name)
