@@ -241,4 +241,7 @@ def advice(figures: BuildFigures, mapped: str = "") -> Iterator[str]:
         yield f"{alone} cannot be shared between checkouts, even with --map-paths: `buildd explain --last` says why"
 
 
-_WITH_MAPPED = "builds with --map-paths find each other's results; the first of them compiles every source once more"
+_WITH_MAPPED = (
+    "builds with --map-paths, called in a folder above the sources, find each other's results; the first of them"
+    " compiles every source once more"
+)

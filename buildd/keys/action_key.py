@@ -18,7 +18,7 @@ from codegen.plan import Action, Argument, Place, Tool
 from codegen.variables.locales import is_of_locale, locale_of
 from protocol.messages import Digest
 
-FORMAT = "buildd-key-5"
+FORMAT = "buildd-key-6"
 """Raise it whenever the walk changes, so that an entry of an older walk is never used."""
 
 MISSING = "missing"
@@ -59,7 +59,7 @@ def action_components(
     yield f"tool {action.tool}", tool_digest
     yield "command", "\0".join(field for argument in action.argv for field in _fields(argument))
     for name, value in action.environment:
-        if not is_of_locale(name):
+        if not is_of_locale(name) and name not in action.unkeyed:
             yield f"variable {name}", value
     yield "locale", locale_of(action.environment)
     if action.payload:

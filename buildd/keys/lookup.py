@@ -191,10 +191,15 @@ class Lookup:
 
     def _candidates(self, action: Action, tool: Tool) -> precompiled.Candidates:
         """Precompiled headers for a source and a search, computed once: each step of a compile asks several times."""
-        asked = (*action.inputs[:1], "", *precompiled.forced(action)), action.discovery, action.search, tool.search
+        asked = (
+            (*action.inputs[:1], "", *precompiled.forced(action, tool)),
+            action.discovery,
+            action.search,
+            tool.search,
+        )
         found = self._candidates_of.get(asked)
         if found is None:
-            found = precompiled.candidates(action, tool.search, self._places)
+            found = precompiled.candidates(action, tool, self._places)
             if not (action.inputs and self.snapshot.is_aside(action.inputs[0])):
                 self._candidates_of[asked] = found
         return found

@@ -27,6 +27,8 @@ _DEFINITION = re.compile(
     _BLANK + rb"define\b" + _BLANK + rb"([A-Za-z_$\x80-\xff][\w$\x80-\xff]*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
 )
 _LINE = re.compile(_BLANK + rb"(?:line\b|\d)")
+_NAMED = re.compile(_BLANK + rb"(?:include|include_next|import)" + _BLANK + rb"[\"<]")
+"""An include whose words are a file's name. Macros are replaced in other includes only."""
 _DEFINES = re.compile(_BLANK + rb"define\b")
 _PASTED = re.compile(rb"([\w$\x80-\xff]+)[ \t\v\f\r\x01]*(?:##|%:%:)(?=[ \t\v\f\r\x01]*([\w$\x80-\xff]+))")
 _GIVEN = re.compile(rb"([A-Za-z_]\w*)(?:\([^)]*\))?=(.*)", re.DOTALL)
@@ -102,7 +104,8 @@ class Definitions:
             if match is None:
                 self.is_unclear = self.is_unclear or _DEFINES.match(directive) is not None
                 self.sets_lines = self.sets_lines or _LINE.match(directive) is not None
-                self._conditions.append(directive)
+                if not _NAMED.match(directive):
+                    self._conditions.append(directive)
                 continue
             parameters, body = match[2] or b"", match[3]
             pasted = tuple(_ends(parameters, body)) if b"##" in body or b"%:%:" in body else ()

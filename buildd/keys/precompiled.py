@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -18,7 +18,7 @@ from blake3 import blake3
 from buildd.files.snapshot import Snapshot
 from buildd.store.store import Store
 from codegen.flags import words
-from codegen.plan import Action, Discovery
+from codegen.plan import Action, Discovery, Tool
 from codegen.reach import read_regular
 from protocol.messages import Digest
 
@@ -102,23 +102,19 @@ class Places:
         return self.snapshot.folder_stamp(folder) != 0 and os.path.lexists(path)
 
 
-def candidates(action: Action, own_search: Iterable[str], places: Places) -> Candidates:
-    """The precompiled headers that an action could read in place of a header.
-
-    Args:
-        own_search: folders that the tool searches without being told.
-    """
+def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
+    """The precompiled headers that an action could read in place of a header."""
     snapshot = places.snapshot
     endings = _ENDINGS.get(action.discovery, ())
     source = action.inputs[0] if action.inputs else ""
     if not endings or not source or snapshot.is_aside(source):
         return Candidates()
-    names = dict.fromkeys((*forced(action), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
+    names = dict.fromkeys((*forced(action, tool), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
     files = [name + ending for name in names if name for ending in endings]
-    for folder in dict.fromkeys((beside, ".", *action.search, *own_search)):
+    for folder in dict.fromkeys((beside, ".", *action.search, *tool.search)):
         for file in files:
             path, there = places.of(folder, file)
             if there or snapshot.is_produced(path):
@@ -146,10 +142,15 @@ def is_known(store: Store, digest: Digest) -> bool:
     return store.recall_action(_name(digest)) == _KNOWN
 
 
-def forced(action: Action) -> Iterator[str]:
+def forced(action: Action, tool: Tool) -> Iterator[str]:
     """Files that the command line includes before the source."""
-    waiting = False
-    for word in words(argument for argument in action.argv if isinstance(argument, str)):
+    waiting, folders = False, dict(tool.roots)
+    spelled = (
+        argument if isinstance(argument, str) else f"{argument.prefix}{folders[argument.name]}{argument.suffix}"
+        for argument in action.argv
+        if isinstance(argument, str) or argument.name in folders
+    )
+    for word in words(spelled):
         match = None if waiting else _FORCED.fullmatch(word)
         if waiting:
             yield word

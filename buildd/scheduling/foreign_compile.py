@@ -36,6 +36,7 @@ from codegen.compilers.command_parser import Family, Makes, Reason
 from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.plan import Action
+from codegen.reach import read_regular
 from protocol import messages as m
 
 PASSED_THROUGH = "passed-through"
@@ -93,14 +94,17 @@ class CommandOutputs(Outputs[ActiveBuild]):
             listed = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
             in_file = checkout_roots.names_in(listed, self.roots) if self.delivery.compile.output else set()
             return in_file | checkout_roots.names_held(said, self.roots)
+        bound = set[str]()
         if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
-            return {name for name, _ in checkout_roots.checkouts(self.roots)}
+            bound = {name for name, _ in checkout_roots.checkouts(self.roots)}
+            if len(bound) == len(self.roots):
+                return bound
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
         in_steps = bool(action.steps) and not self.build.runs_whole
         if self.delivery.compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
             self.holds_id = True
             return {name for name, _ in self.roots}
-        return checkout_roots.names_in(made, self.roots) | checkout_roots.names_held(said, self.roots)
+        return bound | checkout_roots.names_in(made, self.roots) | checkout_roots.names_held(said, self.roots)
 
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         if path != self.delivery.compile.output:
@@ -192,13 +196,12 @@ class CompileReport(Report[ActiveBuild]):
         if build.counts.misses and missing is not None:
             why = kind_of(missing.reasons)
             kind = why.value
-            # --map-paths replaces the paths below the folder where the build was called, and no others. A compile
-            # without `buildd run` has no such folder.
             run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
-            mappable = not run_folder or temporary_roots.is_below(call, (("", run_folder),))
+            # A configure script compiles the same checks in several folders of one checkout.
+            same_checkout = bool(run_folder) and temporary_roots.is_below(missing.elsewhere, (("", run_folder),))
             unmapped = self._unmapped()
             if not build.counts.failures:  # those are counted apart
-                counted.count_missed(kind, missing.elsewhere if mappable and not unmapped else "")
+                counted.count_missed(kind, "" if same_checkout or unmapped else missing.elsewhere)
             counted.unmappable = int(bool(unmapped))
             counted.holding_paths = int(self._outputs.holds_path and not unmapped)
             same = f"{missing.elsewhere} has a result made from the same inputs" if missing.elsewhere else ""
@@ -234,17 +237,34 @@ class CompileReport(Report[ActiveBuild]):
         return compile.family is Family.NVCC and not {*compile.flags}.isdisjoint(("-G", "--device-debug"))
 
     def _holds_here(self) -> str:
-        """Why no result of another checkout was looked for; empty if such a result would have been found."""
-        compile = self._outputs.delivery.compile
+        """Why no result of another checkout could be found; empty if one would have been."""
+        compile, build = self._outputs.delivery.compile, self.build
+        if compile.makes is Makes.HEADER:
+            return f"it contains the path of each header that it includes: it holds for {build.project} alone"
+        if build.inputs.lookup.precompiled_of(build.plan.actions[0]).present:
+            return "a precompiled header holds for one folder alone, and so do the objects of sources that read it"
+        if folder := self._named_in_source():
+            return f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
         shows = compile.family is Family.NVCC and not compile.objects and inspect(compile.flags).path_sensitive
         if not shows or self._outputs.roots:
             return ""
         if self._is_debug():
-            return f"with -G nvcc's result holds for {self.build.project} alone, also with --map-paths"
+            return f"with -G nvcc's result holds for {build.project} alone, also with --map-paths"
         return (
-            f"with -g or -lineinfo nvcc's result holds for {self.build.project} alone; with --map-paths it serves"
+            f"with -g or -lineinfo nvcc's result holds for {build.project} alone; with --map-paths it serves"
             " other checkouts too, unless a kernel lies in an anonymous namespace"
         )
+
+    def _named_in_source(self) -> str:
+        """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none."""
+        compile, folders = self._outputs.delivery.compile, dict(self._outputs.roots)
+        if compile.objects or not folders:
+            return ""
+        try:
+            text = read_regular(os.path.join(self.build.project, compile.source))
+        except OSError:
+            return ""
+        return max((folders[name] for name in checkout_roots.names_in_text(text, self._outputs.roots)), default="")
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery

@@ -29,12 +29,14 @@ _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
 _HIDES = re.compile(
     r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-fembed-bitcode.*|-f(no-)?unique-internal-linkage-names"
-    r"|(.*[=,])?-flto.*|-dlto|-lto|.*(__FILE__|__BASE_FILE__|builtin_FILE|source_location).*"
-    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S|(.*[=,\[])?lto_\d.*"
+    r"|.*(__FILE__|__BASE_FILE__|builtin_FILE|source_location).*"
+    r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S"
 )
-"""Flags that make an object's content unreadable, put an unknown part of the command line or a digest of a path into
-it, or mention the path of the source. With -S, gcc writes a long path in pieces.
+"""Flags that put an unknown part of the command line or a digest of a path into an object, or mention the path of the
+source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
+_PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto|(.*[=,\[])?lto_\d.*")
+"""Flags that make an object's content unreadable. gcc's LTO objects contain the names of files as they were spelled."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
 _ID_OR_PACKED = re.compile(rb"__hip_cuid_|__static__[0-9a-f]{8}|\.(intern|static)\.[0-9a-f]{8}|CCOB")
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
@@ -55,6 +57,8 @@ def roots_of(
     flags: Sequence[str],
     temporary: Roots,
     installed: Sequence[str] = (),
+    *,
+    clang: bool = False,
 ) -> Roots:
     """Return the folders of the checkout that a compile mentions: its working folder, the folder that its source has in
     common with it, those between the two, and the folder of a build that lies elsewhere. A name says how many levels a
@@ -66,6 +70,7 @@ def roots_of(
         flags: all flags of the tool, also those from its environment.
         temporary: temporary folders that the compile mentions, and mapped ones.
         installed: folders that belong to the tool or the system.
+        clang: the compiler is clang.
     """
     hip = compile.family is Family.HIPCC
     if compile.cuda or (hip and (compile.makes is not Makes.OBJECT or temporary_roots.hides_folders(flags))):
@@ -78,6 +83,9 @@ def roots_of(
     kernels = nvcc or hip
     shows = inspect(flags).path_sensitive
     hides, mapped = _hidden_and_mapped(flag_words(flags))
+    # Whether gcc's object contains a folder's path is known without a look at it.
+    if _is_packed(flags) and (clang or compile.family is not Family.GCC or compile.makes is not Makes.OBJECT):
+        return ()
     if hides or (shows and (nvcc or is_apart)):
         return ()
     if is_apart:
@@ -127,6 +135,10 @@ def _hidden_and_mapped(words: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
     """Return whether a word hides what the result shows, and the folders that the words map."""
     mapped = (match[1] for word in words if (match := _MAPPING.fullmatch(word)))
     return any(map(_HIDES.fullmatch, words)), tuple(mapped)
+
+
+def _is_packed(flags: Sequence[str]) -> bool:
+    return any(map(_PACKED.fullmatch, flag_words(flags)))
 
 
 def _is_cut(path: str, old: str) -> bool:
@@ -200,9 +212,10 @@ def is_apart(name: str) -> bool:
 
 
 def always_bound(flags: Sequence[str], roots: Roots) -> bool:
-    """Tell whether a result holds for the checkout's folders alone: a flag puts the working folder into it."""
+    """Tell whether a result holds for the checkout's folders alone: a flag puts the working folder into it, or the
+    folders that the command names."""
     shows = any(name == _HERE for name, _ in roots) and inspect(flags).path_sensitive
-    return shows and not is_mapped(flags, roots)
+    return (shows and not is_mapped(flags, roots)) or (bool(checkouts(roots)) and _is_packed(flags))
 
 
 def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:

@@ -37,6 +37,7 @@ from protocol.messages import Request
 
 MARK = ".buildd-launchers"
 """Name of a folder inside every folder of shims, with a link to each shim's real tool, by name."""
+_OF_LINKERS = ("LIBRARY_PATH", "LD_RUN_PATH")
 _OTHERS = frozenset({"distcc", "icecc", "buildd-cc"})
 """Programs that stand before a compiler under its name and do more than cache: they run as without buildd."""
 _FOLDERS = (temporary_roots.MAP_PATHS, checkout_roots.RUN_FOLDER)
@@ -143,7 +144,7 @@ def settled(compile: Compile, described: Described) -> Compile:
 def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
     if closure.is_script(path):
         raise PassThrough(Reason.WRAPPER, path)
-    environment = _environment(variables, ToolFamily.HOST, (os.path.dirname(path),))
+    environment = _environment(_read_by(compile, variables), ToolFamily.HOST, (os.path.dirname(path),))
     programs = dict(environment)["PATH"]
     compiler = closure.host_compiler(knowledge, (path,), environment, programs, options=compile.parts)
     if compiler.wrapper:
@@ -192,7 +193,7 @@ def _nvcc(
     # The compile must find the host compiler in the same place as the probes.
     folders = dict(compiler.environment)["PATH"].split(os.pathsep)
     tool = msgspec.structs.replace(compiler.tool, roots=_without_project(compiler.tool), name=f"nvcc {path}")
-    environment = _environment(variables, ToolFamily.CUDA, folders)
+    environment = _environment(_read_by(compile, variables), ToolFamily.CUDA, folders)
     if compile.makes is Makes.LINKED:
         specs = linking.openmp(compile.flags, compiler.libraries)
         tool = msgspec.structs.replace(tool, files=(*tool.files, *specs))
@@ -284,6 +285,14 @@ def _described_hip(compiler: Compiler, name: str, environment: Environment) -> D
         host="",
         standard=tool.search,
     )
+
+
+def _read_by(compile: Compile, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables without those that linkers alone read, for a command that does not link. With OpenMP, clang
+    looks for device code there."""
+    if compile.makes in LINKS or any("openmp" in flag for flag in compile.flags):
+        return variables
+    return {name: value for name, value in variables.items() if name not in _OF_LINKERS}
 
 
 def _environment(

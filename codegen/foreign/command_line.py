@@ -45,6 +45,8 @@ _ASKS = re.compile(
 )
 """Options with which a compiler only answers a question, whatever else the command says. autoconf asks each compiler
 with XL's -qversion."""
+_LINKERS_VERSION = "-Wl,--version"
+"""Meson asks so for the linker's name."""
 _MOVED = re.compile(r"\.(nvcc)-wrapped")
 """The name that nixpkgs' makeWrapper gives to a program, whose own name its wrapper takes."""
 
@@ -77,6 +79,10 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
         refused = why.reason in (Reason.UNKNOWN_OPTION, Reason.UNSUPPORTED_OPTION)
         if refused and _is_query(why.detail, command):
             raise PassThrough(Reason.QUERY, why.detail) from why
+        if refused and "-E" in command:
+            raise PassThrough(Reason.PREPROCESS) from why
+        if why.reason is Reason.NO_SOURCE and _LINKERS_VERSION in command:
+            raise PassThrough(Reason.QUERY, _LINKERS_VERSION) from why
         if why.reason is Reason.UNKNOWN_OPTION and _only_links(command):
             raise PassThrough(Reason.LINK) from why
         raise

@@ -16,7 +16,17 @@ from itertools import pairwise
 import msgspec
 
 from codegen.compilers import checkout_roots, nvcc, temporary_roots
-from codegen.compilers.command_parser import HIP_DEVICE_ALONE, Compile, Family, Makes, PassThrough, Reason, language_of
+from codegen.compilers.closure import LOADING
+from codegen.compilers.command_parser import (
+    HIP_DEVICE_ALONE,
+    LINKS,
+    Compile,
+    Family,
+    Makes,
+    PassThrough,
+    Reason,
+    language_of,
+)
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
 from codegen.foreign.called_tool import Described
@@ -63,7 +73,8 @@ def moving_roots(compile: Compile, described: Described, request: Request) -> te
     run_folder = request.environment.get(checkout_roots.RUN_FOLDER, "")
     flags = (*compile.flags, *_environment_flags(described.environment))
     installed = [folder for _, folder in described.tool.roots] + [*described.standard, *described.libraries]
-    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary, installed)
+    clang = described.clang
+    checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary, installed, clang=clang)
     return checkout_roots.sorted_roots((*temporary, *checkout))
 
 
@@ -231,6 +242,8 @@ def plan(
             *(temporary_roots.referring((compile.source,), roots) if apart and not compile.objects else ()),
         ),
         environment=environment,
+        # A linker also looks there for the libraries that a library needs.
+        unkeyed=() if compile.makes in LINKS else (LOADING,),
         inputs=compile.objects or (compile.source,),
         outputs=(*made, Output(name=DEPENDENCIES, path=f"{compile.output or compile.source}.{DEPENDENCIES}")),
         discovery=discovery,

@@ -38,7 +38,10 @@ def is_trial(command: Sequence[str], folder: str) -> bool:
     place = os.path.normpath(os.path.join(folder, output or "a.out"))
     if _SCRATCH.search(place):
         return True
-    sources = [os.path.basename(word) for word in command[1:] if not word.startswith("-") and word != output]
+    named = [word for word in command[1:] if not word.startswith("-") and word != output]
+    if "-E" in command and named and all(_SCRATCH.search(os.path.join(folder, name)) for name in named):
+        return True
+    sources = list(map(os.path.basename, named))
     made = os.path.basename(output) if output else _CONFTEST
     return bool(sources) and {name.partition(".")[0] for name in (*sources, made)} == {_CONFTEST}
 

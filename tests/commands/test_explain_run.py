@@ -96,6 +96,81 @@ def test_a_precompiled_header_hands_on_a_macro_of_the_clock(kept_user: User) -> 
             (foreign.folder / made).unlink()
 
 
+def test_link_time_optimization_ties_an_object_to_the_folders_that_its_command_names(kept_user: User) -> None:
+    """gcc's object has the names of files, packed. --map-paths has to be called above the sources."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "lto")
+    for name in ("one", "two"):
+        foreign.write(f"{name}/src/a.c", "int a(int x) { return x + 5; }\n")
+        foreign.write(f"{name}/build/.keep", "")
+
+    def compiled(name: str, source: str) -> str:
+        command = ("gcc", "-O2", "-flto", "-c", source, "-o", "a.o")
+        return buildd(foreign, foreign.folder / name / "build", "run", "--", *command)[1]
+
+    assert "1 miss (new 1)" in compiled("one", f"{foreign.folder}/one/src/a.c")
+    said = compiled("two", f"{foreign.folder}/two/src/a.c")
+    assert "1 miss (folder 1)" in said
+    assert f"same inputs as results made in {foreign.folder}/one," in said
+    assert "--map-paths, called in a folder above the sources, find each other's results" in said
+    assert "1 miss" in compiled("one", "../src/a.c")
+    assert "1 hit" in compiled("two", "../src/a.c")
+
+
+def test_a_configure_script_that_compiles_in_two_folders_of_a_checkout_is_told_of_no_other(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "configured")
+    for name in ("one", "one/two"):
+        foreign.write(f"{name}/conftest.c", "int a;\n")
+    script = "for each in . two; do cd $each; gcc -g -c conftest.c; done"
+    _, said = buildd(foreign, foreign.folder / "one", "run", "--", "sh", "-c", script)
+    assert "2 misses (folder 1, new 1)" in said
+    assert "--map-paths" not in said
+
+
+def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
+    """As CMake's precompiled headers and its sources of unity builds."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "alone")
+    folder = foreign.folder
+    foreign.write("p.h", "#define ALONE 1\n")
+    foreign.write("a.c", "int a = ALONE;\n")
+    foreign.write("b.c", "int b;\n")
+    foreign.write("unity.c", f'#include "{folder}/b.c"\n')
+    script = (
+        f"gcc -c {folder}/p.h -o {folder}/p.h.gch; gcc -include {folder}/p.h -c {folder}/a.c; gcc -c {folder}/unity.c"
+    )
+    buildd(foreign, folder, "run", "--", "sh", "-c", script)
+    said = buildd(foreign, folder, "explain", "--last")[0].splitlines()
+    reasons = {line.removeprefix("ran "): said[at + 2].strip() for at, line in enumerate(said) if line[:4] == "ran "}
+    assert reasons == {
+        "p.h": f"it contains the path of each header that it includes: it holds for {folder} alone",
+        "a.c": "a precompiled header holds for one folder alone, and so do the objects of sources that read it",
+        "unity.c": f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths",
+    }
+
+
+def test_variables_of_linkers_and_loaders_cost_no_compile(kept_user: User) -> None:
+    """As `module load` sets them. A library that the compiler itself would load there counts."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "loaded")
+    foreign.write("a.c", "int loaded;\n")
+    place = foreign.folder / "lib"
+    place.mkdir()
+
+    def compiled(**variables: str) -> str:
+        script = " ".join(["env", *(f"{name}={value}" for name, value in variables.items()), "gcc -c a.c -o a.o"])
+        return buildd(foreign, foreign.folder, "run", "--", "sh", "-c", script)[1]
+
+    assert "1 miss" in compiled()
+    for name in ("LIBRARY_PATH", "LD_RUN_PATH", "LD_LIBRARY_PATH"):
+        assert "1 hit" in compiled(**{name: f"{place}:/nowhere"}), name
+    front_end = subprocess.check_output(["gcc", "-print-prog-name=cc1"], text=True).strip()
+    needed = re.search(r"libmpfr\S* => (/\S+)", subprocess.check_output(["ldd", front_end], text=True))
+    if needed is None:
+        return  # linked into it
+    other = place / Path(needed[1]).name
+    other.write_bytes(Path(needed[1]).read_bytes() + b"other")
+    assert "1 miss" in compiled(LD_LIBRARY_PATH=str(place))
+    assert f"tool gcc: library {other.name}" in buildd(foreign, foreign.folder, "explain", "--last")[0]
+
+
 def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "explained")
     for name in ("one", "far/away/two"):
@@ -140,12 +215,12 @@ def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     _, *lines = explained(other)
     assert lines[0].startswith("ran b.c") and f"    {folder} has a result made from the same inputs" in lines
 
-    # --map-paths replaces no path outside of the folder where the build was called.
+    # --map-paths replaces no path outside of the folder where the build was called, and the words say so.
     third = foreign.folder / "far/away/three"
     shutil.copytree(other, third)
     script = f"cd {third}; {script.replace(str(folder), str(third))}"
-    _, said = buildd(foreign, foreign.folder / "one", "run", "--", "sh", "-c", script)
-    assert "1 hit, 1 miss (folder 1)" in said and "--map-paths" not in said
+    _, said = buildd(foreign, foreign.folder / "far/away/three/build", "run", "--", "sh", "-c", script)
+    assert "1 hit, 1 miss (folder 1)" in said and "--map-paths, called in a folder above the sources" in said
 
 
 @pytest.mark.cuda

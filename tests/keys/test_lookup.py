@@ -347,22 +347,22 @@ class Blind(Snapshot):
 
 
 def test_precompiled_headers_are_found_also_where_folders_cannot_be_listed(desk: Desk) -> None:
-    search = (f"{desk.toolkit}/include", f"{desk.toolkit}/none")
+    tool = Tool(name="cc", search=(f"{desk.toolkit}/include", f"{desk.toolkit}/none"))
     desk.write("first/x.h.gch", "made")
     desk.write("src/y.h", "")
     for kind in (Snapshot, Blind):
         snapshot = kind(Files(desk.store), str(desk.project))
         folders: dict[str, int] = {}
-        found = candidates(desk.action, search, Places(snapshot, folders))
+        found = candidates(desk.action, tool, Places(snapshot, folders))
         assert [path for path, _ in found.present] == ["first/x.h.gch"], kind
         assert set(found.headers) == {"src/y.h", "second/x.h", f"{desk.toolkit}/include/y.h"}
         assert {"src/x.h.gch", "y.h.gch", f"{desk.toolkit}/none/x.h.gch", "first/x.h"} <= set(found.absent)
         assert {"src", "first", "second", ".", f"{desk.toolkit}/none", str(desk.toolkit)} <= set(folders)
     # What an action of the request itself has made is there, whatever was seen before.
     places = Places(Snapshot(Files(desk.store), str(desk.project)), {})
-    candidates(desk.action, search, places)
+    candidates(desk.action, tool, places)
     places.snapshot.produced("src/x.h.gch", Digest("f" * 64))
-    assert ("src/x.h.gch", "f" * 64) in candidates(desk.action, search, places).present
+    assert ("src/x.h.gch", "f" * 64) in candidates(desk.action, tool, places).present
 
 
 @pytest.mark.parametrize("folder", [".", "src", "src/../first", "/", "/usr", "..", "", "first/"])

@@ -35,6 +35,7 @@ def found(user: User, name: str, code: str, *flags: str, way: Path | None = None
     for at, place in enumerate((user.folder / folder, user.folder / f"{folder}_with_a_longer_name")):
         made = ForeignProject(user, place)
         made.write("check.h", HEADER)
+        made.write("CHECK.h", "// named as a macro is\n")
         if way is not None:
             (place / "way").symlink_to(way)
         made.write("a.cpp", f'#include "check.h"\n{code}')
@@ -53,6 +54,7 @@ def found(user: User, name: str, code: str, *flags: str, way: Path | None = None
         "int f(int x) { return x; }",
         "#define CHECK_GT(a, b) CHECK((a) > (b))\nint g(int x) { return x; }",
         "// __FILE__ and CHECK\nint h(int x) { return x; }",
+        '#include "CHECK.h"\nint i(int x) { return x; }',
     ],
 )
 def test_a_macro_that_nobody_uses_ties_no_object_to_its_folder(user: User, code: str) -> None:

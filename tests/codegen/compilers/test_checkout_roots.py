@@ -100,7 +100,7 @@ def test_an_object_of_hip_with_its_modules_id_is_told_from_others(symbol: str) -
 @pytest.mark.parametrize(
     "flag",
     [
-        *("-flto", "-frandom-seed=__FILE__", "-DHERE=__FILE__", "-fembed-bitcode", "-gno-record-gcc-switches"),
+        *("-frandom-seed=__FILE__", "-DHERE=__FILE__", "-fembed-bitcode", "-gno-record-gcc-switches"),
         *("-ffile-prefix-map=/home=.", "-fmacro-prefix-map=/home/u/p/bu=x", "-fmessage-length=72"),
         *("-Wmissing-include-dirs", "-S"),
     ],
@@ -108,6 +108,15 @@ def test_an_object_of_hip_with_its_modules_id_is_told_from_others(symbol: str) -
 def test_where_a_flag_can_hide_a_path_there_are_no_roots(flag: str) -> None:
     assert gcc("/home/u/p/src/a.c", flag) == ()
     assert gcc("/home/u/p/src/a.c", "-ffile-prefix-map=/build/python=.") == ROOTS
+
+
+def test_the_result_of_link_time_optimization_is_bound_to_the_folders_that_its_command_names() -> None:
+    """What gcc's object contains is packed, and known without a look at it."""
+    for flags in (("-flto=auto",), ("-O2", "-flto"), ("-flto", "-ffile-prefix-map=/home/u/p=.")):
+        roots = gcc("/home/u/p/src/a.c", *flags)
+        assert roots and always_bound(flags, roots)
+        assert not always_bound(flags, ())
+    assert gcc("../src/a.c", "-flto") == ()
 
 
 def test_what_the_users_own_mapping_leaves_of_a_folder_is_told() -> None:

@@ -219,6 +219,8 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -H", Reason.UNKNOWN_OPTION),
         ("gcc -v", Reason.QUERY),
         ("gcc -v -E -", Reason.QUERY),
+        ("cc -Wl,--version", Reason.QUERY),
+        ("cc -cpp -x c -E -dM -", Reason.PREPROCESS),
         ("g++ -dumpfullversion -dumpversion", Reason.QUERY),
         ("clang -print-search-dirs", Reason.QUERY),
         ("gcc -### -c a.c", Reason.QUERY),

@@ -20,6 +20,8 @@ SCRATCH = "/w/build/CMakeFiles/CMakeScratch/TryCompile-Fq1"
         ("/w/b/CMakeFiles/3.25.1/CompilerIdCXX", "c++ --ec++ CMakeCXXCompilerId.cpp", True),
         ("/w", "gcc -c conftest.c", True),
         ("/w", "gcc conftest.c -o conftest", True),
+        ("/w", "cc /w/b/meson-private/tmp1_a/testfile.c -E -P -O0", True),
+        ("/w", "cc /w/b/meson-private/tmp1_a/testfile.c /w/a.c -E", False),
         ("/w", "nvcc -v __cmake_determine_cuda", True),
         # A real compile, though something of it has such a name.
         (SCRATCH, "g++ -c /w/src/a.cpp -o /w/build/a.o", False),
