@@ -81,7 +81,7 @@ class ActiveBuild:
         self.outputs = outputs
         self.report = report
         self.has_caller = has_caller
-        self.started_ns = time.time_ns()
+        self.started_ns = inputs.files.now_ns()
         self.begun_s = time.monotonic()
         self.settled_s = self.begun_s
         """Since when no file that the build reads is known to have been written; no later than `begun_s`."""

@@ -293,7 +293,7 @@ def held(path: str, since_ns: int, moved: dict[str, bool]) -> bool:
     except OSError:
         return False
     changed_ns = status.st_mtime_ns if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
-    mark = Stamp(0, 0, 0, status.st_mtime_ns, changed_ns)
+    mark = Stamp(status.st_dev, 0, 0, status.st_mtime_ns, changed_ns)
     return trustworthy(mark, since_ns) and not moved_since(path, since_ns, moved)
 
 

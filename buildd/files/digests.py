@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from blake3 import blake3
 
+from buildd.files import kernel_clock
 from buildd.files.patient_lock import PatientLock
 from buildd.files.stamp import FolderMark, Stamp, folder_mark, stamp_of, trustworthy
 from buildd.files.traits import Traits, traits_of
@@ -75,7 +75,7 @@ class Files:
         memory: DigestMemory | None = None,
         *,
         stat: Callable[[str], Stamp | None] = stamp_of,
-        now_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] = kernel_clock.now_ns,
         bare: Callable[[bytes], bytes] = _no_bare_form,
     ) -> None:
         self._memory = memory
@@ -121,7 +121,7 @@ class Files:
         except OSError:
             return None
         # A folder that changed a moment ago may change again without a new stamp.
-        if mark is not None and trustworthy(Stamp(0, 0, 0, mark[2], mark[2]), before_ns):
+        if mark is not None and trustworthy(Stamp(mark[0], 0, 0, mark[2], mark[2]), before_ns):
             if len(self._listed) > _MOST_LISTED or self._name_count > _MOST_NAMES:
                 self._listed, self._name_count = {}, 0
             self._listed[folder] = (mark, names)

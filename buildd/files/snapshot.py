@@ -202,7 +202,7 @@ class Snapshot:
         mark = self._mark(folder)
         if mark is None:
             return False
-        if trustworthy(Stamp(0, 0, 0, mark[2], mark[2]), since_ns):
+        if trustworthy(Stamp(mark[0], 0, 0, mark[2], mark[2]), since_ns):
             return True
         looked_ns, _ = self._marks.get(folder, (since_ns + 1, None))
         listed = self._listings.get(folder)
@@ -249,5 +249,5 @@ def _is_old(path: str, since_ns: int) -> bool:
     OSError."""
     status = os.lstat(path)
     return stat_module.S_ISDIR(status.st_mode) or trustworthy(
-        Stamp(0, 0, 0, status.st_ctime_ns, status.st_ctime_ns), since_ns
+        Stamp(status.st_dev, 0, 0, status.st_ctime_ns, status.st_ctime_ns), since_ns
     )

@@ -10,8 +10,8 @@ import os
 import stat as stat_module
 from typing import NamedTuple
 
-FINE_STEP_NS = 20_000_000
-"""ext4, xfs, btrfs and tmpfs stamp with the kernel's tick (at most 10 ms)."""
+from buildd.files.kernel_clock import step_ns
+
 COARSE_STEP_NS = 2_000_000_000
 """FAT and old network file systems."""
 
@@ -77,10 +77,14 @@ def listing_stamp(folder: os.stat_result) -> int:
 
 
 def trustworthy(stamp: Stamp, now_ns: int) -> bool:
-    """Whether a write after `now_ns` must change the stamp; no stamp from the future (a clock set back) is trusted."""
+    """Whether a write after `now_ns` must change the stamp; no stamp from the future (a clock set back) is trusted.
+
+    Args:
+        now_ns: by `kernel_clock`.
+    """
     newest = max(stamp.mtime_ns, stamp.ctime_ns)
     coarse = stamp.mtime_ns % 1_000_000_000 == 0 and stamp.ctime_ns % 1_000_000_000 == 0
-    return now_ns - newest > (COARSE_STEP_NS if coarse else FINE_STEP_NS)
+    return now_ns - newest > (COARSE_STEP_NS if coarse else step_ns(stamp.device))
 
 
 def moved_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
@@ -126,4 +130,4 @@ def appeared_since(path: str, since_ns: int, known: dict[str, bool]) -> bool:
 
 
 def _changed(status: os.stat_result) -> Stamp:
-    return Stamp(0, 0, 0, status.st_ctime_ns, status.st_ctime_ns)
+    return Stamp(status.st_dev, 0, 0, status.st_ctime_ns, status.st_ctime_ns)

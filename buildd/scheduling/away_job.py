@@ -106,7 +106,7 @@ class AwayJob(Execution):
     async def perform(self, runner: Executor, launch: Launch) -> Ending | None:
         if self._stays:
             return self._lose("")
-        self._began_ns, self._given_s = time.time_ns(), time.monotonic()
+        self._began_ns, self._given_s = self.build.files.now_ns(), time.monotonic()
         first = Carriage(
             self._engine,
             self.build,

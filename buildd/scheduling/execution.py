@@ -23,7 +23,7 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import DEPFILE, launch_of, output_path
 from buildd.builds.products import Failure, Ran
 from buildd.errors import RunnerError, StoreError
-from buildd.files.stamp import FINE_STEP_NS
+from buildd.files import kernel_clock
 from buildd.keys import depfiles
 from buildd.keys.filing import foresee
 from buildd.native.preload import library
@@ -39,6 +39,9 @@ from codegen.plan import LISTED, Action, Discovery, Kept, Ref
 from codegen.variables.aitemplate_flags import step_line, time_line
 from protocol import messages as m
 
+_SHORTEST_WAIT_NS = 500_000
+_LONGEST_WAIT_S = 0.05
+"""A clock may be set back, or stand still."""
 _FILLING_KINDS = ("cudafe++",)
 """Kinds of actions whose tools spend their time on filling memory that they never read."""
 
@@ -186,7 +189,7 @@ class Execution:
     async def perform(self, runner: Executor, launch: Launch) -> Ending | None:
         """Run the tool; None where it ended well and its outputs are to be stored."""
         try:
-            self._began_ns = time.time_ns()
+            self._began_ns = self.build.files.now_ns()
             self._job = runner.begin(launch, self._line)
             if self.held:
                 self._job.hold(True)
@@ -221,8 +224,16 @@ class Execution:
             return Ending.FAILED
 
     async def _settle(self) -> None:
-        # A header written just before the request would look as if it had changed while the tool read it.
-        await asyncio.sleep(self.build.settled_s + FINE_STEP_NS / 1e9 - time.monotonic())
+        """Wait until no write before the request has a stamp that a write from now on could have too: a header written
+        just before it would look as if it had changed while the tool read it."""
+        build = self.build
+        written_ns = build.started_ns - round((build.begun_s - build.settled_s) * 1e9)
+        if build.files.now_ns() - written_ns > kernel_clock.STEP_NS:
+            return
+        step_ns: int = await self._in_pool(kernel_clock.step_below, build.project)
+        latest_s = build.settled_s + _LONGEST_WAIT_S
+        while (passed_ns := build.files.now_ns() - written_ns) <= step_ns and time.monotonic() < latest_s:
+            await asyncio.sleep(max(step_ns - passed_ns, _SHORTEST_WAIT_NS) / 1e9)
 
     def _tell_started(self) -> None:
         if not self.build.is_steps:  # no client follows a step, and its line takes a while to write

@@ -80,7 +80,7 @@ class StepwiseJob(Execution, ABC):
             self._whole = await self._in_pool(self.prepare)
             await self._settle()
             self._tell_started()
-            self._began_ns = time.time_ns()
+            self._began_ns = self.build.files.now_ns()
             ending = await self._steps(runner)
             if self._inner is not None and self._inner.results.lacking:
                 ending = await self._steps(runner, remade=True)

@@ -48,6 +48,7 @@ class StepRequest:
         )
         self.build.tools = outer.tools
         self.build.host = outer.host
+        self.build.started_ns = outer.started_ns
         self.build.begun_s, self.build.settled_s = outer.begun_s, outer.settled_s
 
     def adopt(self, plan: Plan) -> None:

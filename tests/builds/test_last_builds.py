@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from buildd.builds.last_builds import MOST_KEPT
-from buildd.files.stamp import FINE_STEP_NS
+from buildd.files.kernel_clock import STEP_NS
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.watch_request import built, clean
@@ -42,8 +42,8 @@ async def settled(workspace: Workspace) -> AsyncIterator[Harness]:
 async def aged() -> None:
     """Wait until a write now changes every stamp that there is."""
     written_ns = time.time_ns()
-    while time.time_ns() - written_ns <= 2 * FINE_STEP_NS:
-        await asyncio.sleep(2 * FINE_STEP_NS / 1e9)
+    while time.time_ns() - written_ns <= 2 * STEP_NS:
+        await asyncio.sleep(2 * STEP_NS / 1e9)
 
 
 def looked_up(story: Story) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from buildd.builds.planner import Planner
 from buildd.files.digests import Files
-from buildd.files.stamp import FINE_STEP_NS
+from buildd.files.kernel_clock import STEP_NS
 from buildd.processes.runner import Runner
 from buildd.store.store import Store
 from codegen.plan import Answer, Knowledge, Probe
@@ -31,7 +31,7 @@ class Asker:
         self.tool = folder / "tool"
         self.tool.write_text("one")
         self.beside: tuple[str, ...] = (str(self.tool),)
-        until_settled(folder, 2 * FINE_STEP_NS)
+        until_settled(folder, 2 * STEP_NS)
 
     def probe(self, word: str, *files: str) -> Probe:
         script = f"echo {word} >> ran; cat tool; sleep 0.1"
@@ -95,7 +95,7 @@ def test_what_was_begun_for_an_earlier_plan_says_nothing_of_files_that_are_gone(
     """The later question does not stand on them. As of hipcc, whose steps are a plan of their own."""
     other = asker.folder / "other"
     other.write_text("and more")
-    until_settled(asker.folder, 2 * FINE_STEP_NS)
+    until_settled(asker.folder, 2 * STEP_NS)
 
     def describe(knowledge: Knowledge) -> None:
         knowledge.ask_ahead(asker.probe("second"))
@@ -139,7 +139,7 @@ def test_what_is_younger_than_a_command_that_was_begun_has_it_run_again(
     link = asker.folder / "link"
     link.symlink_to(asker.folder)
     asker.beside = (str(link / "tool"),)
-    until_settled(asker.folder, 2 * FINE_STEP_NS)
+    until_settled(asker.folder, 2 * STEP_NS)
     answered = Planner._answer
 
     async def changed(self: Planner, probe: Probe, digests: dict[str, str]) -> object:

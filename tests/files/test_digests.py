@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buildd.files import patient_lock
+from buildd.files import kernel_clock, patient_lock
 from buildd.files.digests import Fact, Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import Stamp, stamp_of, trustworthy
@@ -27,7 +27,7 @@ def old(path: Path, age_s: float = 10.0) -> None:
 
 
 def later() -> int:
-    return time.time_ns() + 60 * SECOND
+    return kernel_clock.now_ns() + 60 * SECOND
 
 
 def test_a_file_is_read_once_while_its_stamp_stays(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_young_stamp_is_not_remembered(tmp_path: Path) -> None:
 
 
 def test_a_stamp_of_the_future_is_not_remembered() -> None:
-    now = time.time_ns()
+    now = kernel_clock.now_ns()
     assert not trustworthy(Stamp(1, 1, 1, now + SECOND, now - SECOND), now)
     assert trustworthy(Stamp(1, 1, 1, now - SECOND, now - 30_000_001), now)
 
@@ -192,20 +192,21 @@ def test_a_snapshot_knows_what_held_still(tmp_path: Path) -> None:
     source.write_text("one")
     snapshot = Snapshot(Files(), str(tmp_path))
     before = snapshot.digest("a.cu")
-    assert snapshot.steady("a.cu", time.time_ns())
+    later_ns = kernel_clock.now_ns() + 1
+    assert snapshot.steady("a.cu", later_ns)
     source.write_text("two")
     assert snapshot.digest("a.cu") == before, "one view for the whole request"
-    assert not snapshot.steady("a.cu", time.time_ns())
+    assert not snapshot.steady("a.cu", later_ns)
     source.write_text("one")
-    assert not snapshot.steady("a.cu", time.time_ns()), "changed and changed back: who knows what was read in between"
+    assert not snapshot.steady("a.cu", later_ns), "changed and changed back: nobody knows what was read in between"
     source.unlink()
-    assert not snapshot.steady("a.cu", time.time_ns())
+    assert not snapshot.steady("a.cu", later_ns)
 
 
 def test_what_was_seen_only_after_the_run_began_must_be_older_than_it(tmp_path: Path) -> None:
     source = tmp_path / "a.cu"
     source.write_text("one")
-    began_ns = time.time_ns()
+    began_ns = kernel_clock.now_ns()
     snapshot = Snapshot(Files(), str(tmp_path))
     snapshot.fact("a.cu")
     assert not snapshot.steady("a.cu", began_ns)
@@ -220,7 +221,7 @@ def test_a_write_in_the_same_tick_as_the_look_is_seen(tmp_path: Path) -> None:
     snapshot = Snapshot(Files(stat=lambda path: frozen, now_ns=lambda: frozen.ctime_ns + 1_000_000), str(tmp_path))
     snapshot.fact("a.cu")
     source.write_text("two")
-    assert not snapshot.steady("a.cu", time.time_ns())
+    assert not snapshot.steady("a.cu", kernel_clock.now_ns())
 
 
 def test_a_folder_that_just_changed_has_no_trusted_stamp(tmp_path: Path) -> None:

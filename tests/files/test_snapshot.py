@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from buildd.files.digests import Files
+from buildd.files.kernel_clock import STEP_NS
 from buildd.files.snapshot import Snapshot
-from buildd.files.stamp import FINE_STEP_NS
 from tests.support.waiting import until_settled
 
 ASKED = {"later.h", "here.h", "link.h", "gen"}
@@ -42,7 +42,7 @@ def test_only_the_names_that_were_asked_for_count(tmp_path: Path, change: Callab
     (tmp_path / "gen").mkdir()
     (tmp_path / "here.h").write_text("")
     (tmp_path / "link.h").symlink_to("here.h")
-    until_settled(tmp_path, 3 * FINE_STEP_NS)
+    until_settled(tmp_path, 3 * STEP_NS)
     snapshot = Snapshot(Files(), str(tmp_path))
     assert snapshot.listing(".")
     since_ns = snapshot.files.now_ns()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from buildd.files import kernel_clock
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.keys.file_names import Names
@@ -63,7 +63,7 @@ class Desk:
         (self.project / path).write_text(text)
 
     def lookup(self, **options: bool) -> Lookup:
-        files = Files(self.store, now_ns=lambda: time.time_ns() + 60_000_000_000)
+        files = Files(self.store, now_ns=lambda: kernel_clock.now_ns() + 60_000_000_000)
         return Lookup(self.store, Snapshot(files, str(self.project)), surveys=self.surveys, **options)
 
     def look(self, **options: bool) -> Found | Missing:
@@ -74,7 +74,7 @@ class Desk:
         lookup = self.lookup()
         missing = lookup.look(self.action, self.tool)
         read = self.used if used is None else used
-        started_ns = time.time_ns() + 30_000_000_000
+        started_ns = kernel_clock.now_ns() + 30_000_000_000
         return file_run(lookup, self.action, self.tool, missing, read, ("/private",), started_ns)
 
     def build(self, used: tuple[str, ...] | None = None) -> None:
@@ -247,7 +247,7 @@ def test_inputs_that_changed_while_the_tool_ran(desk: Desk) -> None:
     lookup = desk.lookup()
     missing = lookup.look(desk.action, desk.tool)
     desk.write("src/a.cu", "int edited;")
-    started_ns = time.time_ns() + 30_000_000_000
+    started_ns = kernel_clock.now_ns() + 30_000_000_000
     assert file_run(lookup, desk.action, desk.tool, missing, ("second/x.h",), ("/p",), started_ns).stale == (
         "src/a.cu",
     )
@@ -257,7 +257,7 @@ def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
     lookup = Lookup(desk.store, Snapshot(Files(desk.store), str(desk.project)))
     missing = lookup.look(desk.action, desk.tool)
     assert isinstance(missing, Missing)
-    started_ns = time.time_ns()
+    started_ns = kernel_clock.now_ns()
     desk.write("second/x.h", "int edited;")
     lookup.snapshot.fact("second/x.h")  # seen, but after the run began: what the tool read is not known
     filing = file_run(lookup, desk.action, desk.tool, missing, ("second/x.h",), ("/p",), started_ns)
@@ -267,7 +267,7 @@ def test_a_header_younger_than_the_run_is_stale(desk: Desk) -> None:
 def test_a_tool_that_said_nothing_of_its_inputs_is_not_stored(desk: Desk) -> None:
     lookup = desk.lookup()
     missing = lookup.look(desk.action, desk.tool)
-    filing = file_run(lookup, desk.action, desk.tool, missing, None, ("/p",), time.time_ns() + 90_000_000_000)
+    filing = file_run(lookup, desk.action, desk.tool, missing, None, ("/p",), kernel_clock.now_ns() + 90_000_000_000)
     assert filing.input_set is None and filing.unstored
 
 

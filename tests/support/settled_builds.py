@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from buildd.files.stamp import FINE_STEP_NS
+from buildd.files.kernel_clock import STEP_NS
 from tests.support.scheduler_harness import FAKE, Story, Workspace
 from tests.support.waiting import until, until_settled
 
@@ -35,7 +35,7 @@ def build(workspace: Workspace) -> Story:
 
 def settle(workspace: Workspace) -> None:
     """Wait until nothing in the project is young, so that nothing is caught only because of that."""
-    until_settled(workspace.project, 3 * FINE_STEP_NS)
+    until_settled(workspace.project, 3 * STEP_NS)
 
 
 def during(workspace: Workspace, change: Callable[[], object]) -> Story:
