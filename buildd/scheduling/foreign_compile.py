@@ -35,6 +35,7 @@ from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes, Reason
 from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
+from codegen.foreign.trial_compile import is_trial
 from codegen.plan import Action
 from codegen.reach import read_regular
 from protocol import messages as m
@@ -88,23 +89,26 @@ class CommandOutputs(Outputs[ActiveBuild]):
             self.delivery.put_depfile(self.delivery.rules(self._listed(read, listing)))
 
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
-        if not self.roots:
-            return ()
+        # A configure script removes what it compiles to try the compiler out. Nobody looks for its sources.
+        tries = is_trial(self.build.request.command, self.build.project)
+        roots = checkout_roots.others(self.roots) if tries else self.roots
+        if not roots:
+            return checkout_roots.names_held(said, self.roots)
         if self.delivery.compile.makes is Makes.RULES:
             listed = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
-            in_file = checkout_roots.names_in(listed, self.roots) if self.delivery.compile.output else set()
+            in_file = checkout_roots.names_in(listed, roots) if self.delivery.compile.output else set()
             return in_file | checkout_roots.names_held(said, self.roots)
         bound = set[str]()
-        if checkout_roots.always_bound(self.delivery.compile.flags, self.roots):
-            bound = {name for name, _ in checkout_roots.checkouts(self.roots)}
+        if checkout_roots.always_bound(self.delivery.compile.flags, roots):
+            bound = {name for name, _ in checkout_roots.checkouts(roots)}
             if len(bound) == len(self.roots):
                 return bound
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
         in_steps = bool(action.steps) and not self.build.runs_whole
         if self.delivery.compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
             self.holds_id = True
-            return {name for name, _ in self.roots}
-        return bound | checkout_roots.names_in(made, self.roots) | checkout_roots.names_held(said, self.roots)
+            return {name for name, _ in roots}
+        return bound | checkout_roots.names_in(made, roots) | checkout_roots.names_held(said, self.roots)
 
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         if path != self.delivery.compile.output:

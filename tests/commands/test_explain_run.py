@@ -116,11 +116,23 @@ def test_link_time_optimization_ties_an_object_to_the_folders_that_its_command_n
     assert "1 hit" in compiled("two", "../src/a.c")
 
 
-def test_a_configure_script_that_compiles_in_two_folders_of_a_checkout_is_told_of_no_other(kept_user: User) -> None:
+def test_what_a_configure_script_tries_out_is_found_from_any_folder(kept_user: User) -> None:
+    """autoconf compiles with -g, and removes what it made."""
     foreign = ForeignProject(kept_user, kept_user.folder / "configured")
+    for name in ("one", "some/where/two"):
+        foreign.write(f"{name}/conftest.c", "int main(void) { return 3; }\n")
+        foreign.write(f"{name}/app.c", "int app(void) { return 3; }\n")
+        for command in ("gcc -g -c conftest.c", "gcc -g -O2 -o conftest conftest.c", "gcc -g -c app.c"):
+            foreign.good("sh", "-c", f"cd {name}; {command}")
+    assert foreign.counts() == (2, 4)
+    assert foreign.figures().missed == {"new": 3, "folder": 1}
+
+
+def test_a_folder_of_the_same_checkout_is_no_other_one(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "same")
     for name in ("one", "one/two"):
-        foreign.write(f"{name}/conftest.c", "int a;\n")
-    script = "for each in . two; do cd $each; gcc -g -c conftest.c; done"
+        foreign.write(f"{name}/a.c", "int a;\n")
+    script = "for each in . two; do cd $each; gcc -g -c a.c; done"
     _, said = buildd(foreign, foreign.folder / "one", "run", "--", "sh", "-c", script)
     assert "2 misses (folder 1, new 1)" in said
     assert "--map-paths" not in said
