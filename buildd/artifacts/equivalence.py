@@ -9,7 +9,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from buildd.artifacts import fatbin
-from buildd.artifacts.line_free_text import BARE_TEXT, fingerprint
+from buildd.artifacts.line_free_text import BARE_TEXT, Reads, fingerprint, read_part
 from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
 from protocol.messages import Digest
 
@@ -21,13 +21,16 @@ NONE = b"none"
 NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())
 
 
-def of_text(kind: StepKind, text: bytes, made_of: Digest | None, *, clang: bool = False) -> bytes:
+def of_text(
+    kind: StepKind, text: bytes, made_of: Digest | None, *, clang: bool = False, reads: Reads = read_part
+) -> bytes:
     """The equivalence digest of a text.
 
     Args:
         kind: kind of the step that made it.
         made_of: key of the step's inputs by their equivalence digests; None where it has no such key.
         clang: clang will compile the text.
+        reads: see `fingerprint`.
     """
     match kind:
         case StepKind.FATBINARY | StepKind.FRAME:
@@ -44,7 +47,7 @@ def of_text(kind: StepKind, text: bytes, made_of: Digest | None, *, clang: bool 
         case StepKind.PREPROCESS if clang and _NAMES in text:
             return _exactly(text)
         case _:
-            return fingerprint(text)
+            return fingerprint(text, reads)
 
 
 def is_without_lines(equivalence: bytes) -> bool:

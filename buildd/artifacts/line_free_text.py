@@ -1,5 +1,7 @@
 """Preprocessed texts without line numbers: their parts, and the file that each part comes from.
 
+line_free.c reads a part in the same way; what it gives has to be the same to the byte.
+
 Knows gcc's line markers, and the words by which a text can read its own line numbers. `nvcc_steps` knows what a
 compiler's flags reveal. `step_report` handles the compiler's messages, in which every line has a line number.
 """
@@ -7,7 +9,7 @@ compiler's flags reveal. `step_report` handles the compiler's messages, in which
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from blake3 import blake3
 
@@ -27,6 +29,7 @@ _FIRST = re.compile(rb'\s*# \d+ "([^"\n]*)"')
 _ENTERED = re.compile(rb'\n# \d+ "[^"\n]*" 1[ 34]*\n')
 _WORTH_KEEPING = 64 << 10
 """Bytes from which an included part is remembered: a toolkit's headers are most of a text, and always the same."""
+_MOST_DIGITS = 15
 _MOST_KNOWN = 1 << 12
 _SEES_LINES = b"sees its lines"
 _known: dict[bytes, bytes] = {}
@@ -34,12 +37,24 @@ _known: dict[bytes, bytes] = {}
 _workers = PatientLock()
 
 
-def fingerprint(text: bytes) -> bytes:
+Reads = Callable[[bytes], bytes | None]
+
+
+def read_part(part: bytes) -> bytes | None:
+    """A part of a text, which begins with the newline before a marker, without its line numbers; None where something
+    can see its line, or only looks like a marker."""
+    return _Reader().read(part)
+
+
+def fingerprint(text: bytes, reads: Reads = read_part) -> bytes:
     """A digest, equal for texts that differ only in line numbers and empty lines, if nothing in them sees these.
 
     Two parts of one line, with a system header's marker between them, are not the same as two lines.
+
+    Args:
+        reads: does what `read_part` does.
     """
-    bare = _without_lines(text)
+    bare = _without_lines(text, reads)
     return blake3(text).hexdigest().encode() if bare is None else BARE_TEXT + blake3(bare).hexdigest().encode()
 
 
@@ -52,13 +67,13 @@ def names_lines(said: bytes) -> bool:
     return _MENTIONED.search(said) is not None
 
 
-def _without_lines(text: bytes) -> bytes | None:
-    """The text without line numbers; None where something can see its line, or only looks like a marker."""
+def _without_lines(text: bytes, reads: Reads) -> bytes | None:
+    """The text without line numbers; None as in `read_part`."""
     text = b"\n" + text
     written: list[bytes] = []
     reader = _Reader()
     for part, included in _parts(text):
-        bare = _included(part) if included else reader.read(part)
+        bare = _included(part, reads) if included else reader.read(part)
         if bare is None:
             return None
         if bare:
@@ -89,15 +104,15 @@ def _parts(text: bytes) -> Iterator[tuple[bytes, bool]]:
     yield text[end:], False
 
 
-def _included(part: bytes) -> bytes | None:
+def _included(part: bytes, reads: Reads) -> bytes | None:
     """An included part without line numbers, or a digest of that where the part is long."""
     if len(part) < _WORTH_KEEPING:
-        return _Reader().read(part)
+        return reads(part)
     digest = blake3(part).digest()
     with _workers.held():
         known = _known.get(digest)
         if known is None:
-            bare = _Reader().read(part)
+            bare = reads(part)
             known = _SEES_LINES if bare is None else bare and b"# included " + blake3(bare).hexdigest().encode()
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
@@ -114,7 +129,7 @@ class _Reader:
         self._last = -1
 
     def read(self, part: bytes) -> bytes | None:
-        """Read a part that begins with the newline before a marker; None as in `_without_lines`."""
+        """Read a part that begins with the newline before a marker; None as in `read_part`."""
         if any(word in part for word in _SEES) and _SEES_SURELY.search(part):
             return None
         first, *pieces = part.split(_MARKER)
@@ -124,8 +139,10 @@ class _Reader:
             marker, _, text = piece.partition(b"\n")
             number, _, rest = marker.partition(b" ")
             found = known.get(rest)
+            if not number.isdigit() or len(number) > _MOST_DIGITS:
+                return None
             if found is None:
-                if not (number.isdigit() and rest.startswith(_QUOTE)):
+                if not rest.startswith(_QUOTE):
                     return None
                 name, _, flags = rest.rpartition(_QUOTE)
                 # Flags 1 and 2 say that a file begins or goes on, 3 and 4 how it is read: without warnings, as C.

@@ -8,5 +8,12 @@ long bare_text(const unsigned char *text, size_t length, unsigned char *out);
 /* Write a bare form without the lines that hold no token, at most one byte longer; returns its length. */
 long drop_lines(const unsigned char *bare, size_t length, unsigned char *out);
 
+/* Write a part of a preprocessed text without its line numbers, at most three times as long; returns its length, or a
+   negative number: see line_free.c. */
+long line_free(const unsigned char *text, size_t length, unsigned char *out);
+
+/* Write the lines of a preprocessed text that may enter a file, at most one byte longer; returns their length. */
+long entering(const unsigned char *text, size_t length, unsigned char *out);
+
 /* Say of each file of a preprocessed text whether it may show a line; see shown_lines.c. */
 long shown_lines(const unsigned char *text, size_t length, unsigned char *out);

@@ -1,5 +1,5 @@
-"""Bare forms of source texts, which are what is left of them without comments (bare_text.c), and the lines that a
-preprocessed text may show (shown_lines.c).
+"""Bare forms of source texts, which are what is left of them without comments (bare_text.c); of preprocessed texts, the
+lines that they may show (shown_lines.c), their parts without line numbers, and the files that they enter (line_free.c).
 
 Knows how the library is made and called, and what a digest of a bare form is. Does not know which compiles may use one.
 Without a host compiler no text has a bare form, and everything goes by content.
@@ -21,9 +21,13 @@ from blake3 import blake3
 from buildd.native.libraries import make_library
 from buildd.native.programs import NoProgram
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("bare_text.c", "shown_lines.c", "bare_text.h"))
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("bare_text.c", "shown_lines.c", "line_free.c", "bare_text.h")
+)
 _MOST_BYTES = 8 << 20
 """Larger texts have no bare form: shims read no larger ones either."""
+_MOST_GROWTH, _NO_MEMORY = 3, -2
+"""As line_free.c says."""
 _BINARY = 1 << 10
 """A NUL in so many bytes at the beginning: no source text."""
 _log = logging.getLogger(__name__)
@@ -74,6 +78,28 @@ class BareText:
             return None
         return {line[1:]: line[:1] == b"+" for line in listed.split(b"\n") if line}
 
+    def line_free(self, part: bytes, otherwise: Callable[[bytes], bytes | None]) -> bytes | None:
+        """A part of a preprocessed text without its line numbers; None where it can see its lines.
+
+        Args:
+            part: begins with the newline before a marker.
+            otherwise: does the same without the library.
+        """
+        library = self._native()
+        if library is None:
+            return otherwise(part)
+        made = ctypes.create_string_buffer(_MOST_GROWTH * len(part) + 1)
+        length = library.line_free(part, len(part), made)
+        if length == _NO_MEMORY:
+            return otherwise(part)
+        return None if length < 0 else ctypes.string_at(made, length)
+
+    def entering(self, preprocessed: bytes) -> list[bytes] | None:
+        """The lines of a text that may enter a file, each once, in this order; None without the library."""
+        library = self._native()
+        lines = None if library is None else _called(library.entering, preprocessed)
+        return None if lines is None else list(dict.fromkeys(lines.split(b"\n")[:-1]))
+
     def _native(self) -> ctypes.CDLL | None:
         if not self._looked:
             with self._lock:
@@ -86,7 +112,8 @@ class BareText:
         try:
             place = make_library(self._store, SOURCES, (), ".bare.so", os.environ.get("PATH", os.defpath))
             library = ctypes.CDLL(os.fspath(place))
-            for function in (library.bare_text, library.drop_lines, library.shown_lines):
+            for name in ("bare_text", "drop_lines", "shown_lines", "line_free", "entering"):
+                function = library[name]
                 function.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p)
                 function.restype = ctypes.c_long
         except (OSError, NoProgram, AttributeError, subprocess.SubprocessError) as error:

@@ -10,11 +10,13 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
 
 from buildd.artifacts import entered_files, equivalence, fatbin, offload_bundle
+from buildd.artifacts.line_free_text import read_part
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
 from buildd.builds.outputs import Outputs
@@ -121,13 +123,14 @@ class StepOutputs(Outputs[ActiveBuild]):
     ) -> Mapping[str, bytes]:
         """Make the equivalence digests: of files apart from what may not matter, and of the fatbin in an object."""
         made = {}
+        native = bare_text_of(self.build.store.folder)
         roots, lookup = self._outer.outputs.roots, self.build.inputs.lookup
         if action.kind == StepKind.PREPROCESS.value and (roots or self._outer.outputs.lists):
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
             self._named |= checkout_roots.names_in_text(text, roots, preprocessed=True)
             self._searched.add(action.name)
             if self._outer.outputs.lists:
-                self._entered[action.name] = entered_files.entered(text)
+                self._entered[action.name] = entered_files.entered(text, native.entering(text))
         if action.kind == StepKind.CICC.value and _is_mapped(action):
             made_by = Path(output_path(private, action, Role.MADE.value))
             made_by.write_bytes(line_info.mapped(made_by.read_bytes(), roots))
@@ -145,9 +148,10 @@ class StepOutputs(Outputs[ActiveBuild]):
                         else None
                     )
                     text = Path(files[output.path]).read_bytes()
-                    content = equivalence.of_text(StepKind(action.kind), text, key, clang=self._silent)
+                    reads = partial(native.line_free, otherwise=read_part)
+                    content = equivalence.of_text(StepKind(action.kind), text, key, clang=self._silent, reads=reads)
                     if action.kind == StepKind.PREPROCESS.value and equivalence.is_without_lines(content):
-                        self._shown[output.path] = bare_text_of(self.build.store.folder).shown_lines(text)
+                        self._shown[output.path] = native.shown_lines(text)
                 made[BARE] = content
         return made
 
