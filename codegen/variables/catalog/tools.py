@@ -28,6 +28,7 @@ _CUDA = (ToolFamily.CUDA,)
 _HIP = (ToolFamily.HIP,)
 _KEYED = "passed to buildd's tools and keyed"
 _SEARCH = "passed to buildd's tools and keyed; files found there are keyed by content"
+_LINKS = "; a compile of a foreign build does not get it"
 _FOUND = "buildd looks for the tool there; its content is keyed"
 _SIDE = "none: not sent, because it would write beside a cached result; buildd gathers the inputs itself"
 _CMAKE = "none: buildd's own targets name their flags and tools; CMake and make read it under `buildd run`"
@@ -40,8 +41,8 @@ VARIABLES = rows(
     V("C_INCLUDE_PATH", Kind.PATHS, "", (KEY,), "include folders for C", _SEARCH, families=_ALL),
     V("CPLUS_INCLUDE_PATH", Kind.PATHS, "", (KEY,), "include folders for C++", _SEARCH, families=_ALL),
     V("OBJC_INCLUDE_PATH", Kind.PATHS, "", (KEY,), "include folders for Objective-C", _SEARCH, families=_ALL),
-    V("LIBRARY_PATH", Kind.PATHS, "", (KEY,), "library folders of the linker", _SEARCH, families=_ALL),
-    V("LD_RUN_PATH", Kind.PATHS, "", (KEY,), "run path that ld writes into a program", _KEYED, families=_ALL),
+    V("LIBRARY_PATH", Kind.PATHS, "", (KEY,), "library folders of the linker", _SEARCH + _LINKS, families=_ALL),
+    V("LD_RUN_PATH", Kind.PATHS, "", (KEY,), "run path that ld writes into a program", _KEYED + _LINKS, families=_ALL),
     V("COMPILER_PATH", Kind.PATHS, "", (KEY,), "where gcc looks for cc1plus, as and ld", _KEYED, families=_ALL),
     V("GCC_EXEC_PREFIX", Kind.PATH, "", (KEY,), "prefix of gcc's subprograms", _KEYED, families=_ALL),
     V("GCC_COMPARE_DEBUG", Kind.STRING, "", (KEY,), "compiles twice and compares", _KEYED, families=_ALL),
@@ -107,7 +108,8 @@ VARIABLES = rows(
       families=_HIP),
     V("ROCR_VISIBLE_DEVICES", Kind.STRING, "", (SCHED,), "the GPUs that ROCm shows",
       "none: no compile reads it"),
-    V("LD_LIBRARY_PATH", Kind.PATHS, "", (KEY,), "libraries that the tools themselves load", _KEYED, families=_EVERY),
+    V("LD_LIBRARY_PATH", Kind.PATHS, "", (KEY,), "libraries that the tools themselves load",
+      _KEYED + "; in a compile of a foreign build the libraries count by content, and not the value", families=_EVERY),
     V("LD_PRELOAD", Kind.STRING, "", (KEY,), "libraries loaded into every process", _KEYED, families=_EVERY),
     V("LANG", Kind.STRING, "C.UTF-8", (KEY,), "language of messages",
       "C.UTF-8 unless set; passed to buildd's tools; the locale that results is keyed", families=_EVERY),
