@@ -133,8 +133,6 @@ class Action(Frozen, frozen=True):
     argv: tuple[Argument, ...]
     environment: tuple[tuple[str, str], ...] = ()
     """The whole environment of the tool, sorted by name."""
-    unkeyed: tuple[str, ...] = ()
-    """Variables of it that choose nothing but files of the tool, whose contents the key has."""
     payload: bytes = b""
     """Standard input."""
     inputs: tuple[str, ...] = ()

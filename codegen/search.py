@@ -15,9 +15,10 @@ from codegen.plan import Argument, Place, Ref
 
 _INCLUDE = re.compile(
     r"(-I|-{1,2}include-(?:path|directory|directory-after)|-{1,2}system-include|-isystem-after|-isystem|-iquote"
-    r"|-idirafter|-cxx-isystem|-c-isystem|-internal-(?:externc-)?isystem)(=?)(.*)"
+    r"|-idirafter|-cxx-isystem|-c-isystem|-internal-(?:externc-)?isystem)(=?)(.*)",
+    re.DOTALL,
 )
-_LIBRARY = re.compile(r"(-L|-{1,2}library-path|-{1,2}library-directory)(=?)(.*)")
+_LIBRARY = re.compile(r"(-L|-{1,2}library-path|-{1,2}library-directory)(=?)(.*)", re.DOTALL)
 _FIRST = re.compile(r"-include|-imacros|-{1,2}pre-include|-{1,2}imacros|-{1,2}include(=.*)?")
 
 
@@ -59,13 +60,19 @@ def _named(option: re.Pattern[str], flags: Iterable[str]) -> list[str]:
     for word in words(flags):
         match = option.fullmatch(word)
         if waiting:
-            found += word.split(",")
+            found += _folders(word)
             waiting = False
         elif match:
             waiting = not match[3]
-            found += match[3].split(",")
+            found += _folders(match[3])
     return [folder for folder in found if folder]
 
 
+def _folders(value: str) -> list[str]:
+    """nvcc splits a value at commas; gcc and clang do not."""
+    return [value, *value.split(",")] if "," in value else [value]
+
+
 def _normal(folders: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(os.path.normpath(folder) for folder in folders if folder))
+    # Behind a link, `..` leads to another place than the path's text says.
+    return tuple(dict.fromkeys(f if f[:1] == "/" and "/.." in f else os.path.normpath(f) for f in folders if f))

@@ -59,7 +59,7 @@ def action_components(
     yield f"tool {action.tool}", tool_digest
     yield "command", "\0".join(field for argument in action.argv for field in _fields(argument))
     for name, value in action.environment:
-        if not is_of_locale(name) and name not in action.unkeyed:
+        if not is_of_locale(name):
             yield f"variable {name}", value
     yield "locale", locale_of(action.environment)
     if action.payload:

@@ -151,7 +151,9 @@ def file_run(
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
                 later = later or Traits.PATHS_LATER in fact.traits
-    if clocked and not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment):
+    # clang reads the variable since version 16.
+    is_clang = action.discovery in (Discovery.CLANG, Discovery.CLANG_RULES)
+    if clocked and (is_clang or not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment)):
         own = [path for path in (*declared, *used) if not compilers_own(path, tool)]
         # A precompiled header hands its macros on to sources that do not name it.
         if may_precompile(action.argv, action.inputs) or path_sight.sees_clock(

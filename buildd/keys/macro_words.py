@@ -27,7 +27,7 @@ _DEFINITION = re.compile(
     _BLANK + rb"define\b" + _BLANK + rb"([A-Za-z_$\x80-\xff][\w$\x80-\xff]*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
 )
 _LINE = re.compile(_BLANK + rb"(?:line\b|\d)")
-_NAMED = re.compile(_BLANK + rb"(?:include|include_next|import)" + _BLANK + rb"[\"<]")
+_NAMED = re.compile(_BLANK + rb"(?:include|include_next|import)" + _BLANK + rb"(?:\"[^\"\n]*\"|<[^>\n]*>)")
 """An include whose words are a file's name. Macros are replaced in other includes only."""
 _DEFINES = re.compile(_BLANK + rb"define\b")
 _PASTED = re.compile(rb"([\w$\x80-\xff]+)[ \t\v\f\r\x01]*(?:##|%:%:)(?=[ \t\v\f\r\x01]*([\w$\x80-\xff]+))")

@@ -155,7 +155,7 @@ def forced(action: Action, tool: Tool) -> Iterator[str]:
         if waiting:
             yield word
         elif match and match[3]:
-            yield match[3]
+            yield from (match[3], match[2] + match[3])  # gcc's -include=p.h means the file =p.h
         waiting = match is not None and not match[3]
 
 

@@ -7,6 +7,7 @@ to a command that was divided depends on the files of all its parts. `answers` k
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -25,6 +26,7 @@ from buildd.scheduling import call_notes
 from buildd.scheduling.foreign_compile import CommandOutputs
 from buildd.store.answers import Answer, Answers, question_of
 from buildd.store.store import Store
+from codegen.compilers import temporary_roots
 from codegen.compilers.command_parser import PARTS, Compile
 from codegen.compilers.temporary_roots import is_part, part_number
 from codegen.foreign.compile_plan import DEPENDENCIES
@@ -37,6 +39,7 @@ _NO_DIGEST = bytes(32)
 _MOST_ASKING = 1 << 10
 """Headers whose `__has_include` words are remembered."""
 _MOST_DIVIDED = 16
+_ABOVE = re.compile(r"/\.\.(?=/|$)")
 """Divided commands that wait for their link."""
 
 
@@ -164,6 +167,9 @@ class AnswerPublisher:
         listed, *content = (store.get(digest) for digest in (made.pop(DEPENDENCIES), *made.values()))
         if listed is None or len(content) != 1 or content[0] is None:
             return None
+        spelled = (*temporary_roots.read(listed, delivery.roots)[0], *request.command, *request.environment.values())
+        if any(map(_leads_through_link, spelled)):
+            return None  # no stamp tells that the link leads elsewhere
         stdout, stderr = b"", b""
         for words in said:
             if words is None:
@@ -256,6 +262,16 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
     if stamps is None:
         return None
     return replace(stamps, digests=b"".join(digests), bare=b"".join(bare), loose=b"".join(loose))
+
+
+def _leads_through_link(text: str) -> bool:
+    """Whether a path in a text goes up from a link by `..`, and so to the folder above the place that it leads to."""
+    if "/.." not in text:
+        return False
+    paths = (part[part.index("/") :] for part in re.split("[:,=]", text) if "/" in part)
+    return any(
+        os.path.islink(os.path.normpath(path[: match.start()])) for path in paths for match in _ABOVE.finditer(path)
+    )
 
 
 def _movable(part: _Part, texts: Collection[str]) -> frozenset[str]:

@@ -36,7 +36,7 @@ _HIDES = re.compile(
 source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
 _PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto|(.*[=,\[])?lto_\d.*")
-"""Flags that make an object's content unreadable. gcc's LTO objects contain the names of files as they were spelled."""
+"""Flags that make an object's content unreadable. gcc's LTO objects contain the working folder."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
 _ID_OR_PACKED = re.compile(rb"__hip_cuid_|__static__[0-9a-f]{8}|\.(intern|static)\.[0-9a-f]{8}|CCOB")
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
@@ -84,7 +84,7 @@ def roots_of(
     shows = inspect(flags).path_sensitive
     hides, mapped = _hidden_and_mapped(flag_words(flags))
     # Whether gcc's object contains a folder's path is known without a look at it.
-    if _is_packed(flags) and (clang or compile.family is not Family.GCC or compile.makes is not Makes.OBJECT):
+    if is_packed(flags) and (clang or compile.family is not Family.GCC or compile.makes is not Makes.OBJECT):
         return ()
     if hides or (shows and (nvcc or is_apart)):
         return ()
@@ -117,13 +117,15 @@ def roots_of(
     }
     if any(_is_cut(path, old) and old.rstrip("/") not in found.values() for old in mapped for path in found.values()):
         return ()  # the result shows a part of the path
-    if (kernels or shows) and _HERE in candidates and _HERE not in found:
-        return ()  # nvcc and clang name modules after absolute paths, and so after this folder; -g shows it
+    # nvcc and clang name modules after absolute paths, and so after this folder; -g and gcc's -flto show it.
+    shows_here = kernels or shows or is_packed(flags)
+    if shows_here and _HERE in candidates and _HERE not in found:
+        return ()
     if list(found.values()).count(run_folder) > 1:
         del found[_RUN]
     roots = sorted_roots((*temporary, *found.items()))
     named = {a.name for a in temporary_roots.referring(compile.arguments, roots) if isinstance(a, Ref)}
-    if kernels or shows:
+    if shows_here:
         named.add(_HERE)
     if kernels and not named.intersection(name for name in found if name.startswith(_APART)):
         named.add(f"{_APART}-0")  # an object is known by its path
@@ -137,7 +139,8 @@ def _hidden_and_mapped(words: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
     return any(map(_HIDES.fullmatch, words)), tuple(mapped)
 
 
-def _is_packed(flags: Sequence[str]) -> bool:
+def is_packed(flags: Sequence[str]) -> bool:
+    """Tell whether a flag makes the object's content unreadable. gcc's object then contains the working folder."""
     return any(map(_PACKED.fullmatch, flag_words(flags)))
 
 
@@ -215,7 +218,7 @@ def always_bound(flags: Sequence[str], roots: Roots) -> bool:
     """Tell whether a result holds for the checkout's folders alone: a flag puts the working folder into it, or the
     folders that the command names."""
     shows = any(name == _HERE for name, _ in roots) and inspect(flags).path_sensitive
-    return (shows and not is_mapped(flags, roots)) or (bool(checkouts(roots)) and _is_packed(flags))
+    return (shows and not is_mapped(flags, roots)) or (bool(checkouts(roots)) and is_packed(flags))
 
 
 def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:

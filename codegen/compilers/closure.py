@@ -17,8 +17,6 @@ from codegen.reach import open_regular
 
 Environment = tuple[tuple[str, str], ...]
 
-LOADING = "LD_LIBRARY_PATH"
-"""Variable with folders of libraries that tools load; `libraries` finds those that affect a result."""
 OTHER_CACHES = ("ccache", "sccache")
 _LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 """The loaders that ldd calls. ldd is a shell script that takes five times as long."""
@@ -160,7 +158,7 @@ def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Enviro
     answers = _loaded(knowledge, programs, environment)
     found: dict[str, str] = {}
     # The answer is cached; a library that appears later in one of these folders would be loaded instead.
-    folders = [folder for folder in dict(environment).get(LOADING, "").split(os.pathsep) if folder]
+    folders = [folder for folder in dict(environment).get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     for name, path in re.findall(r"^\s*(\S+) => (/\S+)", "\n".join(answer.stdout for answer in answers), re.MULTILINE):
         if not _SYSTEM_LIBRARIES.match(name):
             rivals = [os.path.join(folder, name) for folder in folders]
@@ -230,7 +228,7 @@ def host_compiler(
     folders = search_dirs(answer.stdout)
     # An answer is valid until another program or a specs file appears in a folder that the driver searches.
     places = [os.path.join(folder, name) for folder in folders["programs"] for name in _PROGRAMS]
-    places += [os.path.join(folder, "specs") for folder in folders["install"]]
+    places += [os.path.join(folder, "specs") for folder in (*folders["install"], *folders["libraries"])]
     inputs = tuple(dict.fromkeys((*inputs, *places)))
     verbose = Probe(
         argv=(*called, "-v", "-E", "-x", "c++", "-", "-o", "/dev/null"), environment=environment, files=inputs

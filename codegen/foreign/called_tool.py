@@ -27,7 +27,7 @@ from codegen.compilers.closure import Environment
 from codegen.compilers.command_parser import LINKS, Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.compiler import Compiler, SearchPlace, describe_hipcc
 from codegen.compilers.toolchain import Toolchains
-from codegen.foreign.command_line import family_of
+from codegen.foreign.command_line import NVCC_ADDS, family_of
 from codegen.plan import Argument, Frozen, Knowledge, Tool
 from codegen.project.project_file import ProjectSettings
 from codegen.steps.decomposition import hip_ahead
@@ -37,7 +37,7 @@ from protocol.messages import Request
 
 MARK = ".buildd-launchers"
 """Name of a folder inside every folder of shims, with a link to each shim's real tool, by name."""
-_OF_LINKERS = ("LIBRARY_PATH", "LD_RUN_PATH")
+_OF_LINKERS = "LD_RUN_PATH"
 _OTHERS = frozenset({"distcc", "icecc", "buildd-cc"})
 """Programs that stand before a compiler under its name and do more than cache: they run as without buildd."""
 _FOLDERS = (temporary_roots.MAP_PATHS, checkout_roots.RUN_FOLDER)
@@ -78,6 +78,7 @@ def sent_variables() -> tuple[str, ...]:
         *_NOTES,
         "BUILDD_PRELOAD",
         native_gpus.VISIBLE,
+        *NVCC_ADDS,
     )
     return tuple(sorted({*passed, *watched}))
 
@@ -85,7 +86,7 @@ def sent_variables() -> tuple[str, ...]:
 def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
     """Return everything that a description depends on, other than the files on disk."""
     offloads = any("-fopenmp" in flag for flag in compile.flags)
-    makes = (compile.makes, offloads) if compile.makes in LINKS else None
+    makes = (compile.makes, offloads)
     parts = (request.project, *compile.flags) if compile.cuda or _is_clang(request.command[0], compile) else ()
     libraries = (request.project, *linking.named_libraries(compile.flags)) if compile.objects else ()
     gpus = native_gpus.identity() if compile.native and compile.family is Family.NVCC else ""
@@ -288,11 +289,9 @@ def _described_hip(compiler: Compiler, name: str, environment: Environment) -> D
 
 
 def _read_by(compile: Compile, variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables without those that linkers alone read, for a command that does not link. With OpenMP, clang
-    looks for device code there."""
-    if compile.makes in LINKS or any("openmp" in flag for flag in compile.flags):
-        return variables
-    return {name: value for name, value in variables.items() if name not in _OF_LINKERS}
+    """Return the variables without the one that linkers alone read, for a command that does not link. LIBRARY_PATH
+    stays: gcc reads specs there, and clang device code for OpenMP."""
+    return variables if compile.makes in LINKS else {n: v for n, v in variables.items() if n != _OF_LINKERS}
 
 
 def _environment(

@@ -45,6 +45,11 @@ _ASKS = re.compile(
 )
 """Options with which a compiler only answers a question, whatever else the command says. autoconf asks each compiler
 with XL's -qversion."""
+NVCC_ADDS = (
+    *("INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
+    *("CUDAFE_FLAGS", "LLVMC_FLAGS", "NVLINK_FLAGS", "NVVM_FLAGS", "OCG_FLAGS", "PTXAS_FLAGS"),
+)
+"""Variables whose words nvcc adds to its programs' command lines, as nvcc.profile says."""
 _LINKERS_VERSION = "-Wl,--version"
 """Meson asks so for the linker's name."""
 _MOVED = re.compile(r"\.(nvcc)-wrapped")
@@ -185,6 +190,8 @@ def _check_environment(family: Family, environment: dict[str, str]) -> None:
         raise PassThrough(Reason.ENVIRONMENT, "CC_PRINT_*")
     if family is Family.HIPCC and environment.get("HIP_PLATFORM", "amd") != "amd":
         raise PassThrough(Reason.ENVIRONMENT, "HIP_PLATFORM")
+    if family is Family.NVCC and (named := next(filter(environment.get, NVCC_ADDS), "")):
+        raise PassThrough(Reason.ENVIRONMENT, named)
     names = {Family.NVCC: nvcc.FLAG_VARIABLES, Family.HIPCC: ("HIPCC_COMPILE_FLAGS_APPEND",)}
     for name in names.get(family, ()):
         if not environment.get(name):

@@ -16,10 +16,8 @@ from itertools import pairwise
 import msgspec
 
 from codegen.compilers import checkout_roots, nvcc, temporary_roots
-from codegen.compilers.closure import LOADING
 from codegen.compilers.command_parser import (
     HIP_DEVICE_ALONE,
-    LINKS,
     Compile,
     Family,
     Makes,
@@ -178,7 +176,9 @@ def plan(
     named = nvcc and (bool(compile.objects) or linked or not _is_for_host(compile))
     named_by_path = named and not roots
     # The folder of a result that is bound to it is in the input set, so that a miss can name the other checkout.
-    shows = effects.path_sensitive and not mapped and not checkout_roots.always_bound(flags, roots)
+    # gcc writes the working folder into what it makes for a link with -flto.
+    packed = compile.family is Family.GCC and not described.clang and not roots and checkout_roots.is_packed(flags)
+    shows = (effects.path_sensitive or packed) and not mapped and not checkout_roots.always_bound(flags, roots)
     # A path-sensitive key would have the folder of a divided command's objects, which may have another name the next
     # time: such a link has the working folder in PWD.
     sensitive = named_by_path or compile.makes is Makes.HEADER or (shows and not compile.objects)
@@ -242,8 +242,6 @@ def plan(
             *(temporary_roots.referring((compile.source,), roots) if apart and not compile.objects else ()),
         ),
         environment=environment,
-        # A linker also looks there for the libraries that a library needs.
-        unkeyed=() if compile.makes in LINKS else (LOADING,),
         inputs=compile.objects or (compile.source,),
         outputs=(*made, Output(name=DEPENDENCIES, path=f"{compile.output or compile.source}.{DEPENDENCIES}")),
         discovery=discovery,

@@ -113,7 +113,6 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
                     *((f"-frandom-seed={seed}",) if host and nvcc else ()),
                 ),
                 environment=tuple(sorted({**environment, **own}.items())),
-                unkeyed=action.unkeyed,
                 inputs=(
                     *(action.inputs if preprocess else action.inputs[1:] if host else ()),
                     *(put(path) for path in step.inputs),

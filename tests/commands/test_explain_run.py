@@ -113,7 +113,7 @@ def test_link_time_optimization_ties_an_object_to_the_folders_that_its_command_n
     assert f"same inputs as results made in {foreign.folder}/one," in said
     assert "--map-paths, called in a folder above the sources, find each other's results" in said
     assert "1 miss" in compiled("one", "../src/a.c")
-    assert "1 hit" in compiled("two", "../src/a.c")
+    assert "1 miss (folder 1)" in compiled("two", "../src/a.c"), "it has the working folder too"
 
 
 def test_what_a_configure_script_tries_out_is_found_from_any_folder(kept_user: User) -> None:
@@ -157,30 +157,6 @@ def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
         "a.c": "a precompiled header holds for one folder alone, and so do the objects of sources that read it",
         "unity.c": f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths",
     }
-
-
-def test_variables_of_linkers_and_loaders_cost_no_compile(kept_user: User) -> None:
-    """As `module load` sets them. A library that the compiler itself would load there counts."""
-    foreign = ForeignProject(kept_user, kept_user.folder / "loaded")
-    foreign.write("a.c", "int loaded;\n")
-    place = foreign.folder / "lib"
-    place.mkdir()
-
-    def compiled(**variables: str) -> str:
-        script = " ".join(["env", *(f"{name}={value}" for name, value in variables.items()), "gcc -c a.c -o a.o"])
-        return buildd(foreign, foreign.folder, "run", "--", "sh", "-c", script)[1]
-
-    assert "1 miss" in compiled()
-    for name in ("LIBRARY_PATH", "LD_RUN_PATH", "LD_LIBRARY_PATH"):
-        assert "1 hit" in compiled(**{name: f"{place}:/nowhere"}), name
-    front_end = subprocess.check_output(["gcc", "-print-prog-name=cc1"], text=True).strip()
-    needed = re.search(r"libmpfr\S* => (/\S+)", subprocess.check_output(["ldd", front_end], text=True))
-    if needed is None:
-        return  # linked into it
-    other = place / Path(needed[1]).name
-    other.write_bytes(Path(needed[1]).read_bytes() + b"other")
-    assert "1 miss" in compiled(LD_LIBRARY_PATH=str(place))
-    assert f"tool gcc: library {other.name}" in buildd(foreign, foreign.folder, "explain", "--last")[0]
 
 
 def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:

@@ -116,7 +116,7 @@ def test_the_result_of_link_time_optimization_is_bound_to_the_folders_that_its_c
         roots = gcc("/home/u/p/src/a.c", *flags)
         assert roots and always_bound(flags, roots)
         assert not always_bound(flags, ())
-    assert gcc("../src/a.c", "-flto") == ()
+    assert gcc("../src/a.c", "-flto") == (("checkout", "/home/u/p/build"),), "it contains the working folder"
 
 
 def test_what_the_users_own_mapping_leaves_of_a_folder_is_told() -> None:

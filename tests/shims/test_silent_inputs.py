@@ -1,0 +1,137 @@
+"""What compilers read, or are told, without a word: each state of it must give what the plain compiler makes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.user import User
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc (Debian: apt install g++)")
+CLANG = shutil.which("clang") or ""
+
+
+@pytest.fixture
+def project(kept_user: User, request: pytest.FixtureRequest) -> ForeignProject:
+    return ForeignProject(kept_user, kept_user.folder / re.sub(r"\W+", "-", request.node.name))
+
+
+def check(project: ForeignProject, command: str, *states: Callable[[], object], **variables: str) -> list[bytes]:
+    """Compile in each state, and again in the first one; the objects."""
+    made = []
+    for state in (*states, states[0], states[0]):
+        state()
+        for environ, name in ((project.environ, "a.o"), (project.plain, "plain.o")):
+            done = project.call(*command.split(), "-o", name, environ={**environ, **variables})
+            assert done.returncode == 0, done.stderr.decode()
+        assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes(), command
+        made.append((project.folder / "a.o").read_bytes())
+    assert len(set(made)) == len(states)
+    return made
+
+
+def test_a_specs_file_that_appears_in_a_folder_of_libraries(project: ForeignProject) -> None:
+    project.write("a.c", "#ifdef E\nint x = 2;\n#else\nint x = 1;\n#endif\n")
+    specs = project.write("lib/specs", "")
+    states = (lambda: specs.unlink(missing_ok=True), lambda: specs.write_text("*cc1_options:\n+ -DE\n\n"))
+    check(project, "gcc -c a.c", *states, LIBRARY_PATH=str(specs.parent))
+    check(project, f"gcc -B{specs.parent}/ -O1 -c a.c", *states)
+
+
+@pytest.mark.parametrize("option", ["-I", "-isystem ", "-iquote ", "-idirafter "])
+def test_a_link_that_leads_elsewhere_below_two_dots(project: ForeignProject, option: str) -> None:
+    project.write("a.c", '#include "h.h"\n')
+    link = project.folder / "cur"
+
+    def leads(name: str) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{name}/in")
+
+    for number in (1, 2):
+        project.write(f"p{number}/h.h", f"int x = {number};\n")
+        project.write(f"p{number}/in/.keep", "")
+    check(project, f"gcc {option}{link}/.. -c a.c", lambda: leads("p1"), lambda: leads("p2"))
+    project.write("a.c", f'#include "{link}/../h.h"\n')
+    check(project, "gcc -O1 -c a.c", lambda: leads("p1"), lambda: leads("p2"))
+
+
+@pytest.mark.parametrize("folder", ["d,1", "d\n1"])
+def test_a_header_that_appears_in_a_folder_with_an_odd_name(project: ForeignProject, folder: str) -> None:
+    project.write("a.c", '#include "h.h"\nint x = V;\n')
+    project.write("d2/h.h", "#define V 2\n")
+    first = project.write(f"{folder}/h.h", "")
+    for number, state in enumerate((first.unlink, lambda: first.write_text("#define V 1\n"), first.unlink)):
+        state()
+        for name, environ in (("a.o", project.environ), ("plain.o", project.plain)):
+            done = project.call("gcc", f"-I{folder}", "-Id2", "-c", "a.c", "-o", name, environ=environ)
+            assert done.returncode == 0
+        assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes(), number
+
+
+def test_link_time_optimization_shows_the_working_folder(project: ForeignProject) -> None:
+    for name in ("one", "two", "one", "two"):
+        project.write(f"{name}/m.c", "int f(void) { return 8; }\n")
+        folder = project.folder / name
+        command = ("gcc", "-flto", "-frandom-seed=1", "-c", "m.c", "-o")
+        assert project.call(*command, "m.o", cwd=folder).returncode == 0
+        assert project.plainly(*command, "plain.o", cwd=folder).returncode == 0
+        assert (folder / "m.o").read_bytes() == (folder / "plain.o").read_bytes()
+    assert project.counts() == (2, 2)
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+def test_a_precompiled_header_of_clang_is_passed_through_after_other_compiles_too(project: ForeignProject) -> None:
+    project.write("y.c", "int y;\n")
+    header = project.write("p.h", "#define V 2\n")
+    project.good("clang", "-c", "y.c")
+    for _ in range(2):
+        project.good("clang", "-x", "c-header", "p.h", "-o", "p.h.pch")
+        project.write("a.c", "int x = V;\n")
+        assert project.plainly("clang", "-include", "p.h", "-c", "a.c").returncode == 0
+        os.utime(header, (1, 1))
+    assert project.figures().passed_through == {"language": 2}
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+def test_the_clock_counts_where_clang_does_not_read_the_variable_for_it(project: ForeignProject) -> None:
+    project.write("a.c", "char const *when = __TIME__;\n")
+    for _ in range(2):
+        done = project.call("clang", "-c", "a.c", environ={**project.environ, "SOURCE_DATE_EPOCH": "1"})
+        assert done.returncode == 0
+    assert project.counts() == (0, 2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["INCLUDES", "PTXAS_FLAGS"])
+def test_variables_from_which_nvcc_takes_words(kept_user: User, name: str) -> None:
+    project = ForeignProject.with_nvcc(kept_user, f"adds {name}")
+    project.write("inc/zq.h", "#define V 5\n")
+    body = "__global__ void k(int *p) { for (int i = 0; i < 9; i++) p[i] += i * 3; }\n"
+    project.write("a.cu", ('#include "zq.h"\n' if name == "INCLUDES" else "") + body)
+    value = {"INCLUDES": f"-I{project.folder}/inc", "PTXAS_FLAGS": "-O0"}[name]
+    for file, environ in (("a.cubin", project.environ), ("plain.cubin", project.plain)):
+        command = ("nvcc", "-arch=sm_80", "-cubin", "a.cu", "-o", file)
+        assert project.call(*command, environ={**environ, name: value}).returncode == 0
+    assert (project.folder / "a.cubin").read_bytes() == (project.folder / "plain.cubin").read_bytes()
+    assert project.figures().passed_through == {"environment": 1}
+
+
+def test_a_file_whose_name_begins_with_an_equals_sign(project: ForeignProject) -> None:
+    project.write("a.c", "int x = V;\n")
+    project.write("=p.h", "#define V 3\n")
+    subprocess.run(["gcc", "-x", "c-header", "./=p.h", "-o", "=p.h.gch"], cwd=project.folder, check=True)
+    made = Path(project.folder, "=p.h.gch").read_bytes()
+    project.write("=p.h", "#define V 4\n")
+    check(
+        project,
+        "gcc -include=p.h -c a.c",
+        lambda: Path(project.folder, "=p.h.gch").write_bytes(made),
+        lambda: Path(project.folder, "=p.h.gch").unlink(),
+    )
