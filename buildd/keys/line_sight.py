@@ -3,19 +3,21 @@
 A file that shows no line in the preprocessed texts of a run (`line_notes`) uses no such macro there: only its
 conditions and functions could see a line. Any other file is searched for words.
 
-Knows macros as words (`macro_words`). One call of a function looks like another: where a file of the compile has
-`__builtin_LINE` or `source_location` outside of a macro, perhaps as a default argument, every call may see its line.
+Knows macros as words (`macro_words`). One call of a function looks like another: where a file of the compile uses
+`__builtin_LINE` or `source_location`, or a macro that leads there, outside of a definition, perhaps as a default
+argument, every call may see its line.
 `codegen.steps.text_use` knows which flags show lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
-from buildd.keys.macro_words import Definitions, Macros, given_macros, joined_text
+from buildd.keys.macro_words import Definitions, Macro, Macros, given_macros, joined_text
 from buildd.native.bare_text import BareText
 from codegen.plan import Action
 from protocol.messages import Digest
@@ -37,10 +39,10 @@ class _Index:
     """The files that were looked at."""
 
     def __init__(self) -> None:
-        self.macros = Macros(_SEEING)
-        self.files: dict[Digest, bool] = {}
-        """File -> whether a function that it declares may see the line of its caller, or a definition is written in an
-        unknown way."""
+        self.macros, self.callers = Macros(_SEEING), Macros(_BUILTINS)
+        self.files: dict[Digest, tuple[int, bool]] = {}
+        """File -> how many words led to a builtin when it was judged, and whether a function that it declares may see
+        the line of its caller, or a definition is written in an unknown way."""
         self.words: dict[Digest, _Words] = {}
         """The files among them whose tokens moved, or may move."""
 
@@ -96,8 +98,43 @@ def _take_in(snapshot: Snapshot, bare: BareText, action: Action, used: Iterable[
     global _index
     if len(_index.files) > _MOST_FILES:
         _index = _Index()
-    _index.macros.add(given_macros(action))
-    return not any(_is_open(snapshot, bare, path) for path in used)
+    _add(given_macros(action))
+    facts = {path: snapshot.fact(path) for path in used}
+    texts: dict[Digest, tuple[bytes, Definitions]] = {}
+    # All macros come first: one file may use what another one defines.
+    for path, fact in facts.items():
+        if fact is None:
+            return False
+        if fact.digest not in _index.files and fact.digest not in texts:
+            text = joined_text(snapshot, bare, path)
+            if text is None:
+                return False
+            texts[fact.digest] = text, Definitions(text)
+            _add(texts[fact.digest][1].macros)
+    words = _index.callers.seeing
+    for path, fact in facts.items():
+        assert fact is not None
+        known = _index.files.get(fact.digest)
+        if known is None or known[0] != len(words):
+            text, read = texts.get(fact.digest, (None, None))
+            text = text or joined_text(snapshot, bare, path)
+            if text is None:
+                return False
+            read = read or Definitions(text)
+            # A feature test names a function without calling it.
+            mentions = any(word in text for word in words)
+            known = len(words), read.is_unclear or (mentions and not words.isdisjoint(read.words_of_code()))
+            _index.files[fact.digest] = known
+        if known[1]:
+            return False
+    return True
+
+
+def _add(macros: Iterable[Macro]) -> None:
+    found = tuple(macros)
+    _index.macros.add(found)
+    # Words that `##` makes do not count here: glibc and CUDA make their attributes so, in each file.
+    _index.callers.add(replace(macro, pasted=()) for macro in found)
 
 
 def _may_move(snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool) -> bool:
@@ -115,20 +152,3 @@ def _words(snapshot: Snapshot, bare: BareText, path: str) -> _Words | None:
         read = Definitions(text)
         _index.words[fact.digest] = _Words(read.words_of_conditions(), read.words(), read.sets_lines)
     return _index.words.get(fact.digest)
-
-
-def _is_open(snapshot: Snapshot, bare: BareText, path: str) -> bool:
-    """Whether other files may see lines through this one; its macros are in the index then."""
-    fact = snapshot.fact(path)
-    known = None if fact is None else _index.files.get(fact.digest)
-    if known is None:
-        text = joined_text(snapshot, bare, path)
-        if text is None or fact is None:
-            return True
-        read = Definitions(text)
-        _index.macros.add(read.macros)
-        # A feature test names a function without calling it.
-        mentions = any(word in text for word in _BUILTINS)
-        known = read.is_unclear or (mentions and not set(_BUILTINS).isdisjoint(read.words_of_code()))
-        _index.files[fact.digest] = known
-    return known

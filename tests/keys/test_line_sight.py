@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt
 MACROS = "#define SHOWN_{0} __LINE__\n#define OTHER_{0} 1\n"
 
 
-def blind(folder: Path, text: str, *, silent: bool) -> bool:
+def blind(folder: Path, text: str, *, silent: bool, beside: Iterable[tuple[str, str]] = ()) -> bool:
     # The index of macros outlives a look-up: each test has words of its own.
     word = folder.name.upper()
     (folder / "macros.h").write_text(MACROS.format(word))
@@ -26,7 +27,9 @@ def blind(folder: Path, text: str, *, silent: bool) -> bool:
     (folder / "a.cpp").write_text('#include "macros.h"\n#include "moved.h"\n')
     action = Action("a.o", "g++", "g++", ("g++", "-c", "a.cpp"), ("a.cpp",), (), discovery=Discovery.GCC)
     snapshot = Snapshot(Files(), str(folder))
-    used = ("a.cpp", "macros.h", "moved.h")
+    for name, content in beside:
+        (folder / name).write_text(content)
+    used = ("a.cpp", "macros.h", "moved.h", *(name for name, _ in reversed(tuple(beside))))
     store = folder / "store"
     lend_programs(store)
     try:
@@ -67,3 +70,14 @@ def test_a_word_counts_only_where_the_texts_are_not_known(tmp_path: Path, text: 
 @pytest.mark.parametrize("directive", ['#line 7 "other.h"', "# 7", "#  line 7"])
 def test_lines_of_another_name_are_not_known_by_the_file(tmp_path: Path, directive: str) -> None:
     assert not blind(tmp_path, f"{directive}\nint a = SHOWN_{{0}};\n", silent=True)
+
+
+@pytest.mark.parametrize("body", ["__builtin_LINE()", "__builtin_LINE", "PLACE_{0}()"])
+def test_a_default_argument_sees_lines_through_a_macro(tmp_path: Path, body: str) -> None:
+    """As with BOOST_CURRENT_LOCATION: the file that calls the function holds no word of it."""
+    word = tmp_path.name.upper()
+    text = f"#define HERE_{word} {body.format(word)}\n#define PLACE_{word}() __builtin_LINE()\n"
+    (tmp_path / "here.h").write_text(text)
+    assert blind(tmp_path, "int b = f();\n", silent=False), "nobody uses it"
+    code = f'#include "here.h"\nconstexpr int f(int a = HERE_{word});\n'
+    assert not blind(tmp_path, "int b = f();\n", silent=False, beside=(("here.h", text), ("f.h", code)))
