@@ -14,7 +14,8 @@ STEP_NS = 20_000_000
 """For file systems that take their times from elsewhere, as from another machine or process, or round them."""
 _COARSE = 5
 """CLOCK_REALTIME_COARSE of Linux, for which Python has no name; see clock_gettime(2)."""
-_BY_TICK = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"))
+_BY_TICK = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs", "zfs"))
+"""Not overlay: its upper folder may lie on a file system of the host's."""
 _TICK_NS = min(STEP_NS, round(time.clock_getres(_COARSE) * 1e9))
 _LOOK_AGAIN_S = 5.0
 """A device number may come to another file system once its own is unmounted."""
@@ -62,8 +63,11 @@ def step_ns(device: int) -> int:
 
 
 def step_below(folder: str) -> int:
-    """`step_ns` of a folder's device. Raises OSError."""
-    return step_ns(os.stat(folder).st_dev)
+    """`step_ns` of a folder's device; the longer one where the folder cannot be looked at."""
+    try:
+        return step_ns(os.stat(folder).st_dev)
+    except OSError:
+        return STEP_NS
 
 
 def _stamped_by_tick() -> frozenset[int]:

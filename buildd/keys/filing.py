@@ -151,7 +151,7 @@ def file_run(
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
                 later = later or Traits.PATHS_LATER in fact.traits
-    # clang reads the variable since version 16.
+    # Before version 16, clang does not read the variable.
     is_clang = action.discovery in (Discovery.CLANG, Discovery.CLANG_RULES)
     if clocked and (is_clang or not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment)):
         own = [path for path in (*declared, *used) if not compilers_own(path, tool)]
@@ -159,8 +159,8 @@ def file_run(
         if may_precompile(action.argv, action.inputs) or path_sight.sees_clock(
             snapshot, bare_text_of(lookup.store.folder), action, own
         ):
-            reason = f"{clocked} mentions __DATE__ or __TIME__ (set SOURCE_DATE_EPOCH to have it stored)"
-            return Filing(None, reason)
+            way = "" if is_clang else " (set SOURCE_DATE_EPOCH to have it stored)"
+            return Filing(None, f"{clocked} mentions __DATE__ or __TIME__{way}")
     if mentions or later:
         shown: dict[str, list[str]] = {path: [] for path in (*action.inputs, *used) if not compilers_own(path, tool)}
         for spelled in read or ():

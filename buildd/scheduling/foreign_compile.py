@@ -23,9 +23,10 @@ from buildd.builds.products import HIT, Failure, Moment, Product, Ran
 from buildd.builds.report import Report
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file, replace_file
-from buildd.keys import precompiled
+from buildd.keys import checkout_paths, precompiled
 from buildd.keys.depfiles import Listing
 from buildd.keys.miss_kinds import MissKind, kind_of
+from buildd.native.bare_text import bare_text_of
 from buildd.scheduling import call_notes
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
@@ -37,7 +38,6 @@ from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.foreign.trial_compile import is_trial
 from codegen.plan import Action
-from codegen.reach import read_regular
 from protocol import messages as m
 
 PASSED_THROUGH = "passed-through"
@@ -89,26 +89,28 @@ class CommandOutputs(Outputs[ActiveBuild]):
             self.delivery.put_depfile(self.delivery.rules(self._listed(read, listing)))
 
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
+        if not self.roots:
+            return ()
+        compile, held = self.delivery.compile, checkout_roots.names_held(said, self.roots)
+        if compile.makes is Makes.RULES:
+            listed = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
+            return held | (checkout_roots.names_in(listed, self.roots) if compile.output else set())
         # A configure script removes what it compiles to try the compiler out. Nobody looks for its sources.
         tries = is_trial(self.build.request.command, self.build.project)
         roots = checkout_roots.others(self.roots) if tries else self.roots
         if not roots:
-            return checkout_roots.names_held(said, self.roots)
-        if self.delivery.compile.makes is Makes.RULES:
-            listed = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
-            in_file = checkout_roots.names_in(listed, roots) if self.delivery.compile.output else set()
-            return in_file | checkout_roots.names_held(said, self.roots)
+            return held
         bound = set[str]()
-        if checkout_roots.always_bound(self.delivery.compile.flags, roots):
+        if checkout_roots.always_bound(compile.flags, roots):
             bound = {name for name, _ in checkout_roots.checkouts(roots)}
             if len(bound) == len(self.roots):
                 return bound
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
         in_steps = bool(action.steps) and not self.build.runs_whole
-        if self.delivery.compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
+        if compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
             self.holds_id = True
-            return {name for name, _ in roots}
-        return bound | checkout_roots.names_in(made, roots) | checkout_roots.names_held(said, self.roots)
+            return {name for name, _ in self.roots}
+        return bound | held | checkout_roots.names_in(made, roots)
 
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
         if path != self.delivery.compile.output:
@@ -261,14 +263,13 @@ class CompileReport(Report[ActiveBuild]):
 
     def _named_in_source(self) -> str:
         """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none."""
-        compile, folders = self._outputs.delivery.compile, dict(self._outputs.roots)
-        if compile.objects or not folders:
+        compile, roots = self._outputs.delivery.compile, self._outputs.roots
+        if compile.objects or not roots:
             return ""
-        try:
-            text = read_regular(os.path.join(self.build.project, compile.source))
-        except OSError:
-            return ""
-        return max((folders[name] for name in checkout_roots.names_in_text(text, self._outputs.roots)), default="")
+        bare = bare_text_of(self.build.store.folder)
+        snapshot = self.build.inputs.lookup.snapshot
+        names = checkout_paths.held(snapshot, bare, roots, (compile.source,), by_content=False)
+        return max((folder for name, folder in roots if name in (names or ())), key=len, default="")
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery

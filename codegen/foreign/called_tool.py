@@ -37,7 +37,7 @@ from protocol.messages import Request
 
 MARK = ".buildd-launchers"
 """Name of a folder inside every folder of shims, with a link to each shim's real tool, by name."""
-_OF_LINKERS = "LD_RUN_PATH"
+_RUN_PATH = "LD_RUN_PATH"
 _OTHERS = frozenset({"distcc", "icecc", "buildd-cc"})
 """Programs that stand before a compiler under its name and do more than cache: they run as without buildd."""
 _FOLDERS = (temporary_roots.MAP_PATHS, checkout_roots.RUN_FOLDER)
@@ -291,7 +291,7 @@ def _described_hip(compiler: Compiler, name: str, environment: Environment) -> D
 def _read_by(compile: Compile, variables: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables without the one that linkers alone read, for a command that does not link. LIBRARY_PATH
     stays: gcc reads specs there, and clang device code for OpenMP."""
-    return variables if compile.makes in LINKS else {n: v for n, v in variables.items() if n != _OF_LINKERS}
+    return variables if compile.makes in LINKS else {n: v for n, v in variables.items() if n != _RUN_PATH}
 
 
 def _environment(

@@ -30,6 +30,18 @@ def test_a_write_after_its_stamp_is_trusted_changes_the_stamp(place: str, tmp_pa
         path.unlink()
 
 
+def test_a_stamp_of_the_tick_that_stands_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kernel has no finer stamps, a write in the same tick leaves the stamp as it is."""
+    device, tick_ns = os.stat(tmp_path).st_dev, 1_700_000_000_123_456_789
+    monkeypatch.setattr("time.clock_gettime_ns", lambda clock: tick_ns)
+    moments = [kernel_clock.now_ns() for _ in range(1000)]
+    assert moments == sorted(set(moments)), "what came first is less"
+    stamp = Stamp(device, 1, 1, tick_ns, tick_ns)
+    assert not any(trustworthy(stamp, moment) for moment in moments)
+    monkeypatch.setattr("time.clock_gettime_ns", lambda clock: tick_ns + kernel_clock.step_ns(device))
+    assert not trustworthy(stamp, kernel_clock.now_ns()), "the next tick may have come late"
+
+
 def test_a_stamp_is_trusted_later_where_another_machine_may_have_made_it(tmp_path: Path) -> None:
     now_ns = kernel_clock.now_ns()
     unknown = Stamp(os.makedev(0, 0xFFFFF), 1, 1, now_ns + 1, now_ns + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no g++ (Debian:
 @pytest.mark.parametrize("option", ["-include ", "-include", "-include ../project/", "-I{}/. -include "])
 def test_an_object_is_known_by_the_precompiled_header_that_a_flag_names(kept_user: User, option: str) -> None:
     """gcc reads a precompiled header that is older than its header without a word, as CMake names it: absolutely."""
-    project = ForeignProject(kept_user, kept_user.folder / str(abs(hash(option))) / "project")
+    project = ForeignProject(kept_user, kept_user.folder / re.sub(r"\W+", "-", f"by {option}") / "project")
     place = "" if "../" in option else f"{project.folder}/"
     precompile = f"g++ -x c++-header -c {project.folder}/p.h -o {project.folder}/p.h.gch".split()
     compile = f"g++ {option.format(project.folder)}{place}p.h -c {project.folder}/a.cpp -o".split()

@@ -45,6 +45,28 @@ def test_a_specs_file_that_appears_in_a_folder_of_libraries(project: ForeignProj
     check(project, f"gcc -B{specs.parent}/ -O1 -c a.c", *states)
 
 
+def test_a_run_path_counts_for_links_alone(project: ForeignProject) -> None:
+    project.write("a.c", "int main(void) { return 0; }\n")
+    for place in ("/one", "/two"):
+        environ = {**project.environ, "LD_RUN_PATH": place}
+        assert project.call("gcc", "-c", "a.c", environ=environ).returncode == 0
+        assert project.call("gcc", "a.c", "-o", "a", environ=environ).returncode == 0
+        assert place.encode() in (project.folder / "a").read_bytes()
+    assert project.counts() == (1, 3)
+
+
+@pytest.mark.parametrize("option", ["-M", "-MM"])
+def test_what_a_configure_script_lists_names_its_own_folder(project: ForeignProject, option: str) -> None:
+    for name in ("one", "two", "one"):
+        source = project.write(f"{name}/conftest.c", '#include "c.h"\n')
+        project.write(f"{name}/c.h", "int c;\n")
+        command = ("gcc", option, str(source), "-o", "conftest.d")
+        assert project.call(*command, cwd=source.parent).returncode == 0
+        made = (source.parent / "conftest.d").read_bytes()
+        assert project.plainly(*command, cwd=source.parent).returncode == 0
+        assert made == (source.parent / "conftest.d").read_bytes()
+
+
 @pytest.mark.parametrize("option", ["-I", "-isystem ", "-iquote ", "-idirafter "])
 def test_a_link_that_leads_elsewhere_below_two_dots(project: ForeignProject, option: str) -> None:
     project.write("a.c", '#include "h.h"\n')
