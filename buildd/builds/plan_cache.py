@@ -14,6 +14,7 @@ from buildd.builds import up_to_date
 from buildd.files.stamp import listing_stamp
 from buildd.files.stamp_set import FolderStamp, Stamps
 from buildd.native import sweep
+from codegen.compilers.closure import loading_folders
 from codegen.plan import Plan
 from protocol.messages import Digest, Request
 
@@ -141,8 +142,8 @@ def kept_plan(request: Request, plan: Plan, since_ns: int) -> KeptPlan | None:
 
 def _searched(request: Request) -> tuple[str, ...]:
     """Places where another tool, setting or library would be found first."""
-    libraries = request.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    return tuple(dict.fromkeys((*up_to_date.searched(request), *(path for path in libraries if path.startswith("/")))))
+    libraries = loading_folders(tuple(request.environment.items()))
+    return tuple(dict.fromkeys((*up_to_date.searched(request), *libraries)))
 
 
 def _sources(request: Request, plan: Plan) -> Iterable[str]:

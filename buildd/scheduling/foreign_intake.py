@@ -35,6 +35,7 @@ from buildd.shims import run_log
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
 from buildd.tier.store_tier import StoreTier
+from codegen.compilers.closure import loading_folders
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.temporary_roots import Roots
 from codegen.errors import RequestError
@@ -244,6 +245,7 @@ class ForeignIntake:
         first."""
         snapshot = Snapshot(self._files, "/")
         folders = [folder for folder in request.environment.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
+        folders += loading_folders(described.environment)
         files = []
         # The command may name another cache's link of the tool.
         for path in dict.fromkeys((*asked, request.command[0], *(file.path for file in described.tool.files))):

@@ -151,6 +151,30 @@ class Files:
         return tuple(self._files.values())
 
 
+_CAPABILITIES = ("glibc-hwcaps", "x86-64-v4", "x86-64-v3", "x86-64-v2", "tls", "haswell", "avx512_1", "x86_64")
+"""Folders that the loader prefers on a processor that has what they are named for. Source: glibc 2.36, ld.so(8)."""
+
+
+def loading_folders(environment: Environment) -> tuple[str, ...]:
+    """Return the folders of LD_LIBRARY_PATH, each after those within it that the loader prefers.
+
+    An empty or relative entry names the working folder, which nobody fills with a compiler's libraries.
+    """
+    found: dict[str, None] = {}
+
+    def look(folder: str, depth: int = 4) -> None:
+        for name in _CAPABILITIES if depth else ():
+            inner = os.path.join(folder, name)
+            if os.path.isdir(inner):
+                look(inner, depth - 1)
+        found[folder] = None
+
+    for folder in re.split("[:;]", dict(environment).get("LD_LIBRARY_PATH", "")):
+        if folder.startswith("/"):
+            look(folder)
+    return tuple(found)
+
+
 def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Environment) -> tuple[ToolFile, ...]:
     """Return the shared libraries that the programs load and that can affect their output (LLVM, BFD, ISL, MPFR
     ...)."""
@@ -158,7 +182,7 @@ def libraries(knowledge: Knowledge, programs: Iterable[str], environment: Enviro
     answers = _loaded(knowledge, programs, environment)
     found: dict[str, str] = {}
     # The answer is cached; a library that appears later in one of these folders would be loaded instead.
-    folders = [folder for folder in dict(environment).get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    folders = loading_folders(environment)
     for name, path in re.findall(r"^\s*(\S+) => (/\S+)", "\n".join(answer.stdout for answer in answers), re.MULTILINE):
         if not _SYSTEM_LIBRARIES.match(name):
             rivals = [os.path.join(folder, name) for folder in folders]

@@ -45,6 +45,26 @@ def test_a_specs_file_that_appears_in_a_folder_of_libraries(project: ForeignProj
     check(project, f"gcc -B{specs.parent}/ -O1 -c a.c", *states)
 
 
+@pytest.mark.parametrize("folder", [".", "glibc-hwcaps/x86-64-v2"])
+def test_a_library_of_the_compiler_that_appears_where_the_loader_looks_first(
+    project: ForeignProject, folder: str
+) -> None:
+    (cc1,) = subprocess.check_output(["gcc", "-print-prog-name=cc1"], text=True).split()
+    loaded = dict(re.findall(r"(\S+) => (/\S+)", subprocess.check_output(["ldd", cc1], text=True)))
+    name = next(filter(re.compile(r"lib(isl|mpc|mpfr|gmp)\.").match, loaded))
+    project.write("a.c", f"int a = {len(folder)};\n")
+    place = project.folder / "lib" / folder
+    (project.folder / "lib").mkdir()
+    environ = {**project.environ, "LD_LIBRARY_PATH": f":{project.folder}/lib"}
+    began = project.counts()
+    for hits, misses in ((0, 1), (1, 1), (1, 2), (2, 2)):
+        if (hits, misses) == (1, 2):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(Path(loaded[name]).read_bytes() + b"other")
+        assert project.call("gcc", "-c", "a.c", environ=environ).returncode == 0
+        assert project.counts() == (began[0] + hits, began[1] + misses)
+
+
 def test_a_run_path_counts_for_links_alone(project: ForeignProject) -> None:
     project.write("a.c", "int main(void) { return 0; }\n")
     for place in ("/one", "/two"):
