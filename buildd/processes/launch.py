@@ -19,11 +19,15 @@ from protocol.messages import Timing
 
 SIGKILL = 9
 
-# What the tools print when the kernel killed a process below them (nvcc, gcc, clang), or an allocation failed.
+# What the tools print when a process below them was killed (nvcc, gcc, clang), most likely by the kernel.
+_CHILD_KILLED = re.compile(
+    rb"died due to signal 9\b|[Kk]illed signal terminated program|Killed \(program "
+    rb"|unable to execute command: Killed|clang frontend command failed due to signal: Killed"
+)
+# The same when an allocation failed.
 _NO_MEMORY = re.compile(
-    rb"died due to signal 9\b|[Kk]illed signal terminated program|Killed \(program |std::bad_alloc"
-    rb"|virtual memory exhausted|LLVM ERROR: out of memory|Cannot allocate memory|out of memory allocating \d+ bytes"
-    rb"|unable to execute command: Killed|clang frontend command failed due to signal: Killed|^MemoryError\b",
+    rb"std::bad_alloc|virtual memory exhausted|LLVM ERROR: out of memory|Cannot allocate memory"
+    rb"|out of memory allocating \d+ bytes|^MemoryError\b",
     re.MULTILINE,
 )
 _COMPILE_ERROR = re.compile(rb"\berror\b[^\n:]*:", re.IGNORECASE)
@@ -82,6 +86,11 @@ class Exit:
     def ok(self) -> bool:
         return self.status == 0
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it, or a process below it, ended by SIGKILL."""
+        return self.signal == SIGKILL or _CHILD_KILLED.search(self.stderr) is not None
+
 
 class EndReason(Enum):
     """Why buildd ends a tool."""
@@ -134,7 +143,7 @@ def out_of_memory(status: int, output: Iterable[bytes], oom_kills: int) -> bool:
     if status == 0:
         return False
     texts = list(output)
-    if status == 128 + SIGKILL or any(map(_NO_MEMORY.search, texts)):
+    if status == 128 + SIGKILL or any(map(_CHILD_KILLED.search, texts)) or any(map(_NO_MEMORY.search, texts)):
         return True
     return oom_kills > 0 and not any(map(_COMPILE_ERROR.search, texts))
 

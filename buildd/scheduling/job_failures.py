@@ -6,7 +6,6 @@ Knows how processes end; does not know what follows from a failure (`state`).
 from __future__ import annotations
 
 import os
-import signal
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import Failure
@@ -52,8 +51,8 @@ def tool_failure(build: ActiveBuild, action: Action, exit: Exit, private: str) -
     if exit.out_of_memory:
         used = f"at {exit.timing.peak_rss_bytes / 2**30:.1f} GiB, running alone"
         words, next_step = f"ran out of memory {used}", "give the machine or the cgroup more memory, or "
-        if exit.signal == signal.SIGKILL and not exit.stderr:
-            # Nothing but the signal says so: any process of the user's may have sent it.
+        if exit.was_killed:
+            # Any other process of the user's may have sent the signal.
             words = f"{action.kind} was killed by signal 9 twice, {used}: the kernel does so where memory is short"
             next_step = "build again if another program killed it; else " + next_step
         return Ending.OUT_OF_MEMORY, Failure(

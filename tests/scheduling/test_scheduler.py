@@ -168,7 +168,6 @@ def test_out_of_memory_is_recognised_and_run_again_alone(workspace: Workspace) -
     assert any("runs again alone" in notice.text for notice in story.of(m.Notice))
     (failed,) = story.of(m.Failed)
     assert failed.kind is m.FailureKind.OUT_OF_MEMORY
-    # Nothing but the signal tells of it: another program may have sent it.
     assert "killed by signal 9 twice" in failed.message and "build again" in failed.next_step
 
 
