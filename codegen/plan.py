@@ -70,6 +70,11 @@ class Discovery(Enum):
     REPORTED = "reported"
     """The tool writes one path per line into the depfile named by a DEPFILE `Ref` (Python modules, worker kinds)."""
 
+    @property
+    def is_clang(self) -> bool:
+        """Whether clang compiles, alone or below nvcc."""
+        return self in (Discovery.CLANG, Discovery.CLANG_RULES)
+
 
 LINKED = ".linked"
 RULES = ".rules"

@@ -29,7 +29,7 @@ _MOST_NAMES = 1 << 18
 _READERS = min(4, os.cpu_count() or 1)
 
 
-_TRAITS_KNOWN = 6 << 8
+_TRAITS_KNOWN = 7 << 16
 """Saved with every remembered digest. Change the number whenever `traits_of` finds more, so that digests which older
 code saved are not used."""
 
@@ -225,6 +225,6 @@ class Files:
 
 
 def _from_row(row: DigestRow) -> Fact | None:
-    if row[6] & ~0xFF != _TRAITS_KNOWN:
+    if row[6] & ~0xFFFF != _TRAITS_KNOWN:
         return None
-    return Fact(Digest(row[5].hex()), Traits(row[6] & 0xFF), Stamp(*row[:5]), row[7].hex())
+    return Fact(Digest(row[5].hex()), Traits(row[6] & 0xFFFF), Stamp(*row[:5]), row[7].hex())

@@ -27,6 +27,8 @@ class Traits(IntFlag):
     """Includes, embeds or asks for a path below /dev or /proc, which is another file for each process."""
     PATHS_LATER = 128
     """Beside `PATHS`: not the preprocessor puts the path there, but the compiler."""
+    TYPE_NAMES = 256
+    """`__PRETTY_FUNCTION__`: clang names a lambda and a type without a name by its file and line."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
@@ -41,15 +43,18 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
     (b"__BASE_FILE__", Traits.PATHS, None),
     (b"__builtin_FILE", Traits.PATHS | Traits.PATHS_LATER, None),
     (b"source_location", Traits.PATHS | Traits.PATHS_LATER, None),
+    (b"__PRETTY_FUNCTION__", Traits.TYPE_NAMES, None),
+    (b"__FUNCSIG__", Traits.TYPE_NAMES, None),
     (b"__DATE__", Traits.TIME, None),
     (b"__TIME__", Traits.TIME, None),
     (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
-    (b".incbin", Traits.EMBED, None),
-    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;nt]\.include)(?=[\s\"\\])")),
+    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;:nt]\.include)(?=[\s\"\\])")),
     (b"/dev/", Traits.PROCESS, _PROCESS),
     (b"/proc/", Traits.PROCESS, _PROCESS),
     (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
 )
+_SPLICE = re.compile(rb"\\(?<=[\w.]\\)[ \t]*\r?\n(?=[\w.])")
+_PASTED = re.compile(rb"[ \t]*(?:##|%:%:)[ \t]*")
 # For these, comments do not count: every other header mentions them in one.
 _FILE = b"__FILE__"
 _ASSERT = re.compile(rb"assert(?<![A-Za-z0-9_]assert)\s*\(")
@@ -65,10 +70,19 @@ def traits_of(content: bytes) -> Traits:
     found = Traits.NONE
     if content.startswith(_BINARY):
         return found
+    if _SPLICE.search(content):
+        content = _SPLICE.sub(b"", content)
+    if b"##" in content or b"%:%:" in content:
+        # A word that a definition makes of two literal parts counts, too.
+        lines = [line for line in content.split(b"\n") if b"##" in line or b"%:%:" in line]
+        content = b"\n".join((content, *(_PASTED.sub(b"", line) for line in lines)))
     for word, trait, pattern in _WORDS:
         if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
             found |= trait
-    if b"has_include" in content.lower() or (b"../" in content and CLIMBING.search(content)):
+    lower = content.lower()
+    if b".incbin" in lower:  # assemblers take directives in any case
+        found |= Traits.EMBED
+    if b"has_include" in lower or (b"../" in content and CLIMBING.search(content)):
         found |= Traits.HAS_INCLUDE
     if _FILE in content or _ASSERT.search(content):
         bare = _ASSERT_DEFINITION.sub(b"", _bare(content))

@@ -19,6 +19,7 @@ from buildd.keys import action_key, checkout_paths, include_search, path_sight, 
 from buildd.keys.checkout_paths import compilers_own
 from buildd.keys.file_names import Names
 from buildd.keys.lookup import Lookup, Missing
+from buildd.keys.macro_words import shows_types
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import filed_digest, is_bare
 from buildd.native.bare_text import bare_text_of
@@ -132,8 +133,9 @@ def file_run(
     sensitive = {name for name, _ in tool.roots if taken.present and not name.startswith(MAPPED)}.union(named)
     moving = checkout_roots.checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
-    mentions = later = False
+    mentions = later = types = False
     clocked = ""
+    is_clang = action.discovery.is_clang
     # No preprocessor reads the objects of a link.
     declared = () if action.discovery is Discovery.GCC_LINKER and _are_objects(action.inputs) else action.inputs
     for path in (*declared, *used):
@@ -151,8 +153,9 @@ def file_run(
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
                 later = later or Traits.PATHS_LATER in fact.traits
+        if moving and Traits.TYPE_NAMES in fact.traits and not compilers_own(path, tool):
+            types = shows_types(action)
     # Before version 16, clang does not read the variable.
-    is_clang = action.discovery in (Discovery.CLANG, Discovery.CLANG_RULES)
     if clocked and (is_clang or not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment)):
         own = [path for path in (*declared, *used) if not compilers_own(path, tool)]
         # A precompiled header hands its macros on to sources that do not name it.
@@ -161,12 +164,15 @@ def file_run(
         ):
             way = "" if is_clang else " (set SOURCE_DATE_EPOCH to have it stored)"
             return Filing(None, f"{clocked} mentions __DATE__ or __TIME__{way}")
-    if mentions or later:
+    if mentions or later or types:
         shown: dict[str, list[str]] = {path: [] for path in (*action.inputs, *used) if not compilers_own(path, tool)}
         for spelled in read or ():
             if (path := files.normals.get(spelled) or files.normal(spelled)) in shown:
                 shown[path].append(spelled)
-        holding = path_sight.holding_roots(snapshot, shown, moving) - checkout_roots.mapped_in(action, moving)
+        whole = path_sight.holding_roots(snapshot, shown, moving)
+        if types and path_sight.sees_types(snapshot, bare_text_of(lookup.store.folder), action, shown):
+            sensitive |= whole  # clang 14 maps no such path
+        holding = whole - checkout_roots.mapped_in(action, moving) if mentions or later else set()
         if not later and not sensitive.issuperset(holding):
             bare = bare_text_of(lookup.store.folder)
             holding = path_sight.seen_roots(snapshot, bare, action, shown, moving).intersection(holding)

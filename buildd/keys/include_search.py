@@ -27,10 +27,15 @@ _COMPUTED = re.compile(rb"__has_include(?:_next)?\s*\(\s*[A-Za-z_]")
 _REPLACED = re.compile(rb"#\s*define\s+__has_include(?:_next)?\s*\([^\n]*")
 """A replacement for compilers without __has_include, as in CMake's sources."""
 _DEFINED = re.compile(rb"#\s*define\s+(\w+)\s*\([^)]*\)[^\n]*__has_include")
+_RENAMED = re.compile(
+    rb"#\s*define\s+(\w+)[ \t]+(?:[^\n]*[^\w\n])?(?<!defined\()(?<!defined )__has_include(?:_next)?\b(?!\s*\()"
+)
+"""A macro that only stands for the operator."""
 
 
 def asked_names(text: bytes) -> tuple[str, ...]:
     """Names that a text asks `__has_include` for, and names with `..` that it includes, as written."""
+    text = text.replace(b"\\\n", b"")
     text = text.replace(b"\\\n", b"")
     found = (m for pattern in (_ASKED, CLIMBING) for m in pattern.finditer(text))
     return tuple(sorted({(m.group(1) or m.group(2)).decode(errors="surrogateescape") for m in found}))
@@ -43,7 +48,7 @@ def asks_computed(text: bytes) -> bool:
     """
     text = _REPLACED.sub(b"", text.replace(b"\\\n", b""))
     wrappers = _DEFINED.findall(text)
-    if any(not name.lower().endswith(b"has_include") for name in wrappers):
+    if any(not name.lower().endswith(b"has_include") for name in (*wrappers, *_RENAMED.findall(text))):
         return True
     return len(_COMPUTED.findall(text)) > len(wrappers)
 

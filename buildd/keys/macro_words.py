@@ -153,3 +153,12 @@ def given_macros(action: Action) -> Iterable[Macro]:
         for match in _GIVEN.finditer(text.encode(errors="surrogateescape")):
             yield Macro(match[1].removeprefix(b"D"), frozenset(_WORD.findall(match[2])))
             yield Macro(match[1], frozenset(_WORD.findall(match[2])))
+
+
+def shows_types(action: Action) -> bool:
+    """Whether `__PRETTY_FUNCTION__` may show the file and line of a lambda or of a type without a name: clang's does.
+
+    C has no templates that are given such types.
+    """
+    is_c = all(path.endswith(".c") for path in action.inputs) and "-x" not in action.argv
+    return action.discovery.is_clang and not is_c

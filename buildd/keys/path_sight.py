@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
@@ -24,6 +24,8 @@ _SOURCE = b"__BASE_FILE__"
 """The path of the source, in whatever file it stands."""
 _SEEING = (b"__FILE__", _SOURCE, b"__FILE_NAME__")
 _CLOCK = (b"__DATE__", b"__TIME__")
+_TYPE_NAMES = (b"__PRETTY_FUNCTION__", b"__FUNCSIG__")
+"""With these clang shows the path of a lambda, or of a type without a name, that a template was given."""
 _ASSERTS = re.compile(rb"assert(_perror)?")
 """Macros with which an object shows a path as it is."""
 _MOST_FILES = 400
@@ -36,6 +38,7 @@ class _Index:
 
     def __init__(self) -> None:
         self.macros, self.sources, self.clock = Macros(_SEEING), Macros((_SOURCE,)), Macros(_CLOCK)
+        self.types = Macros(_TYPE_NAMES)
         self.words: dict[Digest, frozenset[bytes]] = {}
         """File -> its words outside of definitions."""
 
@@ -74,11 +77,27 @@ def sees_clock(snapshot: Snapshot, bare: BareText, action: Action, files: Collec
     Args:
         files: the files that the action reads, but the compiler's own.
     """
+    return _is_used(snapshot, bare, action, files, lambda: _index.clock)
+
+
+def sees_types(snapshot: Snapshot, bare: BareText, action: Action, files: Collection[str]) -> bool:
+    """Whether a file may use `__PRETTY_FUNCTION__` otherwise than in an assertion, whose path the object shows. When in
+    doubt it may.
+
+    Args:
+        files: the files that the action reads, but the compiler's own.
+    """
+    return _is_used(snapshot, bare, action, files, lambda: _index.types)
+
+
+def _is_used(
+    snapshot: Snapshot, bare: BareText, action: Action, files: Collection[str], macros: Callable[[], Macros]
+) -> bool:
     if len(files) > _MOST_FILES:
         return True
     with _lock.held():
         used = _all_words(snapshot, bare, action, files)
-        return any(words is None or _index.clock.is_seeing(words) for words in used.values())
+        return any(words is None or macros().is_seeing(words) for words in used.values())
 
 
 def _all_words(
@@ -89,7 +108,7 @@ def _all_words(
     if len(_index.words) > _MOST_KNOWN:
         _index = _Index()
     given = tuple(given_macros(action))
-    for macros in (_index.macros, _index.sources, _index.clock):
+    for macros in (_index.macros, _index.sources, _index.types, _index.clock):
         macros.add(given)
     return {path: _words(snapshot, bare, path) for path in files}
 
@@ -125,6 +144,7 @@ def _words(snapshot: Snapshot, bare: BareText, path: str) -> frozenset[bytes] | 
     shown = [macro for macro in read.macros if not _ASSERTS.fullmatch(macro.name)]
     _index.macros.add(shown)
     _index.sources.add(shown)
+    _index.types.add(shown)
     _index.clock.add(read.macros)
     known = _index.words[fact.digest] = read.words()
     return known

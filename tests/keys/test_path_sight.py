@@ -82,6 +82,34 @@ def test_a_use_of_the_path_ties_the_object_to_its_folder(user: User, code: str) 
     assert not found(user, f"used {code}", code)
 
 
+HASH = """#pragma once
+template <class T> constexpr unsigned hash() {
+  unsigned sum = 5;
+  for (const char* p = __PRETTY_FUNCTION__; *p; ++p) sum = sum * 31 + *p;
+  return sum;
+}
+template <class T> unsigned hashed(T) { return hash<T>(); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
+@pytest.mark.parametrize("flag", ["-O1", "-ffile-prefix-map={}=/x"])
+def test_clang_names_a_lambda_by_its_file_and_line(user: User, flag: str) -> None:
+    """The result holds a number that was computed from the name, in a text that a header outside has."""
+    outside = user.folder / f"hash{flag[:3]}"
+    outside.mkdir()
+    (outside / "hash.h").write_text(HASH)
+    for place in (user.folder / f"lambda{flag[:3]}", user.folder / f"lambda_elsewhere{flag[:3]}"):
+        made = ForeignProject(user, place)
+        for above in ("", "// a line\n", "/* another\n */\n\n"):
+            made.write("a.cpp", f'#include "hash.h"\n{above}auto l = [] {{}};\nunsigned f() {{ return hashed(l); }}\n')
+            flags = (flag.format(place), "-std=c++17", f"-I{outside}")
+            command = ("clang++", *flags, "-c", f"{place}/a.cpp", "-o")
+            made.good(*command, "a.o")
+            assert made.plainly(*command, "plain.o").returncode == 0
+            assert (place / "a.o").read_bytes() == (place / "plain.o").read_bytes()
+
+
 LIBRARY = """#pragma once
 extern "C" int failed(unsigned long);
 #define CHECK(x) ((x) ? 0 : failed(sizeof(__FILE__)))
