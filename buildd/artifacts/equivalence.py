@@ -6,6 +6,8 @@ may not matter. `step_results` decides which steps use equivalence digests, and 
 
 from __future__ import annotations
 
+import re
+
 from blake3 import blake3
 
 from buildd.artifacts import fatbin
@@ -14,8 +16,8 @@ from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
-_NAMES = b"__PRETTY_FUNCTION__"
-"""clang puts a lambda's line into it."""
+_NAMES = re.compile(rb"__PRETTY_FUNCTION__|__FUNCSIG__|__builtin_COLUMN|source_location")
+"""clang puts a lambda's line and column into the first two."""
 NONE = b"none"
 """There is no equivalence digest: the file itself counts, and all flags of the step that reads it."""
 NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())
@@ -44,10 +46,16 @@ def of_text(
             return b"made " + made_of.encode()
         case StepKind.BUNDLE:
             return BUNDLE_EQUIVALENT if text.startswith(BUNDLE_TEXT) else _exactly(text)
-        case StepKind.PREPROCESS if clang and _NAMES in text:
+        case StepKind.PREPROCESS if clang and clang_sees_columns(text):
             return _exactly(text)
         case _:
             return fingerprint(text, reads)
+
+
+def clang_sees_columns(text: bytes) -> bool:
+    """Whether clang may compute with the columns of a text's tokens. Macros have been replaced: other columns than the
+    source's."""
+    return _NAMES.search(text) is not None
 
 
 def is_without_lines(equivalence: bytes) -> bool:

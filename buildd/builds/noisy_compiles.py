@@ -1,4 +1,4 @@
-"""Remembers noisy compiles: their tools printed something that their steps would print in other words.
+"""Remembers noisy compiles: their steps print something in other words than the tool, or show columns of other text.
 
 The next time, such a compile runs whole at once, because its steps would run in vain. Knows neither steps nor messages.
 """
@@ -12,22 +12,34 @@ from buildd.store.store import Store
 from protocol.messages import Digest
 
 _SPOKE = b"spoke"
+_COLUMNS = b"columns"
 _SILENT = b""
 
 
-def remember(notebook: Notebook, name: Digest, *, spoke: bool) -> None:
-    """Note whether a compile printed something.
+def remember(notebook: Notebook, name: Digest, *, columns: bool) -> None:
+    """Note that the steps of a compile ran in vain.
 
     Args:
         name: the action's name over edits, see `Lookup.name_key`.
+        columns: its text sees columns, which no whole run tells of later.
     """
-    notebook.note_components(_key(name), _SPOKE if spoke else _SILENT)
+    notebook.note_components(_key(name), _COLUMNS if columns else _SPOKE)
+
+
+def ran_whole(store: Store, notebook: Notebook, name: Digest, *, spoke: bool) -> None:
+    """Note whether a compile that ran whole printed something: if not, its steps are tried the next time."""
+    if _noted(store, notebook, name) != _COLUMNS:
+        notebook.note_components(_key(name), _SPOKE if spoke else _SILENT)
 
 
 def is_noisy(store: Store, notebook: Notebook, name: Digest) -> bool:
-    """Whether the compile printed something the last time."""
+    """Whether the steps of a compile would run in vain."""
+    return _noted(store, notebook, name) in (_SPOKE, _COLUMNS)
+
+
+def _noted(store: Store, notebook: Notebook, name: Digest) -> bytes | None:
     noted = notebook.components_of(_key(name))
-    return (noted if noted is not None else store.recall_action(_key(name))) == _SPOKE
+    return noted if noted is not None else store.recall_action(_key(name))
 
 
 def _key(name: Digest) -> Digest:

@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 from buildd.files.patient_lock import PatientLock
 from buildd.files.snapshot import Snapshot
-from buildd.keys.macro_words import Definitions, Macro, Macros, given_macros, joined_text, shows_types
+from buildd.keys.macro_words import Definitions, Macro, Macros, given_macros, joined_text
 from buildd.native.bare_text import BareText
 from codegen.plan import Action
 from protocol.messages import Digest
 
 _BUILTINS = (b"__builtin_LINE", b"__builtin_COLUMN", b"__builtin_source_location", b"source_location")
-_CLANGS = (b"__PRETTY_FUNCTION__", b"__FUNCSIG__")
-"""With these clang shows the line of a lambda, or of a type without a name, that a template was given."""
+_SEEING = (b"__LINE__", *_BUILTINS)
 _MOST_FILES = 1 << 14
 
 
@@ -39,9 +38,8 @@ class _Words(NamedTuple):
 class _Index:
     """The files that were looked at."""
 
-    def __init__(self, types: bool) -> None:
-        builtins = (*_BUILTINS, *_CLANGS) if types else _BUILTINS
-        self.macros, self.callers = Macros((b"__LINE__", *builtins)), Macros(builtins)
+    def __init__(self) -> None:
+        self.macros, self.callers = Macros(_SEEING), Macros(_BUILTINS)
         self.files: dict[Digest, tuple[int, bool]] = {}
         """File -> how many words led to a builtin when it was judged, and whether a function that it declares may see
         the line of its caller, or a definition is written in an unknown way."""
@@ -49,7 +47,7 @@ class _Index:
         """The files among them whose tokens moved, or may move."""
 
 
-_indexes = {types: _Index(types) for types in (False, True)}
+_index = _Index()
 _lock = PatientLock()
 
 
@@ -69,10 +67,8 @@ def is_blind(
         silent: files that show no line in the preprocessed texts of the action's earlier run.
     """
     with _lock.held():
-        index = _take_in(snapshot, bare, action, used)
-        return index is not None and all(
-            _may_move(index, snapshot, bare, path, is_silent=path in silent) for path in moved
-        )
+        known = _take_in(snapshot, bare, action, used)
+        return known and all(_may_move(snapshot, bare, path, is_silent=path in silent) for path in moved)
 
 
 def movable(
@@ -92,73 +88,69 @@ def movable(
     if not candidates:
         return frozenset()  # a toolkit's headers are read for nothing
     with _lock.held():
-        index = _take_in(snapshot, bare, action, used)
-        if index is None:
+        if not _take_in(snapshot, bare, action, used):
             return frozenset()
-        return frozenset(
-            path for path in candidates if _may_move(index, snapshot, bare, path, is_silent=path in silent)
-        )
+        return frozenset(path for path in candidates if _may_move(snapshot, bare, path, is_silent=path in silent))
 
 
-def _take_in(snapshot: Snapshot, bare: BareText, action: Action, used: Iterable[str]) -> _Index | None:
-    """Read an action's macros and files into an index; None if other files may see lines through one of them."""
-    types = shows_types(action)
-    index = _indexes[types]
-    if len(index.files) > _MOST_FILES:
-        index = _indexes[types] = _Index(types)
-    _add(index, given_macros(action))
+def _take_in(snapshot: Snapshot, bare: BareText, action: Action, used: Iterable[str]) -> bool:
+    """Read an action's macros and files; False if other files may see lines through one of them."""
+    global _index
+    if len(_index.files) > _MOST_FILES:
+        _index = _Index()
+    _add(given_macros(action))
     facts = {path: snapshot.fact(path) for path in used}
     texts: dict[Digest, tuple[bytes, Definitions]] = {}
     # All macros come first: one file may use what another one defines.
     for path, fact in facts.items():
         if fact is None:
-            return None
-        if fact.digest not in index.files and fact.digest not in texts:
+            return False
+        if fact.digest not in _index.files and fact.digest not in texts:
             text = joined_text(snapshot, bare, path)
             if text is None:
-                return None
+                return False
             texts[fact.digest] = text, Definitions(text)
-            _add(index, texts[fact.digest][1].macros)
-    words = index.callers.seeing
+            _add(texts[fact.digest][1].macros)
+    words = _index.callers.seeing
     for path, fact in facts.items():
         assert fact is not None
-        known = index.files.get(fact.digest)
+        known = _index.files.get(fact.digest)
         if known is None or known[0] != len(words):
             text, read = texts.get(fact.digest, (None, None))
             text = text or joined_text(snapshot, bare, path)
             if text is None:
-                return None
+                return False
             read = read or Definitions(text)
             # A feature test names a function without calling it.
             mentions = any(word in text for word in words)
             known = len(words), read.is_unclear or (mentions and not words.isdisjoint(read.words_of_code()))
-            index.files[fact.digest] = known
+            _index.files[fact.digest] = known
         if known[1]:
-            return None
-    return index
+            return False
+    return True
 
 
-def _add(index: _Index, macros: Iterable[Macro]) -> None:
+def _add(macros: Iterable[Macro]) -> None:
     found = tuple(macros)
-    index.macros.add(found)
+    _index.macros.add(found)
     # glibc and CUDA make their attributes with `__##name`, in each file: such words do not count here.
-    index.callers.add(
+    _index.callers.add(
         replace(macro, pasted=tuple(ends for ends in macro.pasted if len(ends[0]) > len("__"))) for macro in found
     )
 
 
-def _may_move(index: _Index, snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool) -> bool:
-    words = _words(index, snapshot, bare, path)
+def _may_move(snapshot: Snapshot, bare: BareText, path: str, *, is_silent: bool) -> bool:
+    words = _words(snapshot, bare, path)
     if words is None:
         return False
-    return not index.macros.is_seeing(words.conditions if is_silent and not words.sets_lines else words.all)
+    return not _index.macros.is_seeing(words.conditions if is_silent and not words.sets_lines else words.all)
 
 
-def _words(index: _Index, snapshot: Snapshot, bare: BareText, path: str) -> _Words | None:
+def _words(snapshot: Snapshot, bare: BareText, path: str) -> _Words | None:
     fact = snapshot.fact(path)
     if fact is None:
         return None
-    if fact.digest not in index.words and (text := joined_text(snapshot, bare, path)) is not None:
+    if fact.digest not in _index.words and (text := joined_text(snapshot, bare, path)) is not None:
         read = Definitions(text)
-        index.words[fact.digest] = _Words(read.words_of_conditions(), read.words(), read.sets_lines)
-    return index.words.get(fact.digest)
+        _index.words[fact.digest] = _Words(read.words_of_conditions(), read.words(), read.sets_lines)
+    return _index.words.get(fact.digest)

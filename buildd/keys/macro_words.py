@@ -156,7 +156,7 @@ def given_macros(action: Action) -> Iterable[Macro]:
 
 
 def shows_types(action: Action) -> bool:
-    """Whether `__PRETTY_FUNCTION__` may show the file and line of a lambda or of a type without a name: clang's does.
+    """Whether `__PRETTY_FUNCTION__` may show the file of a lambda or of a type without a name: clang's does.
 
     C has no templates that are given such types.
     """

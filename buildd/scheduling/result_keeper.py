@@ -143,7 +143,7 @@ class ResultKeeper:
         self._learn(exit)
         if self._index in build.runs_whole:
             spoke = bool(exit.stdout or exit.stderr)
-            noisy_compiles.remember(build.notebook, lookup.name_key(self._action), spoke=spoke)
+            noisy_compiles.ran_whole(build.store, build.notebook, lookup.name_key(self._action), spoke=spoke)
         return Ending.SUCCESS
 
     def _triton_kernels(self, files: Sequence[_File], exit: Exit) -> tuple[m.Kernel, ...]:

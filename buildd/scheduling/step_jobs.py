@@ -96,7 +96,8 @@ class StepwiseJob(Execution, ABC):
             return ending
         if inner.broke_silence and ending is not Ending.OUT_OF_MEMORY:
             self.build.runs_whole.add(self.index)
-            noisy_compiles.remember(self.build.notebook, self.build.inputs.lookup.name_key(self.action), spoke=True)
+            name = self.build.inputs.lookup.name_key(self.action)
+            noisy_compiles.remember(self.build.notebook, name, columns=inner.outputs.sees_columns)
             return Ending.STALE
         self.exit = inner.report.exit(time.monotonic() - self.started_s)
         for stream, text in inner.report.shown():

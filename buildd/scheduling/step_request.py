@@ -60,5 +60,6 @@ class StepRequest:
 
     @property
     def broke_silence(self) -> bool:
-        """Whether a step said something that the compiler itself says in other words."""
-        return self.silent and (bool(self.report.failures) or any(any(said) for said in self.report.said.values()))
+        """Whether a step said, or made, something that the compiler itself says in other words."""
+        failed = bool(self.report.failures) or any(any(said) for said in self.report.said.values())
+        return self.silent and (failed or self.outputs.sees_columns)

@@ -142,6 +142,22 @@ def test_a_precompiled_header_of_clang_is_passed_through_after_other_compiles_to
 
 
 @pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+@pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
+def test_a_column_of_a_hip_source_that_the_preprocessor_would_move(project: ForeignProject) -> None:
+    """`__global__` becomes a longer word before the lambda, which clang names by its line and column."""
+    kernel = """#include <hip/hip_runtime.h>
+template <class T> __device__ __host__ constexpr unsigned hash() {
+  unsigned sum = 5;
+  for (const char* p = __PRETTY_FUNCTION__; *p; ++p) sum = sum * 31 + *p;
+  return sum;
+}
+template <class T> __device__ unsigned hashed(T) { constexpr unsigned sum = hash<T>(); return sum; }
+"""
+    line = "__global__ void k(unsigned* p) { auto l = [] {}; *p = hashed(l); }\n"
+    states = [lambda above=above: project.write("a.hip", f"{kernel}{above}{line}") for above in ("", "\n", "\n\n")]
+    check(project, "hipcc -std=c++17 --offload-arch=gfx90a -c a.hip", *states)
+
+
 def test_the_clock_counts_where_clang_does_not_read_the_variable_for_it(project: ForeignProject) -> None:
     project.write("a.c", "char const *when = __TIME__;\n")
     for _ in range(2):
