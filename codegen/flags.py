@@ -64,7 +64,10 @@ _UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"--?Map([=,].*)?|-aux-info.*|-a[a-z]*=.*|--?cref|--?print-map", "writes a report"),
         (r"-gsplit-dwarf", "writes a .dwo file beside the object"),
         (r"@.*|-{1,2}options-file.*|-optf.*", "takes options from a file"),
-        (r"-{1,2}include-pch.*|-{1,2}(create|use)-pch.*|-{1,2}pch.*|-fmodule.*", "uses precompiled headers or modules"),
+        (
+            r"-{1,2}include-pch.*|-{1,2}(create|use)-pch.*|-{1,2}pch.*|-fmodule.*|-fprebuilt-.*|-fimplicit-module.*",
+            "uses precompiled headers or modules",
+        ),
         (r"-{1,2}gen-opt-lto.*|-{1,2}run|-{1,2}run-args.*|--clean-targets|-clean", "does more than compile"),
         (r"-frandomize-.*|--split-compile-extended.*", "is not reproducible"),
         (

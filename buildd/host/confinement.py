@@ -56,6 +56,12 @@ class Confinement:
         """How many jobs can use a processor at once."""
         return min(self.quota or len(self.processors), len(self.processors))
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether its resource limits are others than this process's, so that a compiler might fail there alone. Its
+        processors, priority and cgroups bound the work on this machine, and no result."""
+        return self.limits != _soft_limits(0)
+
 
 def confinement_of(
     pid: int, *, beside: Confinement | None = None, proc: str = PROC, cgroup: str = CGROUP
@@ -69,7 +75,7 @@ def confinement_of(
     try:
         processors = frozenset(os.sched_getaffinity(pid))
         priority = os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)
-        limits = tuple(resource.prlimit(pid, number)[0] for number in _LIMITS)
+        limits = _soft_limits(pid)
     except OSError:
         return None
     membership = text_of(f"{proc}/{pid}/cgroup")
@@ -82,6 +88,10 @@ def confinement_of(
         cgroups = tuple(sorted({*limiting(*folders_of(membership, cgroup)), *quotas, *steps}))
         quota = min(quotas.values(), default=0)
     return Confinement(processors, priority, limits, cgroups, quota, membership)
+
+
+def _soft_limits(pid: int) -> tuple[int, ...]:
+    return tuple(resource.prlimit(pid, number)[0] for number in _LIMITS)
 
 
 def take_off() -> None:

@@ -28,7 +28,7 @@ def travels(build: ActiveBuild, index: int) -> bool:
     """Whether the job of an action may run on another machine."""
     action = build.plan.actions[index]
     return (
-        build.host is None
+        (build.host is None or not build.host.limits.has_limits)
         and build.request.mode in _MODES
         and action.kept is Kept.FILES
         and (_is_far_step(action) if build.is_steps else _is_compile(action))

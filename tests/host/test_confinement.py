@@ -91,6 +91,21 @@ def test_the_same_cgroups_are_read_once(tmp_path: Path) -> None:
     assert host.read(beside=before) == before != host.read()
 
 
+@pytest.mark.parametrize(
+    ("around", "has_limits"),
+    [("", False), ("os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); os.nice(1)", False)]
+    + [("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", True)],
+)
+def test_only_resource_limits_keep_a_job_from_travelling(around: str, has_limits: bool) -> None:
+    code = f"import os, resource; {around or 'pass'}; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = confinement_of(process.pid)
+        process.communicate(b"\n")
+    assert found is not None and found.has_limits is has_limits
+
+
 def test_limits_of_resources_are_compared() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     before = confinement_of(os.getpid())

@@ -24,7 +24,7 @@ from tests.support.node_network import FAR_IP, NEAR_IP, NodeNetwork
 DEADLINE_S = 120.0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -70,7 +70,7 @@ class RayCluster:
 
     def __init__(self, network: NodeNetwork | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long paths
-        self.port = _free_port()
+        self.port = free_port()
         self.network = network
         self.address = f"{NEAR_IP if network else '127.0.0.1'}:{self.port}"
         self.python = str(network.python(self.folder)) if network else sys.executable
