@@ -93,8 +93,11 @@ def test_the_same_cgroups_are_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("around", "has_limits"),
-    [("", False), ("os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); os.nice(1)", False)]
-    + [("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", True)],
+    [
+        ("", False),
+        ("os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); os.nice(1)", False),
+        ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", True),
+    ],
 )
 def test_only_resource_limits_keep_a_job_from_travelling(around: str, has_limits: bool) -> None:
     code = f"import os, resource; {around or 'pass'}; print(flush=True); input()"
