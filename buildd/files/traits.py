@@ -29,6 +29,8 @@ class Traits(IntFlag):
     """Beside `PATHS`: not the preprocessor puts the path there, but the compiler."""
     TYPE_NAMES = 256
     """`__PRETTY_FUNCTION__`: clang names a lambda and a type without a name by its file and line."""
+    SEARCHES = 512
+    """`SEARCH_DIR`: as a linker's script, it has the linker search a folder that no option names."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
@@ -45,6 +47,7 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
     (b"source_location", Traits.PATHS | Traits.PATHS_LATER, None),
     (b"__PRETTY_FUNCTION__", Traits.TYPE_NAMES, None),
     (b"__FUNCSIG__", Traits.TYPE_NAMES, None),
+    (b"SEARCH_DIR", Traits.SEARCHES, re.compile(rb"\bSEARCH_DIR\s*\(")),
     (b"__DATE__", Traits.TIME, None),
     (b"__TIME__", Traits.TIME, None),
     (b"__TIMESTAMP__", Traits.TIMESTAMP, None),

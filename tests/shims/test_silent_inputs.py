@@ -117,6 +117,22 @@ def test_a_header_that_appears_in_a_folder_with_an_odd_name(project: ForeignProj
         assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes(), number
 
 
+def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:
+    project.write("a.c", "int g(void);\nint main(void) { return g(); }\n")
+    for number in (1, 2):
+        project.write(f"g{number}.c", f"int g(void) {{ return {number}; }}\n")
+        folder = project.folder / f"lib{number}"
+        folder.mkdir()
+        assert project.plainly("gcc", "-c", f"g{number}.c", "-o", f"g{number}.o").returncode == 0
+        assert project.plainly("ar", "rcDs", f"lib{number}/libhere.a", f"g{number}.o").returncode == 0
+    folders = "".join(f"SEARCH_DIR({project.folder}/lib{number})\n" for number in (1, 2))
+    project.write("libs/libthere.so", f"{folders}INPUT(-lhere)\n")
+    first = project.folder / "lib1" / "libhere.a"
+    kept = first.read_bytes()
+    states = (lambda: first.unlink(missing_ok=True), lambda: first.write_bytes(kept))
+    check(project, "gcc a.c -Llibs -lthere", *states)
+
+
 def test_link_time_optimization_shows_the_working_folder(project: ForeignProject) -> None:
     for name in ("one", "two", "one", "two"):
         project.write(f"{name}/m.c", "int f(void) { return 8; }\n")
