@@ -47,7 +47,7 @@ _UNCACHEABLE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (r"-m(arch|tune|cpu)=native", "depends on this machine's processor"),
         (
-            r"-?-?specs=.*|-B.*|-wrapper|-fuse-ld=.*|--ld-path=.*|-no-integrated-cpp|-arbin.*|--archiver-binary.*"
+            r"-?-?specs=.*|-B(?!(symbolic.*|static|dynamic|group)$).*|-wrapper|-fuse-ld=.*|--ld-path=.*|-no-integrated-cpp|-arbin.*|--archiver-binary.*"
             r"|-load|--config.*|-fplugin=[^/]*|-fpass-plugin=[^/]*|--gcc-(toolchain|install-dir).*|-resource-dir.*"
             r"|-ldir.*|--libdevice-directory.*|-target-dir.*|--target-directory.*|--(rocm|cuda|hip)-path.*"
             r"|--(hip|rocm)-device-lib.*|-mlink-builtin-bitcode.*|-fembed-offload-object.*",

@@ -16,8 +16,17 @@ from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
-_NAMES = re.compile(rb"__PRETTY_FUNCTION__|__FUNCSIG__|__builtin_COLUMN|source_location")
-"""clang puts a lambda's line and column into the first two."""
+_PLACES = re.compile(rb"__PRETTY_FUNCTION__|__FUNCSIG__|__builtin_COLUMN|__builtin_LINE|source_location")
+"""clang puts a lambda's line and column into the first two. The preprocessor puts a macro's arguments into one line."""
+_LOST = re.compile(rb"\b_N(?:onnull|ullable)")
+"""What clang warns of in the source alone."""
+_PRAGMA = re.compile(rb"^[ \t]*#[ \t]*pragma[ \t]+([^\n]*)", re.MULTILINE)
+_KNOWN_PRAGMA = re.compile(
+    rb"(GCC|clang) +(diagnostic|system_header)\b.*|GCC +visibility +(push *\( *(default|hidden) *\)|pop)"
+    rb"|clang +force_cuda_host_device +(begin|end)|(push|pop)_macro\b.*|once|(no)?unroll|unroll *\(? *\d+ *\)?"
+    rb"|clang +loop +unroll *\( *(enable|disable|full) *\)|STDC\b.*|omp\b.*|weak\b.*|ident\b.*|comment\b.*|optimize\b.*"
+)
+"""Pragmas in which clang replaces no macro after the preprocessor, and which have no warnings of their own."""
 NONE = b"none"
 """There is no equivalence digest: the file itself counts, and all flags of the step that reads it."""
 NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())
@@ -46,16 +55,18 @@ def of_text(
             return b"made " + made_of.encode()
         case StepKind.BUNDLE:
             return BUNDLE_EQUIVALENT if text.startswith(BUNDLE_TEXT) else _exactly(text)
-        case StepKind.PREPROCESS if clang and clang_sees_columns(text):
+        case StepKind.PREPROCESS if clang and differs_from_source(text):
             return _exactly(text)
         case _:
             return fingerprint(text, reads)
 
 
-def clang_sees_columns(text: bytes) -> bool:
-    """Whether clang may compute with the columns of a text's tokens. Macros have been replaced: other columns than the
-    source's."""
-    return _NAMES.search(text) is not None
+def differs_from_source(text: bytes) -> bool:
+    """Whether clang may make something else of a preprocessed text than of the source: it computes with the places of
+    tokens, which are other ones there, or replaces macros, which are gone."""
+    if _PLACES.search(text) or _LOST.search(text):
+        return True
+    return any(_KNOWN_PRAGMA.fullmatch(pragma.strip()) is None for pragma in _PRAGMA.findall(text))
 
 
 def is_without_lines(equivalence: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Remembers noisy compiles: their steps print something in other words than the tool, or show columns of other text.
+"""Remembers noisy compiles: their steps print, or make, something else than the tool does of the source.
 
 The next time, such a compile runs whole at once, because its steps would run in vain. Knows neither steps nor messages.
 """
@@ -12,29 +12,29 @@ from buildd.store.store import Store
 from protocol.messages import Digest
 
 _SPOKE = b"spoke"
-_COLUMNS = b"columns"
+_DIFFERS = b"differs"
 _SILENT = b""
 
 
-def remember(notebook: Notebook, name: Digest, *, columns: bool) -> None:
+def remember(notebook: Notebook, name: Digest, *, differs: bool) -> None:
     """Note that the steps of a compile ran in vain.
 
     Args:
         name: the action's name over edits, see `Lookup.name_key`.
-        columns: its text sees columns, which no whole run tells of later.
+        differs: clang may make something else of its text than of the source, which no whole run tells of later.
     """
-    notebook.note_components(_key(name), _COLUMNS if columns else _SPOKE)
+    notebook.note_components(_key(name), _DIFFERS if differs else _SPOKE)
 
 
 def ran_whole(store: Store, notebook: Notebook, name: Digest, *, spoke: bool) -> None:
     """Note whether a compile that ran whole printed something: if not, its steps are tried the next time."""
-    if _noted(store, notebook, name) != _COLUMNS:
+    if _noted(store, notebook, name) != _DIFFERS:
         notebook.note_components(_key(name), _SPOKE if spoke else _SILENT)
 
 
 def is_noisy(store: Store, notebook: Notebook, name: Digest) -> bool:
     """Whether the steps of a compile would run in vain."""
-    return _noted(store, notebook, name) in (_SPOKE, _COLUMNS)
+    return _noted(store, notebook, name) in (_SPOKE, _DIFFERS)
 
 
 def _noted(store: Store, notebook: Notebook, name: Digest) -> bytes | None:

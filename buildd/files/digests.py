@@ -29,7 +29,7 @@ _MOST_NAMES = 1 << 18
 _READERS = min(4, os.cpu_count() or 1)
 
 
-_TRAITS_KNOWN = 7 << 16
+_TRAITS_KNOWN = 8 << 16
 """Saved with every remembered digest. Change the number whenever `traits_of` finds more, so that digests which older
 code saved are not used."""
 

@@ -31,6 +31,8 @@ class Traits(IntFlag):
     """`__PRETTY_FUNCTION__`: clang names a lambda and a type without a name by its file and line."""
     SEARCHES = 512
     """`SEARCH_DIR`: as a linker's script, it has the linker search a folder that no option names."""
+    THIN = 1024
+    """An archive that only names its objects. No linker lists them."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
@@ -71,6 +73,8 @@ _ASSERT_DEFINITION = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+assert(?:_perror)?\
 def traits_of(content: bytes) -> Traits:
     """The traits of a source text; an object file, library, bitcode or precompiled header has none."""
     found = Traits.NONE
+    if content.startswith(b"!<thin>\n"):
+        return Traits.THIN
     if content.startswith(_BINARY):
         return found
     if _SPLICE.search(content):

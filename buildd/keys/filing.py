@@ -274,6 +274,8 @@ def unsound_reason(snapshot: Snapshot, path: str, fact: Fact, action: Action, to
         return f"{path} mentions __TIMESTAMP__"
     if Traits.EMBED in fact.traits:
         return f"{path} embeds another file (.incbin, .include or #embed)"
+    if Traits.THIN in fact.traits:
+        return f"{path} is a thin archive: no linker lists the objects that it names"
     if Traits.SEARCHES in fact.traits and action.discovery in (Discovery.LINKER, Discovery.GCC_LINKER):
         return f"{path} names a folder for the linker to search"
     if Traits.HAS_INCLUDE in fact.traits and not checkout_paths.installed(path, tool):

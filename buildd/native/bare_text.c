@@ -181,7 +181,8 @@ static int block_comment(struct state *s)
 	}
 	for (; s->at < end; s->at++) {
 		if (s->text[s->at] != '\n') {
-			s->out[s->made++] = ' ';
+			/* Warnings of indentation count in columns. */
+			s->out[s->made++] = s->text[s->at] == '\t' ? '\t' : ' ';
 			continue;
 		}
 		s->made = s->kept;

@@ -97,7 +97,7 @@ class StepwiseJob(Execution, ABC):
         if inner.broke_silence and ending is not Ending.OUT_OF_MEMORY:
             self.build.runs_whole.add(self.index)
             name = self.build.inputs.lookup.name_key(self.action)
-            noisy_compiles.remember(self.build.notebook, name, columns=inner.outputs.sees_columns)
+            noisy_compiles.remember(self.build.notebook, name, differs=inner.outputs.differs)
             return Ending.STALE
         self.exit = inner.report.exit(time.monotonic() - self.started_s)
         for stream, text in inner.report.shown():

@@ -58,8 +58,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         self._outer = outer
         self._folder = folder
         self._silent = silent
-        self.sees_columns = False
-        """Whether a text shows clang in which columns its tokens stand: the source has them in others."""
+        self.differs = False
+        """Whether clang may make something else of a text than of the source."""
         self._shown: dict[str, dict[bytes, bool] | None] = {}
         """Preprocessed text -> its files, and whether each may show a line there; None where that is not known."""
         self._wanted: set[str] = set()
@@ -135,7 +135,7 @@ class StepOutputs(Outputs[ActiveBuild]):
                 self._entered[action.name] = entered_files.entered(text, native.entering(text))
         if self._silent and action.kind == StepKind.PREPROCESS.value:
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
-            self.sees_columns = self.sees_columns or equivalence.clang_sees_columns(text)
+            self.differs = self.differs or equivalence.differs_from_source(text)
         if action.kind == StepKind.CICC.value and _is_mapped(action):
             made_by = Path(output_path(private, action, Role.MADE.value))
             made_by.write_bytes(line_info.mapped(made_by.read_bytes(), roots))

@@ -62,4 +62,4 @@ class StepRequest:
     def broke_silence(self) -> bool:
         """Whether a step said, or made, something that the compiler itself says in other words."""
         failed = bool(self.report.failures) or any(any(said) for said in self.report.said.values())
-        return self.silent and (failed or self.outputs.sees_columns)
+        return self.silent and (failed or self.outputs.differs)

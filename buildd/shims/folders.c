@@ -11,14 +11,20 @@
 
 #include "shim.h"
 
+#define GONE " (deleted)"
 #define LIBRARY "libbuildd-interpose.so" /* as in interpose.c */
 
 const char *own_path(void)
 {
 	static char self[PATH_MAX];
 
+	char *end;
+
 	if (!self[0] && readlink("/proc/self/exe", self, sizeof self - 1) < 0)
 		self[0] = 0;
+	/* Another buildd of the user's may just have put its own program there. */
+	if ((end = strstr(self, GONE)) && !end[sizeof GONE - 1])
+		*end = 0;
 	return self;
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import os
 import shutil
 import subprocess
@@ -307,7 +308,8 @@ def verify(store: Path, environ: Mapping[str, str]) -> tuple[int, int]:
 def _put(binary: Path, place: Path) -> None:
     """Give the program another name: a hard link, or a copy on another file system."""
     try:
-        if os.path.samefile(binary, place):
+        # Another store's program, if it is the same, stays: it may be running.
+        if os.path.samefile(binary, place) or filecmp.cmp(binary, place, shallow=False):
             return
     except OSError:
         pass

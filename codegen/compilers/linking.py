@@ -24,6 +24,7 @@ _PLAIN = re.compile(
     r"|--(no-)?(as-needed|undefined|allow-shlib-undefined|whole-archive|export-dynamic|gc-sections|relax|demangle"
     r"|eh-frame-hdr|warn-common|warn-shared-textrel|fatal-warnings|warnings)|--sort-common|--start-group|--end-group"
     r"|--(enable|disable)-new-dtags|--strip-(all|debug)|--(no-)?ld-generated-unwind-info|--warn-unresolved-symbols"
+    r"|-Bsymbolic(-non-weak)?(-functions)?|-B(static|dynamic|group)|--sort-section=\w+"
     r"|--unresolved-symbols=[\w-]+|--no-keep-memory|--reduce-memory-overheads|--compress-debug-sections=[\w-]+"
 )
 _LEFT = re.compile(

@@ -127,7 +127,11 @@ def read_command(command: Sequence[str], folder: str) -> tuple[Parser, Family, t
         raise PassThrough(Reason.INSIDE_NVCC)
     by_clang = family is Family.GCC and clang_hip.is_hip(arguments)
     family = Family.HIPCC if by_clang else family
-    parser = NvccParser() if family is Family.NVCC else GccParser(family, finds_rocm=by_clang)
+    parser = (
+        NvccParser()
+        if family is Family.NVCC
+        else GccParser(family, finds_rocm=by_clang, is_clang="clang" in os.path.basename(os.path.realpath(command[0])))
+    )
     parser.run(arguments)
     return parser, family, tuple(read)
 

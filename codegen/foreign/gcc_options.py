@@ -5,6 +5,7 @@ Each option is known or belongs to a family of options that read and write no fi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -28,10 +29,12 @@ _GCC_PLAIN = re.compile(
 _GCC_UNSUPPORTED = re.compile(
     r"-f(syntax-only|preprocessed|directives-only|plugin.*|pch-(?!preprocess$).*|module.*|compare-debug.*|record-.*|deps-.*"
     r"|diagnostics-(format=.*-file|add-output.*|set-output.*)|.*list.*=.*|.*-files?=.*|crash-diagnostics.*"
-    r"|thinlto-index.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
+    r"|thinlto-index.*|optimization-record.*|embed-bitcode.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
     r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
-    r"|-m(llvm|generate-.*)|-gsplit-dwarf|-v|--verbose"
+    r"|-m(llvm|generate-.*)|-gsplit-dwarf(=.*)?|-grecord-command-line|-v|--verbose"
 )
+_CPP_WRITES = re.compile(r"-Wp,(-MM?D),([^,]+)")
+"""A depfile as Kbuild asks for it."""
 _PARTS = re.compile(r"-B(.*)|--sysroot=(.*)|-no-canonical-prefixes", re.DOTALL)
 """Options by which gcc finds its own programs, headers and libraries: a conda's Python compiles extensions with
 `-B .../compiler_compat`."""
@@ -53,11 +56,13 @@ _LLVM_NAME = re.compile(
 class GccParser(Parser):
     """
     Args:
+        is_clang: the tool is clang, compiling for the host.
         finds_rocm: the tool is clang itself, called for HIP: its options may say where ROCm is.
     """
 
-    def __init__(self, family: Family, *, finds_rocm: bool = False) -> None:
+    def __init__(self, family: Family, *, finds_rocm: bool = False, is_clang: bool = False) -> None:
         super().__init__()
+        self._is_clang = is_clang
         self._family = family
         self._finds_rocm = finds_rocm
         self._has_sysroot = False
@@ -68,6 +73,7 @@ class GccParser(Parser):
 
     def run(self, arguments: Sequence[str]) -> None:
         rest = iter(arguments)
+        cpp_writes = ""
         for argument in rest:
             if not argument.startswith("-") or argument == "-":
                 self.source(argument)
@@ -94,6 +100,11 @@ class GccParser(Parser):
                 if not _LLVM_NAME.fullmatch(argument.removeprefix("-mllvm=")):
                     raise PassThrough(Reason.UNKNOWN_OPTION, argument)
                 self.kept.append(argument)
+            elif self._family is Family.GCC and (match := _CPP_WRITES.fullmatch(argument)):
+                if self.dep_kind or self.dep_path:
+                    raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{argument} beside another depfile")
+                self.asks_rules(match[1])
+                self.dep_path = cpp_writes = match[2]
             elif argument in ("-MD", "-MMD"):
                 self.asks_rules(argument)
             elif argument == "-MP":
@@ -119,6 +130,8 @@ class GccParser(Parser):
                 self._valued(match[1], value, [argument] if match[2] else [argument, value])
             else:
                 raise PassThrough(Reason.UNKNOWN_OPTION, argument)
+        if cpp_writes:
+            self._name_cpps_target(cpp_writes)
         if self._has_sysroot and (within := next(filter(_IN_SYSROOT.match, self.kept), "")):
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{within} beside --sysroot")
 
@@ -127,6 +140,14 @@ class GccParser(Parser):
             if len(archs) > 1 or not self.output:  # each architecture's compile writes the depfile anew
                 what = "several architectures" if self.output else "no output name"
                 raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{alone} with {what}")
+
+    def _name_cpps_target(self, written: str) -> None:
+        """Give the depfile of -Wp,-MD,FILE its target: gcc names it after the source, and clang after the object."""
+        if self.dep_path != written or len(self.sources) != 1:
+            raise PassThrough(Reason.UNSUPPORTED_OPTION, "-Wp,-MD beside another depfile or source")
+        if not (self.dep_targets or self._is_clang):
+            source = os.path.basename(self.kept[self.sources[0]])
+            self.dep_targets.append(quoted(f"{os.path.splitext(source)[0]}.o"))
 
     def _says_where(self, argument: str, folder: str) -> None:
         """Accept an option that says where gcc's own parts are. The probes run in another folder."""

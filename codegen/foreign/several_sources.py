@@ -97,6 +97,7 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
         or any(not _LINKED.fullmatch(name) for name in names if name not in compiled)
         or any(_NAMED_AFTER_OUTPUT.fullmatch(word) for word in parser.kept)
         or " ".join(parser.kept).count("-x ") > 1
+        or (not links and len({_stem(name) for name in compiled}) < len(compiled))
     ):
         return None
     tool = command[0]
@@ -117,8 +118,7 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
         if links and warns:
             own = list(_without_linkers(own))
         if links:
-            stem = os.path.splitext(os.path.basename(parser.kept[index]))[0]
-            made[index] = f"{place}/{len(made)}/{stem}.o"
+            made[index] = f"{place}/{len(made)}/{_stem(parser.kept[index])}.o"
             own += ["-c", "-o", made[index]]
         commands.append((tool, *host, *own, *rules))
     if links:
@@ -128,8 +128,12 @@ def divided(command: Sequence[str], folder: str, objects: str) -> Parts | None:
         commands=tuple(commands),
         folder=objects if links else "",
         reads_options=bool(read),
-        keeps_going=family is not Family.NVCC,
+        keeps_going=family is Family.GCC,
     )
+
+
+def _stem(source: str) -> str:
+    return os.path.splitext(os.path.basename(source))[0]
 
 
 def _without_linkers(words: Iterable[str]) -> Iterator[str]:

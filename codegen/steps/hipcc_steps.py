@@ -43,7 +43,7 @@ _REFUSED = re.compile(
     r"|build-session|implicit-module|test-module|pch).*"
     r"|-load|-plugin.*|-add-plugin|-include-pch|-token-cache|-P|-CC?|-d[A-Z]|-traditional.*|-opt-record.*|-stats-file.*"
     r"|-R.*|-rewrite.*|-frewrite.*|-verify.*|-dependency.*|-M.*|-sys-header-deps|-header-include.*|-H|-serialize-.*"
-    r"|-diagnostic-.*|-emit-(?!obj$).*|-S|-E|-fsyntax-only|-print.*|-time.*|-main-file-name=.*|-working-directory.*"
+    r"|-Wdocumentation.*|-Wpragma-pack.*|-Wmisleading-indentation|-diagnostic-.*|-emit-(?!obj$).*|-S|-E|-fsyntax-only|-print.*|-time.*|-main-file-name=.*|-working-directory.*"
 )
 _ROOT = re.compile(PLACEHOLDER)
 _EXPECTED = re.compile(r' ".*"|.*clang version .*|(Target|Thread model|InstalledDir|Configuration file): .*|')

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreign_project import ForeignProject
+from codegen.compilers.command_parser import PassThrough
+from codegen.foreign.command_line import parse
+from tests.support.foreign_project import ForeignProject, prerequisites
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc (Debian: apt install g++)")
@@ -158,6 +160,92 @@ def test_a_precompiled_header_of_clang_is_passed_through_after_other_compiles_to
 
 
 @pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+def test_an_object_that_only_a_thin_archive_names(project: ForeignProject) -> None:
+    project.write("a.c", "int lib(void);\nint main(void) { return lib(); }\n")
+    (project.folder / "lib").mkdir()
+
+    def made(number: int) -> None:
+        project.write("l.c", f"int lib(void) {{ return {number}; }}\n")
+        assert project.plainly("gcc", "-c", "l.c").returncode == 0
+        (project.folder / "lib" / "libq.a").unlink(missing_ok=True)
+        assert project.plainly("ar", "rcsTD", "lib/libq.a", "l.o").returncode == 0
+
+    check(project, "gcc a.c -Llib -lq", lambda: made(21), lambda: made(22))
+    check(project, "gcc -Wl,-Bsymbolic-functions a.c -Llib -l:libq.a", lambda: made(21), lambda: made(22))
+
+
+@pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (
+            "#pragma pack(push, AL)\nstruct S { char a; double b; };\n#pragma pack(pop)\n"
+            "int f() { return sizeof(S); }\n",
+            ("-DAL=1", "-DAL=2"),
+        ),
+        (
+            "#define F(a, b) (a * 1000 + b)\nint g() { return F(\n\n__builtin_LINE(),\n__builtin_LINE()\n); }\n",
+            ("-DA",),
+        ),
+        (
+            '#define foo baz\n#pragma redefine_extname foo other\nextern "C" int foo();\nint f() { return foo(); }\n',
+            ("-DA",),
+        ),
+    ],
+)
+def test_what_clang_makes_of_the_source_alone(project: ForeignProject, text: str, flags: tuple[str, ...]) -> None:
+    project.write("a.hip", f"#include <hip/hip_runtime.h>\n{text}")
+    for flag in (*flags, *flags):
+        check(project, f"hipcc --offload-arch=gfx90a {flag} -c a.hip", lambda: None)
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang")
+def test_a_tab_in_a_comment_moves_what_is_behind_it(project: ForeignProject) -> None:
+    text = "void h();void g(int a) {\n  if (a)\n           h();\n/*@*/ h(); }\n"
+    for blank in ("x", "\t"):
+        project.write("t.cpp", text.replace("@", blank))
+        done, plain = (
+            project.call("clang++", "-Wall", "-Werror", "-c", "t.cpp", environ=environ)
+            for environ in (project.environ, project.plain)
+        )
+        assert done.returncode == plain.returncode == (blank == "\t")
+
+
+def test_two_sources_of_one_name(project: ForeignProject) -> None:
+    """The compiler writes the same object twice."""
+    project.write("x/a.cpp", '#include <regex>\nint f() { std::regex r("a"); return 1; }\n')
+    project.write("y/a.cpp", "int g() { return 2; }\n")
+    assert project.call("g++", "-c", "x/a.cpp", "y/a.cpp").returncode == 0
+    ours = (project.folder / "a.o").read_bytes()
+    assert project.plainly("g++", "-c", "x/a.cpp", "y/a.cpp").returncode == 0
+    assert (project.folder / "a.o").read_bytes() == ours
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("option", ["-Wp,-MD,d/.a.o.d", "-Wp,-MMD,d/.a.o.d"])
+def test_a_depfile_as_kbuild_asks_for_it(project: ForeignProject, compiler: str, option: str) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    project.write("d/a.b.c", f'#include <stddef.h>\n#include "h.h"\nint {compiler}{len(option)};\n')
+    project.write("d/h.h", "int h;\n")
+    listed = project.folder / "d" / ".a.o.d"
+    began = project.counts()
+    for number in range(2):
+        assert project.call(compiler, option, "-c", "d/a.b.c", "-o", "d/o.o").returncode == 0
+        ours = listed.read_bytes()
+        assert project.plainly(compiler, option, "-c", "d/a.b.c", "-o", "d/o.o").returncode == 0
+        assert prerequisites(ours) == prerequisites(listed.read_bytes())
+        assert project.counts() == (began[0] + number, began[1] + 1)
+
+
+@pytest.mark.parametrize(
+    "option", ["-gsplit-dwarf=split", "-grecord-command-line", "-foptimization-record-passes=inline", "-fembed-bitcode"]
+)
+def test_options_of_clang_that_write_or_show_more(option: str) -> None:
+    with pytest.raises(PassThrough):
+        parse(("/usr/bin/clang++", "-g", option, "-c", "a.cpp"), "/")
+
+
 @pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
 def test_a_column_of_a_hip_source_that_the_preprocessor_would_move(project: ForeignProject) -> None:
     """`__global__` becomes a longer word before the lambda, which clang names by its line and column."""
