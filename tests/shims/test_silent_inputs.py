@@ -297,3 +297,23 @@ def test_a_file_whose_name_begins_with_an_equals_sign(project: ForeignProject) -
         lambda: Path(project.folder, "=p.h.gch").write_bytes(made),
         lambda: Path(project.folder, "=p.h.gch").unlink(),
     )
+
+
+def test_a_shim_that_another_store_replaced_while_it_began(project: ForeignProject) -> None:
+    project.write("a.c", "int shim;\n")
+    shim = shutil.which("gcc", path=project.environ["PATH"])
+    assert shim is not None
+    with open(shim, "rb") as running:
+        os.link(shim, f"{shim}.other")
+        os.unlink(shim)
+        os.rename(f"{shim}.other", shim)
+        done = subprocess.run(
+            ["gcc", "-c", "a.c"],
+            executable=f"/proc/self/fd/{running.fileno()}",
+            pass_fds=[running.fileno()],
+            cwd=project.folder,
+            env=project.environ,
+            capture_output=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr.decode()
