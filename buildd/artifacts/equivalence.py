@@ -7,6 +7,7 @@ may not matter. `step_results` decides which steps use equivalence digests, and 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from blake3 import blake3
 
@@ -27,6 +28,7 @@ _KNOWN_PRAGMA = re.compile(
     rb"|clang +loop +unroll *\( *(enable|disable|full) *\)|STDC\b.*|omp\b.*|weak\b.*|ident\b.*|comment\b.*|optimize\b.*"
 )
 """Pragmas in which clang replaces no macro after the preprocessor, and which have no warnings of their own."""
+_NAMED_COUNT = re.compile(rb"unroll *\(? *([A-Za-z_]\w*) *\)?|clang +loop +unroll_count *\( *([A-Za-z_]\w*) *\)")
 NONE = b"none"
 """There is no equivalence digest: the file itself counts, and all flags of the step that reads it."""
 NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())
@@ -55,18 +57,26 @@ def of_text(
             return b"made " + made_of.encode()
         case StepKind.BUNDLE:
             return BUNDLE_EQUIVALENT if text.startswith(BUNDLE_TEXT) else _exactly(text)
-        case StepKind.PREPROCESS if clang and differs_from_source(text):
+        case StepKind.PREPROCESS if clang and differs_from_source(text, lambda name: True):
             return _exactly(text)
         case _:
             return fingerprint(text, reads)
 
 
-def differs_from_source(text: bytes) -> bool:
+def differs_from_source(text: bytes, is_macro: Callable[[bytes], bool]) -> bool:
     """Whether clang may make something else of a preprocessed text than of the source: it computes with the places of
-    tokens, which are other ones there, or replaces macros, which are gone."""
+    tokens, which are other ones there, or replaces macros, which are gone.
+
+    Args:
+        is_macro: whether a name was one in the source.
+    """
     if _PLACES.search(text) or _LOST.search(text):
         return True
-    return any(_KNOWN_PRAGMA.fullmatch(pragma.strip()) is None for pragma in _PRAGMA.findall(text))
+    for pragma in {*map(bytes.strip, _PRAGMA.findall(text))}:
+        named = _NAMED_COUNT.fullmatch(pragma)
+        if is_macro(named[1] or named[2]) if named else _KNOWN_PRAGMA.fullmatch(pragma) is None:
+            return True
+    return False
 
 
 def is_without_lines(equivalence: bytes) -> bool:

@@ -198,6 +198,8 @@ class CompileReport(Report[ActiveBuild]):
         build, compile = self.build, self._outputs.delivery.compile
         named = compile.output if compile.objects else compile.source
         call = os.path.normpath(os.path.join(build.project, named))
+        if compile.makes is Makes.RULES:
+            call += " (its headers)"
         missing = build.misses.get(0)
         if build.counts.misses and missing is not None:
             why = kind_of(missing.reasons)
@@ -229,10 +231,15 @@ class CompileReport(Report[ActiveBuild]):
         missing = self.build.misses.get(0)
         if not (self._outputs.holds_path or (missing is not None and missing.elsewhere)):
             return ""
-        if self._outputs.delivery.compile.objects:
+        compile = self._outputs.delivery.compile
+        if compile.objects:
             return "--map-paths has no effect on a link"
+        if compile.makes is Makes.RULES:
+            return "a list of headers names them by their paths: --map-paths does not help"
+        if checkout_roots.is_packed(compile.flags):
+            return "with -flto the object contains the working folder: --map-paths does not help"
         if self._outputs.holds_id:
-            hip = self._outputs.delivery.compile.family is Family.HIPCC
+            hip = compile.family is Family.HIPCC
             what = "clang gives the object an id" if hip else "nvcc names a kernel in an anonymous namespace by an id"
             return f"{what} that it makes of the source's path: --map-paths does not help"
         return "-G writes the folder's path into the device code: --map-paths does not help" if self._is_debug() else ""

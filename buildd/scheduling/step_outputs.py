@@ -7,6 +7,7 @@ tool. `step_results` finds stored results.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Collection, Mapping
@@ -27,6 +28,7 @@ from buildd.native.bare_text import bare_text_of
 from buildd.store.store import Result
 from codegen.compilers import checkout_roots
 from codegen.plan import BARE, Action
+from codegen.reach import read_regular
 from codegen.steps import line_info
 from codegen.steps.expansion import barely, fatbin_apart, frame_of, maker
 from codegen.steps.module_ids import NAMED, NO_IDS
@@ -135,7 +137,7 @@ class StepOutputs(Outputs[ActiveBuild]):
                 self._entered[action.name] = entered_files.entered(text, native.entering(text))
         if self._silent and action.kind == StepKind.PREPROCESS.value:
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
-            self.differs = self.differs or equivalence.differs_from_source(text)
+            self.differs = self.differs or equivalence.differs_from_source(text, partial(self._is_macro, action, read))
         if action.kind == StepKind.CICC.value and _is_mapped(action):
             made_by = Path(output_path(private, action, Role.MADE.value))
             made_by.write_bytes(line_info.mapped(made_by.read_bytes(), roots))
@@ -159,6 +161,19 @@ class StepOutputs(Outputs[ActiveBuild]):
                         self._shown[output.path] = native.shown_lines(text)
                 made[BARE] = content
         return made
+
+    def _is_macro(self, action: Action, read: tuple[str, ...], name: bytes) -> bool:
+        """Whether a name may have been a macro in the files that a preprocessor read, or among its words."""
+        definition = re.compile(rb"\bdefine[ \t\\\r\n]+" + re.escape(name) + rb"\b")
+        words = (word for word in action.argv if isinstance(word, str))
+        if any(word.removeprefix("-D").partition("=")[0] == os.fsdecode(name) for word in words):
+            return True
+        lookup = self.build.inputs.lookup
+        try:
+            contents = (read_regular(lookup.snapshot.absolute(lookup.normal(path))) for path in (*action.inputs, *read))
+            return any(map(definition.search, contents))
+        except OSError:
+            return True
 
     @property
     def all_searched(self) -> bool:

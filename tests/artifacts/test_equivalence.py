@@ -42,3 +42,23 @@ def test_host_code_that_names_an_architecture_is_compiled_for_each_list(tmp_path
     toml.write_text(toml.read_text().replace('"sm_80"', '"sm_80", "sm_90"'))
     counters = Build(workspace).counters
     assert (counters["step_hits"], counters["step_misses"]) == (4, 8), "the host compile, too"
+
+
+@pytest.mark.parametrize(
+    ("text", "differs"),
+    [
+        (b"int a;\n", False),
+        (b"#pragma unroll\n#pragma unroll 4\n#pragma GCC diagnostic push\n#pragma nounroll\n", False),
+        (b"  # pragma unroll kCount\n#pragma clang loop unroll_count(kCount)\n", False),
+        (b"#pragma unroll N\n", True),
+        (b"#pragma unroll 2 * kCount\n", True),
+        (b"#pragma clang loop unroll_count(N)\n", True),
+        (b"#pragma pack(1)\n", True),
+        (b"#pragma clang fp contract(off)\n", True),
+        (b"int* _Nonnull f();\n", True),
+        (b"int a = __builtin_LINE();\n", True),
+        (b"char const* a = __PRETTY_FUNCTION__;\n", True),
+    ],
+)
+def test_what_clang_may_make_of_the_source_alone(text: bytes, differs: bool) -> None:
+    assert equivalence.differs_from_source(text, lambda name: name == b"N") is differs

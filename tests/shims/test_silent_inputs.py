@@ -188,6 +188,11 @@ def test_an_object_that_only_a_thin_archive_names(project: ForeignProject) -> No
             ("-DA",),
         ),
         (
+            "void use(int*);\nenum { N = 2 };\n#define N COUNT\nvoid h(int* p) {\n"
+            "#pragma clang loop unroll_count(N)\nfor (int i = 0; i < 64; i++) use(p + i);\n}\n",
+            ("-O2 -DCOUNT=4", "-O2 -DCOUNT=8"),
+        ),
+        (
             '#define foo baz\n#pragma redefine_extname foo other\nextern "C" int foo();\nint f() { return foo(); }\n',
             ("-DA",),
         ),
