@@ -160,5 +160,5 @@ def shows_types(action: Action) -> bool:
 
     C has no templates that are given such types.
     """
-    is_c = all(path.endswith(".c") for path in action.inputs) and "-x" not in action.argv
+    is_c = bool(action.inputs) and all(path.endswith(".c") for path in action.inputs) and "-x" not in action.argv
     return action.discovery.is_clang and not is_c
