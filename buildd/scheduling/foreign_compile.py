@@ -236,8 +236,6 @@ class CompileReport(Report[ActiveBuild]):
             return "--map-paths has no effect on a link"
         if compile.makes is Makes.RULES:
             return "a list of headers names them by their paths: --map-paths does not help"
-        if checkout_roots.is_packed(compile.flags):
-            return "with -flto the object contains the working folder: --map-paths does not help"
         if self._outputs.holds_id:
             hip = compile.family is Family.HIPCC
             what = "clang gives the object an id" if hip else "nvcc names a kernel in an anonymous namespace by an id"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 _SCRATCH = re.compile(
     r"/CMakeFiles/(CMakeScratch/TryCompile-[^/]+|CMakeTmp|[0-9.]+[^/]*/CompilerId[^/]+)/"
@@ -26,7 +27,7 @@ def is_trial(command: Sequence[str], folder: str) -> bool:
 
     Only the place of the output counts, since a configure step may try a source of the project, or one of CMake's own:
     an object in a scratch folder is removed with it. For autoconf, which works in the build folder itself, source and
-    output must have its own name.
+    output must have its own name. What is made of nothing, or written to /dev/null, is part of no build either.
 
     Args:
         command: the tool, then its arguments.
@@ -35,6 +36,8 @@ def is_trial(command: Sequence[str], folder: str) -> bool:
     if _NO_FILE in command[1:]:
         return True
     output = _output(command)
+    if output == os.devnull or _reads_nothing(command):
+        return True
     place = os.path.normpath(os.path.join(folder, output or "a.out"))
     if _SCRATCH.search(place):
         return True
@@ -44,6 +47,13 @@ def is_trial(command: Sequence[str], folder: str) -> bool:
     sources = list(map(os.path.basename, named))
     made = os.path.basename(output) if output else _CONFTEST
     return bool(sources) and {name.partition(".")[0] for name in (*sources, made)} == {_CONFTEST}
+
+
+def _reads_nothing(command: Sequence[str]) -> bool:
+    """Tell whether /dev/null is a source, as Kbuild's `cc-option` has it."""
+    return any(
+        word == os.devnull and before not in ("-include", "-imacros", "-MF") for before, word in pairwise(command)
+    )
 
 
 def _output(command: Sequence[str]) -> str:

@@ -100,7 +100,7 @@ def test_an_object_of_hip_with_its_modules_id_is_told_from_others(symbol: str) -
 @pytest.mark.parametrize(
     "flag",
     [
-        *("-frandom-seed=__FILE__", "-DHERE=__FILE__", "-fembed-bitcode", "-gno-record-gcc-switches"),
+        *("-frandom-seed=__FILE__", "-DHERE=__FILE__", "-gno-record-gcc-switches"),
         *("-ffile-prefix-map=/home=.", "-fmacro-prefix-map=/home/u/p/bu=x", "-fmessage-length=72"),
         *("-Wmissing-include-dirs", "-S"),
     ],

@@ -23,6 +23,10 @@ SCRATCH = "/w/build/CMakeFiles/CMakeScratch/TryCompile-Fq1"
         ("/w", "cc /w/b/meson-private/tmp1_a/testfile.c -E -P -O0", True),
         ("/w", "cc /w/b/meson-private/tmp1_a/testfile.c /w/a.c -E", False),
         ("/w", "nvcc -v __cmake_determine_cuda", True),
+        ("/w", "gcc -Wa,-q -S -o /dev/null -xc /dev/null", True),
+        ("/w", "gcc -x c /dev/null -c -o .tmp/t.o", True),
+        ("/w", "gcc -xc - -c -o /dev/null", True),
+        ("/w", "gcc -include /dev/null -c a.c -o a.o", False),
         # A real compile, though something of it has such a name.
         (SCRATCH, "g++ -c /w/src/a.cpp -o /w/build/a.o", False),
         (SCRATCH, "g++ -c t.cpp -o ../../../a.o", False),
