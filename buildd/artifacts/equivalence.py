@@ -17,11 +17,14 @@ from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
-_PLACES = re.compile(rb"__PRETTY_FUNCTION__|__FUNCSIG__|__builtin_COLUMN|__builtin_LINE|source_location")
-"""clang puts a lambda's line and column into the first two. The preprocessor puts a macro's arguments into one line."""
-_LOST = re.compile(rb"\b_N(?:onnull|ullable)")
-"""What clang warns of in the source alone."""
-_PRAGMA = re.compile(rb"^[ \t]*#[ \t]*pragma[ \t]+([^\n]*)", re.MULTILINE)
+_OF_SOURCE = (
+    *(b"__PRETTY_FUNCTION__", b"__FUNCSIG__", b"__builtin_COLUMN", b"__builtin_LINE", b"source_location"),
+    *(b"_Nonnull", b"_Nullable"),
+)
+"""clang puts a lambda's line and column into the first two. The preprocessor puts a macro's arguments into one line. Of
+the last two clang warns in the source alone."""
+_PRAGMA = re.compile(rb"#pragma ([^\n]*)")
+"""As clang's preprocessor writes each."""
 _KNOWN_PRAGMA = re.compile(
     rb"(GCC|clang) +(diagnostic|system_header)\b.*|GCC +visibility +(push *\( *(default|hidden) *\)|pop)"
     rb"|clang +force_cuda_host_device +(begin|end)|(push|pop)_macro\b.*|once|(no)?unroll|unroll *\(? *\d+ *\)?"
@@ -32,17 +35,20 @@ _NAMED_COUNT = re.compile(rb"unroll *\(? *([A-Za-z_]\w*) *\)?|clang +loop +unrol
 NONE = b"none"
 """There is no equivalence digest: the file itself counts, and all flags of the step that reads it."""
 NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())
+DIFFERS = b"differs"
+"""In place of an equivalence digest: clang may make something else of the text than of the source."""
+DIFFERING = Digest(blake3(DIFFERS).hexdigest())
 
 
 def of_text(
-    kind: StepKind, text: bytes, made_of: Digest | None, *, clang: bool = False, reads: Reads = read_part
+    kind: StepKind, text: bytes, made_of: Digest | None, *, differs: bool = False, reads: Reads = read_part
 ) -> bytes:
     """The equivalence digest of a text.
 
     Args:
         kind: kind of the step that made it.
         made_of: key of the step's inputs by their equivalence digests; None where it has no such key.
-        clang: clang will compile the text.
+        differs: see `differs_from_source`.
         reads: see `fingerprint`.
     """
     match kind:
@@ -57,8 +63,8 @@ def of_text(
             return b"made " + made_of.encode()
         case StepKind.BUNDLE:
             return BUNDLE_EQUIVALENT if text.startswith(BUNDLE_TEXT) else _exactly(text)
-        case StepKind.PREPROCESS if clang and differs_from_source(text, lambda name: True):
-            return _exactly(text)
+        case StepKind.PREPROCESS if differs:
+            return DIFFERS
         case _:
             return fingerprint(text, reads)
 
@@ -70,7 +76,7 @@ def differs_from_source(text: bytes, is_macro: Callable[[bytes], bool]) -> bool:
     Args:
         is_macro: whether a name was one in the source.
     """
-    if _PLACES.search(text) or _LOST.search(text):
+    if any(word in text for word in _OF_SOURCE):
         return True
     for pragma in {*map(bytes.strip, _PRAGMA.findall(text))}:
         named = _NAMED_COUNT.fullmatch(pragma)

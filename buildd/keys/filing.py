@@ -169,10 +169,10 @@ def file_run(
         for spelled in read or ():
             if (path := files.normals.get(spelled) or files.normal(spelled)) in shown:
                 shown[path].append(spelled)
-        whole = path_sight.holding_roots(snapshot, shown, moving)
+        above = path_sight.holding_roots(snapshot, shown, moving)
         if types and path_sight.sees_types(snapshot, bare_text_of(lookup.store.folder), action, shown):
-            sensitive |= whole  # clang 14 maps no such path
-        holding = whole - checkout_roots.mapped_in(action, moving) if mentions or later else set()
+            sensitive |= above  # clang 14 maps no such path
+        holding = above - checkout_roots.mapped_in(action, moving) if mentions or later else set()
         if not later and not sensitive.issuperset(holding):
             bare = bare_text_of(lookup.store.folder)
             holding = path_sight.seen_roots(snapshot, bare, action, shown, moving).intersection(holding)

@@ -60,8 +60,6 @@ class StepOutputs(Outputs[ActiveBuild]):
         self._outer = outer
         self._folder = folder
         self._silent = silent
-        self.differs = False
-        """Whether clang may make something else of a text than of the source."""
         self._shown: dict[str, dict[bytes, bool] | None] = {}
         """Preprocessed text -> its files, and whether each may show a line there; None where that is not known."""
         self._wanted: set[str] = set()
@@ -135,9 +133,6 @@ class StepOutputs(Outputs[ActiveBuild]):
             self._searched.add(action.name)
             if self._outer.outputs.lists:
                 self._entered[action.name] = entered_files.entered(text, native.entering(text))
-        if self._silent and action.kind == StepKind.PREPROCESS.value:
-            text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
-            self.differs = self.differs or equivalence.differs_from_source(text, partial(self._is_macro, action, read))
         if action.kind == StepKind.CICC.value and _is_mapped(action):
             made_by = Path(output_path(private, action, Role.MADE.value))
             made_by.write_bytes(line_info.mapped(made_by.read_bytes(), roots))
@@ -156,11 +151,21 @@ class StepOutputs(Outputs[ActiveBuild]):
                     )
                     text = Path(files[output.path]).read_bytes()
                     reads = partial(native.line_free, otherwise=read_part)
-                    content = equivalence.of_text(StepKind(action.kind), text, key, clang=self._silent, reads=reads)
+                    differs = (
+                        self._silent
+                        and action.kind == StepKind.PREPROCESS.value
+                        and equivalence.differs_from_source(text, partial(self._is_macro, action, read))
+                    )
+                    content = equivalence.of_text(StepKind(action.kind), text, key, differs=differs, reads=reads)
                     if action.kind == StepKind.PREPROCESS.value and equivalence.is_without_lines(content):
                         self._shown[output.path] = native.shown_lines(text)
                 made[BARE] = content
         return made
+
+    @property
+    def differs(self) -> bool:
+        """Whether clang may make something else of a text than of the source, also of one that was found."""
+        return any(product.digest == equivalence.DIFFERING for product in self.build.products.values())
 
     def _is_macro(self, action: Action, read: tuple[str, ...], name: bytes) -> bool:
         """Whether a name may have been a macro in the files that a preprocessor read, or among its words."""

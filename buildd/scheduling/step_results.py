@@ -108,7 +108,7 @@ class StepResults(StoredResults):
         build = self.build
         action = build.plan.actions[index]
         made = (build.products[f"{path}.{BARE}"].digest for path in action.equivalents)
-        if not action.equivalents or equivalence.NO_EQUIVALENCE in made:
+        if not action.equivalents or not {equivalence.NO_EQUIVALENCE, equivalence.DIFFERING}.isdisjoint(made):
             return None
         bare, tool, lookup = barely(action), build.tool(action), build.inputs.lookup
         answer = lookup.look(bare, tool, explain=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from buildd.artifacts import equivalence
 from codegen.steps.step_kinds import StepKind
@@ -62,3 +63,5 @@ def test_host_code_that_names_an_architecture_is_compiled_for_each_list(tmp_path
 )
 def test_what_clang_may_make_of_the_source_alone(text: bytes, differs: bool) -> None:
     assert equivalence.differs_from_source(text, lambda name: name == b"N") is differs
+    made = equivalence.of_text(StepKind.PREPROCESS, text, None, differs=differs)
+    assert (blake3(made).hexdigest() == equivalence.DIFFERING) is differs

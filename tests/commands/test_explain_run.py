@@ -116,6 +116,14 @@ def test_link_time_optimization_ties_an_object_to_the_folders_that_its_command_n
     assert "1 miss (folder 1)" in compiled("two", "../src/a.c"), "it has the working folder too"
 
 
+def test_a_list_of_headers_is_told_from_the_compile(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "listed")
+    foreign.write("a.c", "int listed;\n")
+    buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -M a.c -o a.d; gcc -c a.c")
+    _, said = buildd(foreign, foreign.folder, "explain", "--last")
+    assert "ran a.c (its headers): never built before" in said and "ran a.c: never built before" in said
+
+
 def test_what_a_configure_script_tries_out_is_found_from_any_folder(kept_user: User) -> None:
     """autoconf compiles with -g, and removes what it made."""
     foreign = ForeignProject(kept_user, kept_user.folder / "configured")
