@@ -120,7 +120,7 @@ def test_a_list_of_headers_is_told_from_the_compile(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "listed")
     foreign.write("a.c", "int listed;\n")
     buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -M a.c -o a.d; gcc -c a.c")
-    _, said = buildd(foreign, foreign.folder, "explain", "--last")
+    said, _ = buildd(foreign, foreign.folder, "explain", "--last")
     assert "ran a.c (its headers): never built before" in said and "ran a.c: never built before" in said
 
 
