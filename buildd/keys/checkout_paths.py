@@ -173,6 +173,19 @@ def beside(snapshot: Snapshot, action: Action, tool: Tool, paths: Iterable[str])
     }
 
 
+def is_outside(path: str, action: Action, tool: Tool) -> bool:
+    """Whether a path that a worker asked for is neither the project's nor one of the worker's Python or PYTHONPATH.
+
+    A module may have found it through the project's own folder.
+    """
+    python = os.path.dirname(dict(tool.roots).get("python", ""))
+    return (
+        path.startswith("/")
+        and "-packages/" not in path
+        and not _is_below(path, filter(os.path.isabs, (*action.search, python)))
+    )
+
+
 def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 

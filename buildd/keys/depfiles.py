@@ -81,7 +81,8 @@ def parse(discovery: Discovery, content: bytes) -> tuple[str, ...]:
             # CC_PRINT_HEADERS_FILE has no marks of depth, other than -H: a leading dot belongs to the name.
             found = [_ESCAPED.sub(rb"\1", line) for line in content.split(b"\n") if line]
         case Discovery.REPORTED:
-            found = [line for line in content.splitlines() if line]
+            # The other lines are what a worker asked of the file system: `questions`.
+            found = [line for line in content.split(b"\n") if line.startswith(b"/")]
     return tuple(dict.fromkeys(path.decode(errors="surrogateescape") for path in found))
 
 

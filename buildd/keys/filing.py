@@ -20,6 +20,7 @@ from buildd.keys.checkout_paths import compilers_own
 from buildd.keys.file_names import Names
 from buildd.keys.lookup import Lookup, Missing
 from buildd.keys.macro_words import shows_types
+from buildd.keys.questions import NOTHING, Questions, answer, folders_of, path_of
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import filed_digest, is_bare
 from buildd.native.bare_text import bare_text_of
@@ -29,6 +30,9 @@ from codegen.compilers.command_parser import may_precompile
 from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
 from codegen.reach import Reach, reach_of, read_regular
 from protocol.messages import Digest
+
+PROJECT = "project"
+"""The root that a tool has whose result may depend on where the project lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def file_run(
     expanded: bool = False,
     shows_lines: bool = False,
     seen_there: frozenset[str] | None = None,
+    asked: Questions = NOTHING,
 ) -> Filing:
     """The input set that a run which just ended is stored under, or why the run is not stored.
 
@@ -101,9 +106,10 @@ def file_run(
         shows_lines: the tool's messages name lines of its sources, which they may quote with their comments.
         seen_there: if it ran on another machine: the files (absolute) that its search could find there. A file that
             only this machine has counts as one that appeared since.
+        asked: what the tool said that it asked of the file system, other than files' contents.
     """
-    if action.uncacheable:
-        return Filing(None, action.uncacheable)
+    if why := action.uncacheable or asked.unstored:
+        return Filing(None, why)
     snapshot, files = lookup.snapshot, lookup.files
     moved: dict[str, bool] = {}
     stale = [
@@ -117,6 +123,14 @@ def file_run(
         return Filing(None, "the tool did not say which files it read")
     used, stale = _used(files, action, read or (), private, started_ns, moved)
     if stale:
+        return Filing(None, stale=tuple(stale))
+    mine = _private(private)
+    asked_here = {
+        question: answer
+        for spelled, answer in asked.answers
+        if not snapshot.absolute(question := _question(files, spelled)).startswith(mine)
+    }
+    if stale := [path_of(each) for each, known in asked_here.items() if answer(snapshot, each) != known]:
         return Filing(None, stale=tuple(stale))
     names = files.names_of(tool)
     taken = lookup.precompiled_of(action)
@@ -186,6 +200,10 @@ def file_run(
         sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
         sensitive.update(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used)))
         sensitive.update(checkout_paths.beside(snapshot, action, tool, used))
+    if action.discovery is Discovery.REPORTED:
+        sensitive.update(
+            PROJECT for path in (*used, *map(path_of, asked_here)) if checkout_paths.is_outside(path, action, tool)
+        )
     survey = files.survey(used, action, tool)
     # The tool searched earlier: files that the search finds now, or that __has_include sees now, may be newer.
     unsure = [path for path in survey.present if appeared_since(snapshot.absolute(path), started_ns, moved)]
@@ -202,7 +220,9 @@ def file_run(
     files.folders.update(survey.folders)
     links = _links(files, action, tool, read or ())
     files.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
+    files.folders.update((folder, snapshot.folder_stamp(folder)) for folder in folders_of(asked_here))
     inputs = sorted(_filed(snapshot, names, action, used, shows_lines))
+    inputs += sorted((names.name(each), known) for each, known in asked_here.items())
     if any(map(is_bare, inputs)):
         files.bare.add(action.name)
     bound = tuple((name, folder) for name, folder in tool.roots if name in sensitive)
@@ -250,7 +270,7 @@ def _used(
     normals, untouched, absolute = files.normals, files.snapshot.untouched, files.snapshot.absolute
     declared = set(action.inputs)
     used: dict[str, str] = {}
-    mine = tuple(os.path.realpath(folder) + "/" for folder in private if folder)
+    mine = _private(private)
     for spelled in read:
         path = normals.get(spelled) or files.normal(spelled)
         if path in used or path in declared or absolute(path).startswith(mine):
@@ -260,6 +280,17 @@ def _used(
     # A file that is gone now was there when the tool read it: it counts as changed.
     stale = [path for path, spelled in used.items() if not untouched(path, spelled, started_ns, moved)]
     return list(used), stale
+
+
+def _private(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(os.path.realpath(folder) + "/" for folder in folders if folder)
+
+
+def _question(files: RequestFiles, spelled: str) -> str:
+    """A question about a path by the one name of that path."""
+    path = path_of(spelled)
+    name = files.normal(path)
+    return ("." if name == files.snapshot.project else name) + spelled[len(path) :]
 
 
 def _are_objects(paths: Iterable[str]) -> bool:

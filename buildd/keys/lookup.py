@@ -15,7 +15,7 @@ from functools import partial
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, checkout_paths, precompiled, survey_memory
+from buildd.keys import action_key, checkout_paths, precompiled, questions, survey_memory
 from buildd.keys.file_names import Names
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.request_lines import RequestLines
@@ -66,6 +66,8 @@ class _Fits:
     """Those whose tokens are in other lines."""
     bare: bool
     """Some are known by their bare forms: no message of the tool shows a line."""
+    asked: tuple[str, ...] = ()
+    """Questions that the tool asked, which have the same answers now."""
 
 
 class Lookup:
@@ -144,7 +146,8 @@ class Lookup:
             return ()
         names = self.files.names_of(tool)
         known = self.store.input_sets(action_key.encoded_digest(noted))[:1]
-        return tuple(names.path(name) for input_set in known for name, _ in input_set.files)
+        files = (names.path(name) for input_set in known for name, _ in input_set.files)
+        return tuple(path for path in files if not questions.is_question(path))
 
     def holds_for_bare(self, action: Action) -> bool:
         """Whether the action's result, which was found or filed, holds for any texts with the same bare forms."""
@@ -318,6 +321,10 @@ class Lookup:
             paths = tuple(names.path(name) for name, _ in known.files)
             moved = []
             for path, (_, digest) in zip(paths, known.files, strict=True):
+                if questions.is_question(path):
+                    if questions.answer(snapshot, path) != digest:
+                        return questions.difference(path, digest)
+                    continue
                 standing = stands(snapshot, action, path, digest)
                 if standing is Stands.NO:
                     gone = snapshot.digest(path) is None
@@ -325,7 +332,9 @@ class Lookup:
                 if standing is Stands.MOVED:
                     moved.append(path)
             bare = any(map(is_bare, known.files))
-            fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare)
+            asked = tuple(filter(questions.is_question, paths))
+            paths = tuple(path for path in paths if path not in asked) if asked else paths
+            fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare, asked)
         if fits.moved and not self.lines.is_blind(action, known, names, fits.paths, fits.moved):
             return f"input {fits.moved[0]}: lines moved"
         beside = checkout_paths.beside(snapshot, action, tool, fits.paths).difference(name for name, _ in known.roots)
@@ -334,6 +343,9 @@ class Lookup:
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
             self.files.bare.add(action.name)
+        if fits.asked:
+            asked_in = questions.folders_of(fits.asked)
+            self.files.folders.update((folder, snapshot.folder_stamp(folder)) for folder in asked_in)
         folders_of = (id(names), id(known.folders))
         if folders_of in self._unchanged:
             return ""

@@ -24,7 +24,7 @@ from buildd.builds.command import DEPFILE, launch_of, output_path
 from buildd.builds.products import Failure, Ran
 from buildd.errors import RunnerError, StoreError
 from buildd.files import kernel_clock
-from buildd.keys import depfiles
+from buildd.keys import depfiles, questions
 from buildd.keys.filing import foresee
 from buildd.native.preload import library
 from buildd.processes.executor import BegunTool, Executor
@@ -361,6 +361,7 @@ class Execution:
                 silent=self._silent_files(),
                 seen_there=self._seen_there(),
                 listing=self._listing(),
+                asked=questions.asked_by(self.action.discovery, self._depfile),
             )
         )
         self.failure = self.result.failure

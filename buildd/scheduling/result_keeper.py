@@ -23,6 +23,7 @@ from buildd.errors import StoreError, StoreFull
 from buildd.keys import line_notes
 from buildd.keys.depfiles import Listing
 from buildd.keys.filing import Filing, file_run, read_apart
+from buildd.keys.questions import NOTHING, Questions
 from buildd.processes.launch import Exit
 from buildd.state.events import Ending
 from buildd.store import job_history
@@ -47,6 +48,7 @@ class GoodRun:
         private: the job's folder.
         read: the files that the tool said it read, as it spelled them; None where it said nothing.
         listing: those that its own depfile lists; None where that is all of them.
+        asked: what else it asked of the file system.
         named: finds the roots whose folder's path stands in the outputs.
         began_ns: when the tool was started, by the file system's clock.
         expanded: the roots were searched for in the text after preprocessing.
@@ -65,6 +67,7 @@ class GoodRun:
     silent: Collection[str] = ()
     seen_there: frozenset[str] | None = None
     listing: Listing | None = None
+    asked: Questions = NOTHING
 
 
 class ResultKeeper:
@@ -125,6 +128,7 @@ class ResultKeeper:
                 expanded=run.expanded,
                 shows_lines=run.shows_lines,
                 seen_there=run.seen_there,
+                asked=run.asked,
             )
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"

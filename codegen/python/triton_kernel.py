@@ -36,6 +36,7 @@ from codegen.variables.variable import ToolFamily
 WORKER = FOLDER / "triton_worker.py"
 WORKER_ERRORS = FOLDER / "triton_errors_worker.py"
 WORKER_FILES = FOLDER / "triton_files_worker.py"
+WORKER_QUESTIONS = FOLDER / "triton_questions_worker.py"
 WORKER_SOURCES = FOLDER / "triton_sources_worker.py"
 
 RESOURCES = Resources(memory_bytes=700 << 20, wall_s=1.5)
@@ -173,6 +174,7 @@ def triton_tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> To
             ToolFile(role="worker", path=str(WORKER)),
             ToolFile(role="worker's errors", path=str(WORKER_ERRORS)),
             ToolFile(role="worker's files", path=str(WORKER_FILES)),
+            ToolFile(role="worker's questions", path=str(WORKER_QUESTIONS)),
             ToolFile(role="worker's sources", path=str(WORKER_SOURCES)),
             *(ToolFile(role=role, path=path) for role, path in identity.files.items()),
         ),
@@ -181,7 +183,7 @@ def triton_tool(context: Context, goals: tuple[Goal, ...], worker: Worker) -> To
             ("python", identity.python),
             *((f"variable {name}", value) for name, value in sorted(identity.variables.items())),
         ),
-        roots=worker.roots,
+        roots=(*worker.roots, ("project", context.folder)),
     )
 
 

@@ -52,6 +52,7 @@ def _module_of(name: str) -> types.ModuleType:
 
 _errors = _module_of("triton_errors_worker.py")
 _files = _module_of("triton_files_worker.py")
+_questions = _module_of("triton_questions_worker.py")
 _again = _module_of("triton_again_worker.py")
 _sources = _module_of("triton_sources_worker.py")
 
@@ -122,22 +123,25 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
         spec: source, module, kernel, signature, constants, backend, arch, warp_size, num_warps, num_stages, num_ctas,
             maxnreg.
         outputs: suffix of a stage ("cubin", "ttir") or "metadata" -> path.
-        depfile: path of the list of files that were read, one per line.
+        depfile: path of the list of files that were read, one per line, and of what else was asked of the file system.
     """
     temporary = os.environ.get("TMPDIR") or "/tmp"
     # Private and empty: a compile must not depend on an earlier one, nor affect a later one.
     os.environ["TRITON_HOME"] = temporary
     os.environ["TRITON_CACHE_DIR"] = os.path.join(temporary, "triton")
-    triton_folder, reads = warm_up()
+    triton_folder, reads, questions = warm_up()
     _sources.FOLDERS.add(os.getcwd(), "")
     sys.path_importer_cache.clear()
     triton = _import_triton()
+    ignored = (*_files.own_folders(triton_folder), *outputs.values())
     reads.begin()
+    questions.begin(ignored)
     kernel, function = _load(spec["source"], spec["module"], spec["kernel"])
     signature, constants, hints = _arguments(function, spec)
     written = _write_stages_once(outputs)
     compiled = _compile(triton, function, kernel, spec, signature, constants, hints)
-    inputs = reads.inputs((*_files.own_folders(triton_folder), *outputs.values()))
+    inputs = reads.inputs(ignored)
+    inputs += questions.lines(inputs)
     for name, path in outputs.items():
         content = _stage(compiled, name, spec)
         if name not in written:
@@ -159,10 +163,10 @@ def _write_stages_once(outputs: dict[str, str]) -> set[str]:
 
 
 @functools.cache
-def warm_up() -> tuple[str, Any]:
-    """Import Triton, so that processes forked from this one need not. Returns its folder, and the recorder of files
-    read from now on."""
-    reads = _files.Reads()
+def warm_up() -> tuple[str, Any, Any]:
+    """Import Triton, so that processes forked from this one need not. Returns its folder, and the recorders of files
+    read and of questions asked."""
+    reads, questions = _files.Reads(), _questions.Questions()
     location = importlib.util.find_spec("triton")
     if location is None or not location.submodule_search_locations:
         raise Refused(f"triton is not installed for {sys.executable}: {sys.executable} -m pip install triton")
@@ -177,7 +181,8 @@ def warm_up() -> tuple[str, Any]:
         _files.standard_library()
         _module_of("triton_first_worker.py").begin()
         _before()
-    return folder, reads
+    questions.install()
+    return folder, reads, questions
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def test_header_lines_of_clang() -> None:
 
 
 def test_reported_lines_and_nothing() -> None:
-    assert parse(Discovery.REPORTED, b"/a/b.py\n\nc.py\n") == ("/a/b.py", "c.py")
+    assert parse(Discovery.REPORTED, b"/a/b.py\n\n/c.py\nabsent /d.py\n") == ("/a/b.py", "/c.py")
     assert parse(Discovery.NONE, b"/a: b") == ()
 
 
