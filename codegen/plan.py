@@ -168,6 +168,9 @@ class Action(Frozen, frozen=True):
     and found under their equivalence digests."""
     text: TextUse = TextUse.CONTENT
     """What of the text of its inputs, declared and discovered, can reach the result."""
+    older: bool = False
+    """The language is C, or C++ before 2014. Texts that it may read otherwise than later versions are compared by
+    content."""
     warm: bool = False
     """The action is a Python worker that may be forked from a process which has already imported the tool's
     packages."""

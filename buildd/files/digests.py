@@ -29,7 +29,8 @@ _MOST_NAMES = 1 << 18
 _READERS = min(4, os.cpu_count() or 1)
 
 
-_TRAITS_KNOWN = 8 << 16
+_TRAITS_KNOWN = 9 << 16
+_BARE_BYTES = 64
 """Saved with every remembered digest. Change the number whenever `traits_of` finds more, so that digests which older
 code saved are not used."""
 
@@ -184,6 +185,8 @@ class Files:
                     else:
                         content = file.read()
                         size, traits, bare = len(content), traits_of(content), self._bare(content)
+                        if len(bare) > _BARE_BYTES:
+                            traits |= Traits.VERSIONED
                         digest = Digest(blake3(content).hexdigest())
             except OSError:
                 return None
@@ -191,7 +194,7 @@ class Files:
             if stamp is None:
                 return None
             self.read_count += 1
-            fact = Fact(digest, traits, stamp, bare.hex())
+            fact = Fact(digest, traits, stamp, bare[:_BARE_BYTES].hex())
             if (status.st_dev, status.st_ino) == (stamp.device, stamp.inode) and size == stamp.size:
                 if trustworthy(stamp, before):
                     self._keep(fact)

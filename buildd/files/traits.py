@@ -33,6 +33,8 @@ class Traits(IntFlag):
     """`SEARCH_DIR`: as a linker's script, it has the linker search a folder that no option names."""
     THIN = 1024
     """An archive that only names its objects. No linker lists them."""
+    VERSIONED = 2048
+    """A raw string or a number like 1'0: where its comments are depends on the version of the language."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from buildd.files.snapshot import Snapshot
+from buildd.files.traits import Traits
 from codegen.plan import Action, TextUse
 from protocol.messages import Digest
 
@@ -32,7 +33,7 @@ class Stands(Enum):
 def key_digest(snapshot: Snapshot, action: Action, path: str) -> Digest | None:
     """The digest of a declared input in an action's first-level key; None where there is no such file."""
     # Only the first one is a source: the others are plugins and lists, where slashes begin no comment.
-    bare = _bare(snapshot, action, path) if path == action.inputs[0] else ""
+    bare = bare_of(snapshot, action, path) if path == action.inputs[0] else ""
     return Digest(bare[:_ONE]) if bare else snapshot.digest(path)
 
 
@@ -42,7 +43,7 @@ def filed_digest(snapshot: Snapshot, action: Action, path: str, *, by_content: b
     Args:
         by_content: the result shows lines of the text, so that all of it counts.
     """
-    bare = "" if by_content else _bare(snapshot, action, path)
+    bare = "" if by_content else bare_of(snapshot, action, path)
     return Digest(bare) if bare else snapshot.digest(path)
 
 
@@ -50,15 +51,16 @@ def stands(snapshot: Snapshot, action: Action, path: str, filed: Digest) -> Stan
     """Whether a file is what an input set holds."""
     if len(filed) == _ONE:
         return Stands.YES if snapshot.digest(path) == filed else Stands.NO
-    bare = _bare(snapshot, action, path)
+    bare = bare_of(snapshot, action, path)
     if bare[:_ONE] == filed[:_ONE]:
         return Stands.YES
     moved = action.text is TextUse.TOKENS and bare[_ONE:] == filed[_ONE:]
     return Stands.MOVED if moved else Stands.NO
 
 
-def _bare(snapshot: Snapshot, action: Action, path: str) -> str:
+def bare_of(snapshot: Snapshot, action: Action, path: str) -> str:
+    """The digests of a file's bare forms; empty where an action's result depends on more of its text."""
     if action.text is TextUse.CONTENT or snapshot.is_produced(path):
         return ""
     fact = snapshot.fact(path)
-    return "" if fact is None else fact.bare
+    return "" if fact is None or (action.older and Traits.VERSIONED in fact.traits) else fact.bare

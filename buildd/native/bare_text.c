@@ -1,8 +1,9 @@
-/* The text of a C++ source as translation phase 3 leaves it: every comment as blanks, or gone where nothing follows it.
+/* The text of a C or C++ source as translation phase 3 leaves it: every comment as blanks, or gone where nothing follows it.
 
    Knows tokens as gcc and clang read them in C++14 and later; knows no macro. Where the two could differ, or where the
    text would have to be read in a rarer way (trigraphs, a comment inside <>, a backslash and newline inside a token),
-   the text has no bare form: the caller then compares the content itself.
+   the text has no bare form: the caller then compares the content itself. C from C99 on and older C++ read a text in
+   the same way, unless it has raw strings or quotation marks in numbers: the form of such a text ends with VERSIONED.
 
    Two texts with the same bare form have the same tokens, with the same white space between them, in the same columns
    of the same lines. `drop_lines` leaves out the lines without a token: then they may stand in other lines.
@@ -20,6 +21,7 @@
 #define IN_COMMENT 1 /* in place of a newline in a comment, */
 #define IN_LITERAL 2 /* in a raw string, */
 #define SPLICED 3    /* and behind a backslash */
+#define VERSIONED 4  /* at the end: the text has a raw string or a number like 1'0 */
 
 enum { BLANK = 1, WORD = 2, DIGIT = 4, BAD = 8 };
 enum expected { NOTHING, DIRECTIVE, OPENING, HEADER };
@@ -31,7 +33,7 @@ struct state {
 	size_t made, kept; /* bytes written; those that are no blanks at the end of a line */
 	size_t behind;	   /* where the text goes on behind the last spliced newline, */
 	size_t commented;  /* and behind the last comment in slashes and stars */
-	int token, directive;
+	int token, directive, versioned;
 	enum expected expected;
 };
 
@@ -308,6 +310,7 @@ static int number(struct state *s)
 			/* gcc takes any of them, clang only those within a number. */
 			if (!is(at(s, s->at + 1), WORD) || at(s, s->at + 1) == '$' || s->behind == begin)
 				return 0;
+			s->versioned = 1;
 		} else if (c == '+' || c == '-') {
 			if (before != 'e' && before != 'p')
 				return 1;
@@ -352,8 +355,10 @@ static int word(struct state *s)
 		return at(s, s->at) != '\\';
 	}
 	if (at(s, s->at) == '"' && (is_word(s, begin, "R") || is_word(s, begin, "LR") || is_word(s, begin, "uR") ||
-				    is_word(s, begin, "UR") || is_word(s, begin, "u8R")))
+				    is_word(s, begin, "UR") || is_word(s, begin, "u8R"))) {
+		s->versioned = 1;
 		return s->behind != begin && raw_string(s);
+	}
 	return 1;
 }
 
@@ -441,6 +446,8 @@ long bare_text(const unsigned char *text, size_t length, unsigned char *out)
 		if (!good)
 			return -1;
 	}
+	if (s.versioned)
+		out[s.kept++] = VERSIONED;
 	return (long)s.kept;
 }
 

@@ -28,6 +28,8 @@ _MOST_BYTES = 8 << 20
 """Larger texts have no bare form: shims read no larger ones either."""
 _MOST_GROWTH, _NO_MEMORY = 3, -2
 """As line_free.c says."""
+VERSIONED = b"\4"
+"""The end of a form whose text C and C++ before 2014 could read otherwise."""
 _BINARY = 1 << 10
 """A NUL in so many bytes at the beginning: no source text."""
 _log = logging.getLogger(__name__)
@@ -61,9 +63,12 @@ class BareText:
 
     def digests(self, content: bytes) -> bytes:
         """Digests of both forms of a text, 32 bytes each: with the line of every token, and without; empty where it has
-        none."""
+        none. Behind them a byte where C and C++ before 2014 could read the text otherwise."""
         form = self.form(content)
-        return b"" if form is None else blake3(form).digest() + blake3(self.without_lines(form)).digest()
+        if form is None:
+            return b""
+        digests = blake3(form).digest() + blake3(self.without_lines(form)).digest()
+        return digests + VERSIONED if form.endswith(VERSIONED) else digests
 
     def shown_lines(self, preprocessed: bytes) -> dict[bytes, bool] | None:
         """The files of a text that gcc has preprocessed, and whether a number in a file's part of the text could be the

@@ -22,6 +22,7 @@ from buildd.files.stamp_set import FolderStamp, Stamps, listed_names, trusted_st
 from buildd.files.traits import Traits
 from buildd.keys.checkout_paths import installed
 from buildd.keys.include_search import asked_names, library_rivals
+from buildd.keys.text_digests import bare_of
 from buildd.scheduling import call_notes
 from buildd.scheduling.foreign_compile import CommandOutputs
 from buildd.store.answers import Answer, Answers, question_of
@@ -249,7 +250,7 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
             return None
         files.append((snapshot.absolute(path), fact.stamp))
         digests.append(bytes.fromhex(fact.digest))
-        form = bytes.fromhex(fact.bare) if path in texts else b""
+        form = bytes.fromhex(bare_of(snapshot, action, path)) if path in texts else b""
         bare.append(form[: len(_NO_DIGEST)] or _NO_DIGEST)
         loose.append((form[len(_NO_DIGEST) :] if path in movable else b"") or _NO_DIGEST)
     listings = _listings(snapshot, maker, names)

@@ -30,7 +30,7 @@ from codegen.plan import (
 )
 from codegen.project.target import CompiledTarget, GeneratedTarget, OutputKind, Target
 from codegen.sources import output_stem
-from codegen.steps.text_use import spelled, text_use
+from codegen.steps.text_use import is_older, spelled, text_use
 
 MANY_OBJECTS = 500
 """nvcc passes its link command to a shell as one string, which Linux limits to 128 KiB: more objects go through an
@@ -274,6 +274,7 @@ def _compile(
                         clang=recipe.compiler.clang,
                         nvcc_whole=recipe.label == "nvcc" and not isinstance(steps, Steps),
                     ),
+                    older=is_older(source, (*flags, *spelled(own, ()))),
                     steps=steps.name if isinstance(steps, Steps) else "",
                     whole=steps if isinstance(steps, str) else "",
                     reports=recipe.reports,

@@ -46,7 +46,7 @@ from codegen.plan import (
 )
 from codegen.search import include_folders, library_folders
 from codegen.steps.decomposition import decomposition, hip_decomposition
-from codegen.steps.text_use import text_use
+from codegen.steps.text_use import is_older, text_use
 from protocol.messages import Request
 
 DEPENDENCIES = "dependencies"
@@ -248,6 +248,7 @@ def plan(
         search=search,
         path_sensitive=sensitive,
         text=use if compile.makes is Makes.OBJECT else TextUse.CONTENT,
+        older=is_older(compile.source, flags),
         steps=steps.name if isinstance(steps, Steps) else "",
         whole=steps if isinstance(steps, str) else "",
         resources=NVCC if nvcc else _HIPCC if compile.family is Family.HIPCC else _CXX,

@@ -18,13 +18,18 @@ from codegen.plan import Argument, TextUse
 from codegen.steps.nvcc_commands import DEBUG, DEVICE_PATHS, LINES
 
 _EXTENSIONS = (".cc", ".cpp", ".cxx", ".c++", ".cp", ".C", ".CPP", ".cu", ".hip")
-"""C is left out: where comments and raw strings begin depends on its version."""
+_OLDER_EXTENSIONS = (".c",)
 _LANGUAGES = ("c++", "cu", "cuda", "hip")
+_OLDER_LANGUAGES = ("c",)
 _STANDARD = re.compile(r"(?:-{1,2}std=?)?(?:c|gnu)\+\+(?:14|1y|17|1z|20|2a|23|2b|26|2c)")
 """Those in which `1'0` is a number and R"(...)" a raw string."""
+_OLDER_STANDARD = re.compile(
+    r"(?:-{1,2}std=?)?(?:(?:c|gnu)(?:\+\+(?:98|03|0x|11)|99|9x|11|1x|17|18|2x|23|2y)|iso9899:(?:1999|199x|2011|2017|2018))"
+)
+"""Those in which one of these, or both, may be something else. In C before 1999, two slashes begin no comment."""
 _READS = re.compile(
     r"-CC?|-P|-E|-traditional.*|-fdirectives-only|-fpreprocessed|-{1,2}save-temps.*|-fverbose-asm|-finput-charset.*"
-    r"|-ansi|-W(error=)?implicit-fallthrough=1|-W(error=)?documentation.*|-Weverything|-fparse-all-comments|-fcomment-.*"
+    r"|-ansi|-W(error=)?c90-c99-compat|-W(error=)?implicit-fallthrough=1|-W(error=)?documentation.*|-Weverything|-fparse-all-comments|-fcomment-.*"
     r"|-W(error=)?(trailing|leading)-whitespace.*|-fplugin.*|-fpass-plugin.*|-load|-verify.*|-gembed-source|-fmodule.*"
     r"|-fno-show-source-location|-fdiagnostics-(?!color|show|plain).*|-fno-diagnostics-show-line-numbers"
     r"|-Wa,.*|-{1,2}(src|source)-in-ptx|-fdump-.*|-fopt-info.*|-ftime-.*|--coverage|-ftest-coverage|@.*|-Xpreprocessor"
@@ -45,7 +50,7 @@ def text_use(source: str, flags: Iterable[str], *, clang: bool, nvcc_whole: bool
         clang: clang preprocesses. It writes digests of the files into debug information, and lines into names.
         nvcc_whole: nvcc runs as one command: what cicc and ptxas are told of the files is not known.
     """
-    if os.path.splitext(source)[1] not in _EXTENSIONS:
+    if os.path.splitext(source)[1] not in (*_EXTENSIONS, *_OLDER_EXTENSIONS):
         return TextUse.CONTENT
     return _use(tuple(flag for flag in flags if not flag.startswith(_UNIT)), clang, nvcc_whole)
 
@@ -72,15 +77,28 @@ def spelled(arguments: Iterable[Argument], environment: Iterable[tuple[str, str]
     return flags + [flag for _, value in environment for flag in split(value) if flag.startswith("-")]
 
 
+def is_older(source: str, flags: Iterable[str]) -> bool:
+    """Return whether the language of a source is not surely C++ of 2014 or later.
+
+    Args:
+        flags: as of `text_use`.
+    """
+    return os.path.splitext(source)[1] in _OLDER_EXTENSIONS or any(
+        word in _OLDER_LANGUAGES or word in ("-xc", "-x=c", "--x=c") or _OLDER_STANDARD.fullmatch(word)
+        for word in words(flags)
+    )
+
+
 def _is_known_language(all_words: list[str]) -> bool:
     before = ""
     for word in all_words:
-        if re.match(r"-{1,2}std", word) and word not in ("-std", "--std") and not _STANDARD.fullmatch(word):
+        is_standard = _STANDARD.fullmatch(word) or _OLDER_STANDARD.fullmatch(word)
+        if re.match(r"-{1,2}std", word) and word not in ("-std", "--std") and not is_standard:
             return False
-        if before in ("-std", "--std") and not _STANDARD.fullmatch(word):
+        if before in ("-std", "--std") and not is_standard:
             return False
         named = word if before in ("-x", "--x") else word[2:].removeprefix("=") if re.match(r"-x.", word) else ""
-        if named and named not in _LANGUAGES:
+        if named and named not in (*_LANGUAGES, *_OLDER_LANGUAGES):
             return False
         before = word
     return True

@@ -115,3 +115,18 @@ def test_a_byte_order_mark_is_no_token(bare: BareText) -> None:
 def test_without_a_compiler_no_text_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert BareText(tmp_path / "store").form(b"int a; // a\n") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "versioned"),
+    [
+        ("int a = 1'000;\n", True),
+        ('char const *s = R"(x)";\n', True),
+        ('auto s = u8R"x(// )" )x"; // a\n', True),
+        ("char a = '1', b = 'R'; // it's 1'000\n", False),
+        ('#define R 1\nchar const *s = "R" "x", *t = FOOR "x"; /* R"(x)" */\n', False),
+        ("", False),
+    ],
+)
+def test_texts_that_older_languages_read_otherwise(bare: BareText, text: str, versioned: bool) -> None:
+    assert (len(bare.digests(text.encode())) > 64) is versioned

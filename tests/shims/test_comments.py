@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.support.edited_texts import HEADER, assert_as_plain, edit, without_answers
@@ -48,6 +50,46 @@ def test_a_changed_comment_is_a_hit(foreign: ForeignProject, name: str, old: str
     assert_as_plain(foreign, *COMPILE)
 
 
+@pytest.mark.parametrize(
+    "command", [("gcc", "-std=gnu17"), ("gcc", "-std=c99"), ("g++", "-std=c++11"), ("g++", "-std=c++98"), ("clang",)]
+)
+def test_comments_of_c_and_of_older_c_plus_plus(foreign: ForeignProject, command: tuple[str, ...]) -> None:
+    compiler, *flags = command
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler} (Debian: apt install {compiler})")
+    source = "a.cpp" if compiler == "g++" else "a.c"
+    foreign.write(source, f"{SOURCE}int now_{compiler.replace('+', 'p')}{len(''.join(flags))};\n")
+    compile = (compiler, *flags, "-c", source, "-o", "a.o")
+    foreign.good(*compile)
+    for number, (name, old) in enumerate((("a.h", "a comment"), (source, "its end"))):
+        edit(foreign, name, old, f"{old}, it's more")
+        foreign.good(*compile)
+        assert foreign.counts() == (number + 1, 1)
+    assert_as_plain(foreign, *compile)
+    edit(foreign, "a.h", "return 1", "return 2")
+    foreign.good(*compile)
+    assert foreign.counts() == (2, 2)
+    assert_as_plain(foreign, *compile)
+
+
+@pytest.mark.parametrize(
+    ("standard", "text"),
+    [
+        ("c99", '#define R\n#define S(x) x\nchar const *s = S(R"(a")" // one";\n'),
+        ("c11", "#define S(x) #x\nchar const *s = S(1'2 // one');\n"),
+    ],
+)
+def test_what_is_a_comment_in_later_versions_alone_counts(foreign: ForeignProject, standard: str, text: str) -> None:
+    compile = ("gcc", "-w", f"-std={standard}", "-c", "a.c", "-o", "a.o")
+    foreign.write("b.h", text)
+    foreign.write("a.c", f'#include "b.h"\nint in_{standard};\n')
+    foreign.good(*compile)
+    edit(foreign, "b.h", "// one", "// two")
+    foreign.good(*compile)
+    assert foreign.counts() == (0, 2)
+    assert_as_plain(foreign, *compile)
+
+
 def test_with_debug_information_lines_count_and_comments_do_not(foreign: ForeignProject) -> None:
     command = (*COMPILE, "-g")
     foreign.good(*command)
@@ -84,9 +126,7 @@ def test_a_comment_that_a_warning_reads_counts(foreign: ForeignProject) -> None:
     assert b"this statement may fall through" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "flag", ["-fverbose-asm", "-std=c++11", "-finput-charset=ISO-8859-1", "-Wimplicit-fallthrough=1"]
-)
+@pytest.mark.parametrize("flag", ["-fverbose-asm", "-finput-charset=ISO-8859-1", "-Wimplicit-fallthrough=1"])
 def test_a_flag_that_lets_comments_through_makes_them_count(foreign: ForeignProject, flag: str) -> None:
     foreign.good(*COMPILE, flag)
     edit(foreign, "a.h", "a comment", "another")

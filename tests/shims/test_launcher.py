@@ -18,7 +18,7 @@ from buildd.shims.interposition import LAUNCHER
 from buildd.store.store import Store
 from protocol.client import Client
 from protocol.messages import Queued
-from tests.support.foreign_project import ForeignProject, prerequisites, same_files
+from tests.support.foreign_project import ForeignProject, declaration, prerequisites, same_files
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler, make_toolkit
 from tests.support.user import User
@@ -43,7 +43,7 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def foreign(user: User, request: pytest.FixtureRequest) -> ForeignProject:
     made = ForeignProject(user, user.folder / request.node.name)
     # Not what another test has compiled: where no path matters another folder hits.
-    made.write("a.c", f"{WARNS}/* {request.node.name} */\n")
+    made.write("a.c", f"{WARNS}{declaration(request.node.name)}")
     made.write("a.h", '#define A "one"\n')
     return made
 

@@ -28,7 +28,7 @@ from protocol.messages import (
     RequestId,
     Started,
 )
-from tests.support.foreign_project import ForeignProject
+from tests.support.foreign_project import ForeignProject, declaration
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
 from tests.support.waiting import until
@@ -44,7 +44,7 @@ def user(kept_user: User) -> User:
 @pytest.fixture
 def foreign(user: User, request: pytest.FixtureRequest) -> ForeignProject:
     made = ForeignProject(user, user.folder / request.node.name)
-    made.write("a.c", f"/* {request.node.name} */\n")
+    made.write("a.c", declaration(request.node.name))
     made.write("bad.c", "int first = ;\nint second = ;\n")
     return made
 

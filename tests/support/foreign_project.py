@@ -6,6 +6,7 @@ Knows how `buildd run` sets an environment up; a test calls compilers by their p
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import weakref
@@ -32,6 +33,11 @@ def kept_up(user: User) -> Iterator[None]:
     with Client.connect(environ=user.environ) as client:
         assert client.instance, "it shakes hands now, not when it is first used"
         yield
+
+
+def declaration(name: str) -> str:
+    """A line of C that makes a source another one than those of other tests."""
+    return f"extern int {re.sub('[^0-9A-Za-z]', '_', name)};\n"
 
 
 class ForeignProject:

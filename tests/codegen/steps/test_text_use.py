@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from codegen.plan import TextUse
-from codegen.steps.text_use import text_use
+from codegen.steps.text_use import is_older, text_use
 
 
 def use(*flags: str, source: str = "a.cu", clang: bool = False, nvcc_whole: bool = False) -> TextUse:
@@ -22,6 +22,10 @@ def use(*flags: str, source: str = "a.cu", clang: bool = False, nvcc_whole: bool
         ("-x", "cu"),
         ("-Wextra", "-Wimplicit-fallthrough"),
         ("-g0",),
+        ("-std=c++11",),
+        ("--std", "c++03"),
+        ("-x", "c", "-std=gnu17"),
+        ("-xc", "-std=iso9899:1999"),
         ("-fdiagnostics-color=always",),
     ],
 )
@@ -56,10 +60,11 @@ def test_lines_count_where_a_flag_shows_them(flags: tuple[str, ...]) -> None:
         ("-finput-charset=SHIFT-JIS",),
         ("-Wimplicit-fallthrough=1",),
         ("-Werror=implicit-fallthrough=1",),
-        ("-std=c++11",),
-        ("--std", "c++03"),
+        ("-std=c89",),
+        ("--std", "gnu90"),
+        ("-std=c++0y",),
         ("-ansi",),
-        ("-x", "c"),
+        ("-x", "objective-c"),
         ("-xassembler-with-cpp",),
         ("-src-in-ptx", "-lineinfo"),
         ("-Wa,-adhln",),
@@ -75,8 +80,27 @@ def test_all_counts_where_a_flag_lets_comments_through(flags: tuple[str, ...]) -
     assert use(*flags) is TextUse.CONTENT
 
 
-@pytest.mark.parametrize("source", ["a.c", "a.S", "a.ii", "a.m", "a"])
-def test_only_c_plus_plus_is_known(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "flags", "older"),
+    [
+        ("a.c", (), True),
+        ("a.c", ("-std=gnu2x",), True),
+        ("a.cc", ("-xc",), True),
+        ("a.cc", ("-x", "c"), True),
+        ("a.cu", ("-std", "c++11"), True),
+        ("a.cpp", ("-std=gnu++98",), True),
+        ("a.cpp", (), False),
+        ("a.cu", ("-std=c++17", "-O2"), False),
+        ("a.cpp", ("-std=c++14",), False),
+    ],
+)
+def test_languages_that_read_some_texts_otherwise(source: str, flags: tuple[str, ...], older: bool) -> None:
+    assert use(*flags, source=source) is TextUse.TOKENS
+    assert is_older(source, flags) is older
+
+
+@pytest.mark.parametrize("source", ["a.S", "a.ii", "a.i", "a.m", "a"])
+def test_only_c_and_c_plus_plus_are_known(source: str) -> None:
     assert use(source=source) is TextUse.CONTENT
 
 
