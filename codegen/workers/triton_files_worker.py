@@ -10,13 +10,15 @@ import os
 import sys
 from typing import Any
 
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OPENS = ("sqlite3.connect", "ctypes.dlopen")
+
 
 class Reads:
     """Files that were opened for reading, except those of the standard library and of Triton."""
 
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
-        # Modules loaded by start-up files of the environment (*.pth) are not inputs, nor is this script.
         self.before = frozenset(sys.modules)
         self._begun = False
 
@@ -24,30 +26,58 @@ class Reads:
         """Record files read from now on, and forget earlier ones."""
         if not self._begun:  # there is no way to take a hook away
             sys.addaudithook(self.hook)
+            os.open = self._opening(os.open)
         self._begun = True
         self.paths.clear()
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not arguments:
-            return
-        path, mode = arguments[0], arguments[1] if len(arguments) > 1 else None
-        if isinstance(path, str) and path and (mode is None or not set(str(mode)) & set("wax+")):
-            self.paths[os.path.abspath(path)] = None
+        if event in _OPENS and arguments:
+            self._read(arguments[0])
+        elif event == "open" and len(arguments) > 2:
+            path, mode, flags = arguments[:3]
+            if not (isinstance(mode, str) and set(mode) & set("wxa") and "+" not in mode) and (
+                isinstance(mode, str) or not isinstance(flags, int) or flags & os.O_ACCMODE != os.O_WRONLY
+            ):
+                self._read(path)
 
     def inputs(self, ignored: tuple[str, ...]) -> list[str]:
         """Return the inputs, sorted; a module counts as its source even if its bytecode was read."""
-        modules = [module for name, module in list(sys.modules.items()) if name not in self.before]
-        loaded = [getattr(module, "__file__", None) for module in modules]
-        found = {os.path.abspath(path) for path in loaded if path}
+        found = {
+            os.path.abspath(path) for name, module in list(sys.modules.items()) if (path := self._file(name, module))
+        }
         found.update(path for path in self.paths if not path.endswith(".pyc"))
-        others = (path for path in found if not path.startswith(ignored) and "\n" not in path)
-        return sorted(path for path in others if os.path.isfile(path))
+        return sorted(path for path in found if not path.startswith(ignored) and os.path.isfile(path))
+
+    def _file(self, name: str, module: Any) -> str | None:
+        """The file of a module that is an input, if it has one."""
+        file = getattr(module, "__file__", None)
+        if name in self.before and file:
+            # Start-up files of the environment (*.pth) load modules, and so does buildd. What a sitecustomize loads
+            # may be the user's.
+            path = os.path.abspath(file)
+            if f"-packages{os.sep}" in path or path.startswith(_OURS + os.sep):
+                return None
+        return file
+
+    def _read(self, path: Any) -> None:
+        if isinstance(path, (str, bytes, os.PathLike)) and path:
+            self.paths[os.path.abspath(os.fsdecode(path))] = None
+
+    def _opening(self, opens: Any) -> Any:
+        """`os.open`, which tells a hook nothing of the folder that a path is relative to."""
+
+        @functools.wraps(opens)
+        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is not None and isinstance(path, (str, bytes, os.PathLike)):
+                self._read(os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), os.fsdecode(path)))
+            return int(opens(path, flags, mode, dir_fd=dir_fd))
+
+        return opened
 
 
 def own_folders(triton_folder: str) -> tuple[str, ...]:
     """Return the folders whose files are part of the tool's identity or do not matter."""
-    site = [os.path.join(path, "triton") for path in sys.path if path]
-    names = [triton_folder, *site, "/proc", "/sys", "/dev", os.environ["TRITON_CACHE_DIR"]]
+    names = [triton_folder, "/proc", "/sys", os.environ["TRITON_CACHE_DIR"]]
     return (*(os.path.abspath(name) + os.sep for name in names), *standard_library())
 
 

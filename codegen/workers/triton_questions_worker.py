@@ -22,6 +22,7 @@ MOST = 20_000
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _IMPORTS = ("importlib._bootstrap_external", "_frozen_importlib_external")
 _IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external", "pkgutil", "runpy")
+_NEWLINE = "it asks for a file with a newline in its name"
 _LISTS = ("os.listdir", "os.scandir")
 _STARTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty")
 
@@ -90,7 +91,8 @@ class Questions:
                 self.unstored = f"it starts {_program(event, arguments)}, and nobody sees what that reads"
         elif event == "open":
             path = arguments[0]
-            if isinstance(path, str) and path and self._kind(path) == "absent" and _asker() is not _Asker.OURS:
+            path = os.fsdecode(path) if isinstance(path, (str, bytes)) else ""
+            if path and self._kind(path) == "absent" and _asker() is not _Asker.OURS:
                 self.kind(path)
         elif _asker() is not _Asker.OURS:
             path = arguments[0] if arguments and arguments[0] is not None else "."
@@ -109,6 +111,8 @@ class Questions:
         Args:
             read: files that are inputs by their content: that they exist is no further input.
         """
+        if any("\n" in path for path in read):
+            self.unstored = self.unstored or _NEWLINE
         if self.unstored:
             return [f"unstored {self.unstored}"]
         # Where such a file is, the folders above it are folders.
@@ -134,7 +138,10 @@ class Questions:
     def _counts(self, place: str) -> bool:
         if place.startswith(_standard()) and f"-packages{os.sep}" not in place:
             return False
-        if "\n" in place or f"{place}/".startswith(self.ignored):
+        if f"{place}/".startswith(self.ignored):
+            return False
+        if "\n" in place:
+            self.unstored = self.unstored or _NEWLINE
             return False
         if len(self.kinds) + len(self.names) >= MOST:
             self.unstored = self.unstored or f"it asks for more than {MOST} files and folders"

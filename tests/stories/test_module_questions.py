@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,55 @@ def test_an_answer_that_changes_compiles_again(user: User) -> None:
     status, said = user.buildd("build", timeout_s=170)
     assert status == 0, said
     assert scales(user.folder, ("imports", "finds")) == {"imports": 2, "finds": 2}
+
+
+READS = {
+    "bytes": "chosen = open(b'kernels/data/scale').read()\n",
+    "descriptor": (
+        "import os\nfolder = os.open('kernels/data', os.O_RDONLY)\n"
+        "chosen = os.read(os.open('scale', os.O_RDONLY, dir_fd=folder), 9)\n"
+    ),
+    "update": "chosen = open('kernels/data/scale', 'r+').read()\n",
+    "database": (
+        "import sqlite3\nwith sqlite3.connect('kernels/data/scales.db') as base:\n"
+        "    chosen = base.execute('select scale from scales').fetchone()[0]\n"
+    ),
+    "started": "from started import chosen\n",
+}
+
+
+def test_files_that_are_read_in_rarer_ways(user: User) -> None:
+    project(user.folder, READS)
+    user.environ["PYTHONPATH"] += f":{user.folder}/path"
+    (user.folder / "path").mkdir()
+    (user.folder / "path/sitecustomize.py").write_text("import started\n")
+    with sqlite3.connect(user.folder / "kernels/data/scales.db") as base:
+        base.execute("create table scales (scale real)")
+    base.close()
+    for scale in (1, 2):
+        (user.folder / "kernels/data/scale").write_text(str(scale))
+        (user.folder / "path/started.py").write_text(f"chosen = {scale}\n")
+        with sqlite3.connect(user.folder / "kernels/data/scales.db") as base:
+            base.execute("delete from scales")
+            base.execute("insert into scales values (?)", (scale,))
+        base.close()
+        status, said = user.buildd("build", timeout_s=170)
+        assert status == 0, said
+        assert scales(user.folder, READS) == dict.fromkeys(READS, scale)
+
+
+@pytest.mark.parametrize("place", ["/dev/shm", "/tmp"])
+def test_a_project_whose_place_or_name_is_like_a_tools(user: User, place: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="bdq", dir=place) as made:
+        folder = Path(made) / "project"
+        (folder / "triton").mkdir(parents=True)
+        (folder / "triton/a.py").write_text("from beside import chosen\n" + KERNEL)
+        (folder / "buildd.toml").write_text(target("a").replace("kernels/", "triton/"))
+        for scale in (1, 2):
+            (folder / "triton/beside.py").write_text(f"chosen = {scale}\n")
+            status, said = user.buildd("build", "-C", str(folder), timeout_s=170)
+            assert status == 0, said
+            assert scales(folder, {"a": ""}) == {"a": scale}
 
 
 def test_a_name_that_no_question_is_about_compiles_nothing(user: User) -> None:
