@@ -107,6 +107,7 @@ def _change(environ: MutableMapping[str, str]) -> None:
         torch_assembler,
         torch_header,
         triton_cache,
+        triton_keys,
         triton_why,
     )
 
@@ -124,6 +125,8 @@ def _change(environ: MutableMapping[str, str]) -> None:
         return
     try:
         import triton.runtime.cache as cache
+        import triton.runtime.jit as jit
     except ImportError:
         return
+    triton_keys.complete(jit)
     triton_cache.use(cache)

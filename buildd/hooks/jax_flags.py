@@ -51,6 +51,8 @@ def begin(bridge: "Any") -> None:
 
 def prepare(xla_client: "Any") -> None:
     """Make the flags of the environment ready for XLA. Raises UnknownFlagError."""
+    if content := content_of_file(os.environ.get(FLAGS, "")):
+        os.environ[FLAGS] = content  # JAX's key has the value of the variable
     for name in _LISTS:
         words = os.environ.get(name, "").split()
         if len(set(words)) < len(words):
@@ -66,6 +68,21 @@ def prepare(xla_client: "Any") -> None:
             f"  next: remove it from {FLAGS} (EASYDEL_AUTO=0 keeps EasyDeL from adding flags), or take the jaxlib that"
             " it is for"
         )
+
+
+def content_of_file(value: str) -> str:
+    """The flags in the file that a value of XLA_FLAGS names; empty where it names none.
+
+    XLA takes a value for a file's name if it does not begin with a hyphen (xla/parse_flags_from_env.cc).
+    """
+    value = value.strip(" \t\r\n")
+    if not value or value.startswith("-"):
+        return ""
+    try:
+        with open(value, encoding="utf-8", errors="surrogateescape") as file:
+            return " ".join(file.read().split())
+    except (OSError, ValueError):
+        return ""
 
 
 def _tried(parse: "Any") -> bytes:

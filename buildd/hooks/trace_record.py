@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import marshal
 import os
 import sys
@@ -262,6 +263,7 @@ def found_trace(frame: Frame, content: bytes) -> Any:
             if name not in frame.f_globals:
                 added.append(name)
                 frame.f_globals[name] = value
+                _pass_number(name)
             elif frame.f_globals[name] is not value:
                 raise ChangedError(f"{name} is taken")
         manager, text, _ = built(record["guards"], frame.code, frame.f_locals, frame.f_globals)
@@ -275,6 +277,15 @@ def found_trace(frame: Frame, content: bytes) -> Any:
     name = f"{_COMPILED}_{uuid.uuid4().hex}"
     code = _renamed(record["code"], graph_name, name, frame.code.co_filename)
     return _answer(frame, code, manager, name, compiled, record["sizes"])
+
+
+def _pass_number(name: str) -> None:
+    """Keep Dynamo from giving a name that was kept, as __builtins_dict___0, once more: it counts in each process."""
+    from torch._dynamo import bytecode_transformation as dynamo
+
+    number = name.rpartition("_")[2]
+    if number.isdecimal() and hasattr(dynamo, "_unique_id_counter"):
+        dynamo._unique_id_counter = itertools.count(max(next(dynamo._unique_id_counter), int(number) + 1))
 
 
 def _value_of(module: str, path: str, f_globals: dict[str, Any]) -> Any:

@@ -118,7 +118,8 @@ class Census:
     def identity(self, value: object) -> str:
         """What stands for an object in another process. Raises UnnamedError."""
         if isinstance(value, enum.Enum):
-            return f"{_name_of(type(value))}.{value.name}"
+            # Dynamo puts the value into the graph and guards the member alone. A flag's value may have no name.
+            return f"{_name_of(type(value))}.{value.name} {self.identity(_value_of(value))}"
         if isinstance(value, _PLAIN):
             return _constant(value)
         if isinstance(value, CodeType):
@@ -208,10 +209,19 @@ class Census:
                 lines.append(_name_of(base))
                 continue
             for name, value in sorted(vars_of(base).items(), key=lambda item: str(item[0])):
+                if name == "__annotations__" and isinstance(value, dict):
+                    lines.append(f"{_name_of(base)} {name} {_annotations(value)}")
+                    continue
+                if isinstance(value, enum.Enum):
+                    lines.append(f"{_name_of(base)} {name} {self._told(_value_of(value))}")
+                    continue
                 text = self.member(value, 1)
                 if not text.startswith(("a ", "plain")):
                     lines.append(f"{_name_of(base)} {name} {text}")
         return self._remember(kind, f"class {_name_of(kind)} {_short(repr(lines))}")
+
+    def _told(self, value: object) -> str:
+        return _constant(value) if isinstance(value, _PLAIN) else self.member(value, 1)
 
     def names(self, module: ModuleType, wanted: Iterable[str]) -> list[str]:
         """What names lead to in a module, and in the modules that it leads to by these names."""
@@ -266,6 +276,15 @@ def vars_of(value: object) -> dict[str, object]:
     """An object's own attributes."""
     found = getattr(value, "__dict__", None)
     return dict(found) if found is not None else {}
+
+
+def _value_of(member: enum.Enum) -> object:
+    """The value of a member, of which a mixed-in type may have made another one."""
+    return getattr(member, "_value_", None)
+
+
+def _annotations(found: dict[object, object]) -> list[tuple[str, str]]:
+    return sorted((str(name), _name_of(one) if isinstance(one, type) else str(one)) for name, one in found.items())
 
 
 def _name_of(kind: type) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -156,3 +157,12 @@ def result_specs(executable: Any, mesh: Any, count: int) -> list[list[Any]]:
     if len(specs) != count:
         raise Refused(f"XLA says of {len(specs)} results how they are split, and the function has {count}")
     return [written(spec) for spec in specs]
+
+
+def xla_flags() -> list[str]:
+    """Return the words of XLA_FLAGS, or those of the file that it names."""
+    value = os.environ.get("XLA_FLAGS", "").strip()
+    if value and not value.startswith("-"):
+        with contextlib.suppress(OSError), open(value, encoding="utf-8") as file:
+            value = file.read()
+    return value.split()

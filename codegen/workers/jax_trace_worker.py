@@ -81,7 +81,7 @@ def lower(spec: dict[str, Any], lowered: str, depfile: str, topology: str = "") 
         raise Refused(f"{spec['function']} cannot be traced: {_said(error)}", _where_raised(error, source)) from error
     described = _described(jax, spec, made, given, named)
     # EasyDeL and others add flags when they are imported, each time: a child of such a process has them twice.
-    flags = dict.fromkeys(reversed(os.environ.get("XLA_FLAGS", "").split()))
+    flags = dict.fromkeys(reversed(_worker._devices.xla_flags()))
     described |= {"donated": donated, "topology_file": topology, "xla_flags": " ".join(reversed(flags))}
     # Those that the user's own jax.jit gives the function.
     described["options"] = dict(made._lowering._compiler_options_kvs)

@@ -98,9 +98,11 @@ def identify() -> dict[str, Any]:
         names[:] = sorted(name for name in names if name not in _NO_COMPILER)
         for name in sorted(found):
             library = re.search(r"\.so(\.\d+)*$", name) and not _DEVICES.search(name)
-            if name.endswith(".py") or library:
-                path = os.path.join(where, name)
-                files["torch/" + os.path.relpath(path, folder)] = path
+            path = os.path.join(where, name)
+            role = os.path.relpath(path, folder)
+            # Inductor copies texts into what it generates.
+            if name.endswith(".py") or library or role.startswith("_inductor" + os.sep):
+                files["torch/" + role] = path
     files |= _partners()
     built = f"{torch.__version__} git {torch.version.git_version} cuda {torch.version.cuda} hip {torch.version.hip}"
     return {

@@ -6,6 +6,7 @@ import os
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,6 +56,19 @@ def test_a_flag_counts_once_and_the_last_value_stays_last(monkeypatch: pytest.Mo
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--x --x")
     jax_flags.prepare(xla(lambda: None))
     assert os.environ["XLA_FLAGS"] == "--xla_a=3 --xla_b=2 --xla_a=1" and os.environ["LIBTPU_INIT_ARGS"] == "--x"
+
+
+def test_a_file_of_flags_is_read_since_the_key_has_the_variable_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for content in ("--xla_a=1\n--xla_b=2\n", "--xla_a=2"):
+        (tmp_path / "flags").write_text(content)
+        monkeypatch.setenv("XLA_FLAGS", f" {tmp_path}/flags")
+        jax_flags.prepare(xla(lambda: None))
+        assert os.environ["XLA_FLAGS"].split() == content.split()
+    monkeypatch.setenv("XLA_FLAGS", f"{tmp_path}/none")
+    jax_flags.prepare(xla(lambda: None))
+    assert os.environ["XLA_FLAGS"] == f"{tmp_path}/none"
 
 
 def test_the_first_backend_is_what_it_waits_for_and_without_flags_nothing_is_tried(

@@ -169,6 +169,18 @@ def test_flags_that_the_users_code_adds_reach_the_compile_once(project: Project)
     assert status == 1 and "--xla_no_such_flag=1" in said
 
 
+def test_a_file_of_flags_counts_by_its_content(project: Project) -> None:
+    project.write(NET)
+    project.user.environ["XLA_FLAGS"] = f"{project.folder}/flags"
+    try:
+        for flag in ("--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math=false"):
+            (project.folder / "flags").write_text(f"{flag}\n")
+            assert project.build()[0] == 0
+            assert project.described()["xla_flags"] == flag
+    finally:
+        del project.user.environ["XLA_FLAGS"]
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

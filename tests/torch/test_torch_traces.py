@@ -130,3 +130,54 @@ def test_a_damaged_trace_or_one_of_a_stranger_is_traced_again(filled: User, tmp_
             path.write_bytes(content)
     # Another user's key signs nothing that this one believes.
     assert ran(filled, "same", "constant", BUILDD_KEY_DIR=str(tmp_path))[0] == set()
+
+
+MEMBERS = """
+import enum
+class Scale(enum.IntEnum):
+    A = {value}
+class Word(str, enum.Enum):
+    A = "{value}"
+class Noted:
+    a: {kind}
+"""
+USE = """
+import sys, torch
+from members import Noted, Scale, Word
+def number(x):
+    return x * Scale.A
+def word(x):
+    return x * (2 if Word.A == "2" else 3)
+def noted(x):
+    return x * (2 if Noted.__annotations__["a"] is int else 3)
+x = torch.arange(4.0)
+for function in (number, word, noted):
+    assert torch.equal(torch.compile(function)(x), function(x)), function
+print("right")
+"""
+BUILTINS = """
+import sys, torch
+def f(x):
+    return x * sum((1, 2))
+def g(x):
+    return x + len([1, 2])
+x = torch.arange(4.0)
+for name in sys.argv[1]:
+    assert torch.equal(torch.compile(globals()[name])(x), globals()[name](x))
+print("right")
+"""
+
+
+def test_a_member_of_an_enumeration_counts_by_its_value(user: User) -> None:
+    (user.folder / "use.py").write_text(USE)
+    for value, kind in ((2, "int"), (3, "float")):
+        (user.folder / "members.py").write_text(MEMBERS.format(value=value, kind=kind))
+        status, said = user.buildd("run", "--", sys.executable, "use.py", timeout_s=600)
+        assert status == 0 and "right" in said, said
+
+
+def test_a_name_that_dynamo_counts_is_not_given_twice(user: User) -> None:
+    (user.folder / "builtins_of.py").write_text(BUILTINS)
+    for names in ("f", "fg", "gf"):
+        status, said = user.buildd("run", "--", sys.executable, "builtins_of.py", names, timeout_s=600)
+        assert status == 0 and "right" in said, said

@@ -37,6 +37,17 @@ def _record_triton(jit: "Any") -> None:
         _beside("triton_record").begin(jit)
 
 
+def _complete_keys(jit: "Any") -> None:
+    """Put what a kernel depends on into its key."""
+    if os.environ.get("BUILDD_DIR"):
+        _beside("triton_keys").complete(jit)
+
+
+def _use_jit(jit: "Any") -> None:
+    _carefully("triton.runtime.jit", _complete_keys, jit)
+    _carefully("triton.runtime.jit", _record_triton, jit)
+
+
 def _record_inductor(heuristics: "Any") -> None:
     """Record the kernels that Inductor generates, likewise."""
     if os.environ.get("BUILDD_RECORD"):
@@ -331,7 +342,7 @@ _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _in_ledger("watch_triton", "ledger"),
     "triton.runtime.autotuner": _tune_in_turn,
-    "triton.runtime.jit": _record_triton,
+    "triton.runtime.jit": _use_jit,
     "torch._dynamo.backends.registry": _name_backend,
     "torch._dynamo.convert_frame": _keep_traces,
     "torch._dynamo.callback": _in_ledger("watch_dynamo"),
