@@ -106,11 +106,13 @@ def _change(environ: MutableMapping[str, str]) -> None:
         inductor_why,
         torch_assembler,
         torch_header,
+        torch_registrations,
         triton_cache,
         triton_keys,
         triton_why,
     )
 
+    torch_registrations.begin(sys.modules["torch.library"])
     if inductor_cache.is_wanted() and hasattr(remote_cache.RemoteCache, "backend_override_cls"):
         inductor_cache.begin(remote_cache, changed["BUILDD_DIR"])
     if inductor_tunings.is_wanted() and hasattr(autotune_cache, "_should_use_remote_autotune_cache"):

@@ -8,11 +8,12 @@ goes wrong, Inductor compiles.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from typing import Any
 
-from . import proof, tier_door
+from . import proof, tier_door, torch_registrations
 from .entries import FOUND_GRAPH, Entry, Shelf, is_on, note_found, tell
 
 FOLDER = "inductor"
@@ -27,6 +28,12 @@ def is_wanted() -> bool:
     """Whether graphs of this process are kept."""
     # While kernels are recorded, a graph from the store would report none.
     return not any(name in os.environ for name in (*_THEIRS, "BUILDD_RECORD"))
+
+
+def _completed(key: str) -> str:
+    """Inductor's key, and what the program has registered with torch's compiler, which the key does not say."""
+    mark = torch_registrations.mark()
+    return hashlib.sha256(f"{key} {mark}".encode()).hexdigest() if mark else key
 
 
 def begin(remote_cache: Any, store: str) -> None:
@@ -57,6 +64,7 @@ def begin(remote_cache: Any, store: str) -> None:
 
         def _get(self, key: str) -> Any:
             try:
+                theirs, key = key, _completed(key)
                 shelf = self._shelf() if not is_on("BUILDD_RECACHE") else None
                 found = shelf.take(key, GROUP) if shelf is not None else None
                 if found is None and shelf is not None and tier_door.fetch(shelf, key, GROUP):
@@ -64,7 +72,7 @@ def begin(remote_cache: Any, store: str) -> None:
                 if found is not None and self.is_counted:
                     note_found(store, FOUND_GRAPH)
                 if found is None and self.is_counted and proof.is_on():
-                    proof.note("Inductor graph", key)  # Inductor takes no refusal here; the graph's kernels get one
+                    proof.note("Inductor graph", theirs)  # Inductor takes no refusal here; the graph's kernels get one
                 return found.files[GROUP] if found is not None else None
             except Exception as error:
                 # The edge to the user's program: Inductor compiles.
@@ -75,6 +83,7 @@ def begin(remote_cache: Any, store: str) -> None:
             try:
                 shelf = self._shelf()
                 if shelf is not None:
+                    key = _completed(key)
                     shelf.put(Entry(key, GROUP, {GROUP: bytes(data)}))
                     tier_door.offer(shelf, key, GROUP)
             except Exception as error:

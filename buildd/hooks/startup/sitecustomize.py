@@ -111,59 +111,11 @@ def _share_programs(cache: "Any") -> None:
         _beside("jax_cache").begin(cache, os.environ["BUILDD_DIR"])
 
 
-def _compile_once(compiler: "Any") -> None:
-    """Let one process compile a program of JAX while others wait for it."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("jax_cache").begin_compiler(compiler)
-
-
-def _time_in_turn(benchmarking: "Any") -> None:
-    """Let Inductor's tuner take turns on a GPU with others who measure there."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("gpu_turns").begin_inductor(benchmarking)
-
-
-def _tune_in_turn(autotuner: "Any") -> None:
-    """Let Triton's tuner do so."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("gpu_turns").begin_triton(autotuner)
-
-
 def _select_in_turn(selection: "Any") -> None:
     """Let ejkernel's tuners do so, and note where its configurations come from."""
     if os.environ.get("BUILDD_DIR"):
         _beside("ejkernel_turns").begin_selection(selection, _beside("gpu_turns"))
         _beside("ejkernel_profiles").begin_selection(selection)
-
-
-def _keep_profiles(persistent: "Any") -> None:
-    """Let several of ejkernel's tuners keep what they found."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("ejkernel_profiles").begin_files(persistent)
-
-
-def _name_guesses(executor: "Any") -> None:
-    """Note which of its configurations are guesses."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("ejkernel_profiles").begin_executor(executor)
-
-
-def _keep_folder(ejit: "Any") -> None:
-    """Let JAX keep the user's cache folder, and ejkernel no pickles."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("ejkernel_folder").begin(ejit)
-
-
-def _no_pickles(compiling: "Any") -> None:
-    """The same of EasyDeL's own copy."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("ejkernel_folder").no_pickles(compiling)
-
-
-def _try_flags(bridge: "Any") -> None:
-    """Try XLA's flags in another process before XLA aborts this one."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("jax_flags").begin(bridge)
 
 
 def _ejkernel_in_turn(tuning: "Any") -> None:
@@ -187,12 +139,6 @@ def _name_backend(registry: "Any") -> None:
     """Let backend="buildd" mean Inductor, which goes through the store here, if this Python has no buildd."""
     if os.environ.get("BUILDD_DIR"):
         _beside("torch_backend_name").begin(registry)
-
-
-def _free_extensions(file_baton: "Any") -> None:
-    """Keep builds of extensions from waiting for one that was killed."""
-    if os.environ.get("BUILDD_DIR"):
-        _beside("torch_baton").begin(file_baton)
 
 
 def _share_profiles(target: "Any") -> None:
@@ -277,6 +223,16 @@ def _in_ledger(act: str, hook: str = "torch_ledger") -> "Any":
     return then
 
 
+def _hook(hook: str, act: str) -> "Any":
+    """A hook that only hands the module to a function of a file of the folder above."""
+
+    def then(module: "Any") -> None:
+        if os.environ.get("BUILDD_DIR"):
+            getattr(_beside(hook), act)(module)
+
+    return then
+
+
 _watch_codecache = _in_ledger("watch_codecache")
 _watch_tasks = _in_ledger("watch_tasks")
 
@@ -329,19 +285,20 @@ _THEN = {
     "aitemplate.backend.builder": _recompile_models,
     "aitemplate.backend.cuda.builder_cmake": _recompile_models,
     "aitemplate.backend.target": _share_profiles,
-    "easydel.utils.compiling_utils": _no_pickles,
-    "ejkernel.callib._ejit": _keep_folder,
+    "easydel.utils.compiling_utils": _hook("ejkernel_folder", "no_pickles"),
+    "ejkernel.callib._ejit": _hook("ejkernel_folder", "begin"),
     "ejkernel.callib._tilelang_ffi": _tilelang_in_turn,
-    "ejkernel.ops.config.persistent": _keep_profiles,
+    "ejkernel.ops.config.persistent": _hook("ejkernel_profiles", "begin_files"),
     "ejkernel.ops.config.selection": _select_in_turn,
-    "ejkernel.ops.execution.executor": _name_guesses,
+    "ejkernel.ops.execution.executor": _hook("ejkernel_profiles", "begin_executor"),
     "ejkernel.ops.execution.tuning": _ejkernel_in_turn,
     "jax._src.compilation_cache": _share_programs,
-    "jax._src.compiler": _compile_once,
-    "jax._src.xla_bridge": _try_flags,
+    "jax._src.compiler": _hook("jax_cache", "begin_compiler"),
+    "jax._src.xla_bridge": _hook("jax_flags", "begin"),
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _in_ledger("watch_triton", "ledger"),
-    "triton.runtime.autotuner": _tune_in_turn,
+    "triton.runtime.autotuner": _hook("gpu_turns", "begin_triton"),
+    "torch.library": _hook("torch_registrations", "begin"),
     "triton.runtime.jit": _use_jit,
     "torch._dynamo.backends.registry": _name_backend,
     "torch._dynamo.convert_frame": _keep_traces,
@@ -354,10 +311,10 @@ _THEN = {
     "torch._inductor.cpu_vec_isa": _in_ledger("watch_probes"),
     "torch._inductor.remote_cache": _share_graphs,
     "torch._inductor.runtime.autotune_cache": _keep_tunings,
-    "torch._inductor.runtime.benchmarking": _time_in_turn,
+    "torch._inductor.runtime.benchmarking": _hook("gpu_turns", "begin_inductor"),
     "torch._inductor.runtime.compile_tasks": _name_assembler,
     "torch._inductor.runtime.triton_heuristics": _use_heuristics,
-    "torch.utils.file_baton": _free_extensions,
+    "torch.utils.file_baton": _hook("torch_baton", "begin"),
 }
 """Module -> function to call once it is imported."""
 

@@ -1,0 +1,168 @@
+"""What a program adds to torch's compiler in code: custom operators, decompositions, lowerings and patterns.
+
+Inductor's keys of graphs name operators and do not say what those registrations do. Runs in the user's own process;
+standard library and torch only. A function counts by its code, by the plain values that it reads and by the file of its
+module.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from .trace_sources import code_digest
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_PASSES = tuple(f"torch._inductor.fx_passes.{name}" for name in ("pre_grad", "joint_graph", "post_grad"))
+_KERNELS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1")
+"""Dispatch keys of functions that run when the graph does: the graph only calls the operator."""
+_DEEPEST = 4
+_noted: list[FunctionType] = []
+_found: dict[int, tuple[Any, tuple[FunctionType, ...]]] = {}
+"""Id of a registered object -> the object, and the user's functions in it."""
+_files: dict[str, str] = {}
+
+
+def begin(library: Any) -> None:
+    """Note the functions that are given to torch.library.Library.impl: the dispatcher gives none back.
+
+    Args:
+        library: the module torch.library, just imported.
+    """
+    impl = library.Library.impl
+
+    @functools.wraps(impl)
+    def noted(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *more: Any, **named: Any) -> Any:
+        if dispatch_key not in _KERNELS:
+            _noted.extend(_functions_in(fn))
+        return impl(self, op_name, fn, dispatch_key, *more, **named)
+
+    library.Library.impl = noted
+
+
+def mark() -> str:
+    """A digest of all registrations that are not torch's own; empty where there are none."""
+    found = {id(function): function for function in _noted}
+    for value in _registered():
+        found.update((id(function), function) for function in _functions_in(value))
+    told = sorted({_told(function, set()) for function in found.values()})
+    return hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest() if told else ""
+
+
+def _registered() -> Iterator[Any]:
+    """All functions that torch's compiler may call for an operator, torch's own ones too."""
+    lowering, decomposition = map(sys.modules.get, ("torch._inductor.lowering", "torch._inductor.decomposition"))
+    yield from list(getattr(lowering, "lowerings", {}).values())
+    yield from list(getattr(decomposition, "decompositions", {}).values())
+    for table in getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {}).values():
+        yield from list(table.values())
+    for name in _PASSES:
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if type(one).__name__ == "PatternMatcherPass":
+                    yield from _entries(one)
+    for operator in list(getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {}).values()):
+        yield from (value for name, value in vars(operator).items() if name not in ("_backend_fns", "_init_fn"))
+    registry = getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
+    for entry in list(getattr(registry, "_data", {}).values()):
+        yield getattr(getattr(getattr(entry, "fake_impl", None), "kernel", None), "func", None)
+        yield from list(getattr(getattr(entry, "torch_dispatch_rules", None), "_data", {}).values())
+
+
+def _entries(patterns: Any) -> Iterator[Any]:
+    for entries in list(patterns.patterns.values()):
+        for entry in list(entries):
+            yield from vars(entry).values()
+
+
+def _functions_in(value: Any) -> tuple[FunctionType, ...]:
+    """The functions of others than torch in a registered object."""
+    if isinstance(value, _PLAIN):
+        return ()
+    known = _found.get(id(value))
+    if known is None or known[0] is not value:
+        found: dict[int, FunctionType] = {}
+        _walk(value, found, set(), 0)
+        known = _found[id(value)] = (value, tuple(found.values()))
+    return known[1]
+
+
+def _walk(value: Any, found: dict[int, FunctionType], seen: set[int], depth: int) -> None:
+    if depth > _DEEPEST or id(value) in seen:
+        return
+    seen.add(id(value))
+    inner: Iterable[Any] = ()
+    if isinstance(value, FunctionType):
+        if not _is_torchs(value):
+            found[id(value)] = value
+        inner = (getattr(value, "__wrapped__", None), *_cells(value), *(value.__defaults__ or ()))
+    elif isinstance(value, functools.partial):
+        inner = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        inner = (value.__func__,)
+    elif isinstance(value, (list, tuple)):
+        inner = value
+    elif isinstance(value, dict):
+        inner = value.values()
+    for one in inner:
+        if not isinstance(one, _PLAIN):
+            _walk(one, found, seen, depth + 1)
+
+
+def _is_torchs(function: FunctionType) -> bool:
+    # What torch makes by exec has no module.
+    return _module_of(function).partition(".")[0] in ("torch", "None")
+
+
+def _module_of(function: FunctionType) -> str:
+    """The module whose code a function is: `functools.wraps` gives it the name of another one."""
+    return str(function.__globals__.get("__name__"))
+
+
+def _cells(function: FunctionType) -> list[Any]:
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            continue
+    return found
+
+
+def _told(function: FunctionType, seen: set[int]) -> str:
+    """A function in words that are the same in each process."""
+    if id(function) in seen:
+        return function.__qualname__
+    seen.add(id(function))
+    code = function.__code__
+    module = _module_of(function)
+    parts = [module, function.__qualname__, code_digest(code), _file_digest(module)]
+    named = [function.__globals__.get(name) for name in code.co_names]
+    for value in (*_cells(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *named):
+        if isinstance(value, _PLAIN):
+            parts.append(repr(value))
+        elif isinstance(value, FunctionType) and not _is_torchs(value):
+            parts.append(_told(value, seen))
+        elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] != "torch":
+            parts.append(_file_digest(value.__name__))
+    return repr(parts)
+
+
+def _file_digest(module: str) -> str:
+    """The digest of a module's file; empty where it has none."""
+    known = _files.get(module)
+    if known is None:
+        known = ""
+        path = getattr(sys.modules.get(module), "__file__", None)
+        if module.partition(".")[0] not in sys.stdlib_module_names and path:
+            try:
+                with open(path, "rb") as file:
+                    known = hashlib.sha256(file.read()).hexdigest()
+            except OSError:
+                pass
+        _files[module] = known
+    return known
