@@ -99,6 +99,10 @@ def _sources_of(root: str, parts: tuple[str, ...], notes: str) -> str:
     return entries.remembered(f"sources {parts}", value, lambda: [entries.stamp_of(path) for path in paths], notes)
 
 
+_TEXTS = (".py", ".so", ".jinja", ".cpp", ".h")
+"""Inductor copies some of these into what it generates."""
+
+
 def _files(root: str, parts: tuple[str, ...]) -> Iterator[str]:
     for part in parts:
         top = os.path.join(root, part) if part else root
@@ -106,7 +110,7 @@ def _files(root: str, parts: tuple[str, ...]) -> Iterator[str]:
             yield top
         for folder, folders, names in os.walk(top):
             folders[:] = [name for name in folders if name != "__pycache__"]
-            yield from (os.path.join(folder, name) for name in names if name.endswith((".py", ".so")))
+            yield from (os.path.join(folder, name) for name in names if name.endswith(_TEXTS))
 
 
 def settings(backend: Any) -> list[str]:

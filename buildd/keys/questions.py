@@ -17,8 +17,10 @@ from buildd.files.snapshot import Snapshot
 from codegen.plan import Discovery
 from protocol.messages import Digest
 
-KIND, NAMES, PACKAGES = "//kind", "//names", "//packages"
+KIND, NAMES, PACKAGES, STARTS = "//kind", "//names", "//packages", "//starts"
 """Endings of a question's name. A file's name has no empty part."""
+_LISTINGS = {"names": NAMES, "packages": PACKAGES, "starts": STARTS}
+_COUNTED = {"packages": (".dist-info", ".egg-info", ".egg"), "starts": (".pth",)}
 _ABSENT, _FOLDER, _FILE = "absent", "folder", "file"
 
 
@@ -45,7 +47,7 @@ def asked_by(discovery: Discovery, content_of: Callable[[str], bytes | None]) ->
 
 def parse(content: bytes) -> Questions:
     """The questions among the lines of a worker's depfile: `KIND PATH`, `unstored REASON`, `names SHA256 PATH`,
-    or `packages SHA256 PATH` for the names of installed packages alone."""
+    or `packages SHA256 PATH` for the names of installed packages alone, and `starts` for those of *.pth files."""
     found: dict[str, Digest] = {}
     for line in content.decode(errors="surrogateescape").split("\n"):
         word, _, rest = line.partition(" ")
@@ -53,15 +55,15 @@ def parse(content: bytes) -> Questions:
             return Questions(unstored=rest)
         if word in (_ABSENT, _FOLDER, _FILE):
             found[rest + KIND] = _digest(word)
-        elif word in ("names", "packages"):
+        elif ending := _LISTINGS.get(word):
             names, _, path = rest.partition(" ")
-            found[path + (NAMES if word == "names" else PACKAGES)] = Digest(names)
+            found[path + ending] = Digest(names)
     return Questions(tuple(found.items()))
 
 
 def is_question(name: str) -> bool:
     """Whether a name of an input is a question's."""
-    return name.endswith((KIND, NAMES, PACKAGES))
+    return name.endswith((KIND, *_LISTINGS.values()))
 
 
 def path_of(question: str) -> str:
@@ -77,8 +79,8 @@ def answer(snapshot: Snapshot, question: str) -> Digest:
             names = os.listdir(place)
         except OSError:
             return _digest(_ABSENT)
-        if question.endswith(PACKAGES):
-            names = [name for name in names if name.endswith((".dist-info", ".egg-info", ".egg"))]
+        if endings := _COUNTED.get(question.rpartition("//")[2]):
+            names = [name for name in names if name.endswith(endings)]
         text = "\0".join(sorted(name for name in names if name != "__pycache__"))
         return Digest(hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest())
     try:

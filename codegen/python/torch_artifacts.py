@@ -56,6 +56,8 @@ class ArtifactsSpec(SourceModel, frozen=True):
     training: bool
     threads: int
     """Number of threads; 0 leaves it to torch."""
+    cpus: int
+    """CPUs from which torch chooses that number, which is part of Inductor's keys; 0 where it is given."""
 
 
 def check_result(target: TorchTarget) -> None:
@@ -82,8 +84,10 @@ def plan_artifacts(context: Context, target: TorchTarget, worker: Worker, tool: 
     """
     is_code = bool(target.source)
     read = os.path.normpath(target.source or target.archive)
-    fields = {name: getattr(target, name) for name in ArtifactsSpec.__struct_fields__}
-    spec = ArtifactsSpec(**{**fields, "source": read if is_code else ""})
+    fields = {name: getattr(target, name) for name in ArtifactsSpec.__struct_fields__ if name != "cpus"}
+    given = target.threads or context.environment.get("OMP_NUM_THREADS")
+    cpus = 0 if given else len(os.sched_getaffinity(0))
+    spec = ArtifactsSpec(**{**fields, "source": read if is_code else "", "cpus": cpus})
     path = f"{context.build}/{target.name}/{target.output_name or target.name}.artifacts"
     environment = dict(worker.environment)
     for name in ("HOME", "OMP_NUM_THREADS", "TORCH_COMPILE_CACHE_KEY_TAG"):

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_SYSTEM = ("/usr/lib", "/lib")
 _OPENS = ("sqlite3.connect", "ctypes.dlopen")
 
 
@@ -21,6 +22,7 @@ class Reads:
         self.paths: dict[str, None] = {}
         self.before = frozenset(sys.modules)
         self._begun = False
+        self._mapped: set[str] = set()
 
     def begin(self) -> None:
         """Record files read from now on, and forget earlier ones."""
@@ -29,6 +31,7 @@ class Reads:
             os.open = self._opening(os.open)
         self._begun = True
         self.paths.clear()
+        self._mapped = _mapped()
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _OPENS and arguments:
@@ -46,6 +49,8 @@ class Reads:
             os.path.abspath(path) for name, module in list(sys.modules.items()) if (path := self._file(name, module))
         }
         found.update(path for path in self.paths if not path.endswith(".pyc"))
+        # An extension module or a library may load others.
+        found.update(_mapped() - self._mapped)
         return sorted(path for path in found if not path.startswith(ignored) and os.path.isfile(path))
 
     def _file(self, name: str, module: Any) -> str | None:
@@ -55,7 +60,9 @@ class Reads:
             # Start-up files of the environment (*.pth) load modules, and so does buildd. What a sitecustomize loads
             # may be the user's.
             path = os.path.abspath(file)
-            if f"-packages{os.sep}" in path or path.startswith(_OURS + os.sep):
+            if (f"-packages{os.sep}" in path and not name.startswith("__editable__")) or path.startswith(
+                _OURS + os.sep
+            ):
                 return None
         return file
 
@@ -73,6 +80,13 @@ class Reads:
             return int(opens(path, flags, mode, dir_fd=dir_fd))
 
         return opened
+
+
+def _mapped() -> set[str]:
+    """The libraries of others than the system that this process has mapped."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if " /" in line}
+    return {path for path in paths if ".so" in path and not path.startswith(_SYSTEM)}
 
 
 def own_folders(triton_folder: str) -> tuple[str, ...]:

@@ -7,13 +7,15 @@ imports only the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.machinery
+import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -67,18 +69,32 @@ class Questions:
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if _asker() is _Asker.OURS or _is_standard_import():
             return spec
+        entries = sys.path if path is None else list(path)
+        stem = name.rpartition(".")[2]
         if spec is not None:
+            if _asker() is _Asker.USER:
+                # A module there would be found first.
+                before = itertools.takewhile(lambda entry: not _is_in(spec, entry, stem), entries)
+                self._absent(before, stem)
             # A package without an __init__.py has folders only.
             for place in (spec.origin,) if spec.origin else spec.submodule_search_locations or ():
                 if os.path.isabs(place):
                     self.kind(place)
             return spec
-        stem = name.rpartition(".")[2]
-        for entry in sys.path if path is None else list(path):
-            place = os.path.join(entry or os.getcwd(), stem)
-            for suffix in ("", *importlib.machinery.all_suffixes()):
-                self.kind(place + suffix)
+        self._absent(entries, stem)
         return None
+
+    def start_files(self) -> list[str]:
+        """The files beside installed packages that Python reads when it starts: they add folders to its path. That
+        there are no others is a question, too."""
+        found = []
+        for folder in sys.path:
+            if folder.rstrip(os.sep).endswith("-packages") and self._counts(folder):
+                with contextlib.suppress(OSError), self._scandir(folder) as entries:
+                    names = [entry.name for entry in entries if entry.name.endswith(".pth")]
+                    self.names["starts", os.path.abspath(folder)] = digest_of(names)
+                    found += [os.path.join(os.path.abspath(folder), name) for name in names]
+        return found
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note what an audit event says. Raises nothing, since that would end the caller's call."""
@@ -119,6 +135,12 @@ class Questions:
         known = {*read, *_above([*read, *_standard(), *self.ignored, os.path.join(os.getcwd(), "x")])}
         found = [f"{kind} {path}" for path, kind in sorted(self.kinds.items()) if path not in known]
         return found + [f"{what} {digest} {path}" for (what, path), digest in sorted(self.names.items())]
+
+    def _absent(self, entries: Iterable[str], stem: str) -> None:
+        for entry in entries:
+            place = os.path.join(entry or os.getcwd(), stem)
+            for suffix in ("", *importlib.machinery.all_suffixes()):
+                self.kind(place + suffix)
 
     def _list(self, path: str) -> None:
         place = os.path.abspath(path)
@@ -163,6 +185,13 @@ class Questions:
             return asks(path, *more, **named)
 
         return asked
+
+
+def _is_in(spec: Any, entry: str, stem: str) -> bool:
+    """Tell whether a module was found in a folder of the search path, or not in a folder at all."""
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    beginning = os.path.join(os.path.abspath(entry or os.getcwd()), stem)
+    return not any(map(os.path.isabs, places)) or any(place.startswith(beginning) for place in places)
 
 
 def _is_package(name: str) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.toolkit import host_compiler
 from tests.support.user import User
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -124,6 +126,51 @@ def test_files_that_are_read_in_rarer_ways(user: User) -> None:
         status, said = user.buildd("build", timeout_s=170)
         assert status == 0, said
         assert scales(user.folder, READS) == dict.fromkeys(READS, scale)
+
+
+def test_modules_that_an_editable_install_or_the_module_itself_chooses(user: User) -> None:
+    asks = {
+        "installed": "from chosen_package import chosen\n",
+        "searched": "import sys\nsys.path[:0] = ['first', 'second']\nfrom chosen_module import chosen\n",
+    }
+    project(user.folder, asks)
+    environment = user.folder / "venv/lib/python/site-packages"
+    environment.mkdir(parents=True)
+    # A site of its own: sitecustomize adds it as Python adds those of a virtual environment.
+    (user.folder / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(environment)!r})\n")
+    user.environ["PYTHONPATH"] = f"{user.folder}:{user.environ['PYTHONPATH']}"
+    for scale, folder in ((1, "one"), (2, "two")):
+        (user.folder / folder / "chosen_package").mkdir(parents=True)
+        (user.folder / folder / "chosen_package/__init__.py").write_text(f"chosen = {scale}\n")
+    (user.folder / "first").mkdir()
+    (user.folder / "second").mkdir()
+    (user.folder / "second/chosen_module.py").write_text("chosen = 1\n")
+    for scale, folder in ((1, "one"), (2, "two")):
+        (environment / "chosen.pth").write_text(f"{user.folder}/{folder}\n")
+        if scale == 2:
+            (user.folder / "first/chosen_module.py").write_text("chosen = 2\n")
+        status, said = user.buildd("build", timeout_s=170)
+        assert status == 0, said
+        assert scales(user.folder, asks) == dict.fromkeys(asks, scale)
+
+
+def test_a_library_that_a_library_loads(user: User) -> None:
+    compiler = host_compiler()
+    if not compiler:
+        pytest.skip("no gcc (Debian: apt install gcc)")
+    asks = "import ctypes\nchosen = ctypes.CDLL('./libouter.so').chosen()\n"
+    project(user.folder, {"loads": asks})
+    (user.folder / "outer.c").write_text("int inner(void);\nint chosen(void) { return inner(); }\n")
+    for scale in (1, 2):
+        (user.folder / "inner.c").write_text(f"int inner(void) {{ return {scale}; }}\n")
+        link = [compiler, "-shared", "-fPIC", "inner.c", "-o", "libinner.so"]
+        subprocess.run(link, cwd=user.folder, check=True)
+        if scale == 1:
+            outer = [compiler, "-shared", "-fPIC", "outer.c", "-L.", "-linner", f"-Wl,-rpath,{user.folder}"]
+            subprocess.run([*outer, "-o", "libouter.so"], cwd=user.folder, check=True)
+        status, said = user.buildd("build", timeout_s=170)
+        assert status == 0, said
+        assert scales(user.folder, {"loads": ""}) == {"loads": scale}
 
 
 @pytest.mark.parametrize("place", ["/dev/shm", "/tmp"])
