@@ -343,9 +343,7 @@ class Lookup:
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
             self.files.bare.add(action.name)
-        if fits.asked:
-            asked_in = questions.folders_of(fits.asked)
-            self.files.folders.update((folder, snapshot.folder_stamp(folder)) for folder in asked_in)
+        self.files.ask(action.name, fits.asked)
         folders_of = (id(names), id(known.folders))
         if folders_of in self._unchanged:
             return ""

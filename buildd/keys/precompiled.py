@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -113,10 +113,14 @@ def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
+    # gcc empties the precompiled header that it makes before it looks for one.
+    made = () if action.discovery.is_clang else [output.path for output in action.outputs]
     files = [name + ending for name in names if name for ending in endings]
     for folder in dict.fromkeys((beside, ".", *action.search, *tool.search)):
         for file in files:
             path, there = places.of(folder, file)
+            if path in made:
+                continue
             if there or snapshot.is_produced(path):
                 present[path] = snapshot.digest(path)
             else:
@@ -129,6 +133,22 @@ def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
         else:
             absent[header] = None
     return Candidates(tuple(present.items()), tuple(absent), tuple(dict.fromkeys(headers)), "" in names)
+
+
+def places_beside(used: Iterable[str], folders: Sequence[str], discovery: Discovery) -> Iterator[str]:
+    """Where a compiler that reads a header first looks for a precompiled one, for each of some headers that it read.
+
+    For a source whose first include only the preprocessor knows: it is one of these.
+
+    Args:
+        folders: those in which headers are searched.
+    """
+    for path in used:
+        below = [folder for folder in folders if folder == "." or path.startswith(f"{folder}/")]
+        names = [path if folder == "." else path[len(folder) + 1 :] for folder in below]
+        places = [path, *(f"{folder}/{name}" for name in names for folder in folders if not name.startswith("/"))]
+        for ending in _ENDINGS.get(discovery, ()):
+            yield from (place.removeprefix("./") + ending for place in places)
 
 
 def remember(store: Store, digest: Digest) -> None:

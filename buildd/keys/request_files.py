@@ -12,6 +12,7 @@ from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import real_path
 from buildd.keys import include_search, survey_memory
 from buildd.keys.file_names import Names, names_below
+from buildd.keys.questions import folders_of
 from buildd.store.result_rows import LINK, PRESENT
 from codegen.plan import Action, Tool
 
@@ -38,8 +39,16 @@ class RequestFiles:
         """Stamps of all folders that an answer depends on."""
         self.discovered: dict[str, tuple[str, ...]] = {}
         """Name of an action -> the inputs that its look-up or its run found."""
+        self.asked: dict[str, tuple[str, ...]] = {}
+        """Name of an action -> the questions among its inputs (`questions`)."""
         self.bare: set[str] = set()
         """The actions among them whose result holds for any text with the same bare forms."""
+
+    def ask(self, action: str, asked: tuple[str, ...]) -> None:
+        """Note the questions among the inputs of an action, by its name, and the folders that they are about."""
+        self.asked[action] = asked
+        for folder in folders_of(asked):
+            self.folders[folder] = self.snapshot.folder_stamp(folder)
 
     def names_of(self, tool: Tool) -> Names:
         """The names of files below a tool's roots."""

@@ -40,3 +40,62 @@ def test_an_object_is_known_by_the_precompiled_header_that_a_flag_names(kept_use
     assert project.counts()[0] == hits + 1
     (project.folder / "p.h.gch").unlink()
     both()
+
+
+FIRST_COMPUTED = """#ifdef CUSTOM
+#define TEXT_(f) #f
+#define TEXT(f) TEXT_(f)
+#include TEXT(CUSTOM)
+#endif
+#include "p.h"
+int value() { return VALUE; }
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("-DCUSTOM=q.h",), ("-DCUSTOM=q.h", "-Iother", "-Iinc")])
+def test_a_source_whose_first_include_may_be_computed_is_found_again(kept_user: User, flags: tuple[str, ...]) -> None:
+    """As SQLite's. A precompiled header that appears for any header that was read is read in its place."""
+    name = f"computed {len(flags)}"
+    project = ForeignProject(kept_user, kept_user.folder / name)
+    compile = ["g++", *flags, "-c", "a.cpp", "-o"]
+    project.write("a.cpp", f"{FIRST_COMPUTED}int computed_{len(flags)};\n")
+    project.write("p.h", "#ifndef VALUE\n#define VALUE 1\n#endif\n")
+    project.write("inc/q.h" if "-Iinc" in flags else "q.h", "#define ANY\n")
+    project.write("other/x.h", "")
+    before = project.counts()
+
+    def both() -> bytes:
+        project.good(*compile, "a.o")
+        assert project.plainly(*compile, "plain.o").returncode == 0
+        assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes()
+        return (project.folder / "a.o").read_bytes()
+
+    first = both()
+    assert both() == first
+    assert project.counts() == (before[0] + 1, before[1] + 1)
+    header = "q.h" if flags else "p.h"
+    project.write("two/q.h", "#define VALUE 2\n")
+    place = f"other/{header}.gch" if "-Iinc" in flags else f"{header}.gch"
+    # gcc takes a precompiled header that was made with the same flags.
+    assert project.plainly("g++", *flags, "-x", "c++-header", "two/q.h", "-o", place).returncode == 0
+    for _ in range(2):
+        assert both() != first, "gcc reads the precompiled header"
+
+
+def test_a_precompiled_header_is_no_input_of_its_own_compile(kept_user: User) -> None:
+    """CMake includes the header in an empty source. A change that is taken back finds what was made before."""
+    project = ForeignProject(kept_user, kept_user.folder / "back and forth")
+    precompile = ["g++", "-x", "c++-header", "-include", "p.hxx", "-o", "p.hxx.gch", "-c", "p.hxx.cxx"]
+    compile = ["g++", "-include", "p.hxx", "-c", "a.cpp", "-o", "a.o"]
+    project.write("p.hxx.cxx", "/* made by a build system */\n")
+    project.write("p.hxx", '#include "in.h"\n')
+    project.write("a.cpp", "int value() { return VALUE; }\nint back_and_forth;\n")
+    before = project.counts()
+    objects = []
+    for value in (6, 7, 6, 7):
+        project.write("in.h", f"#define VALUE {value}\n")
+        project.good(*precompile)
+        project.good(*compile)
+        objects.append((project.folder / "a.o").read_bytes())
+    assert objects[:2] == objects[2:] and objects[0] != objects[1]
+    assert project.counts() == (before[0] + 4, before[1] + 4)
