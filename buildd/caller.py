@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # `typing` costs milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
-    from typing import Protocol
+    from typing import NoReturn, Protocol
 
     class Relay(Protocol):
         """Passes on what a program writes (`ui.relay`)."""
@@ -29,6 +29,8 @@ there: Callable[[Sequence[str], Mapping[str, str], str | None, str | None], int]
 program if the words do not name it, and the style of a status line. Raises NotStarted."""
 pid = 0
 """The process that the user called; 0 in that process."""
+_ended_by: list[int] = []
+"""Signals that ended the commands which this process carried out."""
 _PATH = os.fsencode(os.defpath)
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP")
 _RESTORED = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
@@ -109,7 +111,22 @@ def carry_out(
     finally:
         for number, handler in before:
             _signal.signal(number, handler)
+    if status < 0:
+        _ended_by.append(-status)
     return 128 - status if status < 0 else status
+
+
+def end(status: int) -> NoReturn:
+    """End this process: by the signal that ended the command, if a user sends that to stop it. A shell that sees a
+    program end with a status instead goes on with its loop."""
+    import _signal
+
+    number = _ended_by[-1] if _ended_by else 0
+    if status == 128 + number and number in [getattr(_signal, name) for name in _PASSED_ON]:
+        _signal.signal(number, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+    os._exit(status)
 
 
 def _wait(child: int) -> None:

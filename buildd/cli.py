@@ -15,6 +15,8 @@ from buildd.exits import DAEMON, INTERRUPTED, OK, USAGE, Interrupted
 
 TYPE_CHECKING = False  # `typing` costs milliseconds
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from buildd.cli_server.server import CliServer
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -93,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     _restore_locale()
     status = _run_at_server(rest)
     if status is not None:
-        os._exit(status)
+        _end(status)
     status = _run(rest)
     if rest[:1] == ["serve"]:
         return status
@@ -104,6 +106,14 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    if "buildd.caller" in sys.modules:
+        from buildd import caller
+
+        caller.end(status)
     os._exit(status)
 
 

@@ -92,7 +92,10 @@ def publish_profiles(environ: Mapping[str, str]) -> None:
 
 def _project_file() -> str:
     """The nearest buildd.toml from here upwards; empty if there is none."""
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        return ""
     while not os.path.isfile(path := os.path.join(folder, PROJECT_FILE)):
         above = os.path.dirname(folder)
         if above == folder:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from buildd.builds.active_build import ActiveBuild, StoredResults
 from buildd.builds.build_figures import Figures
 from buildd.builds.event_log import RequestLog
@@ -39,7 +41,7 @@ from codegen.compilers.closure import loading_folders
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.temporary_roots import Roots
 from codegen.errors import RequestError
-from codegen.foreign import called_tool, compile_plan, several_sources
+from codegen.foreign import called_tool, compile_plan, library_path, several_sources
 from codegen.foreign.called_tool import Described
 from codegen.foreign.command_line import parse
 from codegen.foreign.trial_compile import is_trial
@@ -98,6 +100,10 @@ class ForeignIntake:
     async def receive(self, request: m.Request, log: RequestLog) -> ActiveBuild | None:
         """A compile that has to be looked up; None where it is passed through."""
         figures = self._figures(request.build_id)
+        if value := request.environment.get(library_path.NAME):
+            kept = {library_path.NAME: library_path.without_idle(value, self._files.now_ns())}
+            others = {name: text for name, text in request.environment.items() if name != library_path.NAME}
+            request = msgspec.structs.replace(request, environment=others | (kept if any(kept.values()) else {}))
         try:
             return await self._plan(request, log, figures)
         except PassThrough as why:

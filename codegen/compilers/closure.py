@@ -151,7 +151,7 @@ class Files:
         return tuple(self._files.values())
 
 
-_CAPABILITIES = ("glibc-hwcaps", "x86-64-v4", "x86-64-v3", "x86-64-v2", "tls", "haswell", "avx512_1", "x86_64")
+CAPABILITIES = ("glibc-hwcaps", "x86-64-v4", "x86-64-v3", "x86-64-v2", "tls", "haswell", "avx512_1", "x86_64")
 """Folders that the loader prefers on a processor that has what they are named for. Source: glibc 2.36, ld.so(8)."""
 
 
@@ -163,7 +163,7 @@ def loading_folders(environment: Environment) -> tuple[str, ...]:
     found: dict[str, None] = {}
 
     def look(folder: str, depth: int = 4) -> None:
-        for name in _CAPABILITIES if depth else ():
+        for name in CAPABILITIES if depth else ():
             inner = os.path.join(folder, name)
             if os.path.isdir(inner):
                 look(inner, depth - 1)

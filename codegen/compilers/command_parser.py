@@ -198,12 +198,11 @@ class Parser(ABC):
         """gcc's list has the headers of system folders too (-M, not -MM); nvcc's options are in `kept`."""
         self.ending = "o"
         """File extension of the output, if the command names none."""
-        self.output = ""
-        self.language = ""
-        self.host = ""
+        self.output = self.language = self.host = ""
         self.relocatable = False
         self.device_links = False
         self.native: list[str] = []
+        self.appended: tuple[str, ...] = ()  # in variables of the tool
         """See `Compile`; flags that name the processor are found by `result`."""
         self.named_parts: list[str] = []
         """Options that say where the tool's parts are, by which the tool is described."""
@@ -279,16 +278,16 @@ class Parser(ABC):
         if cuda and (makes is not Makes.OBJECT or self.assembles):
             raise PassThrough(Reason.LANGUAGE, language)
         flags = tuple(argument for index, argument in enumerate(self.kept) if index not in self.sources)
-        if family is Family.HIPCC and (unnamed := next((flag for flag in flags if _NATIVE.fullmatch(flag)), "")):
+        given = (*flags, *self.appended)
+        if family is Family.HIPCC and (unnamed := next(filter(_NATIVE.fullmatch, given), "")):
             raise PassThrough(Reason.MACHINE, unnamed)
-        processor = (flag for flag in flags if family is Family.GCC and _PROCESSOR.fullmatch(flag))
-        native = (*self.native, *processor)
+        native = (*self.native, *(flag for flag in flags if family is Family.GCC and _PROCESSOR.fullmatch(flag)))
         # nvcc's -arch looks like the assembler's option for a listing.
         known = {*native, *self.named_parts, *self.parts, *(_LISTS if makes is Makes.RULES else ())}
         known.update(flag for flag in flags if cuda and flag.startswith("--cuda-path="))
         if why := inspect(f for f in flags if f not in known and not f.startswith("-arch=")).uncacheable:
             raise PassThrough(Reason.MACHINE if "this machine" in why else Reason.UNSUPPORTED_OPTION, why)
-        if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in flags):
+        if family is Family.HIPCC and not any("-arch" in flag or "amdgpu-target" in flag for flag in given):
             raise PassThrough(Reason.MACHINE, "no --offload-arch")
         arguments, depfile = tuple(self.kept), None
         if makes is Makes.RULES and family is Family.GCC:

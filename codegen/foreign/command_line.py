@@ -78,7 +78,7 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
     """
     try:
         parser, family, read = read_command(command, folder)
-        _check_environment(family, dict(environment))
+        parser.appended = _check_environment(family, dict(environment))
         compile = parser.result(family, read)
     except PassThrough as why:
         refused = why.reason in (Reason.UNKNOWN_OPTION, Reason.UNSUPPORTED_OPTION)
@@ -185,7 +185,8 @@ def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[
             yield from words
 
 
-def _check_environment(family: Family, environment: dict[str, str]) -> None:
+def _check_environment(family: Family, environment: dict[str, str]) -> tuple[str, ...]:
+    """Return the flags in variables, which the tool adds to those of its command. Raises PassThrough."""
     refused = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "LD_PRELOAD", "GCC_COMPARE_DEBUG", "CCC_OVERRIDE_OPTIONS")
     for name in refused:
         if environment.get(name):
@@ -196,6 +197,7 @@ def _check_environment(family: Family, environment: dict[str, str]) -> None:
         raise PassThrough(Reason.ENVIRONMENT, "HIP_PLATFORM")
     if family is Family.NVCC and (named := next(filter(environment.get, NVCC_ADDS), "")):
         raise PassThrough(Reason.ENVIRONMENT, named)
+    found: list[str] = []
     names = {Family.NVCC: nvcc.FLAG_VARIABLES, Family.HIPCC: ("HIPCC_COMPILE_FLAGS_APPEND",)}
     for name in names.get(family, ()):
         if not environment.get(name):
@@ -210,3 +212,5 @@ def _check_environment(family: Family, environment: dict[str, str]) -> None:
         parser.run(flags)
         if not parser.only_flags or (host and "/" in host and not os.path.isabs(host)):
             raise PassThrough(Reason.ENVIRONMENT, name)
+        found.extend(flags)
+    return tuple(found)

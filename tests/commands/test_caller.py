@@ -201,3 +201,18 @@ def test_tokens_are_those_of_the_callers_processes(monkeypatch: pytest.MonkeyPat
             monkeypatch.setattr(caller, "pid", 1 << 22)  # the caller has no such process
             assert max(server.restore() for _ in range(3)) == 1
             process.communicate("\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_ends_by_the_signal_that_ended_its_command(developer: Developer, number: signal.Signals) -> None:
+    """A shell's loop goes on after a program that ends with a status, even with 130."""
+    assert ended(begun(developer, "sh", "-c", f"kill -{number.value} $$"))[1] == -number
+    assert ended(begun(developer, "sh", "-c", f"exit {128 + number}"))[1] == 128 + number
+
+
+def test_a_run_in_a_folder_that_is_gone(developer: Developer) -> None:
+    script = f"mkdir gone; cd gone; rmdir ../gone; exec {' '.join(BUILDD)} run -- echo said"
+    done = subprocess.run(
+        ["sh", "-c", script], env=developer.environ, cwd=developer.project, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "said\n"), done.stderr

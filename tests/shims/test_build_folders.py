@@ -1,0 +1,46 @@
+"""Variables that name a build's own folders, as cargo sets them for the scripts of crates."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.support.foreign_project import ForeignProject
+from tests.support.toolkit import host_compiler
+from tests.support.user import User
+
+pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install gcc)")
+
+
+def test_a_library_path_of_a_build_folder_keeps_no_checkout_apart(kept_user: User) -> None:
+    objects, counts = [], []
+    for name in ("one", "two"):
+        project = ForeignProject(kept_user, kept_user.folder / "crates" / name)
+        project.write("c.c", "int of_a_crate(void) { return 1; }\n")
+        project.write("target/deps/libserde-0123456789abcdef.so", "")
+        project.environ["LD_LIBRARY_PATH"] = f"{project.folder}/target/deps:{project.folder}/target"
+        before = project.counts()
+        project.good("gcc", "-O1", "-c", "c.c", "-o", "c.o")
+        after = project.counts()
+        counts.append((after[0] - before[0], after[1] - before[1]))
+        objects.append((project.folder / "c.o").read_bytes())
+    assert counts == [(0, 1), (1, 0)] and objects[0] == objects[1]
+
+
+@pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
+def test_an_architecture_in_hipccs_variable_is_seen(kept_user: User) -> None:
+    project = ForeignProject(kept_user, kept_user.folder / "appended")
+    project.write("k.hip", "#include <hip/hip_runtime.h>\n__global__ void k(int *p) { *p = 1; }\n")
+    before = project.counts()
+    project.environ["HIPCC_COMPILE_FLAGS_APPEND"] = "--offload-arch=gfx90a"
+    for _ in range(2):
+        project.good("hipcc", "-c", "k.hip", "-o", "k.o")
+    assert project.counts() == (before[0] + 1, before[1] + 1)
+    made = (project.folder / "k.o").read_bytes()
+    project.plain["HIPCC_COMPILE_FLAGS_APPEND"] = "--offload-arch=gfx90a"
+    assert project.plainly("hipcc", "-c", "k.hip", "-o", "k.o").returncode == 0
+    assert (project.folder / "k.o").read_bytes() == made
+    project.environ["HIPCC_COMPILE_FLAGS_APPEND"] = "--offload-arch=native"
+    project.call("hipcc", "-c", "k.hip", "-o", "k.o")
+    assert project.counts() == (before[0] + 1, before[1] + 1)
