@@ -290,7 +290,8 @@ def _listings(snapshot: Snapshot, maker: Compile, names: frozenset[str]) -> dict
     found = {}
     for output in (maker.output, maker.depfile.path if maker.depfile else ""):
         folder = os.path.realpath(os.path.join(snapshot.project, os.path.dirname(output)))
-        listed = snapshot.listed("." if folder == snapshot.project else folder)
+        below = folder[len(snapshot.project) + 1 :] if folder.startswith(f"{snapshot.project}/") else folder
+        listed = snapshot.listed("." if folder == snapshot.project else below)
         now = listed_names(folder, names)
         # Only as it was when the answer was found: files that came since are no part of it.
         if listed is not None and {name for name, _ in now} == names & listed:

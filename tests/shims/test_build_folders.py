@@ -9,6 +9,7 @@ import pytest
 from tests.support.foreign_project import ForeignProject
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install gcc)")
 
@@ -44,3 +45,37 @@ def test_an_architecture_in_hipccs_variable_is_seen(kept_user: User) -> None:
     project.environ["HIPCC_COMPILE_FLAGS_APPEND"] = "--offload-arch=native"
     project.call("hipcc", "-c", "k.hip", "-o", "k.o")
     assert project.counts() == (before[0] + 1, before[1] + 1)
+
+
+def test_objects_that_come_and_go_beside_the_sources_ask_no_daemon(kept_user: User) -> None:
+    """As Automake's, in a subfolder that is searched for headers. A header that comes there counts."""
+    project = ForeignProject(kept_user, kept_user.folder / "beside")
+    project.write("lib/x.h", "#define X 1\n")
+    commands = []
+    for name in ("a", "b"):
+        project.write(f"lib/{name}.c", f'#include <x.h>\n#include "y.h"\nint beside_{name} = X + Y;\n')
+        listing = f"-MT lib/{name}.o -MD -MP -MF lib/{name}.Tpo"
+        commands.append(f"gcc -I. -I./lib -Iinc {listing} -c -o lib/{name}.o lib/{name}.c".split())
+    project.write("inc/y.h", "#define Y 1\n")
+
+    def seen() -> tuple[int, int]:
+        """Hits by shims alone, and misses, so far."""
+        return project.notes.figures()[0], project.counts()[1]
+
+    def ran() -> tuple[int, int]:
+        before = seen()
+        for path in (project.folder / "lib").glob("*.o"):
+            path.unlink()
+        for command in commands:
+            project.good(*command)
+        return seen()[0] - before[0], seen()[1] - before[1]
+
+    ran()
+    until(lambda: ran() == (2, 0), "hits by the shim alone, once the files are old enough")
+    project.write("lib/unnamed.h", "")
+    assert ran() == (2, 0)
+    project.write("lib/y.h", "#define Y 2\n")
+    assert ran() == (0, 2)
+    made = (project.folder / "lib/a.o").read_bytes()
+    assert project.plainly(*commands[0]).returncode == 0
+    assert (project.folder / "lib/a.o").read_bytes() == made
