@@ -22,6 +22,8 @@ FORMAT = "buildd-key-7"
 """Raise it whenever the walk changes, so that an entry of an older walk is never used."""
 
 MISSING = "missing"
+SHOWN = "folder that the result shows"
+"""For people: a component that only buildd's own variables stand for."""
 """In place of the digest of a file that does not exist."""
 
 Component = tuple[str, str]
@@ -148,7 +150,7 @@ def difference(old: Iterable[Component], new: Iterable[Component], program: str 
     for name, value in now.items():
         if name not in before:
             if both_sensitive or not name.startswith("folder of "):
-                lines.append(f"{name}: new" + (f" ({value})" if name.startswith("variable ") else ""))
+                lines.append(f"{name}: new" + (f" ({value})" if name.startswith(("variable ", SHOWN)) else ""))
         elif before[name] != value and (said := _changed(name, before[name], value)):
             lines.append(said)
     if is_shifted:
@@ -232,6 +234,8 @@ def _arguments(encoded: str) -> list[str]:
                 name = text
             case "p":
                 prefix = text
+            case _ if place == Place.DEPFILE.value:
+                out.append(prefix)  # the list of what the tool reads, wherever it is written
             case _ if place != Place.INPUT.value:
                 shown = f"{{{name}}}" if place == Place.ROOT.value else place.upper()
                 out.append(f"{prefix}{shown}{text}")

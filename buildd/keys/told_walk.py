@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from buildd.keys.action_key import Component
+from buildd.keys.action_key import SHOWN, Component
 from buildd.keys.file_names import spelled
 from codegen.compilers.temporary_roots import BUILD
 from codegen.plan import MAPPED, Place
@@ -19,6 +19,8 @@ _ABOVE = re.compile(r"checkout(?:-(\d+))?")
 _OBJECT = re.compile(r"\b(object|program) [0-9a-f]{16}( with its depfile)?")
 _MAP, _TO = "-ffile-prefix-map=", f"=/{BUILD.removeprefix(MAPPED)}"
 """As `temporary_roots.mapping` writes it."""
+_OURS = ("variable PWD", "variable BUILDD_SHOWN")
+"""No tool gets the caller's PWD, and none the other. `foreign.compile_plan` has them in keys."""
 _FIELDS = 4
 """Fields of a reference in a "command" component."""
 
@@ -56,7 +58,9 @@ def _folder(name: str, below: str, paths: Iterable[str], project: str) -> str:
 
 def _walk(walk: Iterable[Component], folders: Mapping[str, str]) -> Iterator[Component]:
     for name, value in walk:
-        if name == "command":
+        if name in _OURS:
+            yield SHOWN, value
+        elif name == "command":
             yield name, "\0".join(_command(value, folders))
         elif match := _OBJECT.search(name):
             yield name.replace(match[0], match[1]), value

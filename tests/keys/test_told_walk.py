@@ -70,4 +70,13 @@ def test_an_output_is_named_without_its_digest() -> None:
     name = "object 5f3e0123456789ab"
     assert why(walk(TOP, output=name), walk(TOP, output=f"{name} with its depfile"), TOP) == ("depfile: new",)
     listed = Ref(place=Place.DEPFILE, prefix="-MF")
-    assert why(walk(TOP), walk(TOP, listed), TOP) == ("command: added -MFDEPFILE",)
+    assert why(walk(TOP), walk(TOP, listed), TOP) == ("command: added -MF",)
+
+
+def test_variables_of_ours_are_told_as_what_they_stand_for() -> None:
+    plain = walk(TOP, "-O2")
+    shown = [*plain, ("variable PWD", BUILD)]
+    assert why(plain, shown, TOP) == (f"folder that the result shows: new ({BUILD})",)
+    assert why(shown, plain, TOP) == ("folder that the result shows: no longer there",)
+    moved = [*plain, ("variable PWD", "/home/u/q")]
+    assert why(shown, moved, TOP) == (f"folder that the result shows: {BUILD} -> /home/u/q",)
