@@ -256,8 +256,9 @@ class CompileReport(Report[ActiveBuild]):
             return "a precompiled header holds for one folder alone, and so do the objects of sources that read it"
         if folder := self._named_in_source():
             return f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
-        shows = compile.family is Family.NVCC and not compile.objects and inspect(compile.flags).path_sensitive
-        if not shows or self._outputs.roots:
+        if self._shows_folder(Family.HIPCC):
+            return f"with -g hipcc's result holds for {build.project} alone, also with --map-paths"
+        if not self._shows_folder(Family.NVCC):
             return ""
         if self._is_debug():
             return f"with -G nvcc's result holds for {build.project} alone, also with --map-paths"
@@ -265,6 +266,12 @@ class CompileReport(Report[ActiveBuild]):
             f"with -g or -lineinfo nvcc's result holds for {build.project} alone; with --map-paths it serves"
             " other checkouts too, unless a kernel lies in an anonymous namespace"
         )
+
+    def _shows_folder(self, family: Family) -> bool:
+        """Whether a compile of this family has debug information with its folder, and the folder is not mapped."""
+        compile = self._outputs.delivery.compile
+        shows = compile.family is family and not compile.objects and inspect(compile.flags).path_sensitive
+        return shows and not self._outputs.roots
 
     def _named_in_source(self) -> str:
         """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none."""

@@ -241,6 +241,16 @@ def test_debug_information_of_nvcc_that_keeps_another_checkout_from_hitting_is_n
     assert built("three", "--map-paths")[0].startswith("hit k.cu")
 
 
+@pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
+def test_debug_information_of_hipcc_is_named(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "hip lines")
+    foreign.write("k.hip", "#include <hip/hip_runtime.h>\n__global__ void lines(int *p) { *p = 1; }\n")
+    command = ("hipcc", "-g", "--offload-arch=gfx90a", "-c", "k.hip", "-o", "k.o")
+    buildd(foreign, foreign.folder, "run", "--", *command)
+    said = buildd(foreign, foreign.folder, "explain", "--last")[0]
+    assert f"with -g hipcc's result holds for {foreign.folder} alone, also with --map-paths" in said
+
+
 @pytest.mark.cuda
 def test_mapping_paths_is_offered_only_where_it_helps(kept_user: User) -> None:
     """nvcc names a kernel in an anonymous namespace after its source; `__FILE__` is a path that is mapped."""
