@@ -34,6 +34,7 @@ from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import PASSED_THROUGH, CommandOutputs, CompileReport
 from buildd.scheduling.step_jobs import surroundings
 from buildd.shims import run_log
+from buildd.shims.call_names import call_of
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
 from buildd.tier.store_tier import StoreTier
@@ -282,7 +283,7 @@ class ForeignIntake:
         if why.reason is not Reason.QUERY and is_trial(request.command, request.project):
             why = PassThrough(Reason.TRIAL, f"a configure step tries the compiler out ({cause})")
         reason = why.reason.value
-        call = run_log.call_of(request.command, request.project)
+        call = call_of(request.command, request.project)
         explained = m.Explained(action=call, would_run=True, reasons=(f"passed through: {why}",))
         one = Figures(passed_through={reason: 1})
         figures.add(one)

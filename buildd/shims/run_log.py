@@ -46,7 +46,6 @@ _TIMES = ".times"
 _MOST_COMMAND = 400
 _MOST_PROGRAMS = 50
 _DIRECT = "direct hit"
-_MOST_WORDS = 3
 _MOST_PARAMETERS = 500
 MOST_BYTES = 16 << 20
 _MOST_COMMAND_CHARACTERS = 2000
@@ -278,15 +277,6 @@ def _trimmed(event: Event) -> Event:
 def is_run(body: EventBody) -> bool:
     """Whether this is the first event of a run's row."""
     return isinstance(body, Notice) and body.text.startswith(_COMMAND)
-
-
-def call_of(command: Sequence[str], folder: str) -> str:
-    """The name of a call that was not understood: its tool, and the words that are no options."""
-    named = [word for word in command[1:] if not word.startswith("-")]
-    words = [os.path.basename(command[0]) if command else "", *named[:_MOST_WORDS]]
-    if len(named) > _MOST_WORDS:
-        words.append(f"and {len(named) - _MOST_WORDS} more")
-    return f"{' '.join(words)} (in {folder})"
 
 
 def _add(path: Path, record: bytes) -> None:

@@ -6,7 +6,7 @@ from codegen.compilers.command_parser import Reason
 
 _HINTS = {
     Reason.UNKNOWN_OPTION: "leave the option out, if the compile does not need it",
-    Reason.UNSUPPORTED_OPTION: "leave the option out of cached compiles",
+    Reason.UNSUPPORTED_OPTION: "compiles with it are not cached: leave it out where it is not needed",
     Reason.MACHINE: "name the architecture, as -arch=sm_90, --offload-arch=gfx90a or -march=x86-64-v3",
     Reason.ENVIRONMENT: "unset the variable for the build",
     Reason.SEVERAL_SOURCES: "compile each source by a command of its own",

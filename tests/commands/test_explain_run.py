@@ -46,7 +46,7 @@ def test_a_configure_step_that_tries_the_compiler_out_is_no_lost_chance(kept_use
     _, *lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
     assert lines[0].startswith("ran gcc a.c (in ") and lines[1:3] == [
         "    passed through: unsupported-option: -v",
-        "    next: leave the option out of cached compiles",
+        "    next: compiles with it are not cached: leave it out where it is not needed",
     ]
     assert len(lines) == 4 and lines[3].endswith(
         "passed through: trial: a configure step tries the compiler out (unsupported-option: -v)"
