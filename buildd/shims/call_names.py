@@ -7,8 +7,40 @@ from collections.abc import Sequence
 
 _MOST_WORDS = 3
 _VALUED = frozenset(
-    "-x -D -U -I -L -T -u -z -e -A -include -imacros -isystem -iquote -idirafter -isysroot -MF -MT -MQ -ccbin -arch"
-    " -gencode -std -target -aux-info -Xcompiler -Xlinker -Xptxas -Xassembler -Xpreprocessor -Xclang -mllvm".split()
+    [
+        "-x",
+        "-D",
+        "-U",
+        "-I",
+        "-L",
+        "-T",
+        "-u",
+        "-z",
+        "-e",
+        "-A",
+        "-include",
+        "-imacros",
+        "-isystem",
+        "-iquote",
+        "-idirafter",
+        "-isysroot",
+        "-MF",
+        "-MT",
+        "-MQ",
+        "-ccbin",
+        "-arch",
+        "-gencode",
+        "-std",
+        "-target",
+        "-aux-info",
+        "-Xcompiler",
+        "-Xlinker",
+        "-Xptxas",
+        "-Xassembler",
+        "-Xpreprocessor",
+        "-Xclang",
+        "-mllvm",
+    ]
 )
 """Options whose value is the next word, for the name of a call alone."""
 
