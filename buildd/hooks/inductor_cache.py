@@ -17,7 +17,8 @@ from . import proof, tier_door, torch_registrations
 from .entries import FOUND_GRAPH, Entry, Shelf, is_on, note_found, tell
 
 FOLDER = "inductor"
-GROUP = "graph"
+GROUP = "graph 2"
+"""Its number changes with what a key says."""
 _THEIRS = ("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE")
 """A user who sets one of these has a remote cache, or wants none."""
 _KINDS = ("RemoteFxGraphCache", "RemoteAOTAutogradCache")

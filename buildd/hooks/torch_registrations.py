@@ -25,6 +25,8 @@ _noted: list[FunctionType] = []
 _found: dict[int, tuple[Any, tuple[FunctionType, ...]]] = {}
 """Id of a registered object -> the object, and the user's functions in it."""
 _files: dict[str, str] = {}
+_last: list[Any] = [None, []]
+"""What was registered when `_theirs` looked, and what it found."""
 
 
 def begin(library: Any) -> None:
@@ -46,11 +48,20 @@ def begin(library: Any) -> None:
 
 def mark() -> str:
     """A digest of all registrations that are not torch's own; empty where there are none."""
-    found = {id(function): function for function in _noted}
-    for value in _registered():
-        found.update((id(function), function) for function in _functions_in(value))
-    told = sorted({_told(function, set()) for function in found.values()})
+    told = sorted({_told(function, set()) for function in _theirs()})
     return hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest() if told else ""
+
+
+def _theirs() -> list[FunctionType]:
+    """All functions that are not torch's own. Looked for again where something was registered since."""
+    values = list(_registered())
+    sign = (len(_noted), tuple(map(id, values)))
+    if _last[0] != sign:
+        found = {id(function): function for function in _noted}
+        for value in values:
+            found.update((id(function), function) for function in _functions_in(value))
+        _last[:] = [sign, list(found.values())]
+    return list(_last[1])
 
 
 def _registered() -> Iterator[Any]:

@@ -20,7 +20,7 @@ from buildd.keys.checkout_paths import compilers_own
 from buildd.keys.file_names import Names
 from buildd.keys.lookup import Lookup, Missing
 from buildd.keys.macro_words import shows_types
-from buildd.keys.questions import ABSENT, KIND, NOTHING, Questions, answer, path_of
+from buildd.keys.questions import NOTHING, Questions, answer, path_of
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.text_digests import filed_digest, is_bare
 from buildd.native.bare_text import bare_text_of
@@ -139,11 +139,7 @@ def file_run(
     if stale:
         return Filing(None, stale=tuple(stale))
     if taken.computed:
-        searched = [files.searched(folder) for folder in (*action.search, *tool.search)]
-        beside = dict.fromkeys(precompiled.places_beside(used, searched, action.discovery))
-        if there := next((path for path in beside if os.path.lexists(snapshot.absolute(path))), ""):
-            return Filing(None, f"the name of its first include is computed, and {there} may be read in its place")
-        asked_here |= {path + KIND: ABSENT for path in beside}
+        return Filing(None, "the name of its first include is computed")
     for path, digest in taken.present:
         if digest is None or not precompiled.is_known(lookup.store, digest):
             return Filing(None, f"{path} was not made through buildd, or is a folder of precompiled headers")

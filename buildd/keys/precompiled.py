@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -33,10 +33,12 @@ _IMPLICIT = ("stdc-predef.h", "cuda_runtime.h")
 """The headers that gcc includes by itself before all others, and that nvcc makes it include."""
 _DIRECTIVE = re.compile(
     rb"(?:#|%:|\?\?=)(?:[ \t]|\\\n|/\*.*?\*/)*"
-    rb"(?:(?P<open>if)|(?P<close>endif)|(?:include(?:_next)?|import)(?:[ \t]|\\\n|/\*.*?\*/)*"
+    rb"(?:(?P<open>if(?:def[ \t]+(?P<guard>[A-Za-z]\w*)(?=[ \t]*(?:\r?\n|/[*/])))?)|"
+    rb"(?P<other>el(?:se|if))|(?P<close>endif)|(?:include(?:_next)?|import)(?:[ \t]|\\\n|/\*.*?\*/)*"
     rb"(?:<(?P<angled>[^>\n]+)>|\"(?P<quoted>[^\"\n]+)\"|(?P<computed>\w+)))",
     re.DOTALL,
 )
+_BEFORE = re.compile(rb"(?:\s|/\*.*?\*/)*", re.DOTALL)
 _COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _FORCED = re.compile(r"(-include|-imacros|--?pre-include|--?imacros|--include)(=?)(.*)", re.DOTALL)
 _SURE = 3
@@ -109,7 +111,13 @@ def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
     source = action.inputs[0] if action.inputs else ""
     if not endings or not source or snapshot.is_aside(source):
         return Candidates()
-    names = dict.fromkeys((*forced(action, tool), *_first(_text(snapshot.absolute(source))), *_IMPLICIT))
+    text = _text(snapshot.absolute(source))
+    given = tuple(forced(action, tool))
+
+    def is_undefined(guard: bytes) -> bool:
+        return not given and not action.discovery.is_clang and _is_undefined(guard, text, action)
+
+    names = dict.fromkeys((*given, *_first(text, is_undefined), *_IMPLICIT))
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
@@ -133,22 +141,6 @@ def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
         else:
             absent[header] = None
     return Candidates(tuple(present.items()), tuple(absent), tuple(dict.fromkeys(headers)), "" in names)
-
-
-def places_beside(used: Iterable[str], folders: Sequence[str], discovery: Discovery) -> Iterator[str]:
-    """Where a compiler that reads a header first looks for a precompiled one, for each of some headers that it read.
-
-    For a source whose first include only the preprocessor knows: it is one of these.
-
-    Args:
-        folders: those in which headers are searched.
-    """
-    for path in used:
-        below = [folder for folder in folders if folder == "." or path.startswith(f"{folder}/")]
-        names = [path if folder == "." else path[len(folder) + 1 :] for folder in below]
-        places = [path, *(f"{folder}/{name}" for name in names for folder in folders if not name.startswith("/"))]
-        for ending in _ENDINGS.get(discovery, ()):
-            yield from (place.removeprefix("./") + ending for place in places)
 
 
 def remember(store: Store, digest: Digest) -> None:
@@ -179,19 +171,45 @@ def forced(action: Action, tool: Tool) -> Iterator[str]:
         waiting = match is not None and not match[3]
 
 
-def _first(text: bytes) -> Iterator[str]:
-    """The headers that a source may include first, perhaps more; empty for a name that only the preprocessor knows."""
+def _first(text: bytes, is_undefined: Callable[[bytes], bool]) -> Iterator[str]:
+    """The headers that a source may include first, perhaps more; empty for a name that only the preprocessor knows.
+
+    Args:
+        is_undefined: whether a name behind #ifdef is surely no macro: SQLite's sources have such an include first.
+    """
     for kind in (text, _COMMENT.sub(b" ", text)):
-        depth = sure = 0
+        guards: list[bytes] = []
+        sure = 0
         for match in _DIRECTIVE.finditer(kind):
-            if match["open"] or match["close"]:
-                depth = max(0, depth + (1 if match["open"] else -1))
+            if match["open"]:
+                guards.append(match["guard"] or b"")
                 continue
+            if match["other"] or match["close"]:
+                del guards[-1:]
+                guards += [b""] if match["other"] else []
+                continue
+            if match["computed"] is not None and (
+                not _BEFORE.fullmatch(kind, kind.rfind(b"\n", 0, match.start()) + 1, match.start())
+                or any(guard and is_undefined(guard) for guard in guards)
+            ):
+                continue  # words of a comment, or a branch that is not taken
             if match["computed"] is None or sure == 0:
                 yield (match["angled"] or match["quoted"] or b"").decode(errors="surrogateescape")
-            sure += depth == 0
+            sure += not guards
             if sure == _SURE:
                 break
+
+
+def _is_undefined(guard: bytes, text: bytes, action: Action) -> bool:
+    """Whether neither the compiler, nor a flag, nor the text of a source defines a name before the first include."""
+    name = guard.decode(errors="replace")
+    if name.startswith("_") or name.islower():  # as __linux__, _GNU_SOURCE and linux
+        return False
+    words = [word if isinstance(word, str) else word.prefix + word.suffix for word in action.argv]
+    words += [value for _, value in action.environment]
+    if any(name in word or word.startswith("@") for word in words):
+        return False
+    return re.search(rb"define(?:\s|\\\n)+" + re.escape(guard) + rb"\b", text) is None
 
 
 def _watch(folder: str, snapshot: Snapshot, folders: dict[str, int]) -> None:

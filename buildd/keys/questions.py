@@ -83,12 +83,15 @@ def answer(snapshot: Snapshot, question: str) -> Digest:
     place = snapshot.absolute(path_of(question))
     if not question.endswith(KIND):
         try:
-            names = os.listdir(place)
+            with os.scandir(place) as entries:
+                names = [entry.name + "/" * entry.is_dir() for entry in entries]
         except OSError:
             return _digest(_ABSENT)
         if endings := _COUNTED.get(question.rpartition("//")[2]):
-            names = [name for name in names if name.endswith(endings)]
-        text = "\0".join(sorted(name for name in names if name != "__pycache__"))
+            names = [name for name in names if name.rstrip("/").endswith(endings)]
+        if question.endswith(STARTS):
+            names = [name.rstrip("/") for name in names]
+        text = "\0".join(sorted(name for name in names if name.rstrip("/") != "__pycache__"))
         return Digest(hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest())
     try:
         mode = os.stat(place).st_mode

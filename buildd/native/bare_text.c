@@ -14,6 +14,7 @@
    Sources: ISO C++ [lex.phases], [lex.header], [lex.string]; gcc's libcpp/lex.cc. */
 
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "bare_text.h"
@@ -22,6 +23,9 @@
 #define IN_LITERAL 2 /* in a raw string, */
 #define SPLICED 3    /* and behind a backslash */
 #define VERSIONED 4  /* at the end: the text has a raw string or a number like 1'0 */
+#define BEGINS 5     /* in place of the first character of a line, if a comment has it */
+#define UNINDENTED 6 /* before a line, without the others: a comment between it and the one before is less indented */
+#define OPEN_END 7   /* at the end: the last line has no newline */
 
 enum { BLANK = 1, WORD = 2, DIGIT = 4, BAD = 8 };
 enum expected { NOTHING, DIRECTIVE, OPENING, HEADER };
@@ -123,6 +127,16 @@ static int announces(const unsigned char *text, size_t length)
 	return 0;
 }
 
+/* Whether nothing but blanks is before this in its line of the text. */
+static int is_first(const struct state *s)
+{
+	size_t place = s->at;
+
+	while (place > 0 && is(s->text[place - 1], BLANK))
+		place--;
+	return place == 0 || s->text[place - 1] == '\n';
+}
+
 static void keep_comment(struct state *s, size_t end)
 {
 	for (; s->at < end; s->at++)
@@ -152,6 +166,8 @@ static int line_comment(struct state *s)
 	}
 	if (special || announces(s->text + s->at, end - s->at))
 		keep_comment(s, end);
+	else if (is_first(s))
+		show(s, BEGINS);
 	s->at = end;
 	return 1;
 }
@@ -183,8 +199,11 @@ static int block_comment(struct state *s)
 	}
 	for (; s->at < end; s->at++) {
 		if (s->text[s->at] != '\n') {
-			/* Warnings of indentation count in columns. */
-			s->out[s->made++] = s->text[s->at] == '\t' ? '\t' : ' ';
+			/* Warnings of indentation count in columns, and look at the beginning of each line. */
+			if (!is(s->text[s->at], BLANK) && is_first(s))
+				show(s, BEGINS);
+			else
+				s->out[s->made++] = s->text[s->at] == '\t' ? '\t' : ' ';
 			continue;
 		}
 		s->made = s->kept;
@@ -346,8 +365,8 @@ static int word(struct state *s)
 		}
 		if (is_word(s, begin, "pragma"))
 			s->directive = 2;
-	} else if (s->directive == 2 && is_word(s, begin, "dependency")) {
-		return 0; /* it names a header, too */
+	} else if (s->directive == 2 && (is_word(s, begin, "dependency") || is_word(s, begin, "mark"))) {
+		return 0; /* one names a header, too, and the other takes the rest of the line as it is */
 	}
 	s->expected = !s->directive && is_word(s, begin, "import") ? HEADER : NOTHING;
 	if (ends_with(s, begin, "has_include") || ends_with(s, begin, "has_include_next") || ends_with(s, begin, "has_embed")) {
@@ -446,27 +465,59 @@ long bare_text(const unsigned char *text, size_t length, unsigned char *out)
 		if (!good)
 			return -1;
 	}
+	if (length > 0 && text[length - 1] != '\n')
+		out[s.kept++] = OPEN_END;
 	if (s.versioned)
 		out[s.kept++] = VERSIONED;
 	return (long)s.kept;
 }
 
+/* The column of a byte of a form, which a tab moves to the next multiple of eight. */
+static size_t column_behind(unsigned char c, size_t column)
+{
+	if (c == IN_COMMENT || c == IN_LITERAL || c == SPLICED)
+		return 0;
+	return c == '\t' ? (column / 8 + 1) * 8 : column + 1;
+}
+
+/* The least column at which a comment begins a line in a part of a form, or `least`. */
+static size_t least_column(const unsigned char *part, size_t length, size_t least)
+{
+	for (size_t i = 0, column = 0; i < length; column = column_behind(part[i++], column)) {
+		if (part[i] == BEGINS && column < least)
+			least = column;
+	}
+	return least;
+}
+
+static int is_comment(unsigned char c)
+{
+	return c == IN_COMMENT || c == BEGINS || is(c, BLANK);
+}
+
 long drop_lines(const unsigned char *bare, size_t length, unsigned char *out)
 {
 	unsigned char *to = out;
+	size_t least = SIZE_MAX; /* of the comments since the last token */
 
 	for (size_t begin = 0, next; begin < length; begin = next) {
 		const unsigned char *newline = memchr(bare + begin, '\n', length - begin);
-		size_t end = newline ? (size_t)(newline - bare) : length;
+		size_t whole = newline ? (size_t)(newline - bare) : length, end = whole, token = begin, column = 0;
 
-		next = end + 1;
-		while (end > begin && (bare[end - 1] == IN_COMMENT || is(bare[end - 1], BLANK)))
+		next = whole + 1;
+		while (end > begin && is_comment(bare[end - 1]))
 			end--;
-		if (end == begin)
-			continue;
-		memcpy(to, bare + begin, end - begin);
-		to += end - begin;
-		*to++ = '\n';
+		if (end > begin) {
+			for (; is_comment(bare[token]); token++)
+				column = column_behind(bare[token], column);
+			if (least < column)
+				*to++ = UNINDENTED;
+			memcpy(to, bare + begin, end - begin);
+			to += end - begin;
+			*to++ = '\n';
+			least = SIZE_MAX;
+		}
+		least = least_column(bare + end, whole - end, least);
 	}
 	return (long)(to - out);
 }

@@ -2,10 +2,13 @@
 
 #include <stddef.h>
 
-/* Write a text's bare form, which is no longer than the text; returns its length, or -1 if it has none. */
+/* Bytes by which a form may be longer than what it is made of. */
+#define BARE_ROOM 4
+
+/* Write a text's bare form; returns its length, or -1 if it has none. */
 long bare_text(const unsigned char *text, size_t length, unsigned char *out);
 
-/* Write a bare form without the lines that hold no token, at most one byte longer; returns its length. */
+/* Write a bare form without the lines that hold no token; returns its length. */
 long drop_lines(const unsigned char *bare, size_t length, unsigned char *out);
 
 /* Write a part of a preprocessed text without its line numbers, at most three times as long; returns its length, or a

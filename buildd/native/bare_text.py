@@ -26,6 +26,8 @@ SOURCES = tuple(
 )
 _MOST_BYTES = 8 << 20
 """Larger texts have no bare form: shims read no larger ones either."""
+_ROOM = 4
+"""As bare_text.h says."""
 _MOST_GROWTH, _NO_MEMORY = 3, -2
 """As line_free.c says."""
 VERSIONED = b"\4"
@@ -128,7 +130,7 @@ class BareText:
 
 
 def _called(function: Callable[[bytes, int, ctypes.Array[ctypes.c_char]], int], text: bytes) -> bytes | None:
-    made = ctypes.create_string_buffer(len(text) + 1)
+    made = ctypes.create_string_buffer(len(text) + _ROOM)
     length = function(text, len(text), made)
     return None if length < 0 else ctypes.string_at(made, length)
 

@@ -271,11 +271,11 @@ struct digests {
 /* Whether a text has one of its bare forms, which comments are no part of: with the line of every token, or without. */
 static int bare_form_holds(const unsigned char *data, size_t length, const struct digests *wanted)
 {
-	unsigned char *form = malloc(length + 1), *loose = NULL;
+	unsigned char *form = malloc(length + BARE_ROOM), *loose = NULL;
 	long made = form ? bare_text(data, length, form) : -1;
 	int same = made >= 0 && is_content(form, (size_t)made, wanted->bare);
 
-	if (made >= 0 && !same && memcmp(wanted->loose, unknown, DIGEST) != 0 && (loose = malloc((size_t)made + 1)))
+	if (made >= 0 && !same && memcmp(wanted->loose, unknown, DIGEST) != 0 && (loose = malloc((size_t)made + BARE_ROOM)))
 		same = is_content(loose, (size_t)drop_lines(form, (size_t)made, loose), wanted->loose);
 	free(loose);
 	free(form);

@@ -26,6 +26,7 @@ _IMPORTS = ("importlib._bootstrap_external", "_frozen_importlib_external")
 _IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external", "pkgutil", "runpy")
 _NEWLINE = "it asks for a file with a newline in its name"
 _LISTS = ("os.listdir", "os.scandir")
+_LOADS = ("ctypes.dlopen", "sqlite3.connect")
 _STARTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty")
 
 
@@ -84,6 +85,10 @@ class Questions:
         self._absent(entries, stem)
         return None
 
+    def files(self) -> list[str]:
+        """The files that were asked for: by size, by time, or whether they are there. They count by their content."""
+        return [path for path, kind in self.kinds.items() if kind == "file" and os.path.isfile(path)]
+
     def start_files(self) -> list[str]:
         """The files beside installed packages that Python reads when it starts: they add folders to its path. That
         there are no others is a question, too."""
@@ -98,14 +103,14 @@ class Questions:
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note what an audit event says. Raises nothing, since that would end the caller's call."""
-        if self._is_asking or event not in ("open", *_LISTS, *_STARTS):
+        if self._is_asking or event not in ("open", *_LISTS, *_STARTS, *_LOADS):
             return
         if str(sys._getframe(1).f_globals.get("__name__")) in _IMPORTS:
             return  # it looks for modules and their bytecode: those that it loads are files, the others `find_spec`'s
         if event in _STARTS:
             if _asker() is _Asker.USER and not self.unstored:
                 self.unstored = f"it starts {_program(event, arguments)}, and nobody sees what that reads"
-        elif event == "open":
+        elif event == "open" or event in _LOADS:
             path = arguments[0]
             path = os.fsdecode(path) if isinstance(path, (str, bytes)) else ""
             if path and self._kind(path) == "absent" and _asker() is not _Asker.OURS:
@@ -114,6 +119,8 @@ class Questions:
             path = arguments[0] if arguments and arguments[0] is not None else "."
             if isinstance(path, (str, bytes, os.PathLike)):
                 self._list(os.fsdecode(path))
+            else:
+                self.unstored = self.unstored or "it lists a folder by a descriptor"
 
     def kind(self, path: str) -> None:
         """Note what a path is now."""
@@ -133,7 +140,7 @@ class Questions:
             return [f"unstored {self.unstored}"]
         # Where such a file is, the folders above it are folders.
         known = {*read, *_above([*read, *_standard(), *self.ignored, os.path.join(os.getcwd(), "x")])}
-        found = [f"{kind} {path}" for path, kind in sorted(self.kinds.items()) if path not in known]
+        found = [f"{kind} {path}" for path, kind in sorted(self.kinds.items()) if path not in known and kind != "file"]
         return found + [f"{what} {digest} {path}" for (what, path), digest in sorted(self.names.items())]
 
     def _absent(self, entries: Iterable[str], stem: str) -> None:
@@ -150,7 +157,7 @@ class Questions:
         self._is_asking = True
         try:
             with self._scandir(place) as entries:
-                names = [entry.name for entry in entries]
+                names = [entry.name + "/" * entry.is_dir() for entry in entries]
                 self.names[what, place] = digest_of(filter(_is_package, names) if what == "packages" else names)
         except OSError:
             self.kind(path)
@@ -181,7 +188,11 @@ class Questions:
         @functools.wraps(asks)
         def asked(path: Any, *more: Any, **named: Any) -> Any:
             if isinstance(path, (str, bytes, os.PathLike)) and _asker() is not _Asker.OURS:
-                self.kind(os.fsdecode(path))
+                if named.get("dir_fd") is not None:
+                    path_there = os.path.join(f"/proc/self/fd/{named['dir_fd']}", os.fsdecode(path))
+                    self.kind(os.path.realpath(path_there))
+                else:
+                    self.kind(os.fsdecode(path))
             return asks(path, *more, **named)
 
         return asked
@@ -195,12 +206,12 @@ def _is_in(spec: Any, entry: str, stem: str) -> bool:
 
 
 def _is_package(name: str) -> bool:
-    return name.endswith((".dist-info", ".egg-info", ".egg"))
+    return name.rstrip("/").endswith((".dist-info", ".egg-info", ".egg"))
 
 
 def digest_of(names: Any) -> str:
     """The digest of the names in a folder."""
-    text = "\0".join(sorted(name for name in names if name != "__pycache__"))
+    text = "\0".join(sorted(name for name in names if name.rstrip("/") != "__pycache__"))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 

@@ -140,7 +140,7 @@ def compile_kernel(spec: dict[str, Any], outputs: dict[str, str], depfile: str) 
     signature, constants, hints = _arguments(function, spec)
     written = _write_stages_once(outputs)
     compiled = _compile(triton, function, kernel, spec, signature, constants, hints)
-    inputs = sorted({*reads.inputs(ignored), *questions.start_files()})
+    inputs = sorted({*reads.inputs(ignored), *questions.files(), *questions.start_files()})
     inputs += questions.lines(inputs)
     for name, path in outputs.items():
         content = _stage(compiled, name, spec)

@@ -34,15 +34,28 @@ SAME = (
     ("int a; // a\r\n", "int a; // b\n"),
     ("int a; // what ??! is\n", "int a; // what\n"),
     ("a */* x */ b;\n", "a */* y */ b;\n"),
+    ("  // a\n  int a;\n", "  /* b */\n  int a;\n"),
+    ("int a; // a", "int a; // b"),
 )
 MOVED = (
     ("int a;\n", "// a line more\nint a;\n"),
     ("int a;\nint b;\n", "int a;\n\n\n  /* so many\n lines */\n\nint b;\n"),
     ("int a; /* x */\n", "int a; /* x\n y */\n"),
     ("#define A \\\n  1\nint a;\n", "#define A \\\n  1\n\nint a;\n"),
+    ("  f();\n  g();\n", "  f();\n  // as far to the right\n\t/* and\n    farther */\n  g();\n"),
+    ("// a\nint a;\n", "  // a\nint a;\n"),
 )
 OTHER = (
     ("int a;\n", "int  a;\n"),
+    # gcc's -Wmisleading-indentation looks at the lines between two statements.
+    ("  f();\n  g();\n", "  f();\n// less to the right\n  g();\n"),
+    ("  f();\n  /* a\n     b */\n  g();\n", "  f();\n  /* a\n b */\n  g();\n"),
+    ("  f();\n  g();\n", "  f(); /* a\n b */\n  g();\n"),
+    ("\tf();\n\tg();\n", "\tf();\n    // four of eight\n\tg();\n"),
+    ("/* a */ g();\n", "        g();\n"),
+    # clang's -Wnewline-eof.
+    ("int a;\n", "int a;\n// no newline"),
+    ("int a; // a\n", "int a; // a"),
     ("int a;\n", " int a;\n"),
     ("int a/**/b;\n", "int ab;\n"),
     ("/* a */ int a;\n", "/* ab */ int a;\n"),
@@ -61,6 +74,7 @@ OTHER = (
     ("int a;\n", "int a; // a\nint b;\n"),
 )
 NONE = (
+    "#pragma mark a /* b\nint a; // */\n",
     "#include <a//b>\n",
     "#include <a/*b>\n",
     "#if __has_include(<a//b>)\n#endif\n",

@@ -72,6 +72,19 @@ def test_comments_of_c_and_of_older_c_plus_plus(foreign: ForeignProject, command
     assert_as_plain(foreign, *compile)
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "g++", "clang"])
+def test_a_comment_that_a_warning_of_indentation_looks_at_counts(foreign: ForeignProject, compiler: str) -> None:
+    """One that is less indented than the next statement tells gcc that it is meant."""
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler} (Debian: apt install {compiler})")
+    text = "void f(int);\nvoid {name}(int x)\n{{\n    if (x)\n        f(1);\n{comment}\n        f(2);\n}}\n"
+    compile = (compiler, "-Wall", "-c", "a.c", "-o", "a.o")
+    for comment in ("/* x */", "        /* x */", "", "// x", "    // x\n    // y", "/* x */"):
+        foreign.write("a.c", text.format(name=f"by_{compiler.replace('+', 'p')}", comment=comment))
+        said = foreign.good(*compile).stderr
+        assert said == foreign.plainly(*compile).stderr, comment
+
+
 @pytest.mark.parametrize(
     ("standard", "text"),
     [

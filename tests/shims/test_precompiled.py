@@ -52,34 +52,58 @@ int value() { return VALUE; }
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("-DCUSTOM=q.h",), ("-DCUSTOM=q.h", "-Iother", "-Iinc")])
-def test_a_source_whose_first_include_may_be_computed_is_found_again(kept_user: User, flags: tuple[str, ...]) -> None:
-    """As SQLite's. A precompiled header that appears for any header that was read is read in its place."""
-    name = f"computed {len(flags)}"
-    project = ForeignProject(kept_user, kept_user.folder / name)
-    compile = ["g++", *flags, "-c", "a.cpp", "-o"]
-    project.write("a.cpp", f"{FIRST_COMPUTED}int computed_{len(flags)};\n")
+def test_a_source_whose_first_include_is_computed_where_nobody_asks_for_it_is_found_again(kept_user: User) -> None:
+    """As SQLite's. Where a flag defines the name, no compiler tells which precompiled header it reads."""
+    project = ForeignProject(kept_user, kept_user.folder / "computed")
     project.write("p.h", "#ifndef VALUE\n#define VALUE 1\n#endif\n")
-    project.write("inc/q.h" if "-Iinc" in flags else "q.h", "#define ANY\n")
-    project.write("other/x.h", "")
-    before = project.counts()
+    project.write("a.cpp", f"{FIRST_COMPUTED}int computed;\n")
+    project.write("q.h", "#define VALUE 3\n")
 
-    def both() -> bytes:
-        project.good(*compile, "a.o")
-        assert project.plainly(*compile, "plain.o").returncode == 0
-        assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes()
-        return (project.folder / "a.o").read_bytes()
+    def both(*flags: str) -> tuple[bytes, tuple[int, int]]:
+        before = project.counts()
+        command = ("g++", *flags, "-c", "a.cpp", "-o")
+        project.good(*command, "a.o")
+        assert project.plainly(*command, "plain.o").returncode == 0
+        made = (project.folder / "a.o").read_bytes()
+        assert made == (project.folder / "plain.o").read_bytes()
+        after = project.counts()
+        return made, (after[0] - before[0], after[1] - before[1])
 
     first = both()
-    assert both() == first
-    assert project.counts() == (before[0] + 1, before[1] + 1)
-    header = "q.h" if flags else "p.h"
+    assert (first[1], both()[1]) == ((0, 1), (1, 0))
+    assert [both("-DCUSTOM=q.h")[1] for _ in range(2)] == [(0, 1)] * 2
     project.write("two/q.h", "#define VALUE 2\n")
-    place = f"other/{header}.gch" if "-Iinc" in flags else f"{header}.gch"
-    # gcc takes a precompiled header that was made with the same flags.
-    assert project.plainly("g++", *flags, "-x", "c++-header", "two/q.h", "-o", place).returncode == 0
+    for name, flags in (("p.h", ()), ("q.h", ("-DCUSTOM=q.h",))):
+        made = both(*flags)[0]
+        place = f"{name}.gch"
+        assert project.plainly("g++", *flags, "-x", "c++-header", "two/q.h", "-o", place).returncode == 0
+        for _ in range(2):
+            assert both(*flags)[0] != made, "gcc reads the precompiled header"
+        (project.folder / place).unlink()
+        assert both(*flags)[0] == made
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("defined", "#define CUSTOM q.h\n"),
+        ("spliced", "#define\\\n CUSTOM q.h\n"),
+        ("other branch", "#ifdef OTHER\n#else\n"),
+    ],
+)
+def test_a_name_that_the_text_defines_or_a_branch_that_is_taken_is_computed(
+    kept_user: User, name: str, before: str
+) -> None:
+    project = ForeignProject(kept_user, kept_user.folder / name)
+    after = "#endif\n" if "#else" in before else ""
+    project.write("p.h", "#ifndef VALUE\n#define VALUE 1\n#endif\n")
+    project.write("q.h", "")
+    text = FIRST_COMPUTED.replace("#ifdef CUSTOM\n", "#define CUSTOM q.h\n#if 1\n") if after else FIRST_COMPUTED
+    project.write("a.cpp", f"{before}{text}{after}int taken;\n")
+    counts = project.counts()
     for _ in range(2):
-        assert both() != first, "gcc reads the precompiled header"
+        project.good("g++", "-c", "a.cpp", "-o", "a.o")
+    assert project.counts() == (counts[0], counts[1] + 2)
 
 
 def test_a_precompiled_header_is_no_input_of_its_own_compile(kept_user: User) -> None:
