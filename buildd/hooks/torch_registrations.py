@@ -54,32 +54,48 @@ def mark() -> str:
 
 def _theirs() -> list[FunctionType]:
     """All functions that are not torch's own. Looked for again where something was registered since."""
-    values = list(_registered())
-    sign = (len(_noted), tuple(map(id, values)))
+    sign = (len(_noted), *(tuple(map(id, table)) for table in _tables()), *(len(one.patterns) for one in _passes()))
     if _last[0] != sign:
         found = {id(function): function for function in _noted}
-        for value in values:
+        for value in _registered():
             found.update((id(function), function) for function in _functions_in(value))
         _last[:] = [sign, list(found.values())]
     return list(_last[1])
 
 
-def _registered() -> Iterator[Any]:
-    """All functions that torch's compiler may call for an operator, torch's own ones too."""
+def _tables() -> Iterator[list[Any]]:
+    """Lowerings, decompositions, custom operators and fake implementations."""
     lowering, decomposition = map(sys.modules.get, ("torch._inductor.lowering", "torch._inductor.decomposition"))
-    yield from list(getattr(lowering, "lowerings", {}).values())
-    yield from list(getattr(decomposition, "decompositions", {}).values())
+    yield list(getattr(lowering, "lowerings", {}).values())
+    yield list(getattr(decomposition, "decompositions", {}).values())
     for table in getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {}).values():
-        yield from list(table.values())
+        yield list(table.values())
+    yield list(getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {}).values())
+    yield list(getattr(_registry(), "_data", {}).values())
+
+
+def _registry() -> Any:
+    return getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
+
+
+def _passes() -> Iterator[Any]:
     for name in _PASSES:
         for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
             for one in value if isinstance(value, (list, tuple)) else (value,):
                 if type(one).__name__ == "PatternMatcherPass":
-                    yield from _entries(one)
-    for operator in list(getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {}).values()):
+                    yield one
+
+
+def _registered() -> Iterator[Any]:
+    """All functions that torch's compiler may call for an operator, torch's own ones too."""
+    *tables, operators, entries = _tables()
+    for table in tables:
+        yield from table
+    for one in _passes():
+        yield from _entries(one)
+    for operator in operators:
         yield from (value for name, value in vars(operator).items() if name not in ("_backend_fns", "_init_fn"))
-    registry = getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
-    for entry in list(getattr(registry, "_data", {}).values()):
+    for entry in entries:
         yield getattr(getattr(getattr(entry, "fake_impl", None), "kernel", None), "func", None)
         yield from list(getattr(getattr(entry, "torch_dispatch_rules", None), "_data", {}).values())
 
