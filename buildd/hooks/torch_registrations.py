@@ -1,30 +1,33 @@
 """What a program adds to torch's compiler in code: custom operators, decompositions, lowerings and patterns.
 
 Inductor's keys of graphs name operators and do not say what those registrations do. Runs in the user's own process;
-standard library and torch only. A function counts by its code, by the plain values that it reads and by the file of its
-module.
+standard library and torch only. A function counts by its code, by the values that it reads and by the files of the
+modules that its own leads to.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from .trace_sources import code_digest
+from .trace_sources import code_digest, names_in
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _PASSES = tuple(f"torch._inductor.fx_passes.{name}" for name in ("pre_grad", "joint_graph", "post_grad"))
 _KERNELS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1")
 """Dispatch keys of functions that run when the graph does: the graph only calls the operator."""
+_ELSEWHERE = frozenset(("torch", *sys.stdlib_module_names))
 _DEEPEST = 4
 _noted: list[FunctionType] = []
 _found: dict[int, tuple[Any, tuple[FunctionType, ...]]] = {}
 """Id of a registered object -> the object, and the user's functions in it."""
 _files: dict[str, str] = {}
+"""Module -> the digest of its file and of those that it leads to."""
 _last: list[Any] = [None, []]
 """What was registered when `_theirs` looked, and what it found."""
 
@@ -161,35 +164,70 @@ def _cells(function: FunctionType) -> list[Any]:
 
 
 def _told(function: FunctionType, seen: set[int]) -> str:
-    """A function in words that are the same in each process."""
+    """A function in words that are the same in each process: its code, the values that it reads, and the files of all
+    modules that its own leads to."""
     if id(function) in seen:
         return function.__qualname__
     seen.add(id(function))
-    code = function.__code__
     module = _module_of(function)
-    parts = [module, function.__qualname__, code_digest(code), _file_digest(module)]
-    named = [function.__globals__.get(name) for name in code.co_names]
-    for value in (*_cells(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *named):
-        if isinstance(value, _PLAIN):
-            parts.append(repr(value))
-        elif isinstance(value, FunctionType) and not _is_torchs(value):
-            parts.append(_told(value, seen))
-        elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] != "torch":
-            parts.append(_file_digest(value.__name__))
+    parts = [module, function.__qualname__, code_digest(function.__code__), _files_digest(module)]
+    named = [function.__globals__.get(name) for name in sorted(names_in(function.__code__))]
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    parts += [_value(value, seen, 0) for value in (*_cells(function), *defaults, *named)]
     return repr(parts)
 
 
-def _file_digest(module: str) -> str:
-    """The digest of a module's file; empty where it has none."""
+def _value(value: Any, seen: set[int], depth: int) -> str:
+    """A value that a function reads, in such words."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if depth > _DEEPEST or isinstance(value, ModuleType):
+        return type(value).__name__  # its module's file counts
+    if isinstance(value, FunctionType):
+        return "" if _is_torchs(value) else _told(value, seen)
+    if isinstance(value, MethodType):
+        return f"{_value(value.__func__, seen, depth)} of {_value(value.__self__, seen, depth + 1)}"
+    if isinstance(value, dict):
+        return str([(_value(key, seen, depth + 1), _value(one, seen, depth + 1)) for key, one in value.items()])
+    if isinstance(value, (list, tuple)):
+        return str([_value(one, seen, depth + 1) for one in value])
+    if isinstance(value, (set, frozenset)):
+        return str(sorted(_value(one, seen, depth + 1) for one in value))
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, type) or id(value) in seen or name.partition(".")[0] == "torch":
+        return name
+    seen.add(id(value))
+    return name + _value(getattr(value, "__dict__", None), seen, depth + 1)
+
+
+def _files_digest(module: str) -> str:
+    """The digest of the files of a module and of all that it leads to, other than torch and the standard library."""
     known = _files.get(module)
     if known is None:
-        known = ""
-        path = getattr(sys.modules.get(module), "__file__", None)
-        if module.partition(".")[0] not in sys.stdlib_module_names and path:
-            try:
-                with open(path, "rb") as file:
-                    known = hashlib.sha256(file.read()).hexdigest()
-            except OSError:
-                pass
-        _files[module] = known
+        found: dict[str, str] = {}
+        waiting = [module]
+        while waiting:
+            name = waiting.pop()
+            here = sys.modules.get(name)
+            if name in found or here is None or name.partition(".")[0] in _ELSEWHERE:
+                continue
+            found[name] = _file_digest(str(getattr(here, "__file__", "")), whole=name == module)
+            if found[name].startswith("installed"):
+                continue
+            for value in list(vars(here).values()):
+                leads = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+                waiting += [leads] if isinstance(leads, str) else []
+        known = _files[module] = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
     return known
+
+
+def _file_digest(path: str, *, whole: bool) -> str:
+    """The digest of a file; of an installed package's only its time and size, unless it is wanted whole."""
+    try:
+        if not whole and f"-packages{os.sep}" in path:
+            status = os.stat(path)
+            return f"installed {status.st_size} {status.st_mtime_ns}"
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""

@@ -13,7 +13,9 @@ import functools
 from typing import Any
 
 _MARK = "buildd_completes_keys"
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes, type(None))
+_OURS = ("triton", "torch")
+_DEEPEST = 5
 
 
 def complete(jit: Any) -> None:
@@ -41,21 +43,30 @@ def complete(jit: Any) -> None:
     setattr(finder, _MARK, True)
 
 
-def _told(value: Any) -> str:
-    """A value in words that are the same in each process; empty for an object, whose attributes are seen one by one."""
+def _told(value: Any, depth: int = 0) -> str:
+    """A value in words that are the same in each process; empty for what only its file can tell."""
+    if depth > _DEEPEST:
+        return type(value).__name__
     if type(value).__name__ == "constexpr":
-        inner = _told(value.value)
+        inner = _told(value.value, depth + 1)
         return f"constexpr {inner}" if inner else ""
     if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name} {_told(value.value)}"
-    if type(value) in _PLAIN:
-        return f"{type(value).__name__} {value!r}"
+        return f"{type(value).__qualname__}.{value.name} {_told(value.value, depth + 1)}"
+    for kind in _PLAIN:
+        if isinstance(value, kind):
+            plain = value if type(value) is kind else kind(value)
+            return f"{type(value).__name__} {plain!r}"
+    if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # numpy's scalars
+        return f"{value.dtype} {value.item()!r}"
     if isinstance(value, dict):
-        return "dict " + ", ".join(sorted(f"{_told(key)}: {_told(each)}" for key, each in value.items()))
+        items = (f"{_told(key, depth + 1)}: {_told(each, depth + 1)}" for key, each in value.items())
+        return "dict " + ", ".join(sorted(items))
     if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} ({', '.join(map(_told, value))})"
+        return f"{type(value).__name__} ({', '.join(_told(one, depth + 1) for one in value)})"
     if isinstance(value, (set, frozenset)):
-        return "set " + ", ".join(sorted(map(_told, value)))
+        return "set " + ", ".join(sorted(_told(one, depth + 1) for one in value))
     if type(value).__name__ == "dtype" and type(value).__module__.startswith("triton."):
         return f"dtype {value}"
-    return ""
+    if depth == 0 or isinstance(value, type) or callable(value) or type(value).__module__.partition(".")[0] in _OURS:
+        return ""  # the attributes that are read are seen one by one
+    return f"{type(value).__qualname__} {_told(getattr(value, '__dict__', None), depth + 1)}"

@@ -13,6 +13,7 @@
 
    Sources: ISO C++ [lex.phases], [lex.header], [lex.string]; gcc's libcpp/lex.cc. */
 
+#define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -220,6 +221,18 @@ static int is_rare(const struct state *s)
 	return s->text[s->at] == '?' && at(s, s->at + 1) == '?' && (third == '=' || third == '\'');
 }
 
+/* Whether the beginning of a raw string follows, which may be a suffix of the literal before it instead. */
+static int is_suffixed(const struct state *s)
+{
+	size_t place = s->at;
+
+	if (at(s, place) == 'u' && at(s, place + 1) == '8')
+		place += 2;
+	else if (at(s, place) == 'L' || at(s, place) == 'u' || at(s, place) == 'U')
+		place++;
+	return at(s, place) == 'R' && at(s, place + 1) == '"';
+}
+
 /* A literal up to its end, or to the end of the line if it has none, as compilers read it. */
 static int literal(struct state *s)
 {
@@ -243,7 +256,7 @@ static int literal(struct state *s)
 		show(s, (unsigned char)c);
 		s->at++;
 		if (c == quote && !escaped)
-			return 1;
+			return !is_suffixed(s);
 		escaped = c == '\\' && !escaped;
 	}
 }
@@ -343,6 +356,16 @@ static int number(struct state *s)
 	}
 }
 
+/* Whether a comment in slashes and stars may begin in the rest of this line. */
+static int has_comment(const struct state *s)
+{
+	for (size_t place = s->at; place + 1 < s->length && s->text[place] != '\n'; place++) {
+		if (s->text[place] == '/' && s->text[place + 1] == '*')
+			return 1;
+	}
+	return 0;
+}
+
 static int word(struct state *s)
 {
 	size_t begin = s->at, end = begin;
@@ -365,6 +388,9 @@ static int word(struct state *s)
 		}
 		if (is_word(s, begin, "pragma"))
 			s->directive = 2;
+		/* clang takes the rest of the line as it is. */
+		if ((is_word(s, begin, "error") || is_word(s, begin, "warning")) && has_comment(s))
+			return 0;
 	} else if (s->directive == 2 && (is_word(s, begin, "dependency") || is_word(s, begin, "mark"))) {
 		return 0; /* one names a header, too, and the other takes the rest of the line as it is */
 	}
@@ -441,11 +467,23 @@ static int is_plain(const unsigned char *text, size_t length)
 	return 1;
 }
 
+/* Whether a text may turn on a warning that looks at comments, as by a pragma. */
+static int asks_for_comments(const unsigned char *text, size_t length)
+{
+	static const char *const words[] = { "-Wdocumentation", "-Weverything", "-Wc90-c99-compat", "-Wimplicit-fallthrough=" };
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+		if (memmem(text, length, words[i], strlen(words[i])))
+			return 1;
+	}
+	return 0;
+}
+
 long bare_text(const unsigned char *text, size_t length, unsigned char *out)
 {
 	struct state s = { .text = text, .length = length, .out = out, .behind = length + 1 };
 
-	if (!is_plain(text, length))
+	if (!is_plain(text, length) || asks_for_comments(text, length))
 		return -1;
 	if (length >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
 		copy(&s, 3);

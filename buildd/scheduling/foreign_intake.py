@@ -96,6 +96,8 @@ class ForeignIntake:
         self._publisher = AnswerPublisher(store)
         self._tools: OrderedDict[tuple[object, ...], _Tool] = OrderedDict()
         self._describing = asyncio.Lock()
+        self._unpublished: set[m.RequestId] = set()
+        """Requests whose LD_LIBRARY_PATH names folders that were left out. A shim would not see that a library came."""
         self._sweep = sweep.sweep_of(store.folder)
 
     async def receive(self, request: m.Request, log: RequestLog) -> ActiveBuild | None:
@@ -103,6 +105,8 @@ class ForeignIntake:
         figures = self._figures(request.build_id)
         if value := request.environment.get(library_path.NAME):
             kept = {library_path.NAME: library_path.without_idle(value, self._files.now_ns())}
+            if kept[library_path.NAME] != value:
+                self._unpublished.add(request.request_id)
             others = {name: text for name, text in request.environment.items() if name != library_path.NAME}
             request = msgspec.structs.replace(request, environment=others | (kept if any(kept.values()) else {}))
         try:
@@ -268,6 +272,9 @@ class ForeignIntake:
     def _keep(self, outputs: CommandOutputs, described: Described) -> None:
         """Publish the answer of a compile that was just built. In a worker thread."""
         tool = self._tools.get(called_tool.tool_key(outputs.delivery.compile, outputs.build.request))
+        if outputs.build.request.request_id in self._unpublished:
+            self._unpublished.discard(outputs.build.request.request_id)
+            return
         if tool is not None and tool.described is described:
             self._publisher.publish(outputs, tool.stamps)
 

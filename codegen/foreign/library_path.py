@@ -17,7 +17,7 @@ _MOST = 256
 _YOUNG_NS = 2_000_000_000
 """A folder that changed so recently may change again without another time."""
 _known: dict[str, tuple[int, int, bool]] = {}
-"""Folder -> its inode and time when it was listed, and whether it holds a library."""
+"""Folder -> its inode and time of change when it was listed, and whether it holds a library."""
 
 
 def without_idle(value: str, now_ns: int) -> str:
@@ -33,16 +33,16 @@ def _holds(folder: str, now_ns: int) -> bool:
     try:
         status = os.stat(folder)
         known = _known.get(folder)
-        if known is not None and known[:2] == (status.st_ino, status.st_mtime_ns):
+        if known is not None and known[:2] == (status.st_ino, status.st_ctime_ns):
             return known[2]
         with os.scandir(folder) as entries:
             holds = any(_is_library(entry.name) for entry in entries)
     except OSError:
         return os.path.lexists(folder)  # it may be searched, if not listed
-    if now_ns - status.st_mtime_ns > _YOUNG_NS:
+    if now_ns - status.st_ctime_ns > _YOUNG_NS:
         if len(_known) >= _MOST:
             _known.clear()
-        _known[folder] = (status.st_ino, status.st_mtime_ns, holds)
+        _known[folder] = (status.st_ino, status.st_ctime_ns, holds)
     return holds
 
 

@@ -26,12 +26,22 @@ class E(enum.Enum):
     A = PLAIN
 OBJ = C()
 TABLE = {{"k": PLAIN, 1: (PLAIN, [PLAIN])}}
+class Setting:
+    def __init__(self, k):
+        self.k = k
+SETTINGS = [Setting(PLAIN)]
+class Number(int):
+    pass
+NUMBER = Number(PLAIN)
 @triton.constexpr_function
 def scale(n):
     return n * PLAIN
 @triton.constexpr_function
 def from_table():
     return TABLE["k"]
+@triton.constexpr_function
+def from_settings():
+    return SETTINGS[0].k
 @triton.jit
 def default(x, N: tl.constexpr = K):
     return x * N
@@ -41,7 +51,7 @@ import sys
 import triton
 import triton.language as tl
 import tuning
-from tuning import C, E, OBJ, PLAIN, default, from_table, scale
+from tuning import C, E, OBJ, PLAIN, NUMBER, default, from_settings, from_table, scale
 OWN = tl.constexpr(4)
 KIND = tl.constexpr(tl.float32)
 @triton.jit
@@ -60,6 +70,8 @@ SEEN = {
     "function": "scale(1)",
     "function_of_module": "tuning.scale(1)",
     "table": "from_table()",
+    "settings": "from_settings()",
+    "number": "NUMBER",
     "default": "default(1)",
 }
 OWN = {

@@ -36,6 +36,7 @@ SAME = (
     ("a */* x */ b;\n", "a */* y */ b;\n"),
     ("  // a\n  int a;\n", "  /* b */\n  int a;\n"),
     ("int a; // a", "int a; // b"),
+    ('char const *s = "%"PRIu64"d"; // a\n', 'char const *s = "%"PRIu64"d"; // b\n'),
 )
 MOVED = (
     ("int a;\n", "// a line more\nint a;\n"),
@@ -74,6 +75,10 @@ OTHER = (
     ("int a;\n", "int a; // a\nint b;\n"),
 )
 NONE = (
+    "#warning a /* b\nint a; // */\n",
+    "#error a /* b\nint a; // */\n",
+    'char const *s = S("a"R"(b" f()"x // y");\n',
+    '#pragma clang diagnostic error "-Wdocumentation"\nint a;\n',
     "#pragma mark a /* b\nint a; // */\n",
     "#include <a//b>\n",
     "#include <a/*b>\n",

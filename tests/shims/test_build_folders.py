@@ -20,13 +20,22 @@ def test_a_library_path_of_a_build_folder_keeps_no_checkout_apart(kept_user: Use
         project = ForeignProject(kept_user, kept_user.folder / "crates" / name)
         project.write("c.c", "int of_a_crate(void) { return 1; }\n")
         project.write("target/deps/libserde-0123456789abcdef.so", "")
-        project.environ["LD_LIBRARY_PATH"] = f"{project.folder}/target/deps:{project.folder}/target"
+        project.plain["LD_LIBRARY_PATH"] = project.environ["LD_LIBRARY_PATH"] = (
+            f"{project.folder}/target/deps:{project.folder}/target"
+        )
         before = project.counts()
         project.good("gcc", "-O1", "-c", "c.c", "-o", "c.o")
         after = project.counts()
         counts.append((after[0] - before[0], after[1] - before[1]))
         objects.append((project.folder / "c.o").read_bytes())
     assert counts == [(0, 1), (1, 0)] and objects[0] == objects[1]
+    # A library that comes there may be loaded by the compiler: no shim answers by itself.
+    project.good("gcc", "-O1", "-c", "c.c", "-o", "c.o")
+    hits = project.counts()[0]
+    project.write("target/libmpc.so.3", "no library")
+    done = project.call("gcc", "-O1", "-c", "c.c", "-o", "c.o")
+    assert done.returncode == project.plainly("gcc", "-O1", "-c", "c.c", "-o", "c.o").returncode
+    assert project.counts()[0] == hits
 
 
 @pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")

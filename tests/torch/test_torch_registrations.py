@@ -58,6 +58,26 @@ lib.define("scaled(Tensor x) -> Tensor")
 def scaled(x):
     return x * K
 """,
+    "nested": OPERATOR + """
+from torch._inductor.lowering import lowerings, register_lowering
+import far
+TABLE = {{"k": [K]}}
+class Scaler:
+    def __init__(self, k):
+        self.k = k
+    def scale(self, x):
+        def inner():
+            return TABLE["k"][0] * far.one() * self.k / K
+        return lowerings[torch.ops.aten.mul.Tensor](x, inner())
+register_lowering(torch.ops.own.scaled.default)(Scaler(K).scale)
+""",
+    "far": OPERATOR.replace("K = {value}", "from factors import K") + """
+from torch._inductor.lowering import lowerings, register_lowering
+import far
+@register_lowering(torch.ops.own.scaled.default)
+def lowered(x):
+    return lowerings[torch.ops.aten.mul.Tensor](x, far.factor())
+""",
     "pattern": OPERATOR + """
 from torch._inductor.fx_passes.post_grad import pass_patterns
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
@@ -66,6 +86,7 @@ def replaced(match, x):
     match.replace_by_example(lambda x: torch.ops.aten.mul.Tensor(x, K), [x])
 """,
 }  # fmt: skip
+FAR = "import factors\ndef one():\n    return 1\ndef factor():\n    return factors.K\n"
 PROGRAM = """
 import torch
 import registers
@@ -100,5 +121,8 @@ def test_a_registration_that_changed_compiles_again(user: User, case: str) -> No
     for value in (2, 3):
         (user.folder / "registers.py").write_text(CASES[case].format(value=value))
         (user.folder / "factors.py").write_text(f"K = {value}\n")
+        (user.folder / "far.py").write_text(
+            "import factors\ndef one():\n    return 1\ndef factor():\n    return factors.K\n"
+        )
         assert graphs_found(user) == 0
     assert graphs_found(user) == 1
