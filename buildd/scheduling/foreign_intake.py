@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -96,21 +97,24 @@ class ForeignIntake:
         self._publisher = AnswerPublisher(store)
         self._tools: OrderedDict[tuple[object, ...], _Tool] = OrderedDict()
         self._describing = asyncio.Lock()
-        self._unpublished: set[m.RequestId] = set()
-        """Requests whose LD_LIBRARY_PATH names folders that were left out. A shim would not see that a library came."""
+        self._unpublished = weakref.WeakSet[ActiveBuild]()
+        """Compiles whose LD_LIBRARY_PATH names folders that were left out. A shim would not see that a library came."""
         self._sweep = sweep.sweep_of(store.folder)
 
     async def receive(self, request: m.Request, log: RequestLog) -> ActiveBuild | None:
         """A compile that has to be looked up; None where it is passed through."""
         figures = self._figures(request.build_id)
+        told = request
         if value := request.environment.get(library_path.NAME):
             kept = {library_path.NAME: library_path.without_idle(value, self._files.now_ns())}
-            if kept[library_path.NAME] != value:
-                self._unpublished.add(request.request_id)
             others = {name: text for name, text in request.environment.items() if name != library_path.NAME}
-            request = msgspec.structs.replace(request, environment=others | (kept if any(kept.values()) else {}))
+            if kept[library_path.NAME] != value:
+                told = msgspec.structs.replace(request, environment=others | (kept if any(kept.values()) else {}))
         try:
-            return await self._plan(request, log, figures)
+            build = await self._plan(told, log, figures)
+            if build is not None and told is not request:
+                self._unpublished.add(build)
+            return build
         except PassThrough as why:
             if why.reason not in (Reason.SEVERAL_SOURCES, Reason.LINK) or not self._divide(request, log, why):
                 self._pass_through(request, log, figures, why)
@@ -272,8 +276,7 @@ class ForeignIntake:
     def _keep(self, outputs: CommandOutputs, described: Described) -> None:
         """Publish the answer of a compile that was just built. In a worker thread."""
         tool = self._tools.get(called_tool.tool_key(outputs.delivery.compile, outputs.build.request))
-        if outputs.build.request.request_id in self._unpublished:
-            self._unpublished.discard(outputs.build.request.request_id)
+        if outputs.build in self._unpublished:
             return
         if tool is not None and tool.described is described:
             self._publisher.publish(outputs, tool.stamps)

@@ -21,6 +21,7 @@ from typing import Any
 
 MOST = 20_000
 """Questions beyond this number are not kept; the result is not stored then."""
+_MOST_BYTES = 64 << 20
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _IMPORTS = ("importlib._bootstrap_external", "_frozen_importlib_external")
 _IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external", "pkgutil", "runpy")
@@ -86,8 +87,10 @@ class Questions:
         return None
 
     def files(self) -> list[str]:
-        """The files that were asked for: by size, by time, or whether they are there. They count by their content."""
-        return [path for path, kind in self.kinds.items() if kind == "file" and os.path.isfile(path)]
+        """The files that were asked for: by size, or whether they are there. They count by their content, but for large
+        ones, as a model's weights, of which only that they are there counts."""
+        asked = (path for path, kind in self.kinds.items() if kind == "file" and os.path.isfile(path))
+        return [path for path in asked if os.path.getsize(path) <= _MOST_BYTES]
 
     def start_files(self) -> list[str]:
         """The files beside installed packages that Python reads when it starts: they add folders to its path. That
@@ -140,7 +143,9 @@ class Questions:
             return [f"unstored {self.unstored}"]
         # Where such a file is, the folders above it are folders.
         known = {*read, *_above([*read, *_standard(), *self.ignored, os.path.join(os.getcwd(), "x")])}
-        found = [f"{kind} {path}" for path, kind in sorted(self.kinds.items()) if path not in known and kind != "file"]
+        # What the module itself has made and removed is not there for the next one either.
+        kinds = ((path, kind) for path, kind in sorted(self.kinds.items()) if kind != "file" or os.path.isfile(path))
+        found = [f"{kind} {path}" for path, kind in kinds if path not in known]
         return found + [f"{what} {digest} {path}" for (what, path), digest in sorted(self.names.items())]
 
     def _absent(self, entries: Iterable[str], stem: str) -> None:

@@ -656,9 +656,7 @@ def test_a_launcher_uses_the_store_of_its_own_home(foreign: ForeignProject, tmp_
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_a_file_that_comes_beside_is_taken_first(
-    foreign: ForeignProject, absolute: bool
-) -> None:
+def test_a_file_that_comes_beside_is_taken_first(foreign: ForeignProject, absolute: bool) -> None:
     """The name leads from a folder of the search path to a file, and from the source's folder to none."""
     foreign.write("p/include/x/y/.keep", "")
     foreign.write("p/include/e/e.h", "#define E 1\n")
