@@ -23,8 +23,8 @@ _KERNELS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1")
 """Dispatch keys of functions that run when the graph does: the graph only calls the operator."""
 _ELSEWHERE = frozenset(("torch", *sys.stdlib_module_names))
 _DEEPEST = 4
-_noted: list[FunctionType] = []
-_found: dict[int, tuple[Any, tuple[FunctionType, ...]]] = {}
+_noted: list[Any] = []
+_found: dict[int, tuple[Any, tuple[Any, ...]]] = {}
 """Id of a registered object -> the object, and the user's functions in it."""
 _files: dict[str, str] = {}
 """Module -> the digest of its file and of those that it leads to."""
@@ -51,12 +51,12 @@ def begin(library: Any) -> None:
 
 def mark() -> str:
     """A digest of all registrations that are not torch's own; empty where there are none."""
-    told = sorted({_told(function, set()) for function in _theirs()})
+    told = sorted({_value(function, set(), 0) for function in _theirs()})
     return hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest() if told else ""
 
 
-def _theirs() -> list[FunctionType]:
-    """All functions that are not torch's own. Looked for again where something was registered since."""
+def _theirs() -> list[Any]:
+    """All functions and methods that are not torch's own. Looked for again where something was registered since."""
     sign = (len(_noted), *(tuple(map(id, table)) for table in _tables()), *(len(one.patterns) for one in _passes()))
     if _last[0] != sign:
         found = {id(function): function for function in _noted}
@@ -109,19 +109,19 @@ def _entries(patterns: Any) -> Iterator[Any]:
             yield from vars(entry).values()
 
 
-def _functions_in(value: Any) -> tuple[FunctionType, ...]:
-    """The functions of others than torch in a registered object."""
+def _functions_in(value: Any) -> tuple[Any, ...]:
+    """The functions and methods of others than torch in a registered object."""
     if isinstance(value, _PLAIN):
         return ()
     known = _found.get(id(value))
     if known is None or known[0] is not value:
-        found: dict[int, FunctionType] = {}
+        found: dict[int, Any] = {}
         _walk(value, found, set(), 0)
         known = _found[id(value)] = (value, tuple(found.values()))
     return known[1]
 
 
-def _walk(value: Any, found: dict[int, FunctionType], seen: set[int], depth: int) -> None:
+def _walk(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
     if depth > _DEEPEST or id(value) in seen:
         return
     seen.add(id(value))
@@ -133,7 +133,8 @@ def _walk(value: Any, found: dict[int, FunctionType], seen: set[int], depth: int
     elif isinstance(value, functools.partial):
         inner = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, MethodType):
-        inner = (value.__func__,)
+        if isinstance(value.__func__, FunctionType) and not _is_torchs(value.__func__):
+            found[id(value)] = value
     elif isinstance(value, (list, tuple)):
         inner = value
     elif isinstance(value, dict):
