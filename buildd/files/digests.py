@@ -29,8 +29,8 @@ _MOST_NAMES = 1 << 18
 _READERS = min(4, os.cpu_count() or 1)
 
 
-_TRAITS_KNOWN = 9 << 16
 _BARE_BYTES = 64
+_TRAITS_KNOWN = 9 << 16
 """Saved with every remembered digest. Change the number whenever `traits_of` finds more, so that digests which older
 code saved are not used."""
 

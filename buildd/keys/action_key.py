@@ -22,9 +22,9 @@ FORMAT = "buildd-key-7"
 """Raise it whenever the walk changes, so that an entry of an older walk is never used."""
 
 MISSING = "missing"
+"""In place of the digest of a file that does not exist."""
 SHOWN = "folder that the result shows"
 """For people: a component that only buildd's own variables stand for."""
-"""In place of the digest of a file that does not exist."""
 
 Component = tuple[str, str]
 """Name and value of one thing that a result depends on."""

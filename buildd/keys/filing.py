@@ -138,7 +138,7 @@ def file_run(
     stale += [path for path, _ in taken.present if not snapshot.untouched(path, path, started_ns, moved)]
     if stale:
         return Filing(None, stale=tuple(stale))
-    if taken.computed:
+    if taken.computed or precompiled.defines(snapshot, used, taken.guards):
         return Filing(None, "the name of its first include is computed")
     for path, digest in taken.present:
         if digest is None or not precompiled.is_known(lookup.store, digest):
@@ -220,7 +220,7 @@ def file_run(
     files.folders.update(survey.folders)
     links = _links(files, action, tool, read or ())
     files.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
-    files.ask(action.name, tuple(asked_here))
+    files.ask(asked_here)
     inputs = sorted(_filed(snapshot, names, action, used, shows_lines))
     inputs += sorted((names.name(each), known) for each, known in asked_here.items())
     if any(map(is_bare, inputs)):

@@ -343,7 +343,7 @@ class Lookup:
         paths = self.files.discovered[action.name] = fits.paths
         if fits.bare:
             self.files.bare.add(action.name)
-        self.files.ask(action.name, fits.asked)
+        self.files.ask(fits.asked)
         folders_of = (id(names), id(known.folders))
         if folders_of in self._unchanged:
             return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -56,6 +56,8 @@ class Candidates:
     """If one is present: all headers of those names. The compiler silently takes the first of either kind."""
     computed: bool = False
     """Only the preprocessor knows the name of the first include."""
+    guards: tuple[bytes, ...] = ()
+    """Names behind #ifdef that keep it from being so, if no header defines one (`defines`)."""
 
     def names(self) -> Iterator[str]:
         """The names of all candidates without folders."""
@@ -113,21 +115,25 @@ def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
         return Candidates()
     text = _text(snapshot.absolute(source))
     given = tuple(forced(action, tool))
+    guards: dict[bytes, None] = {}
 
     def is_undefined(guard: bytes) -> bool:
-        return not given and not action.discovery.is_clang and _is_undefined(guard, text, action)
+        if given or action.discovery.is_clang or not _is_undefined(guard, text, action):
+            return False
+        guards[guard] = None
+        return True
 
     names = dict.fromkeys((*given, *_first(text, is_undefined), *_IMPLICIT))
     beside = os.path.dirname(source) or "."
     present: dict[str, Digest | None] = {}
     absent: dict[str, None] = {}
     # gcc empties the precompiled header that it makes before it looks for one.
-    made = () if action.discovery.is_clang else [output.path for output in action.outputs]
+    made = () if action.discovery.is_clang else [_place(snapshot, output.path) for output in action.outputs]
     files = [name + ending for name in names if name for ending in endings]
     for folder in dict.fromkeys((beside, ".", *action.search, *tool.search)):
         for file in files:
             path, there = places.of(folder, file)
-            if path in made:
+            if made and _place(snapshot, path) in made:
                 continue
             if there or snapshot.is_produced(path):
                 present[path] = snapshot.digest(path)
@@ -140,7 +146,16 @@ def candidates(action: Action, tool: Tool, places: Places) -> Candidates:
             headers.append(header)
         else:
             absent[header] = None
-    return Candidates(tuple(present.items()), tuple(absent), tuple(dict.fromkeys(headers)), "" in names)
+    found = tuple(present.items()), tuple(absent), tuple(dict.fromkeys(headers))
+    return Candidates(*found, "" in names, tuple(guards))
+
+
+def defines(snapshot: Snapshot, used: Iterable[str], guards: Sequence[bytes]) -> bool:
+    """Whether one of these files may define one of these names."""
+    if not guards:
+        return False
+    names = _definition(b"|".join(map(re.escape, guards)))
+    return any(names.search(_text(snapshot.absolute(path))) for path in used)
 
 
 def remember(store: Store, digest: Digest) -> None:
@@ -209,7 +224,15 @@ def _is_undefined(guard: bytes, text: bytes, action: Action) -> bool:
     words += [value for _, value in action.environment]
     if any(name in word or word.startswith("@") for word in words):
         return False
-    return re.search(rb"define(?:\s|\\\n)+" + re.escape(guard) + rb"\b", text) is None
+    return _definition(re.escape(guard)).search(text) is None
+
+
+def _definition(names: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"define(?:\s|\\\r?\n|/\*.*?\*/)+(?:%b)\b" % names, re.DOTALL)
+
+
+def _place(snapshot: Snapshot, path: str) -> str:
+    return os.path.normpath(snapshot.absolute(path))
 
 
 def _watch(folder: str, snapshot: Snapshot, folders: dict[str, int]) -> None:

@@ -24,13 +24,6 @@ _COUNTED = {"packages": (".dist-info", ".egg-info", ".egg"), "starts": (".pth",)
 _ABSENT, _FOLDER, _FILE = "absent", "folder", "file"
 
 
-def _digest(word: str) -> Digest:
-    return Digest(hashlib.sha256(word.encode()).hexdigest())
-
-
-ABSENT = _digest(_ABSENT)
-
-
 @dataclass(frozen=True, slots=True)
 class Questions:
     """The questions of one run.
@@ -114,3 +107,7 @@ def difference(question: str, before: Digest) -> str:
     if not question.endswith(KIND):
         return f"input {path}: names in this folder changed"
     return f"input {path}: {'appeared' if before == _digest(_ABSENT) else 'no longer there, or of another kind'}"
+
+
+def _digest(word: str) -> Digest:
+    return Digest(hashlib.sha256(word.encode()).hexdigest())

@@ -39,14 +39,11 @@ class RequestFiles:
         """Stamps of all folders that an answer depends on."""
         self.discovered: dict[str, tuple[str, ...]] = {}
         """Name of an action -> the inputs that its look-up or its run found."""
-        self.asked: dict[str, tuple[str, ...]] = {}
-        """Name of an action -> the questions among its inputs (`questions`)."""
         self.bare: set[str] = set()
         """The actions among them whose result holds for any text with the same bare forms."""
 
-    def ask(self, action: str, asked: tuple[str, ...]) -> None:
-        """Note the questions among the inputs of an action, by its name, and the folders that they are about."""
-        self.asked[action] = asked
+    def ask(self, asked: Iterable[str]) -> None:
+        """Note the folders that questions among an action's inputs are about (`questions`)."""
         for folder in folders_of(asked):
             self.folders[folder] = self.snapshot.folder_stamp(folder)
 

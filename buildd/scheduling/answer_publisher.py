@@ -22,7 +22,6 @@ from buildd.files.stamp_set import FolderStamp, Stamps, listed_names, trusted_st
 from buildd.files.traits import Traits
 from buildd.keys.checkout_paths import installed
 from buildd.keys.include_search import asked_names, library_rivals
-from buildd.keys.questions import path_of
 from buildd.keys.text_digests import bare_of
 from buildd.scheduling import call_notes
 from buildd.scheduling.foreign_compile import CommandOutputs
@@ -211,7 +210,6 @@ class AnswerPublisher:
         for path in (*action.search, *build.tool(action).search, *beside):
             words.update(path.split("/"))
         words.update(build.inputs.lookup.precompiled_of(action).names())
-        words.update(_words(map(path_of, build.inputs.lookup.files.asked.get(action.name, ()))))
         for path in (*part.used, *action.inputs):
             fact = snapshot.fact(path)
             if fact is not None and Traits.HAS_INCLUDE in fact.traits:

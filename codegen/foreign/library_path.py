@@ -16,8 +16,8 @@ _CRATE = re.compile(r"lib\w+-[0-9a-f]{16}\.so")
 _MOST = 256
 _YOUNG_NS = 2_000_000_000
 """A folder that changed so recently may change again without another time."""
-_known: dict[str, tuple[int, int, bool]] = {}
-"""Folder -> its inode and time of change when it was listed, and whether it holds a library."""
+_known: dict[str, tuple[int, int, int, bool]] = {}
+"""Folder -> its device, inode and time of change when it was listed, and whether it holds a library."""
 
 
 def without_idle(value: str, now_ns: int) -> str:
@@ -33,8 +33,9 @@ def _holds(folder: str, now_ns: int) -> bool:
     try:
         status = os.stat(folder)
         known = _known.get(folder)
-        if known is not None and known[:2] == (status.st_ino, status.st_ctime_ns):
-            return known[2]
+        now = status.st_dev, status.st_ino, status.st_ctime_ns
+        if known is not None and known[:3] == now:
+            return known[3]
         with os.scandir(folder) as entries:
             holds = any(_is_library(entry.name) for entry in entries)
     except OSError:
@@ -42,7 +43,7 @@ def _holds(folder: str, now_ns: int) -> bool:
     if now_ns - status.st_ctime_ns > _YOUNG_NS:
         if len(_known) >= _MOST:
             _known.clear()
-        _known[folder] = (status.st_ino, status.st_ctime_ns, holds)
+        _known[folder] = (*now, holds)
     return holds
 
 

@@ -29,10 +29,11 @@ _OLDER_STANDARD = re.compile(
 """Those in which one of these, or both, may be something else. In C before 1999, two slashes begin no comment."""
 _READS = re.compile(
     r"-CC?|-P|-E|-traditional.*|-fdirectives-only|-fpreprocessed|-{1,2}save-temps.*|-fverbose-asm|-finput-charset.*"
-    r"|-ansi|-W(error=)?c90-c99-compat|-W(error=)?implicit-fallthrough=0*1|-W(error=)?documentation.*|-Weverything|-fparse-all-comments|-fcomment-.*"
+    r"|-ansi|-W(error=)?c90-c99-compat|-fno-dollars-in-identifiers|-ftabstop.*|-W(error=)?implicit-fallthrough=0*1"
+    r"|-W(error=)?documentation.*|-Weverything|-fparse-all-comments|-fcomment-.*"
     r"|-W(error=)?(trailing|leading)-whitespace.*|-fplugin.*|-fpass-plugin.*|-load|-verify.*|-gembed-source|-fmodule.*"
     r"|-fno-show-source-location|-fdiagnostics-(?!color|show|plain).*|-fno-diagnostics-show-line-numbers"
-    r"|-fno-dollars-in-identifiers|-ftabstop.*|-Wa,.*|-{1,2}(src|source)-in-ptx|-fdump-.*|-fopt-info.*|-ftime-.*|--coverage|-ftest-coverage|@.*|-Xpreprocessor"
+    r"|-Wa,.*|-{1,2}(src|source)-in-ptx|-fdump-.*|-fopt-info.*|-ftime-.*|--coverage|-ftest-coverage|@.*|-Xpreprocessor"
 )
 """Options by which a comment, or where the comments are, can reach an output or a message."""
 _ARCHITECTURE = re.compile(r"-{1,2}(gencode|generate-code|gpu-.*)(=.*)?")

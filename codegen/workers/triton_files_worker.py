@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_SYSTEM = ("/usr/lib", "/lib")
+_SYSTEM = tuple(f"{top}/lib{bits}/" for top in ("", "/usr") for bits in ("", "32", "64", "x32"))
 _OPENS = ("sqlite3.connect", "ctypes.dlopen")
 
 

@@ -89,6 +89,7 @@ def test_a_source_whose_first_include_is_computed_where_nobody_asks_for_it_is_fo
         ("defined", "#define CUSTOM q.h\n"),
         ("spliced", "#define\\\n CUSTOM q.h\n"),
         ("other branch", "#ifdef OTHER\n#else\n"),
+        ("by a header", '#ifndef NO_SETTINGS\n#include "settings.h"\n#endif\n'),
     ],
 )
 def test_a_name_that_the_text_defines_or_a_branch_that_is_taken_is_computed(
@@ -98,6 +99,7 @@ def test_a_name_that_the_text_defines_or_a_branch_that_is_taken_is_computed(
     after = "#endif\n" if "#else" in before else ""
     project.write("p.h", "#ifndef VALUE\n#define VALUE 1\n#endif\n")
     project.write("q.h", "")
+    project.write("settings.h", "#  define CUSTOM q.h\n")
     text = FIRST_COMPUTED.replace("#ifdef CUSTOM\n", "#define CUSTOM q.h\n#if 1\n") if after else FIRST_COMPUTED
     project.write("a.cpp", f"{before}{text}{after}int taken;\n")
     counts = project.counts()
@@ -106,14 +108,17 @@ def test_a_name_that_the_text_defines_or_a_branch_that_is_taken_is_computed(
     assert project.counts() == (counts[0], counts[1] + 2)
 
 
-def test_a_precompiled_header_is_no_input_of_its_own_compile(kept_user: User) -> None:
-    """CMake includes the header in an empty source. A change that is taken back finds what was made before."""
-    project = ForeignProject(kept_user, kept_user.folder / "back and forth")
-    precompile = ["g++", "-x", "c++-header", "-include", "p.hxx", "-o", "p.hxx.gch", "-c", "p.hxx.cxx"]
-    compile = ["g++", "-include", "p.hxx", "-c", "a.cpp", "-o", "a.o"]
+@pytest.mark.parametrize("named", ["name", "path"])
+def test_a_precompiled_header_is_no_input_of_its_own_compile(kept_user: User, named: str) -> None:
+    """CMake includes the header in an empty source, by its path. A change that is taken back finds what was made
+    before."""
+    project = ForeignProject(kept_user, kept_user.folder / f"back-and-forth-by-{named}")
+    place = f"{project.folder}/" if named == "path" else ""
+    precompile = ["g++", "-x", "c++-header", "-include", f"{place}p.hxx", "-o", "p.hxx.gch", "-c", f"{place}p.hxx.cxx"]
+    compile = ["g++", "-include", f"{place}p.hxx", "-c", "a.cpp", "-o", "a.o"]
     project.write("p.hxx.cxx", "/* made by a build system */\n")
     project.write("p.hxx", '#include "in.h"\n')
-    project.write("a.cpp", "int value() { return VALUE; }\nint back_and_forth;\n")
+    project.write("a.cpp", f"int value() {{ return VALUE; }}\nint back_and_forth_by_{named};\n")
     before = project.counts()
     objects = []
     for value in (6, 7, 6, 7):
