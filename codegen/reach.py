@@ -38,15 +38,14 @@ def reach_of(path: str, known: dict[str, str]) -> Reach:
     """
     folder, name = os.path.split(path)
     real = _real_folder(folder, known)
+    if real and stat.S_ISREG(_mode(f"{real}/{name}")):
+        return Reach.EVERYONE  # the usual case
     if real and name not in ("", ".", ".."):
         real = _followed(name, real)
     if not real:
         return Reach.CALLER
-    try:
-        mode = os.lstat(real).st_mode
-    except (OSError, ValueError):
-        return Reach.EVERYONE
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+    mode = _mode(real)
+    if not mode or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return Reach.EVERYONE
     return Reach.ONCE if stat.S_ISFIFO(mode) else Reach.CALLER
 
@@ -83,6 +82,14 @@ def read_regular(path: str, most_bytes: int = -1) -> bytes:
     if 0 <= most_bytes < len(content):
         raise OSError(errno.EINVAL, f"this has more than {most_bytes} bytes", path)
     return content
+
+
+def _mode(path: str) -> int:
+    """The kind of a name, links not followed; 0 if there is no such file."""
+    try:
+        return os.lstat(path).st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def _real_folder(folder: str, known: dict[str, str]) -> str:

@@ -6,6 +6,7 @@ Connects the parts and decides when the process ends; everything else is in `sch
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from buildd.daemon.redis import RedisServer
 
 FILE_LIMIT = 65_536
+_COLLECT_AFTER = 10_000
+"""New objects between two searches for cycles."""
 _THREADS = 6
 """For what asyncio.to_thread does."""
 
@@ -358,5 +361,8 @@ async def _live(folder: Folder, lock: DaemonLock, settings: Settings, store: Pat
     # Python's default is four more than there are CPUs, each with memory of its own.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="asyncio"))
     daemon = Daemon(settings, store, folder, lock)
+    # Modules stay. A collection need not look at them, and requests leave few cycles.
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
     await daemon.live(settings)
     return daemon.restart

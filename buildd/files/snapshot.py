@@ -230,6 +230,14 @@ class Snapshot:
             self._looked_at(folder)
             return self._folders[folder]
 
+    def has_same_names(self, folder: str) -> bool:
+        """Whether a folder that was looked at has the same names now. When in doubt: no."""
+        stamp = self._folders.get(folder, -1)
+        try:
+            return stamp not in (-1, 0) and listing_stamp(os.stat(self.absolute(folder) or "/")) == stamp
+        except OSError:
+            return False
+
     def _looked_at(self, folder: str) -> tuple[int, os.stat_result | None]:
         """When a folder was looked at, and its status then. The first look gives the folder its stamp."""
         now_ns = self.files.now_ns()

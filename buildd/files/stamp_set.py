@@ -101,5 +101,4 @@ class Mark:
 
 def listed_names(folder: str, names: frozenset[str]) -> frozenset[tuple[str, bool]]:
     """The names among `names` that a folder holds, and whether each is a folder itself. Raises OSError."""
-    with os.scandir(folder) as entries:
-        return frozenset((entry.name, entry.is_dir()) for entry in entries if entry.name in names)
+    return frozenset((name, os.path.isdir(f"{folder}/{name}")) for name in names.intersection(os.listdir(folder)))

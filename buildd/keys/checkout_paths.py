@@ -145,8 +145,10 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
             known = _searched.get((snapshot.digest(path) or "", roots))
         if known is None:
             continue
-        place = os.path.dirname(os.path.normpath(snapshot.absolute(path)))
         begun |= known.begins
+        if not known.computes and not known.climbs:
+            continue
+        place = os.path.dirname(os.path.normpath(snapshot.absolute(path)))
         computes = computes or (known.computes and _is_below(place, folders))
         for is_beside, name in known.climbs:
             beside = is_beside and os.path.lexists(os.path.join(place, name))

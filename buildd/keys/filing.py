@@ -134,7 +134,7 @@ def file_run(
         return Filing(None, stale=tuple(stale))
     names = files.names_of(tool)
     taken = lookup.precompiled_of(action)
-    stale = [path for path in taken.absent if os.path.lexists(snapshot.absolute(path))]
+    stale = list(_appeared(snapshot, taken.absent))
     stale += [path for path, _ in taken.present if not snapshot.untouched(path, path, started_ns, moved)]
     if stale:
         return Filing(None, stale=tuple(stale))
@@ -240,6 +240,20 @@ def _real(path: str) -> str:
     """A path that may have `..` in it, as `RequestFiles.normal` names its file."""
     folder, name = os.path.split(path)
     return os.path.join(os.path.realpath(folder), name) if "/.." in folder else path
+
+
+def _appeared(snapshot: Snapshot, absent: Iterable[str]) -> Iterator[str]:
+    """Those files that are there now, of some that this request has looked for and not found."""
+    folders: dict[str, list[str]] = {}
+    for path in absent:
+        folder, name = os.path.split(path)
+        folders.setdefault(folder or ".", []).append(name)
+    for folder, names in folders.items():
+        # A dozen names in each folder: most folders answer for all of theirs at one look.
+        if not snapshot.has_same_names(folder):
+            yield from (
+                path for name in names if os.path.lexists(snapshot.absolute(path := os.path.join(folder, name)))
+            )
 
 
 def _filed(

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
 from buildd.files.traits import CLIMBING, Traits
-from buildd.keys.survey_memory import Decisive, Memory, SearchAnswer, Surroundings, decisive
+from buildd.keys.survey_memory import Decisive, Memory, SearchAnswer, Stamped, Surroundings, decisive
 from codegen.reach import read_regular
 from protocol.messages import Digest
 
@@ -107,6 +107,7 @@ class Surveyor:
         self._asked: dict[tuple[str, Digest], SearchAnswer] = {}
         """Answers for files that ask `__has_include`."""
         self._lacking: dict[tuple[str, str], tuple[bool, _Needed]] = {}
+        self._changed: dict[Stamped, tuple[str, ...]] = {}
         self._places = self._memory.places(self._own)
         self._surveys: dict[tuple[tuple[str, ...], ...], Surroundings] = {}
         """Surveys by used files, the folders of their includers, and the includers that ask `__has_include`: many
@@ -154,24 +155,21 @@ class Surveyor:
     def _survey(self, used: Sequence[str], beside: tuple[str, ...], asking: Sequence[str]) -> Surroundings:
         """A new survey; of the lively folders it has the names too, if each answer has them."""
         snapshot = self._snapshot
-        used_set = frozenset(used)
         needed: dict[str, None] = {}
         asked: dict[str, set[str]] = {}
         present: set[str] = set()
-        torn = False
+        torn: list[str] = []
         lively = _Lively(self._memory.lively(snapshot))
         known = self._rivals.setdefault(beside, {})
         for path in used:
             answer = known.get(path)
             if answer is None:
                 kind = (self._kind, beside)
-                answer = self._memory.get(kind, (path, ""), snapshot)
+                answer = self._memory.get(kind, (path, ""), snapshot, self._changed)
                 if answer is None:
                     answer = self._answer(self._candidates(path, beside))
                     self._memory.put(kind, (path, ""), snapshot, answer)
                 known[path] = answer
-            if not answer.paths.isdisjoint(used_set):
-                answer = self._answer(self._candidates(path, beside), used_set)
             needed.update(dict.fromkeys(answer.needed))
             present.update(answer.present)
             lively.add(answer)
@@ -181,19 +179,15 @@ class Surveyor:
             if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
                 answer = self._asked.get((path, fact.digest))
                 if answer is None:
-                    answer = self._memory.get(self._kind, (path, fact.digest), snapshot)
+                    answer = self._memory.get(self._kind, (path, fact.digest), snapshot, self._changed)
                     if answer is None and (answer := self._answer_asked(path, fact.digest)) is not None:
                         self._memory.put(self._kind, (path, fact.digest), snapshot, answer)
-                if answer is not None:
-                    self._asked[path, fact.digest] = answer
-                    if not answer.paths.isdisjoint(used_set):
-                        answer = self._answer_asked(path, fact.digest, used_set)
                 if answer is None:
                     # The names that it asked for when it was seen are unknown: it counts as a file that just appeared.
-                    torn = True
-                    present.add(path)
+                    torn.append(path)
                     needed["."] = None
                     continue
+                self._asked[path, fact.digest] = answer
                 for folder, names in zip(answer.needed, answer.names, strict=True):
                     asked.setdefault(folder, set()).update(names)
                 present.update(answer.present)
@@ -201,7 +195,7 @@ class Surveyor:
         needed.update(dict.fromkeys(asked))
         return Surroundings(
             tuple((folder, -1 if torn else snapshot.folder_stamp(folder)) for folder in sorted(needed)),
-            tuple(sorted(present)),
+            tuple(sorted((present.difference(used)).union(torn))),
             tuple((folder, frozenset(names)) for folder, names in asked.items()),
             () if torn else lively.known(),
         )
@@ -240,10 +234,10 @@ class Surveyor:
                     yield folder, rival
             yield place or ".", rivals[0]
 
-    def _answer(self, candidates: Iterable[tuple[str, str]], used: frozenset[str] = _NONE) -> SearchAnswer:
-        """Which candidates exist; those in `used` are left out."""
+    def _answer(self, candidates: Iterable[tuple[str, str]]) -> SearchAnswer:
+        """Which candidates exist."""
         needed: _Needed = {}
-        paths, present = set(), []
+        present = []
         for folder, rest in candidates:
             head = rest.rpartition("/")[0]
             if head:
@@ -254,30 +248,26 @@ class Surveyor:
                 if absent:
                     continue
             path = f"{folder}/{rest}" if folder != "." else rest
-            paths.add(path)
-            if path not in used and _exists(self._snapshot, folder, rest, needed):
+            if _exists(self._snapshot, folder, rest, needed):
                 present.append(path)
         lively = decisive(self._snapshot, self._memory.lively(self._snapshot), needed)
-        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present), lively=lively)
+        return SearchAnswer(tuple(needed), tuple(present), lively=lively)
 
-    def _answer_asked(self, path: str, digest: Digest, used: frozenset[str] = _NONE) -> SearchAnswer | None:
+    def _answer_asked(self, path: str, digest: Digest) -> SearchAnswer | None:
         """The candidates that `__has_include` in a file asks for; None where the file no longer has this digest."""
         text = _text(self._snapshot.absolute(path))
         if blake3(text).hexdigest() != digest:
             return None
         needed: _Needed = {}
-        paths, present = set(), []
+        present = []
         for name in asked_names(text):
             for folder in (os.path.dirname(path) or ".", *self._order):
                 candidate = f"{folder}/{name}" if folder != "." else name
-                # A name with `..` in it is spelled in another way where it is used: it is present, used or not.
-                if "../" not in name:
-                    paths.add(candidate)
-                if candidate not in used and _exists(self._snapshot, folder, name, needed):
+                if _exists(self._snapshot, folder, name, needed):
                     present.append(candidate)
         names = tuple(map(frozenset, needed.values()))
         lively = decisive(self._snapshot, self._memory.lively(self._snapshot), needed)
-        return SearchAnswer(frozenset(paths), tuple(needed), tuple(present), names, lively)
+        return SearchAnswer(tuple(needed), tuple(present), names, lively)
 
     def _lacks(self, folder: str, head: str) -> tuple[bool, _Needed]:
         known = self._lacking.get((folder, head))

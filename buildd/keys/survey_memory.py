@@ -19,6 +19,8 @@ _MOST_LIVELY = 1 << 4
 _MOST_PROJECTS = 1 << 10
 _NOTHING: frozenset[str] = frozenset()
 _Key = tuple[str, str | Digest]
+Stamped = tuple[tuple[str, int], ...]
+"""Folders with their stamps."""
 
 
 class Decisive(NamedTuple):
@@ -49,9 +51,8 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class SearchAnswer:
-    """Some candidates: their paths, the folders that decided whether they exist, and those that do."""
+    """Some candidates: the folders that decided whether they exist, and those that do, used or not."""
 
-    paths: frozenset[str]
     needed: tuple[str, ...]
     present: tuple[str, ...]
     names: tuple[frozenset[str], ...] = ()
@@ -83,6 +84,11 @@ def unchanged(snapshot: Snapshot, folders: Iterable[tuple[str, int]]) -> bool:
     return all(stamp != -1 and snapshot.folder_stamp(folder) == stamp for folder, stamp in folders)
 
 
+def _changed(snapshot: Snapshot, folders: Stamped) -> tuple[str, ...]:
+    """The folders that do not have their stamp, or whose stamp was never trusted."""
+    return tuple(folder for folder, stamp in folders if stamp == -1 or snapshot.folder_stamp(folder) != stamp)
+
+
 class Memory:
     """Answers of earlier requests, each valid while the folders that decided it keep their stamps.
 
@@ -95,7 +101,9 @@ class Memory:
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
-        self._kinds: dict[object, dict[_Key, tuple[SearchAnswer, tuple[int, ...]]]] = {}
+        self._kinds: dict[object, dict[_Key, tuple[SearchAnswer, Stamped]]] = {}
+        self._stamped: dict[Stamped, Stamped] = {}
+        """Most answers of a project share their folders."""
         self._whole: dict[tuple[object, bytes], Surroundings] = {}
         self._places: dict[frozenset[str], dict[str, str]] = {}
         self._lively: dict[str, tuple[str, ...]] = {}
@@ -106,37 +114,36 @@ class Memory:
         """Folders that a project's compiles have found changed."""
         return self._lively.get(snapshot.project, ())
 
-    def get(self, kind: object, key: _Key, snapshot: Snapshot) -> SearchAnswer | None:
+    def get(
+        self, kind: object, key: _Key, snapshot: Snapshot, changed: dict[Stamped, tuple[str, ...]]
+    ) -> SearchAnswer | None:
         """An answer that is still valid; None where there is none.
 
         Args:
             kind: everything that the answer depends on besides the file system and `key`.
+            changed: folders with stamps -> those without that stamp in this snapshot, as far as they were asked for.
         """
-        answer, stamps = self._kinds.get(kind, {}).get(key, (None, ()))
-        if answer is None or not self._stands(snapshot, zip(answer.needed, stamps, strict=True), answer.lively):
+        answer, folders = self._kinds.get(kind, {}).get(key, (None, ()))
+        if answer is None:
             return None
-        return answer
+        differing = changed.get(folders)
+        if differing is None:
+            differing = changed[folders] = _changed(snapshot, folders)
+        return answer if not differing or self._stands(snapshot, differing, answer.lively) else None
 
     def put(self, kind: object, key: _Key, snapshot: Snapshot, answer: SearchAnswer) -> None:
-        stamps = tuple(snapshot.folder_stamp(folder) for folder in answer.needed)
-        if not self._stands(snapshot, zip(answer.needed, stamps, strict=True), answer.lively):
+        folders = tuple((folder, snapshot.folder_stamp(folder)) for folder in answer.needed)
+        if not self._stands(snapshot, _changed(snapshot, folders), answer.lively):
             return
         if self._count > self._most:
             self.clear()
         self._count += 1
-        self._kinds.setdefault(kind, {})[key] = (answer, stamps)
+        self._kinds.setdefault(kind, {})[key] = (answer, self._stamped.setdefault(folders, folders))
 
-    def _stands(
-        self,
-        snapshot: Snapshot,
-        folders: Iterable[tuple[str, int]],
-        lively: Sequence[Decisive],
-    ) -> bool:
-        """Whether each folder has its stamp, or what decided there stands. One without either is lively from now on."""
+    def _stands(self, snapshot: Snapshot, changed: Iterable[str], lively: Sequence[Decisive]) -> bool:
+        """Whether what decided in each changed folder stands. One of which that is not known is lively from now on."""
         stands = True
-        for folder, stamp in folders:
-            if stamp != -1 and snapshot.folder_stamp(folder) == stamp:
-                continue
+        for folder in changed:
             if not any(each.folder == folder and each.stands(snapshot) for each in lively):
                 stands = False
                 known = self.lively(snapshot)
@@ -153,7 +160,7 @@ class Memory:
             name: digest of everything that the survey depends on besides the file system and `kind`.
         """
         known = self._whole.get((kind, name))
-        if known is None or not self._stands(snapshot, known.folders, known.lively):
+        if known is None or not self._stands(snapshot, _changed(snapshot, known.folders), known.lively):
             return None
         folders = tuple((folder, snapshot.folder_stamp(folder)) for folder, _ in known.folders)
         return known if folders == known.folders else replace(known, folders=folders)
@@ -170,4 +177,4 @@ class Memory:
         return self._places.setdefault(own, {})
 
     def clear(self) -> None:
-        self._kinds, self._whole, self._places, self._lively, self._count = {}, {}, {}, {}, 0
+        self._kinds, self._stamped, self._whole, self._places, self._lively, self._count = {}, {}, {}, {}, {}, 0

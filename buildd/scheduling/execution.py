@@ -98,6 +98,7 @@ class Execution:
         self._job: BegunTool | None = None
         self._kill: EndReason | None = None
         self._private = ""
+        self._step_ns = kernel_clock.STEP_NS
         self._began_ns = 0
 
     @property
@@ -230,10 +231,9 @@ class Execution:
         written_ns = build.started_ns - round((build.begun_s - build.settled_s) * 1e9)
         if build.files.now_ns() - written_ns > kernel_clock.STEP_NS:
             return
-        step_ns: int = await self._in_pool(kernel_clock.step_below, build.project)
         latest_s = build.settled_s + _LONGEST_WAIT_S
-        while (passed_ns := build.files.now_ns() - written_ns) <= step_ns and time.monotonic() < latest_s:
-            await asyncio.sleep(max(step_ns - passed_ns, _SHORTEST_WAIT_NS) / 1e9)
+        while (passed_ns := build.files.now_ns() - written_ns) <= self._step_ns and time.monotonic() < latest_s:
+            await asyncio.sleep(max(self._step_ns - passed_ns, _SHORTEST_WAIT_NS) / 1e9)
 
     def _tell_started(self) -> None:
         if not self.build.is_steps:  # no client follows a step, and its line takes a while to write
@@ -264,6 +264,7 @@ class Execution:
         """Make the private folder. In a worker thread; raises OSError and StoreError."""
         if self.action.kept is not Kept.NOTHING:
             foresee(self.build.inputs.lookup, self.action, self.build.tool(self.action))
+        self._step_ns = kernel_clock.step_below(self.build.project)
         self._private = tempfile.mkdtemp(prefix="job-", dir=self.build.store.scratch_folder())
         for output in self.action.outputs:
             folder = os.path.dirname(output_path(self._private, self.action, output.name))

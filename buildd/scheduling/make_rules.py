@@ -60,11 +60,12 @@ def _rule(targets: Iterable[str], files: Iterable[str]) -> str:
     text, column = "", 0
     for names, end in ((targets, ":"), (files, "\n")):
         for name in names:
-            if column and column + len(os.fsencode(name)) > _MOST_COLUMNS:
+            columns = len(name) if name.isascii() else len(os.fsencode(name))
+            if column and column + columns > _MOST_COLUMNS:
                 text, column = f"{text} \\\n", 0
             if text:
                 text, column = f"{text} ", column + 1
-            text, column = text + name, column + len(os.fsencode(name))
+            text, column = text + name, column + columns
         text, column = text + end, column + 1
     return text
 

@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from functools import lru_cache
 
 from codegen.flags import inspect
 from codegen.plan import Frozen
@@ -391,6 +392,7 @@ class Parser(ABC):
 _ODD = re.compile(r"[\s$#]")
 
 
+@lru_cache(maxsize=1 << 12)  # the compiles of a project list the same headers
 def quoted(name: str) -> str:
     """Return a file's name quoted for make (gcc's -MQ)."""
     if not _ODD.search(name):
