@@ -38,8 +38,6 @@ def reach_of(path: str, known: dict[str, str]) -> Reach:
     """
     folder, name = os.path.split(path)
     real = _real_folder(folder, known)
-    if real and stat.S_ISREG(_mode(f"{real}/{name}")):
-        return Reach.EVERYONE  # the usual case
     if real and name not in ("", ".", ".."):
         real = _followed(name, real)
     if not real:
@@ -48,6 +46,22 @@ def reach_of(path: str, known: dict[str, str]) -> Reach:
     if not mode or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return Reach.EVERYONE
     return Reach.ONCE if stat.S_ISFIFO(mode) else Reach.CALLER
+
+
+def regular_file(path: str, known: dict[str, str]) -> os.stat_result | None:
+    """What lstat says of a file that every process reads under a name; None where `reach_of` must tell.
+
+    Args:
+        path: absolute.
+        known: as `reach_of` fills it.
+    """
+    folder, name = os.path.split(path)
+    real = _real_folder(folder, known)
+    try:
+        status = os.lstat(f"{real}/{name}") if real else None
+    except (OSError, ValueError):
+        return None
+    return status if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 def open_regular(path: str) -> BinaryIO:

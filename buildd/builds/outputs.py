@@ -95,6 +95,10 @@ class Outputs(ABC, Generic[Build]):
         """Write down what spares the next such request its look-ups, once all is built."""
         return None
 
+    def put_off(self) -> None:
+        """Free memory that `remember` does not need, as it comes later. In a worker thread."""
+        return None
+
     def close(self) -> None:
         """Remove what was only needed while it was built."""
         return None

@@ -10,9 +10,20 @@ import stat as stat_module
 from collections.abc import Collection, Iterable, Mapping
 
 from buildd.files.digests import Fact, Files
-from buildd.files.stamp import COARSE_STEP_NS, Stamp, folder_mark, listing_stamp, mark_of, moved_since, trustworthy
+from buildd.files.stamp import (
+    COARSE_STEP_NS,
+    Stamp,
+    folder_mark,
+    listing_stamp,
+    mark_of,
+    moved_since,
+    stamp_in,
+    trustworthy,
+)
 from buildd.files.traits import Traits
 from protocol.messages import Digest
+
+_NOTHING: Mapping[str, os.stat_result] = {}
 
 
 class Snapshot:
@@ -97,12 +108,21 @@ class Snapshot:
             self._facts[path] = (fact, looked_ns)
             return fact
 
-    def see(self, paths: Iterable[str]) -> None:
-        """Load the facts of many files in one go."""
-        looked_ns, stamp = self.files.now_ns(), self.files.stamp
+    def see(self, paths: Iterable[str], looked: Mapping[str, os.stat_result] = _NOTHING, looked_ns: int = 0) -> None:
+        """Load the facts of many files in one go.
+
+        Args:
+            looked: what was seen of some of them, which are no links.
+            looked_ns: a moment before that.
+        """
+        looked_ns, stamp = looked_ns or self.files.now_ns(), self.files.stamp
         known = self._facts.keys() | self._produced.keys()
         unseen = {path: self.absolute(path) for path in paths if path not in known}
-        found = self.files.facts({path: seen for path in unseen.values() if (seen := stamp(path)) is not None})
+        stamps = {
+            place: stamp(place) if (status := looked.get(path)) is None else stamp_in(status)
+            for path, place in unseen.items()
+        }
+        found = self.files.facts({place: seen for place, seen in stamps.items() if seen is not None})
         for path, place in unseen.items():
             self._facts.setdefault(path, (found.get(place), looked_ns))
 
@@ -132,19 +152,22 @@ class Snapshot:
                 return False
         return looked_ns <= since_ns or trustworthy(fact.stamp, since_ns)
 
-    def untouched(self, path: str, spelled: str, since_ns: int, moved: dict[str, bool]) -> bool:
+    def untouched(
+        self, path: str, spelled: str, since_ns: int, moved: dict[str, bool], status: os.stat_result | None = None
+    ) -> bool:
         """Whether a file was steady, and the path by which a tool read it led to it all the time.
 
         Args:
             spelled: absolute, or relative to the project.
             moved: see `moved_since`.
+            status: what lstat has said of the file since the tool ended.
         """
         absolute = self.absolute(spelled)
         fact, looked_ns = self._facts.get(path, (None, 0))
         if fact is not None and path not in self._produced and moved.get(absolute[: absolute.rfind("/")]) is False:
             # The usual case, for each header of each compile: a regular file, old at either moment, as it was.
             try:
-                status = os.lstat(absolute)
+                status = status or os.lstat(absolute)
             except OSError:
                 return False
             stamp = fact.stamp
@@ -174,6 +197,12 @@ class Snapshot:
             self._listings[folder] = names
             self._marks[folder] = looked
             return names
+
+    def keep_names(self, names: frozenset[str]) -> None:
+        """Forget all other names in the folders that were listed."""
+        for folder, listed in self._listings.items():
+            if listed is not None:
+                self._listings[folder] = listed & names
 
     def is_folder(self, path: str) -> bool | None:
         """Whether a listed name is a folder and no file; None where it is neither, or a link. Looked at once."""

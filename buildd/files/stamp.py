@@ -35,8 +35,11 @@ def stamp_of(path: str) -> Stamp | None:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    if not stat_module.S_ISREG(status.st_mode):
-        return None
+    return stamp_in(status) if stat_module.S_ISREG(status.st_mode) else None
+
+
+def stamp_in(status: os.stat_result) -> Stamp:
+    """The stamp of a regular file that was looked at."""
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

@@ -6,7 +6,7 @@ Knows the look-up before the run, stamps and what makes a result unsound; stores
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -28,7 +28,7 @@ from buildd.store.store import InputSet
 from codegen.compilers import checkout_roots
 from codegen.compilers.command_parser import may_precompile
 from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
-from codegen.reach import Reach, reach_of, read_regular
+from codegen.reach import Reach, reach_of, read_regular, regular_file
 from protocol.messages import Digest
 
 PROJECT = "project"
@@ -53,22 +53,29 @@ class Apart:
     reach: Reach
 
 
-def read_apart(lookup: Lookup, read: Iterable[str]) -> Apart | None:
+def read_apart(lookup: Lookup, read: Iterable[str], looked: dict[str, os.stat_result]) -> Apart | None:
     """The first file of a run that is not the same for every process, or that includes such a file.
 
     Args:
         lookup: the look-ups of the request that ran the tool.
         read: the files that the tool said it read, as it spelled them.
+        looked: receives what lstat says of them now, for `file_run`.
     """
     snapshot, known = lookup.snapshot, lookup.reached
-    paths = tuple(read)
-    found = [
-        Apart(path, reach) for path in paths if (reach := reach_of(snapshot.absolute(path), known)) != Reach.EVERYONE
-    ]
+    paths, looked_ns = tuple(read), snapshot.files.now_ns()
+    found: list[Apart] = []
+    for path in paths:
+        place = snapshot.absolute(path)
+        if (status := regular_file(place, known)) is not None:
+            looked[path] = status
+        elif (reach := reach_of(place, known)) is not Reach.EVERYONE:
+            found.append(Apart(path, reach))
     if found:
         return next((apart for apart in found if apart.reach is Reach.CALLER), found[0])
     names = [lookup.normal(path) for path in paths]
-    snapshot.see(names)
+    snapshot.see(
+        names, {name: looked[path] for name, path in zip(names, paths, strict=True) if path in looked}, looked_ns
+    )
     for path in names:
         fact = None if snapshot.is_produced(path) else snapshot.fact(path)
         if fact is not None and Traits.PROCESS in fact.traits:
@@ -90,6 +97,7 @@ def file_run(
     shows_lines: bool = False,
     seen_there: frozenset[str] | None = None,
     asked: Questions = NOTHING,
+    looked: Mapping[str, os.stat_result] = {},
 ) -> Filing:
     """The input set that a run which just ended is stored under, or why the run is not stored.
 
@@ -107,6 +115,7 @@ def file_run(
         seen_there: if it ran on another machine: the files (absolute) that its search could find there. A file that
             only this machine has counts as one that appeared since.
         asked: what the tool said that it asked of the file system, other than files' contents.
+        looked: what `read_apart` has seen of the files since the run ended.
     """
     if why := action.uncacheable or asked.unstored:
         return Filing(None, why)
@@ -121,7 +130,7 @@ def file_run(
         return Filing(None, stale=tuple(stale))
     if read is None and action.discovery.value != "none":
         return Filing(None, "the tool did not say which files it read")
-    used, stale = _used(files, action, read or (), private, started_ns, moved)
+    used, stale = _used(files, action, read or (), private, started_ns, moved, looked)
     if stale:
         return Filing(None, stale=tuple(stale))
     mine = _private(private)
@@ -279,6 +288,7 @@ def _used(
     private: tuple[str, ...],
     started_ns: int,
     moved: dict[str, bool],
+    looked: Mapping[str, os.stat_result],
 ) -> tuple[list[str], list[str]]:
     """The discovered files that are not declared, and those among them that changed since the run began."""
     normals, untouched, absolute = files.normals, files.snapshot.untouched, files.snapshot.absolute
@@ -292,7 +302,9 @@ def _used(
         used[path] = spelled
     files.snapshot.see(used)
     # A file that is gone now was there when the tool read it: it counts as changed.
-    stale = [path for path, spelled in used.items() if not untouched(path, spelled, started_ns, moved)]
+    stale = [
+        path for path, spelled in used.items() if not untouched(path, spelled, started_ns, moved, looked.get(spelled))
+    ]
     return list(used), stale
 
 

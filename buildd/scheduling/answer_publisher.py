@@ -6,6 +6,7 @@ to a command that was divided depends on the files of all its parts. `answers` k
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -37,6 +38,7 @@ from codegen.reach import read_regular
 from protocol import messages as m
 
 _NO_DIGEST = bytes(32)
+_NO_STAMPS = Stamps([], b"", ())
 _MOST_ASKING = 1 << 10
 """Headers whose `__has_include` words are remembered."""
 _MOST_DIVIDED = 16
@@ -102,6 +104,18 @@ class AnswerPublisher:
             self._divided[parts.folder] = _Divided(request, parts.commands)
             while len(self._divided) > _MOST_DIVIDED:
                 self._divided.popitem(last=False)
+
+    def shrink(self, outputs: CommandOutputs) -> None:
+        """Free memory of a compile whose answer is published later. In a worker thread.
+
+        The names in a folder of outputs are many, and another request never has the same ones.
+        """
+        used = outputs.build.inputs.lookup.used_by(outputs.build.plan.actions[0])
+        compile = outputs.delivery.compile
+        if used is None or is_part(compile.output) or any(map(is_part, compile.objects)):
+            return  # the names of all parts matter
+        with contextlib.suppress(OSError):
+            outputs.build.inputs.snapshot.keep_names(self._names(_Part(outputs, used, _NO_STAMPS)))
 
     def publish(self, outputs: CommandOutputs, tool: Stamps) -> None:
         """Publish the answer of a compile that was just built. In a worker thread.

@@ -11,6 +11,7 @@ from typing import Any
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import Moment
+from buildd.scheduling.afterwards import Afterwards
 from buildd.scheduling.record_answers import RecordAnswers
 from buildd.watch.watches import Watches
 from protocol import messages as m
@@ -23,12 +24,20 @@ class Completion:
 
     Args:
         in_pool: runs a function in a worker thread.
+        is_busy: whether a request is open, other than those that end.
     """
 
-    def __init__(self, watches: Watches, records: RecordAnswers, in_pool: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        watches: Watches,
+        records: RecordAnswers,
+        in_pool: Callable[..., Awaitable[Any]],
+        is_busy: Callable[[], bool],
+    ) -> None:
         self._watches = watches
         self._records = records
         self._in_pool = in_pool
+        self._afterwards = Afterwards(in_pool, is_busy)
 
     async def complete(self, build: ActiveBuild, outcome: m.Outcome) -> None:
         """Tell the client how a request ended, then keep what was learned."""
@@ -49,6 +58,9 @@ class Completion:
             except Exception:  # the edge: a watch that knows less still looks at its files, and the build is done
                 _log.exception("what %s has seen was not learned", request.request_id)
             await self._in_pool(_keep_all, build, outcome)
+        if outcome is m.Outcome.BUILT and build.has_caller:
+            self._afterwards.add(build.outputs.remember)
+        await self._afterwards.go_on()
 
 
 def _keep_all(build: ActiveBuild, outcome: m.Outcome) -> None:
@@ -66,5 +78,6 @@ def _keep(build: ActiveBuild, outcome: m.Outcome) -> None:
     build.outputs.close()
     build.notebook.write()
     if outcome is m.Outcome.BUILT:
-        build.outputs.remember()
+        # Nothing but the answer to the same command depends on what is remembered of a compile.
+        build.outputs.put_off() if build.has_caller else build.outputs.remember()
     build.files.save()

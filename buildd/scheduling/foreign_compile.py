@@ -51,11 +51,17 @@ class CommandOutputs(Outputs[ActiveBuild]):
 
     Args:
         keep: called in a worker thread once the compile was built.
+        shrink: called before that, if `keep` has to wait.
     """
 
     in_project = True
 
-    def __init__(self, delivery: Delivery, keep: Callable[[CommandOutputs], None]) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        keep: Callable[[CommandOutputs], None],
+        shrink: Callable[[CommandOutputs], None],
+    ) -> None:
         self.delivery = delivery
         self.roots = delivery.roots
         self.lists = delivery.compile.depfile is not None and delivery.compile.family is Family.NVCC
@@ -67,6 +73,7 @@ class CommandOutputs(Outputs[ActiveBuild]):
         self.rules = b""
         """Make rules of the job that ran."""
         self._keep = keep
+        self._shrink = shrink
 
     def finish(
         self, action: Action, private: str, read: tuple[str, ...], listing: Listing | None = None
@@ -171,6 +178,9 @@ class CommandOutputs(Outputs[ActiveBuild]):
         stood_still = any(name == "SOURCE_DATE_EPOCH" for name, _ in self.build.plan.actions[0].environment)
         if self.delivery.compile.makes is Makes.HEADER and not stood_still:
             precompiled.remember(self.build.store, digest)
+
+    def put_off(self) -> None:
+        self._shrink(self)
 
     def remember(self) -> None:
         self._keep(self)

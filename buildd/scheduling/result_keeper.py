@@ -5,6 +5,7 @@ Knows the store and the keys of a run; knows no process (`execution`).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ class ResultKeeper:
         """Check the inputs again, store the outputs. Raises OSError and StoreError."""
         build, action, exit = self._build, self._action, run.exit
         tool, store, lookup = build.tool(action), build.store, build.inputs.lookup
-        apart = read_apart(lookup, run.read or ())
+        looked: dict[str, os.stat_result] = {}
+        apart = read_apart(lookup, run.read or (), looked)
         if apart is not None and apart.reach is Reach.CALLER and build.has_caller:
             why = f"{apart.path} is another file for each process"
             self.failure = Failure(m.FailureKind.STORE, why, "name a regular file", left=apart.path)
@@ -129,6 +131,7 @@ class ResultKeeper:
                 shows_lines=run.shows_lines,
                 seen_there=run.seen_there,
                 asked=run.asked,
+                looked=looked,
             )
         if filing.stale:
             self.note = f"not stored: {', '.join(filing.stale[:3])} changed while it was read"
