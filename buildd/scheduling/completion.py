@@ -12,8 +12,7 @@ from typing import Any
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import Moment
 from buildd.scheduling.afterwards import Afterwards
-from buildd.scheduling.record_answers import RecordAnswers
-from buildd.watch.watches import Watches
+from buildd.scheduling.intake import Intake
 from protocol import messages as m
 
 _log = logging.getLogger(__name__)
@@ -27,15 +26,9 @@ class Completion:
         is_busy: whether a request is open, other than those that end.
     """
 
-    def __init__(
-        self,
-        watches: Watches,
-        records: RecordAnswers,
-        in_pool: Callable[..., Awaitable[Any]],
-        is_busy: Callable[[], bool],
-    ) -> None:
-        self._watches = watches
-        self._records = records
+    def __init__(self, intake: Intake, in_pool: Callable[..., Awaitable[Any]], is_busy: Callable[[], bool]) -> None:
+        self._watches = intake.watches
+        self._records = intake.records
         self._in_pool = in_pool
         self._afterwards = Afterwards(in_pool, is_busy)
 

@@ -139,12 +139,7 @@ class Scheduler:
             self._tasks,
             may_travel=cluster is not None,
         )
-        self._completion = Completion(
-            self.intake.watches,
-            self.intake.records,
-            self._in_pool,
-            is_busy=lambda: bool(self.builds or self._arrivals.names),
-        )
+        self._completion = Completion(self.intake, self._in_pool, lambda: bool(self.builds or self._arrivals.names))
         self._progress: Progress = Progress(self.state, self.gate, self.builds, self.executions, self._feed, self.cpus)
         self._followers = Followers(self.state, self.builds, self.executions, self._deliveries, self._progress)
 
