@@ -319,6 +319,7 @@ class Lookup:
         fits = self._fits.get(list_of)
         if fits is None or not snapshot.made_none_of(fits.members):
             paths = tuple(names.path(name) for name, _ in known.files)
+            snapshot.see(path for path in paths if not questions.is_question(path))  # at once: one query for all
             moved = []
             for path, (_, digest) in zip(paths, known.files, strict=True):
                 if questions.is_question(path):
