@@ -55,11 +55,15 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
     (b"__DATE__", Traits.TIME, None),
     (b"__TIME__", Traits.TIME, None),
     (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
-    (b".include", Traits.EMBED, re.compile(rb"\.include(?<=[\"\s;:nt]\.include)(?=[\s\"\\])")),
     (b"/dev/", Traits.PROCESS, _PROCESS),
     (b"/proc/", Traits.PROCESS, _PROCESS),
     (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
 )
+_INCLUDED = re.compile(rb"\.include(?<=[\"\s;:nt(,{]\.include)(?=[\s\"\\])(?!\s*=)")
+"""The assembler's directive in a macro's argument, or in a string, where `\\n` or `\\t` may stand before it.
+A member of that name is assigned."""
+_ADJACENT = re.compile(rb"\"\s*\"")
+"""Between two strings, of which the compiler makes one."""
 _SPLICE = re.compile(rb"\\(?<=[\w.]\\)[ \t]*\r?\n(?=[\w.])")
 _PASTED = re.compile(rb"[ \t]*(?:##|%:%:)[ \t]*")
 # For these, comments do not count: every other header mentions them in one.
@@ -88,8 +92,8 @@ def traits_of(content: bytes) -> Traits:
     for word, trait, pattern in _WORDS:
         if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
             found |= trait
-    lower = content.lower()
-    if b".incbin" in lower:  # assemblers take directives in any case
+    lower = content.lower()  # assemblers take directives in any case
+    if _has_directive(lower) or (b"asm" in lower and _has_directive(_ADJACENT.sub(b"", lower))):
         found |= Traits.EMBED
     if b"has_include" in lower or (b"../" in content and CLIMBING.search(content)):
         found |= Traits.HAS_INCLUDE
@@ -100,6 +104,13 @@ def traits_of(content: bytes) -> Traits:
         if _ASSERT.search(bare):
             found |= Traits.ASSERT
     return found
+
+
+def _has_directive(lower: bytes) -> bool:
+    """Whether a text, in small letters, may have the assembler read another file."""
+    if b".incbin" in lower:
+        return True
+    return b".include" in lower and bool(_INCLUDED.search(lower) and _INCLUDED.search(_bare(lower)))
 
 
 def _bare(content: bytes) -> bytes:
