@@ -22,18 +22,22 @@ _LIBRARY = re.compile(r"(-L|-{1,2}library-path|-{1,2}library-directory)(=?)(.*)"
 _FIRST = re.compile(r"-include|-imacros|-{1,2}pre-include|-{1,2}imacros|-{1,2}include(=.*)?")
 
 
-def include_folders(include: Iterable[Argument], flags: Iterable[str], roots: Mapping[str, str]) -> tuple[str, ...]:
+def include_folders(
+    include: Iterable[Argument], flags: Iterable[str], roots: Mapping[str, str], more: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Return the folders that the flags name for headers.
 
     Args:
         include: -I flags, including those below a root.
         flags: all other flags, including those from the environment.
         roots: the tool's roots.
+        more: folders that a variable names.
     """
     flags = tuple(flags)
     found = [
         roots[argument.name] + argument.suffix if isinstance(argument, Ref) else argument[2:] for argument in include
     ]
+    found += more
     found += _named(_INCLUDE, flags)
     if any(_FIRST.fullmatch(word) for word in words(flags)):
         found.append(".")  # -include searches the working folder first
@@ -50,8 +54,12 @@ def library_folders(
     for flag in flags:
         if isinstance(flag, Ref) and flag.place is Place.ROOT and flag.prefix == "-L":
             found.append(roots[flag.name] + flag.suffix)
-    found += [folder for folder in dict(environment).get("LIBRARY_PATH", "").split(os.pathsep) if folder]
-    return _normal(found)
+    return _normal((*found, *folders_in(environment, "LIBRARY_PATH")))
+
+
+def folders_in(environment: Iterable[tuple[str, str]], name: str) -> tuple[str, ...]:
+    """Return the folders that a variable lists, as they are spelled."""
+    return tuple(dict.fromkeys(folder for folder in dict(environment).get(name, "").split(os.pathsep) if folder))
 
 
 def _named(option: re.Pattern[str], flags: Iterable[str]) -> list[str]:

@@ -44,7 +44,7 @@ from codegen.plan import (
     Steps,
     TextUse,
 )
-from codegen.search import include_folders, library_folders
+from codegen.search import folders_in, include_folders, library_folders
 from codegen.steps.decomposition import decomposition, hip_decomposition
 from codegen.steps.text_use import is_older, text_use
 from protocol.messages import Request
@@ -55,6 +55,7 @@ _FLAG_VARIABLES = (*nvcc.FLAG_VARIABLES, "HIPCC_COMPILE_FLAGS_APPEND")
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
 _JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacros|I|L|T)=?(.+)", re.DOTALL)
 _RESOURCES = re.compile(r"/lib/clang/[^/]+/include\Z")
+_C = ("c", "c-header")
 _SYSTEM = ("-isystem", "-idirafter")
 _NAMES_NO_FILE = re.compile(r"-[DU]|--(un)?define-macro|-f(file|debug|macro)-prefix-map=")
 _SHOWN = "BUILDD_SHOWN"
@@ -206,7 +207,8 @@ def plan(
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     if compile.objects and not nvcc:
         discovery = Discovery.LINKER  # gcc preprocesses nothing; nvcc compiles a stub
-    search = include_folders((), flags, dict(described.tool.roots))
+    # The tool is described by its search for C++.
+    search = include_folders((), flags, dict(described.tool.roots), folders_in(environment, "C_INCLUDE_PATH"))
     if compile.makes is Makes.DEVICE_LINKED:
         search += (".",)  # nvcc has the host compiler search the headers of its stub there
     if linked:
@@ -289,6 +291,14 @@ def named_files(compile: Compile, request: Request) -> Iterator[str]:
             yield from (joined[1] if joined else "", word.partition("=")[2])
 
 
+def _is_c(compile: Compile, program: Argument) -> bool:
+    """Tell whether gcc or clang takes a source for C."""
+    for before, flag in pairwise(("", *compile.flags)):
+        if before == "-x" or (flag.startswith("-x") and flag != "-x"):
+            return flag.removeprefix("-x") in _C
+    return language_of(compile.source) in _C and not str(program).rstrip("-.0123456789").endswith("++")
+
+
 def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
     """Return the folders whose headers -MMD leaves out, in the compiler's spelling, each with a final slash."""
     named: list[str] = []
@@ -300,11 +310,13 @@ def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
         elif flag != option and option:
             named.append(flag.removeprefix(option).removeprefix("="))
         waiting = flag in (*_SYSTEM, "--system-include") and not waiting
+    if compile.family is Family.GCC and _is_c(compile, described.program):
+        named += folders_in(described.environment, "C_INCLUDE_PATH")  # the tool is described by its search for C++
     # gcc shortens a name with `..` in it.
     named += [os.path.normpath(folder) for folder in named if folder.startswith("/")]
     # -MMD leaves out its lists for sanitizers too.
     named += [f"{folder.removesuffix('/include')}/share" for folder in described.standard if _RESOURCES.search(folder)]
     # The compiler lists these together with its own folders; their headers are no system headers.
-    users = {folder for name, value in described.environment if name == "CPATH" for folder in value.split(os.pathsep)}
-    standard = (folder for folder in described.standard if folder not in users)
+    users = folders_in(described.environment, "CPATH")
+    standard = [folder for folder in described.standard if folder not in users]
     return tuple(dict.fromkeys(f"{folder.rstrip('/')}/" for folder in (*named, *standard) if folder))

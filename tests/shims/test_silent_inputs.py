@@ -119,6 +119,26 @@ def test_a_header_that_appears_in_a_folder_with_an_odd_name(project: ForeignProj
         assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes(), number
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_a_header_that_appears_in_a_folder_for_c_alone(project: ForeignProject, compiler: str) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    project.write("a.c", f'#include "h.h"\nint {compiler} = V;\n')
+    project.write("d2/h.h", "#define V 2\n")
+    first = project.write("d1/h.h", "")
+    folders = os.pathsep.join((f"{project.folder}/d1/", f"{project.folder}/d2"))
+    states = (lambda: first.unlink(missing_ok=True), lambda: first.write_text("#define V 1\n"))
+    check(project, f"{compiler} -c a.c", *states, C_INCLUDE_PATH=folders)
+    for words in (("-c", "a.c"), ("-x", "c++", "-I", f"{project.folder}/d2", "-c", "a.c")):
+        listed = []
+        for environ in (project.plain, project.environ, project.environ):
+            environ = {**environ, "C_INCLUDE_PATH": folders}
+            assert project.call(compiler, "-MMD", *words, environ=environ).returncode == 0
+            listed.append(prerequisites((project.folder / "a.d").read_bytes()))
+        assert listed == [listed[0]] * 3
+        assert any(path.endswith("d2/h.h") for path in listed[0][1]) == ("-x" in words)
+
+
 def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:
     project.write("a.c", "int g(void);\nint main(void) { return g(); }\n")
     for number in (1, 2):
