@@ -35,6 +35,8 @@ class Traits(IntFlag):
     """An archive that only names its objects. No linker lists them."""
     VERSIONED = 2048
     """A raw string or a number like 1'0: where its comments are depends on the version of the language."""
+    AGE = 4096
+    """`#pragma GCC dependency`: the compiler warns if a file, which it lists nowhere, is newer."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
@@ -57,6 +59,7 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
     (b"__TIMESTAMP__", Traits.TIMESTAMP, None),
     (b"/dev/", Traits.PROCESS, _PROCESS),
     (b"/proc/", Traits.PROCESS, _PROCESS),
+    (b"dependency", Traits.AGE, re.compile(rb"\b(?:GCC|clang)(?:\s|\\\n)+dependency\b")),
     (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
 )
 _INCLUDED = re.compile(rb"\.include(?<=[\"\s;:nt(,{]\.include)(?=[\s\"\\])(?!\s*=)")

@@ -331,6 +331,8 @@ def unsound_reason(snapshot: Snapshot, path: str, fact: Fact, action: Action, to
         return ""  # a module of a library was imported: words in it that an assembler would obey have no effect
     if Traits.TIMESTAMP in fact.traits:
         return f"{path} mentions __TIMESTAMP__"
+    if Traits.AGE in fact.traits:
+        return f"{path} has a #pragma that compares the time of a file"
     if Traits.EMBED in fact.traits:
         return f"{path} embeds another file (.incbin, .include or #embed)"
     if Traits.THIN in fact.traits:
