@@ -24,7 +24,7 @@ _PASSED = frozenset(
 _PATHS = re.compile(
     r"-G|--device-debug|-{1,2}device-debug|-lineinfo|--generate-line-info|-pg|--profile|--debug|-gdwarf.*"
     r"|-g(gdb|line-tables-only|mlt|split-dwarf|stabs|vms|column-info|z)?[1-3]?(=.*)?|-src-in-ptx|--source-in-ptx"
-    r"|-{1,2}source-in-ptx|-fdebug-.*|-fsanitize.*|-finstrument-functions.*"
+    r"|-{1,2}source-in-ptx|-fdebug-.*|-fsanitize.*|-finstrument-functions.*|-fdiagnostics-absolute-paths"
 )
 """Flags that put absolute paths into the result."""
 

@@ -198,6 +198,22 @@ def test_link_time_optimization_shows_the_working_folder(project: ForeignProject
 
 
 @pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
+@pytest.mark.parametrize("option", ["-fdiagnostics-absolute-paths", "-fpseudo-probe-for-profiling"])
+def test_options_of_clang_that_show_the_folder(project: ForeignProject, option: str) -> None:
+    for name in ("one", "two"):
+        project.write(f"{name}/.git/HEAD", "")
+        source = project.write(
+            f"{name}/m.c", "#warning w\nstatic int g(int x) { return x / 3; }\nint f(int x) { return g(x); }\n"
+        )
+        named = "m.c" if "diagnostics" in option else str(source)
+        made = []
+        for environ in (project.environ, project.plain):
+            done = project.call("clang", option, "-c", named, cwd=source.parent, environ=environ)
+            made.append((done.returncode, done.stderr, (source.parent / "m.o").read_bytes()))
+        assert made[0] == made[1]
+
+
+@pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
 def test_a_precompiled_header_of_clang_is_passed_through_after_other_compiles_too(project: ForeignProject) -> None:
     project.write("y.c", "int y;\n")
     header = project.write("p.h", "#define V 2\n")
