@@ -46,6 +46,8 @@ VARIABLES = rows(
     V("COMPILER_PATH", Kind.PATHS, "", (KEY,), "where gcc looks for cc1plus, as and ld", _KEYED, families=_ALL),
     V("GCC_EXEC_PREFIX", Kind.PATH, "", (KEY,), "prefix of gcc's subprograms", _KEYED, families=_ALL),
     V("GCC_COMPARE_DEBUG", Kind.STRING, "", (KEY,), "compiles twice and compares", _KEYED, families=_ALL),
+    V("GCC_EXTRA_DIAGNOSTIC_OUTPUT", Kind.STRING, "", (KEY,), "gcc adds corrections for editors to its messages",
+      _KEYED, families=_ALL),
     V("COLLECT_NO_DEMANGLE", Kind.STRING, "", (KEY,), "raw symbols in the linker's messages", _KEYED, families=_ALL),
     V("GNUTARGET", Kind.STRING, "", (KEY,), "object format of ld", _KEYED, families=_ALL),
     V("LDEMULATION", Kind.STRING, "", (KEY,), "emulation of ld", _KEYED, families=_ALL),
