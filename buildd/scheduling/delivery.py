@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,15 +79,13 @@ class Delivery:
     def put_object(self, files: Files, digest: m.Digest, write: Callable[[Path], bool]) -> bool:
         """Put the object there, with a fresh time: make and ninja go by it. False where `write` fails."""
         place = os.path.join(self.folder, self.compile.output)
-        fact = files.fact(place)
-        if fact is not None and fact.digest == digest and not os.path.islink(place):
+        fact, mode = files.fact(place), self.mode & ~self.umask
+        if fact is not None and fact.digest == digest and os.lstat(place).st_mode == stat.S_IFREG | mode:
             os.utime(place)
-            if self.compile.makes is Makes.LINKED:
-                os.chmod(place, self.mode & ~self.umask)
             return True
         if not write(Path(place)):
             return False
-        os.chmod(place, self.mode & ~self.umask)
+        os.chmod(place, mode)
         return True
 
     @property

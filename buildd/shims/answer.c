@@ -492,17 +492,20 @@ static int is_writable_place(const char *path)
 	return lstat(path, &status) == 0 ? S_ISREG(status.st_mode) : errno == ENOENT;
 }
 
-/* Whether the object is already there; if so it gets a new time, which make and ninja compare. */
+/* Whether the object is already there, with the mode of a new one; if so it gets a new time, which make and ninja
+   compare. */
 static int renew_object(const char *path, const struct head *head, mode_t mode)
 {
 	int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), same = 0;
+	mode_t mask = umask(0);
 	unsigned char *data;
 	struct stat status;
 
+	umask(mask);
 	if (descriptor < 0)
 		return 0;
 	if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size == head->object_length &&
-	    (!(mode & 0111) || status.st_mode & 0111)) {
+	    (status.st_mode & 07777) == (mode & ~mask)) {
 		data = read_at(descriptor, head->object_length, 0);
 		same = data && is_digest(data, head->object_length, head->object) && futimens(descriptor, NULL) == 0;
 		free(data);

@@ -120,6 +120,20 @@ def test_an_odd_command_does_what_it_does_without_us(user: User, command: str, t
         assert outcome(foreign, command, foreign.environ) == right
 
 
+@pytest.mark.parametrize("command", ["gcc -c m.c -o out", "gcc m.c -o out"])
+def test_an_output_that_is_there_already_has_the_mode_of_a_new_one(user: User, command: str, tmp_path: Path) -> None:
+    foreign = ForeignProject(user, tmp_path / "modes")
+    foreign.write("m.c", "int main(void) { return 0; }\n")
+    made = foreign.folder / "out"
+    assert foreign.plainly(*command.split()).returncode == 0
+    right = made.stat().st_mode
+    for mode in (right, 0o400, 0o700, 0o777):
+        for _ in range(2):  # by the daemon, then by the shim
+            made.chmod(mode)
+            assert foreign.call(*command.split()).returncode == 0
+            assert made.stat().st_mode == right
+
+
 @pytest.mark.skipif(not CLANG, reason="no clang (Debian: hipcc brings clang++-15)")
 @pytest.mark.parametrize("command", OF_CLANG)
 def test_clangs_depfiles_are_as_clang_writes_them(user: User, command: str, tmp_path: Path) -> None:
