@@ -25,6 +25,10 @@ from codegen.steps.module_ids import NO_IDS, ModuleIds
 from protocol import messages as m
 
 _WARNING = re.compile(rb"^nvcc warning : .*\n", re.MULTILINE)
+_GCC_REMOVES = re.compile(rb"^(?:collect2: |\S*/cc\w{6}\.s: )", re.MULTILINE)
+"""Messages about the linker, and of the assembler about gcc's temporary file."""
+_CLANG_LEAVES = re.compile(rb"^clang\S*: error: (?!.*(?:command failed|unable to execute))", re.MULTILINE)
+"""Messages about options, after which clang runs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,20 @@ class Delivery:
             return False
         os.chmod(place, mode)
         return True
+
+    def remove_object(self, said: bytes, *, by_clang: bool) -> None:
+        """Remove the object of a command that failed, where the tool would have.
+
+        A make that has no rule for what the tool failed over takes an old program for a new one.
+
+        Args:
+            said: the tool's messages.
+            by_clang: it is clang, which removes the object whatever failed. gcc does if its assembler or linker failed.
+        """
+        is_clang = by_clang and self.compile.family is Family.GCC
+        if not _CLANG_LEAVES.search(said) if is_clang else _GCC_REMOVES.search(said):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.folder, self.compile.output))
 
     @property
     def mode(self) -> int:

@@ -321,6 +321,8 @@ class CompileReport(Report[ActiveBuild]):
             return  # perhaps buildd's fault: the caller runs the tool itself
         if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
             self._outputs.place_depfile(failure.read, failure.listing)
+        by_clang = self.build.plan.actions[0].discovery.is_clang
+        self._outputs.delivery.remove_object(exit.stderr, by_clang=by_clang)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
         named = self._outputs.delivery.ids.named
         self._carry_out(named(exit.stdout), self._outputs.delivery.said_once(named(exit.stderr)))

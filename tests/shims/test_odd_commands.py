@@ -120,6 +120,32 @@ def test_an_odd_command_does_what_it_does_without_us(user: User, command: str, t
         assert outcome(foreign, command, foreign.environ) == right
 
 
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("gcc -c m.c -o out", "int main("),
+        ("gcc -c m.c -o out", 'asm("no such instruction");'),
+        ("gcc m.c -o out", "int main("),
+        ("gcc m.c -o out", "int f(void);\nint main(void) { return f(); }"),
+        ("clang -c m.c -o out", "int main("),
+        ("clang -c m.c -o out", '#include "gone.h"'),
+        ("clang -c -std=c0 m.c -o out", ""),
+        ("clang -c -fno-such-option m.c -o out", ""),
+    ],
+)
+def test_what_a_failure_leaves_of_an_older_output(user: User, command: str, text: str, tmp_path: Path) -> None:
+    if not shutil.which(command.split()[0]):
+        pytest.skip("no clang")
+    foreign = ForeignProject(user, tmp_path / "older")
+    foreign.write("m.c", text)
+    left = []
+    for environ in (foreign.plain, foreign.environ):
+        foreign.write("out", "older")
+        assert foreign.call(*command.split(), environ=environ).returncode == 1
+        left.append((foreign.folder / "out").exists())
+    assert left[0] == left[1]
+
+
 @pytest.mark.parametrize("command", ["gcc -c m.c -o out", "gcc m.c -o out"])
 def test_an_output_that_is_there_already_has_the_mode_of_a_new_one(user: User, command: str, tmp_path: Path) -> None:
     foreign = ForeignProject(user, tmp_path / "modes")
