@@ -15,7 +15,7 @@ from buildd.files.digests import Fact
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import appeared_since
 from buildd.files.traits import Traits
-from buildd.keys import action_key, checkout_paths, include_search, once_only, path_sight, precompiled
+from buildd.keys import action_key, checkout_paths, include_search, path_sight, precompiled
 from buildd.keys.checkout_paths import compilers_own
 from buildd.keys.file_names import Names
 from buildd.keys.lookup import Lookup, Missing
@@ -178,8 +178,6 @@ def file_run(
                 later = later or Traits.PATHS_LATER in fact.traits
         if moving and Traits.TYPE_NAMES in fact.traits and not compilers_own(path, tool):
             types = shows_types(action)
-    if two := once_only.doubles(files, action, tool, (*declared, *used)):
-        return Filing(None, f"{' and '.join(two)} have one text: it does not decide whether the compiler reads both")
     # Before version 16, clang does not read the variable.
     if clocked and (is_clang or not any(name == "SOURCE_DATE_EPOCH" for name, _ in action.environment)):
         own = [path for path in (*declared, *used) if not compilers_own(path, tool)]

@@ -139,37 +139,6 @@ def test_a_header_that_appears_in_a_folder_for_c_alone(project: ForeignProject, 
         assert any(path.endswith("d2/h.h") for path in listed[0][1]) == ("-x" in words)
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-@pytest.mark.parametrize(("directive", "first"), [("include", "#pragma once\n"), ("import", "")])
-def test_headers_of_one_text_of_which_one_alone_is_read(
-    project: ForeignProject, compiler: str, directive: str, first: str
-) -> None:
-    """gcc compares their times, and clang their inodes."""
-    if not shutil.which(compiler):
-        pytest.skip(f"no {compiler}")
-    project.write("a.c", f'#{directive} "one/h.h"\n#{directive} "two/h.h"\nint {compiler}_{directive} = V;\n')
-    text = f'{first}#undef V\n#include "v.h"\n'
-    for number, name in enumerate(("one", "two")):
-        project.write(f"{name}/v.h", f"#define V {number}\n")
-    one, two = project.write("one/h.h", text), project.folder / "two/h.h"
-    os.utime(one, (7, 7))
-
-    def copied(time: int, more: str = "") -> None:
-        two.unlink(missing_ok=True)
-        two.write_text(text + more)
-        os.utime(two, (time, time))
-
-    def linked() -> None:
-        two.unlink()
-        two.symlink_to("../one/h.h")
-
-    command = f"{compiler} -w -c a.c"
-    first, second = check(project, command, lambda: copied(8), linked)[:2]
-    assert first != second
-    if compiler == "gcc":  # it does not list the other one
-        check(project, command, lambda: copied(7), lambda: copied(7, "#undef V\n#define V 3\n"))
-
-
 def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:
     project.write("a.c", "int g(void);\nint main(void) { return g(); }\n")
     for number in (1, 2):
