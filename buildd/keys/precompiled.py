@@ -204,12 +204,12 @@ def _first(text: bytes, is_undefined: Callable[[bytes], bool]) -> Iterator[str]:
                 guards += [b""] if match["other"] else []
                 continue
             if match["computed"] is not None and (
-                not _BEFORE.fullmatch(kind, kind.rfind(b"\n", 0, match.start()) + 1, match.start())
+                sure
+                or not _BEFORE.fullmatch(kind, kind.rfind(b"\n", 0, match.start()) + 1, match.start())
                 or any(guard and is_undefined(guard) for guard in guards)
             ):
-                continue  # words of a comment, or a branch that is not taken
-            if match["computed"] is None or sure == 0:
-                yield (match["angled"] or match["quoted"] or b"").decode(errors="surrogateescape")
+                continue  # not the first include, words of a comment, or a branch that is not taken
+            yield (match["angled"] or match["quoted"] or b"").decode(errors="surrogateescape")
             sure += not guards
             if sure == _SURE:
                 break

@@ -108,6 +108,18 @@ def test_a_name_that_the_text_defines_or_a_branch_that_is_taken_is_computed(
     assert project.counts() == (counts[0], counts[1] + 2)
 
 
+def test_a_computed_include_behind_another_one_is_never_the_first(kept_user: User) -> None:
+    """As libpng's mips_init.c: the first header defines what the later include stands behind."""
+    project = ForeignProject(kept_user, kept_user.folder / "later")
+    project.write("first.h", "#define SUPPORTED\n")
+    project.write("q.h", "int value;\n")
+    project.write("a.c", '#include "first.h"\n#ifdef SUPPORTED\n#define FILE "q.h"\n#include FILE\n#endif\n')
+    counts = project.counts()
+    for _ in range(2):
+        project.good("gcc", "-c", "a.c", "-o", "a.o")
+    assert project.counts() == (counts[0] + 1, counts[1] + 1)
+
+
 @pytest.mark.parametrize("named", ["name", "path"])
 def test_a_precompiled_header_is_no_input_of_its_own_compile(kept_user: User, named: str) -> None:
     """CMake includes the header in an empty source, by its path. A change that is taken back finds what was made
