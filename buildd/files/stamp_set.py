@@ -23,7 +23,7 @@ class FolderStamp:
     stamp: int
     """As in `Snapshot.folder_stamp`: 0 where there was no folder, -1 where its stamp cannot be trusted."""
     there: frozenset[tuple[str, bool]] | None = None
-    """For a folder in which buildd's own outputs come and go: which of the names that matter it held, and whether each
+    """For a folder in which a build's outputs may come and go: which of the names that matter it held, and whether each
     was a folder itself."""
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 
@@ -33,7 +33,7 @@ from codegen.compilers.command_parser import PARTS, Compile
 from codegen.compilers.temporary_roots import is_part, part_number
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.foreign.several_sources import Parts
-from codegen.plan import Action
+from codegen.plan import Action, Tool
 from codegen.reach import read_regular
 from protocol import messages as m
 
@@ -209,14 +209,14 @@ class AnswerPublisher:
         """Stamps of all that the parts have read and searched, other than each other's objects."""
         try:
             names = frozenset[str]().union(*map(self._names, parts))
-            found = [stamps for part in parts for stamps in (_stamps_of(part, parts[-1].compile, names), part.tool)]
+            found = [stamps for part in parts for stamps in (_stamps_of(part, names), part.tool)]
         except OSError:
             return None
         known = [stamps for stamps in found if stamps is not None]
         return replace(reduce(Stamps.joined, known), names=names) if len(known) == len(found) else None
 
     def _names(self, part: _Part) -> frozenset[str]:
-        """The names that matter in the folders of the outputs: those that an include could mean, since they are parts
+        """The names that matter in the folders of the build: those that an include could mean, since they are parts
         of paths that were read or searched, and those that `__has_include` asked for. Raises OSError."""
         build, action, snapshot = part.build, part.action, part.build.inputs.snapshot
         words = set(_words(part.used))
@@ -243,12 +243,11 @@ class AnswerPublisher:
         return known
 
 
-def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | None:
+def _stamps_of(part: _Part, names: frozenset[str]) -> Stamps | None:
     """Stamps of what one part depends on; None where one of them cannot be trusted. Raises OSError.
 
     Args:
-        maker: the compile or link that makes the command's output.
-        names: those that matter in the output's folders.
+        names: those that matter in the folders of the build.
     """
     build, action, snapshot = part.build, part.action, part.build.inputs.snapshot
     files, digests, bare, loose = [], [], [], []
@@ -267,10 +266,11 @@ def _stamps_of(part: _Part, maker: Compile, names: frozenset[str]) -> Stamps | N
         form = bytes.fromhex(bare_of(snapshot, action, path)) if path in texts else b""
         bare.append(form[: len(_NO_DIGEST)] or _NO_DIGEST)
         loose.append((form[len(_NO_DIGEST) :] if path in movable else b"") or _NO_DIGEST)
-    listings = _listings(snapshot, maker, names)
+    searched = build.inputs.lookup.folders
+    listings = _listings(snapshot, searched, build.tool(action), names)
     folders = [
         FolderStamp(path, stamp, listings.get(path))
-        for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in build.inputs.lookup.folders.items())
+        for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in searched.items())
         if not path.startswith(PARTS)
     ]
     stamps = trusted_stamps(files, folders, build.started_ns)
@@ -297,17 +297,24 @@ def _movable(part: _Part, texts: Collection[str]) -> frozenset[str]:
     return inputs.lookup.lines.movable(action, inputs.lookup.files.names_of(tool), own)
 
 
-def _listings(snapshot: Snapshot, maker: Compile, names: frozenset[str]) -> dict[str, frozenset[tuple[str, bool]]]:
-    """Which of those names are in the folders of the outputs. Raises OSError."""
+def _listings(
+    snapshot: Snapshot, searched: Iterable[str], tool: Tool, names: frozenset[str]
+) -> dict[str, frozenset[tuple[str, bool]]]:
+    """Which of those names are in the searched folders, other than the system's. Raises OSError.
+
+    A build may put files into any of them: other compiles their objects, and libtool its `.lo`.
+    """
     found = {}
-    for output in (maker.output, maker.depfile.path if maker.depfile else ""):
-        folder = os.path.realpath(os.path.join(snapshot.project, os.path.dirname(output)))
-        below = folder[len(snapshot.project) + 1 :] if folder.startswith(f"{snapshot.project}/") else folder
-        listed = snapshot.listed("." if folder == snapshot.project else below)
-        now = listed_names(folder, names)
+    project = f"{snapshot.project}/"
+    for folder in searched:
+        path, listed = _folder(snapshot, folder), snapshot.listed(folder)
+        is_system = installed(f"{path}/", tool) and not f"{path}/".startswith(project)
+        if listed is None or is_system or os.path.realpath(path) != path:
+            continue
+        now = listed_names(path, names)
         # Only as it was when the answer was found: files that came since are no part of it.
-        if listed is not None and {name for name, _ in now} == names & listed:
-            found[folder] = now
+        if {name for name, _ in now} == names & listed:
+            found[path] = now
     return found
 
 

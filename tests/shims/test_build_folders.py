@@ -88,3 +88,30 @@ def test_objects_that_come_and_go_beside_the_sources_ask_no_daemon(kept_user: Us
     made = (project.folder / "lib/a.o").read_bytes()
     assert project.plainly(*commands[0]).returncode == 0
     assert (project.folder / "lib/a.o").read_bytes() == made
+
+
+def test_files_that_come_and_go_in_other_folders_of_the_build_ask_no_daemon(kept_user: User) -> None:
+    """As Kbuild's objects in a folder of headers, and libtool's `.lo` above its objects. A header counts there too."""
+    project = ForeignProject(kept_user, kept_user.folder / "around")
+    project.write("lib/x.h", "#define X 1\n")
+    project.write("inc/y.h", "#define Y 1\n")
+    project.write("app/a.c", '#include <x.h>\n#include "y.h"\nint around = X + Y;\n')
+    project.write("app/.libs/kept", "")
+    command = ["gcc", "-I.", "-Ilib", "-Iinc", "-MD", "-MF", "app/.deps.a", "-c", "-o", "app/.libs/a.o", "app/a.c"]
+
+    def ran() -> tuple[int, int]:
+        """Hits by shims alone, and misses."""
+        before = project.notes.figures()[0], project.counts()[1]
+        project.good(*command)
+        return project.notes.figures()[0] - before[0], project.counts()[1] - before[1]
+
+    ran()
+    until(lambda: ran() == (1, 0), "a hit by the shim alone, once the files are old enough")
+    for path in ("lib/b.o", "app/a.lo", "b.o", "inc/z.h"):
+        project.write(path, "")
+        assert ran() == (1, 0), path
+    project.write("lib/y.h", "#define Y 2\n")
+    assert ran() == (0, 1)
+    made = (project.folder / "app/.libs/a.o").read_bytes()
+    assert project.plainly(*command).returncode == 0
+    assert (project.folder / "app/.libs/a.o").read_bytes() == made
