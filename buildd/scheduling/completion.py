@@ -71,6 +71,8 @@ def _keep(build: ActiveBuild, outcome: m.Outcome) -> None:
     build.outputs.close()
     build.notebook.write()
     if outcome is m.Outcome.BUILT:
-        # Nothing but the answer to the same command depends on what is remembered of a compile.
-        build.outputs.put_off() if build.has_caller else build.outputs.remember()
+        if build.has_caller:
+            build.outputs.put_off()
+        else:
+            build.outputs.remember()
     build.files.save()
