@@ -19,6 +19,7 @@ _INCLUDE = re.compile(
     re.DOTALL,
 )
 _LIBRARY = re.compile(r"(-L|-{1,2}library-path|-{1,2}library-directory)(=?)(.*)", re.DOTALL)
+_LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
 _FIRST = re.compile(r"-include|-imacros|-{1,2}pre-include|-{1,2}imacros|-{1,2}include(=.*)?")
 
 
@@ -82,5 +83,7 @@ def _folders(value: str) -> list[str]:
 
 
 def _normal(folders: Iterable[str]) -> tuple[str, ...]:
-    # Behind a link, `..` leads to another place than the path's text says.
-    return tuple(dict.fromkeys(f if f[:1] == "/" and "/.." in f else os.path.normpath(f) for f in folders if f))
+    # Behind a link, `..` leads to another place than the path's text says. gcc leaves out `./` at the beginning.
+    named = ((f, _LEADING_DOT.sub("", f)) for f in folders if f)
+    kept = (each.rstrip("/") or "/" for both in named for each in both)
+    return tuple(dict.fromkeys(f if "/.." in f else os.path.normpath(f) for f in kept))

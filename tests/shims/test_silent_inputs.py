@@ -139,6 +139,21 @@ def test_a_header_that_appears_in_a_folder_for_c_alone(project: ForeignProject, 
         assert any(path.endswith("d2/h.h") for path in listed[0][1]) == ("-x" in words)
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("option", ["-Isrc/../d2", "-I ./src/../d2/", "-isystem src/.././d2"])
+def test_a_header_that_appears_before_a_folder_with_two_dots(
+    project: ForeignProject, compiler: str, option: str
+) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    project.write("a.c", f'#include "h.h"\nint {compiler}_{len(option)} = V;\n')
+    project.write("d2/h.h", "#define V 2\n")
+    project.write("src/.keep", "")
+    first = project.write("d1/h.h", "")
+    states = (lambda: first.unlink(missing_ok=True), lambda: first.write_text("#define V 1\n"))
+    check(project, f"{compiler} -Id1 {option} -c a.c", *states)
+
+
 def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:
     project.write("a.c", "int g(void);\nint main(void) { return g(); }\n")
     for number in (1, 2):

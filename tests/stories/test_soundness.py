@@ -210,6 +210,8 @@ def test_traits_are_found_wherever_they_stand(text: str, trait: Traits) -> None:
         (("-Xcompiler=-Ione",), ("one",)),
         (("--include-path=one,two", "-I", "three"), ("one", "two", "three")),
         (("-include", "forced.h"), (".",)),
+        (("-Ione/../two/", "-I../three/./four"), ("one/../two", "../three/four")),
+        (("-I./one/../two",), ("./one/../two", "one/../two")),
         (("-imacros", "forced.h", "-iquote", "q"), ("q", ".")),
     ],
 )
