@@ -52,7 +52,7 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0,
             find_or_start(
                 (sys.executable, *SERVE_ARGUMENTS),
                 folder=folder,
-                environ=environ,
+                environ=_without_library(environ),
                 timeout_s=timeout_s,
                 package_digest=digest,
                 say=lambda line: print(f"buildd: {line}", file=sys.stderr),
@@ -61,6 +61,15 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0,
     return Client.connect(
         start=begin, environ=environ, timeout_s=timeout_s, name=name, package_digest=digest, folder=folder
     )
+
+
+def _without_library(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the library of a `buildd run` around this one: the daemon's compilers are no shims."""
+    from buildd.shims.interposition import without_library
+
+    kept = {name: value for name, value in environ.items() if name != "LD_PRELOAD"}
+    preload = without_library(environ)
+    return kept | ({"LD_PRELOAD": preload} if preload else {})
 
 
 def _own_digest(folder: Folder) -> str:

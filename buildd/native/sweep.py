@@ -246,7 +246,7 @@ class Sweep:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
-                    env={"PATH": self._search_path(), "LC_ALL": "C"},
+                    env={"PATH": self._search_path(), "LC_ALL": "C", "BUILDD_DISABLE": "1"},
                 )
             try:
                 _, said = self._compiler.communicate(timeout=_COMPILE_S)

@@ -45,6 +45,9 @@ class HelperJob(Protocol):
 
 
 JobT = TypeVar("JobT", bound=HelperJob)
+NOT_BELOW_RUN = {"BUILDD_DISABLE": "1"}
+"""The spawner's environment, from which it gives its jobs nothing. In an empty one, the library of a `buildd run`
+around `buildd build --no-daemon` would pass itself on (preloaded.c), and lead the jobs to shims."""
 
 
 class HelperProcess(Protocol):
@@ -67,7 +70,7 @@ def start_spawner(grace_s: float) -> tuple[socket.socket, HelperProcess]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={},
+            env=NOT_BELOW_RUN,
             cwd="/",
             start_new_session=True,
         )

@@ -1,12 +1,15 @@
-/* The folders of shims: where this one lies, which others there are, and the environment that leads to them.
+/* The folders of shims: where this one lies, what stands beside it, which others there are, and the environment that leads
+   to them.
 
    Knows no command. */
 
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "shim.h"
@@ -42,6 +45,42 @@ int is_ours(const char *folder)
 	char mark[PATH_MAX];
 
 	return snprintf(mark, sizeof mark, "%s/" MARK, folder) < (int)sizeof mark && access(mark, F_OK) == 0;
+}
+
+int read_beside(const char *name, char *text, size_t size)
+{
+	char path[PATH_MAX];
+	struct stat status;
+	ssize_t length;
+	int file;
+
+	if (snprintf(path, sizeof path, "%s/" MARK "/%s", shim_folder(), name) >= (int)sizeof path)
+		return 0;
+	file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (file < 0)
+		return 0;
+	length = read(file, text, size - 1);
+	if (fstat(file, &status) != 0 || (status.st_uid != geteuid() && status.st_uid != 0) || status.st_mode & 022)
+		length = 0;
+	close(file);
+	text[length > 0 ? length : 0] = 0;
+	return length > 0;
+}
+
+void learn_place(void)
+{
+	static const char *const names[] = { "BUILDD_DIR", "BUILDD_RUNTIME_DIR" };
+	const char *store = getenv(names[0]), *runtime = getenv(names[1]);
+	char text[2 * PATH_MAX + 64], *rest = text;
+
+	if ((store && *store) || (runtime && *runtime) || !read_beside("place", text, sizeof text))
+		return;
+	for (char *line, *value; (line = strsep(&rest, "\n")) && (value = strchr(line, '='));) {
+		*value++ = 0;
+		for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+			if (strcmp(line, names[i]) == 0 && *value == '/')
+				setenv(names[i], value, 1);
+	}
 }
 
 /* Take the folders of shims off PATH; an empty folder on it stays, and is the current one. */

@@ -4,8 +4,9 @@
    down. This library stands before exec and posix_spawn instead: if the program is a compiler by its name, a ccache or
    sccache that is to run one, a cmake that configures, or a build tool that can have tokens, it calls
    `buildd-cc PROGRAM ARGUMENT...`. It knows the names, and where its own folder is (from LD_PRELOAD); it reads no command
-   line and decides nothing else. A process that has removed LD_PRELOAD from the new program's environment, or set
-   BUILDD_DISABLE there, gets the program that it named.
+   line and decides nothing else. A process that has removed LD_PRELOAD alone from the new program's environment, or set
+   BUILDD_DISABLE there, gets the program that it named. An environment that was cleared (SCons, `env -i`) names neither
+   this library nor any variable of buildd's: it gets those that this process began with.
 
    A call that would fail fails as without us, and one that gives the program another name is not for the shim, which
    could not keep that name: clang is a C++ compiler if it is called clang++.
@@ -29,10 +30,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "preloaded.h"
 #include "program_file.h"
 #include "program_name.h"
 
-#define LIBRARY "libbuildd-interpose.so"
 #define LAUNCHER "buildd-cc"
 #define MARK ".buildd-launchers" /* in every folder of shims */
 #define MOST_ROOM (1 << 15)	 /* on the caller's stack, which may be that of a small thread */
@@ -46,12 +47,18 @@ typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_acti
 static exec_function next_execve, next_execvpe;
 static spawn_function next_spawn, next_spawnp;
 
-__attribute__((constructor)) static void find_next(void)
+static void find_next(void)
 {
 	next_execve = (exec_function)dlsym(RTLD_NEXT, "execve");
 	next_execvpe = (exec_function)dlsym(RTLD_NEXT, "execvpe");
 	next_spawn = (spawn_function)dlsym(RTLD_NEXT, "posix_spawn");
 	next_spawnp = (spawn_function)dlsym(RTLD_NEXT, "posix_spawnp");
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	find_next();
+	keep_own();
 }
 
 static int is_shim(const char *path)
@@ -67,16 +74,22 @@ static int is_shim(const char *path)
 	return access(mark, F_OK) == 0;
 }
 
-/* ---------------------------------------------------------------- the new program's environment */
+/* ---------------------------------------------------------------- the call */
 
-static const char *value_of(char *const environment[], const char *name)
+struct call {
+	const char *path;
+	char *const *arguments;
+	char *const *environment;
+};
+
+/* Whether this process can read the library: it may be another user by now, or in another root. */
+static int is_readable(const char *entry, size_t length)
 {
-	size_t length = strlen(name);
+	char path[PATH_MAX];
 
-	for (; environment && *environment; environment++)
-		if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=')
-			return *environment + length + 1;
-	return NULL;
+	memcpy(path, entry, length);
+	path[length] = 0;
+	return access(path, R_OK) == 0;
 }
 
 static int is_on(const char *value)
@@ -87,46 +100,6 @@ static int is_on(const char *value)
 		if (!value || strcasecmp(value, no[i]) == 0)
 			return 0;
 	return 1;
-}
-
-/* The entry of this library in a value of LD_PRELOAD, and its length; NULL if there is none. */
-static const char *entry_in(const char *preload, size_t *length)
-{
-	while (preload && *preload) {
-		*length = strcspn(preload, ": ");
-		if (*length > sizeof LIBRARY && preload[*length - sizeof LIBRARY] == '/' &&
-		    memcmp(preload + *length - sizeof LIBRARY + 1, LIBRARY, sizeof LIBRARY - 1) == 0)
-			return preload;
-		preload += *length + (preload[*length] != 0);
-	}
-	return NULL;
-}
-
-/* ---------------------------------------------------------------- the call */
-
-struct call {
-	const char *path;
-	char *const *arguments;
-	char *const *environment;
-};
-
-static size_t count_of(char *const list[])
-{
-	size_t count = 0;
-
-	while (list && list[count])
-		count++;
-	return count;
-}
-
-/* Whether this process can read the library: it may be another user by now, or in another root. */
-static int is_readable(const char *entry, size_t length)
-{
-	char path[PATH_MAX];
-
-	memcpy(path, entry, length);
-	path[length] = 0;
-	return access(path, R_OK) == 0;
 }
 
 /* Whether the shim can do what a program of this name does with these arguments. */
@@ -213,6 +186,9 @@ static void release(struct call *call, const char *preload, const char *entry, s
 #define PREPARE(call)                                                                                            \
 	do {                                                                                                     \
 		size_t length_ = 0;                                                                              \
+		if (is_cleared((call)->environment) && room_to_restore((call)->environment) <= MOST_ROOM)        \
+			(call)->environment = restored((call)->environment,                                      \
+						       alloca(room_to_restore((call)->environment)));            \
 		const char *preload_ = value_of((call)->environment, "LD_PRELOAD");                              \
 		const char *entry_ = entry_in(preload_, &length_);                                               \
 		if (entry_ && (call)->path && length_ < PATH_MAX) {                                              \
@@ -239,10 +215,13 @@ static int perform(const struct call *call)
 static const char *search(const char *name, char *place)
 {
 	const char *path = value_of(environ, "PATH");
+	char usual[256];
 	size_t size = name ? strlen(name) + 1 : 0;
 
 	if (size > 0 && strchr(name, '/'))
 		return name;
+	if (!path && confstr(_CS_PATH, usual, sizeof usual) <= sizeof usual)
+		path = usual; /* as libc does; `env -i` leaves no PATH */
 	while (size > 1 && path && *path) {
 		size_t length = strcspn(path, ":");
 
@@ -268,7 +247,7 @@ int execve(const char *path, char *const arguments[], char *const environment[])
 	struct call call = plain;
 
 	PREPARE(&call);
-	if (call.path == path)
+	if (call.path == path && call.environment == environment)
 		return perform(&call);
 	perform(&call);
 	return perform(&plain); /* the longer call may have been too long */
@@ -353,7 +332,7 @@ int posix_spawn(pid_t *process, const char *path, const posix_spawn_file_actions
 		return ENOSYS;
 	PREPARE(&call);
 	problem = next_spawn(process, call.path, actions, attributes, call.arguments, call.environment);
-	if (problem && call.path != plain.path)
+	if (problem && (call.path != path || call.environment != environment))
 		problem = next_spawn(process, path, actions, attributes, arguments, environment);
 	return problem;
 }

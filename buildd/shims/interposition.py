@@ -22,7 +22,8 @@ from codegen.foreign.command_line import family_of
 LAUNCHER = "buildd-cc"
 """Under this name the shim takes the compiler as its first argument."""
 LIBRARY = "libbuildd-interpose.so"
-_FILES = ("interpose.c", "program_file.c", "program_name.c", "program_file.h", "program_name.h")
+_PARTS = ("preloaded", "program_file", "program_name")
+_FILES = ("interpose.c", *(f"{name}.c" for name in _PARTS), *(f"{name}.h" for name in _PARTS))
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _FILES)
 # Without libc the library binds to no version of it; it must load into programs with an older one.
 _FLAGS = ("-nostdlib", "-fno-builtin", "-fno-stack-protector", "-Wl,-z,lazy")

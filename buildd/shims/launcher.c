@@ -373,6 +373,7 @@ int main(int argc, char **argv)
 	if (argc < 1)
 		return 127;
 	on_no_memory = run_tool;
+	learn_place();
 	name = find_tool(argv);
 	if (!*name && tool[0])
 		name = told_as();

@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 #define MOST_BYTES (64u << 20)
-#define MARK ".buildd-launchers" /* in every folder of shims; may hold links to the real tools, by name */
+#define MARK ".buildd-launchers" /* in every folder of shims: links to the real tools, by name; "start", "place" */
 
 struct sockaddr_un;
 
@@ -45,6 +45,10 @@ void end_as(uint64_t status, uint64_t number) __attribute__((noreturn)); /* End 
 /* folders.c */
 const char *own_path(void); /* of this program; empty where /proc does not say */
 const char *shim_folder(void); /* the folder in which this shim lies */
+/* Read a file of MARK beside this shim; whether there is text in it, and only this user or root can have written it. */
+int read_beside(const char *name, char *text, size_t size);
+/* Take the store and the runtime folder from the file "place" beside this shim if the environment names neither. */
+void learn_place(void);
 int is_ours(const char *folder); /* whether this is a folder of shims */
 void leave_path(void); /* Take the folders of shims off PATH. */
 int loads_library(void); /* whether programs in this environment load the library of interpose.c */

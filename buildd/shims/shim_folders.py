@@ -35,8 +35,10 @@ from buildd.native.programs import (
 from buildd.shims import interposition
 from buildd.shims.interposition import LAUNCHER
 from buildd.store import ownership
+from buildd.store.location import usual_place
 from codegen.foreign.called_tool import MARK, sent_variables, without_shims
 from codegen.foreign.command_line import TOOLS
+from protocol.places import choose_base
 from protocol.problem import message_and_step
 
 PLACES = "launchers"
@@ -75,6 +77,9 @@ _SOURCES = (
 _PROGRAM = tuple(source for source in _SOURCES if source.suffix == ".c")
 START = "start"
 """File that says how shims start a daemon; every folder of shims has a link to it in `MARK`."""
+PLACE = "place"
+"""File in `MARK` that names the store and the runtime folder of the shims beside it, where they are not the usual ones:
+what calls the shims may have none of buildd's variables."""
 START_ARGUMENTS = ("-P", "-m", "buildd", "up")
 """Arguments of the interpreter. -P: a folder `codegen` in the current folder must not be taken for buildd's."""
 _TOOLKIT_PROGRAMS = (
@@ -195,11 +200,14 @@ def stand_for(store: Path, tools: Mapping[str, str], environ: Mapping[str, str],
     Raises: BuilddError, OSError.
     """
     binary = binary or program(store, environ.get("PATH", os.defpath))
-    name = blake3(repr(sorted(tools.items())).encode(errors="surrogateescape")).hexdigest()[:16]
     permanent = permanent_folder(environ, store)
+    unusual = _unusual_places(store, environ)
+    about = f"{sorted(tools.items())!r}{unusual}"
+    name = blake3(about.encode(errors="surrogateescape")).hexdigest()[:16]
     place = Place(permanent / PLACES / name, tools)
     (place.programs / MARK).mkdir(parents=True, exist_ok=True)
     _tell_of_start(permanent, place.programs)
+    _tell_of_places(unusual, place.programs)
     for tool, real in tools.items():
         _link(real, place.programs / MARK / tool)
         _put(binary, place.programs / tool)
@@ -234,11 +242,35 @@ def _tell_of_start(permanent: Path, folder: Path) -> None:
         known = ""
     if known != words:
         permanent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = place.with_name(f".{place.name}.{os.getpid()}")
-        aside.write_text(words, errors="surrogateescape")
-        aside.chmod(0o600)
-        put(aside, place)
+        _write_private(place, words)
     _link(str(place), folder / MARK / START)
+
+
+def _unusual_places(store: Path, environ: Mapping[str, str]) -> str:
+    """The lines of `PLACE`: the variables without which shims would find another store or daemon."""
+    usual = {name: value for name, value in environ.items() if name not in ("BUILDD_DIR", "BUILDD_RUNTIME_DIR")}
+    lines = []
+    if str(store) != usual_place(usual):
+        lines.append(f"BUILDD_DIR={store}\n")
+    runtime = environ.get("BUILDD_RUNTIME_DIR", "")
+    if runtime and Path(runtime) != choose_base(usual):
+        lines.append(f"BUILDD_RUNTIME_DIR={runtime}\n")
+    return "" if any("\n" in line[:-1] for line in lines) else "".join(lines)
+
+
+def _tell_of_places(lines: str, folder: Path) -> None:
+    """Have the shims of a folder know these variables, whatever calls them."""
+    place = folder / MARK / PLACE
+    try:
+        known = place.read_text(errors="surrogateescape")
+    except OSError:
+        known = ""
+    if known == lines:
+        return
+    if lines:
+        _write_private(place, lines)
+    else:
+        place.unlink()
 
 
 def install(folder: Path, store: Path, environ: Mapping[str, str]) -> list[str]:
@@ -261,6 +293,7 @@ def install(folder: Path, store: Path, environ: Mapping[str, str]) -> list[str]:
             )
     (folder / MARK).mkdir(parents=True, exist_ok=True)
     _tell_of_start(permanent_folder(environ, store), folder)
+    _tell_of_places(_unusual_places(store, environ), folder)
     for name in names:
         _put(binary, folder / name)
     # Shims look through wrappers with it.
@@ -303,6 +336,14 @@ def verify(store: Path, environ: Mapping[str, str]) -> tuple[int, int]:
             else:
                 place.unlink()
     return len(found), len(damaged)
+
+
+def _write_private(place: Path, text: str) -> None:
+    """Write a file that shims believe: it is this user's, and no one else may write it."""
+    aside = place.with_name(f".{place.name}.{os.getpid()}")
+    aside.write_text(text, errors="surrogateescape")
+    aside.chmod(0o600)
+    put(aside, place)
 
 
 def _put(binary: Path, place: Path) -> None:

@@ -24,24 +24,12 @@
 #define POLL_MS 5
 #define REST_S 600
 
-/* The command, if only this user or root can have written it. */
 static int read_command(char *text, size_t size, char **words)
 {
-	char path[PATH_MAX];
-	struct stat status;
-	int count = 0, file;
-	ssize_t length;
+	int count = 0;
 
-	if (snprintf(path, sizeof path, "%s/" MARK "/start", shim_folder()) >= (int)sizeof path)
+	if (!read_beside("start", text, size))
 		return 0;
-	file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	if (file < 0)
-		return 0;
-	length = read(file, text, size - 1);
-	if (fstat(file, &status) != 0 || (status.st_uid != geteuid() && status.st_uid != 0) || status.st_mode & 022)
-		length = 0;
-	close(file);
-	text[length > 0 ? length : 0] = 0;
 	for (char *word; (word = strsep(&text, "\n")) && count < MOST_WORDS;)
 		if (*word)
 			words[count++] = word;

@@ -83,10 +83,7 @@ def locate(
         if kind not in NETWORK_FILE_SYSTEMS:
             return Location(folder)
         return Location(folder, f"the store is in {folder}, on {kind}: use it from one machine at a time")
-    cache = environment.get("XDG_CACHE_HOME", "")
-    # A relative XDG_CACHE_HOME is to be ignored (XDG Base Directory Specification).
-    base = cache if cache.startswith("/") else f"{_home(environment)}/.cache"
-    folder = _tidy(f"{base}/buildd")
+    folder = usual_place(environment)
     kind = kind_of(folder)
     if kind in NETWORK_FILE_SYSTEMS:
         why = f"{folder} is on {kind}"
@@ -97,6 +94,14 @@ def locate(
     local = _local_folder(local_base)
     notice = f"the store is in {local}: {why}. Set BUILDD_DIR to choose another folder."
     return Location(local, notice if _say_once(local, why) else "")
+
+
+def usual_place(environment: Mapping[str, str]) -> str:
+    """The folder in the user's cache, where the store is unless BUILDD_DIR names another or it cannot be there."""
+    cache = environment.get("XDG_CACHE_HOME", "")
+    # A relative XDG_CACHE_HOME is to be ignored (XDG Base Directory Specification).
+    base = cache if cache.startswith("/") else f"{_home(environment)}/.cache"
+    return _tidy(f"{base}/buildd")
 
 
 def store_folder(environment: Mapping[str, str], *, option: str = "") -> Path:
