@@ -79,9 +79,14 @@ class _Section:
 
 
 def exchanged(made: bytes, fatbin: bytes) -> bytes | None:
-    """The object with another fatbin, byte for byte as if it had been compiled with that one."""
+    """The object with another fatbin, byte for byte as if it had been compiled with that one.
+
+    Clang puts no fatbin into the object of a source without kernels and device variables: it stays as it is.
+    """
     try:
         sections, place = _sections(made)
+        if place is None:
+            return made if fatbin.startswith(BUNDLE_TEXT) and BUNDLE_TEXT not in made else None
         _check(made, sections, place)
         if _laid_out(made, sections, place, made[place.offset : place.end]) != made:
             return None
@@ -90,8 +95,8 @@ def exchanged(made: bytes, fatbin: bytes) -> bytes | None:
         return None
 
 
-def _sections(made: bytes) -> tuple[list[_Section], _Section]:
-    """All sections, and the fatbin's. Raises ValueError if there is not exactly one, or the object is unusual."""
+def _sections(made: bytes) -> tuple[list[_Section], _Section | None]:
+    """All sections, and the fatbin's. Raises ValueError if there are several, or the object is unusual."""
     ident, kind, _, _, _, programs, start, _, _, _, programs_n, size, count, names_index = _HEADER.unpack_from(made)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE or programs or programs_n or size != _SECTION.size:
         raise ValueError("not an object")
@@ -103,8 +108,10 @@ def _sections(made: bytes) -> tuple[list[_Section], _Section]:
     if any(name.startswith((b".gnu.lto", b".debug", b".zdebug")) for name in names):
         raise ValueError("the fatbin may be in it once more")
     found = [section for section, name in zip(sections, names, strict=True) if name in _PLACES]
-    if len(found) != 1:
-        raise ValueError("no fatbin, or several")
+    if not found:
+        return sections, None
+    if len(found) > 1:
+        raise ValueError("several fatbins")
     place = found[0]
     if (place.type, place.flags, place.align) != (_PROGBITS, _ALLOC, _PLACES[names[place.index]]):
         raise ValueError("an unusual fatbin")

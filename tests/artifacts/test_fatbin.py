@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from buildd.artifacts import fatbin
+from codegen.steps.step_kinds import BUNDLE_TEXT
 from tests.support.nvcc_project import KERNEL, Build, project
 
 HOST = """
@@ -80,6 +81,14 @@ def test_an_object_with_another_fatbin_is_as_the_compiler_would_have_made_it(tmp
 )
 def test_a_fatbin_that_something_else_stands_on_stays(tmp_path: Path, extra: str) -> None:
     assert fatbin.exchanged(compiled(tmp_path, embedded(bytes(64), extra)), bytes(64)) is None
+
+
+@needs_compiler
+def test_clangs_object_without_a_fatbin_is_the_same_with_any(tmp_path: Path) -> None:
+    made = compiled(tmp_path, "")
+    assert fatbin.exchanged(made, BUNDLE_TEXT + b"more") == made
+    for text, flags in (("", ["-g"]), (f'char const *text = "{BUNDLE_TEXT.decode()}";', [])):
+        assert fatbin.exchanged(compiled(tmp_path, text, *flags), BUNDLE_TEXT + b"more") is None
 
 
 @needs_compiler

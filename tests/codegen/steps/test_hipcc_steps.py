@@ -88,6 +88,19 @@ def test_an_edit_repeats_what_it_reaches_and_the_object_is_hipccs_own(
 
 
 @pytest.mark.hip
+def test_the_object_of_a_source_without_kernels_is_made_once(tmp_path: Path) -> None:
+    """Clang puts no device code into it, and nothing has to be exchanged."""
+    workspace = project(tmp_path)
+    workspace.write("src/k.hip", KERNEL[: KERNEL.index("template")] + "int host() { return HOST; }\n")
+    all_steps = ["bundle", "device compile gfx90a", "device link gfx90a", "host compile"]
+    assert ran(build(workspace)) == all_steps
+    assert_same(workspace)
+    workspace.write("include/device.h", "__device__ inline int unused() { return 1; }\n")
+    assert "host compile" not in ran(build(workspace))
+    assert_same(workspace)
+
+
+@pytest.mark.hip
 def test_a_text_of_which_only_the_digest_is_kept_is_made_again_for_a_step_that_has_to_run(tmp_path: Path) -> None:
     workspace = project(tmp_path)
     build(workspace)
