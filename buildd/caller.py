@@ -12,7 +12,7 @@ import os
 
 TYPE_CHECKING = False  # `typing` costs milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import FrameType
     from typing import NoReturn, Protocol
 
@@ -49,6 +49,59 @@ class NotStarted(Exception):
         self.number = number
 
 
+class _Interrupts:
+    """Passes SIGINT on to a command if a process sent it. The terminal sends it to the command as well.
+
+    A handler of Python's is not told who sent a signal: a thread waits for it, and all threads have to block it. A
+    process that sends it to the whole process group interrupts the command twice, as with `timeout`.
+
+    Args:
+        command: a process; 0: nothing is to be passed on.
+    """
+
+    def __init__(self, command: int) -> None:
+        self._command = command
+        self._thread = 0
+
+    def __enter__(self) -> None:
+        import _thread
+
+        self._ended = _thread.allocate_lock()
+        if not self._command:
+            return
+        try:
+            self._thread = _thread.start_new_thread(self._listen, ())
+            self._ended.acquire()
+        except RuntimeError:
+            pass  # no more threads
+
+    def __exit__(self, *problem: object) -> None:
+        import _signal  # type: ignore[import-not-found]
+
+        if self._thread:
+            _signal.pthread_kill(self._thread, _signal.SIGINT)
+            self._ended.acquire()
+
+    def _listen(self) -> None:
+        import _signal
+
+        ours, from_kernel = os.getpid(), 0x80
+        while (came := _signal.sigwaitinfo((_signal.SIGINT,))).si_pid != ours:
+            if came.si_code < from_kernel and came.si_pid != self._command:
+                try:
+                    os.kill(self._command, _signal.SIGINT)
+                except OSError:
+                    pass  # it runs as another user by now
+        self._ended.release()
+
+
+def take_no_signals() -> None:
+    """Leave the signals that are passed on to the main thread. Other threads call this when they begin."""
+    import _signal
+
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, [getattr(_signal, name) for name in _PASSED_ON])
+
+
 def process() -> int:
     """The process that the user called."""
     return pid or os.getpid()
@@ -63,8 +116,8 @@ def carry_out(
 ) -> int:
     """Run a command with this process's terminal and signals; its exit status as a shell reports it.
 
-    Signals sent to this process alone reach the command; Ctrl-C reaches it by itself. Signals that the command is to
-    ignore (nohup) stay ignored; it does not inherit this process's handlers.
+    Signals that processes send to this one reach the command; Ctrl-C reaches it by itself. Signals that the command is
+    to ignore (nohup) stay ignored; it does not inherit this process's handlers.
 
     Args:
         program: the file to run, if it is not the one that the first word names.
@@ -73,14 +126,14 @@ def carry_out(
 
     Raises: NotStarted.
     """
-    import _signal  # type: ignore[import-not-found]  # the C part of `signal`, without its enums
+    import _signal  # the C part of `signal`, without its enums
 
     came = list(early)
     running: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if number == _signal.SIGINT:
-            return
+            return  # who sent it is not known here
         came.append(number)
         if running:
             os.kill(running[0], came.pop())
@@ -89,26 +142,29 @@ def carry_out(
     numbers = [getattr(_signal, name) for name in _PASSED_ON]
     taken = [number for number in numbers if _signal.getsignal(number) != _signal.SIG_IGN]
     before = [(number, _signal.signal(number, pass_on)) for number in taken]
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, [number for number in taken if number == _signal.SIGINT])
     try:
         actions = []
         if relay is not None:
             actions = [(os.POSIX_SPAWN_DUP2, relay.output, 1)]
             actions += [(os.POSIX_SPAWN_DUP2, relay.output, 2)] if _is_same(1, 2) else []
         restored = [getattr(_signal, name) for name in _RESTORED if hasattr(_signal, name)]
-        child = _started(words, environ, words[0] if program is None else program, actions, restored)
+        child = _started(words, environ, words[0] if program is None else program, actions, restored, mask)
         running.append(child)
         while came:
             os.kill(child, came.pop())
-        if relay is not None:
-            relay.follow(child)
-        try:
-            _wait(child)
-        except OSError:
-            pass  # no descriptor is left, or the kernel has none for processes
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        with _Interrupts(child if _signal.SIGINT in taken else 0):
+            if relay is not None:
+                relay.follow(child)
+            try:
+                _wait(child)
+            except OSError:
+                pass  # no descriptor is left, or the kernel has none for processes
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         running.clear()  # its number stays taken until the next line
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
         for number, handler in before:
             _signal.signal(number, handler)
     if status < 0:
@@ -160,6 +216,7 @@ def _started(
     program: str | bytes,
     actions: Sequence[tuple[int, int, int]],
     restored: Sequence[int],
+    mask: Iterable[int],
 ) -> int:
     """The process of a program, found as execvp finds it with this environment's PATH."""
     name = os.fsencode(program)
@@ -170,7 +227,9 @@ def _started(
     wrong = 0
     for place in places:
         try:
-            return os.posix_spawn(place, list(words), environ, file_actions=actions, setsigdef=restored)
+            return os.posix_spawn(
+                place, list(words), environ, file_actions=actions, setsigdef=restored, setsigmask=mask
+            )
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
             if number not in (errno.ENOENT, errno.ENOTDIR):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from buildd import caller
 from buildd.ui.run_status import RunningCompile, RunStatus
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RunProgress:
         self._thread.join()
 
     def _ask(self) -> None:
+        caller.take_no_signals()
         if self._stop.wait(_ASK_S):
             return
         from buildd.store.hit_notes import noted

@@ -121,6 +121,7 @@ class Jobserver:
         self.close()
 
     def _look(self) -> None:
+        caller.take_no_signals()
         while not self._ended.wait(_LOOK_S):
             if self._share is not None:
                 self.resize(self._share(), _LOOK_S)

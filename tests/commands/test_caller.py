@@ -17,6 +17,7 @@ from buildd.identity import package_stamp
 from buildd.shims.jobserver import Jobserver
 from tests.support.developer import Developer, end_developer, make_developer
 from tests.support.serving import short_folder
+from tests.support.terminal import Terminal
 from tests.support.toolkit import host_compiler, make_toolkit
 from tests.support.waiting import DEADLINE_S, until
 
@@ -147,8 +148,12 @@ def test_the_summary_is_that_of_the_run(developer: Developer) -> None:
     assert status == 0 and re.search(r"compiled\nbuildd: 1 hit, 0 misses", said), said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_caller_reaches_the_command(developer: Developer, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("server", ["1", "0"])
+def test_a_signal_to_the_caller_reaches_the_command(
+    developer: Developer, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, server: str
+) -> None:
+    monkeypatch.setitem(developer.environ, "BUILDD_CLI_SERVER", server)
     name = number.name.removeprefix("SIG")
     script = f"trap 'echo told; exit 9' {name}; echo ready; while :; do sleep 0.02; done"
     process = begun(developer, "sh", "-c", script)
@@ -157,13 +162,57 @@ def test_a_signal_to_the_caller_reaches_the_command(developer: Developer, number
     assert ended(process) == ("told\n", 9)
 
 
-def test_ctrl_c_is_the_commands_alone(developer: Developer) -> None:
-    process = begun(developer, "sh", "-c", "echo ready; read word < go; exit 5")
-    os.mkfifo(developer.project / "go")
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    (developer.project / "go").write_text("go\n")
-    assert ended(process)[1] == 5
+def interrupt_waits(pid: int) -> bool:
+    """Whether a process has a SIGINT that it has not taken yet."""
+    (pending,) = re.findall(r"^ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(pending, 16) >> (signal.SIGINT - 1) & 1)
+
+
+@pytest.mark.parametrize("progress", ["1", "0"])
+@pytest.mark.parametrize("server", ["1", "0"])
+def test_interrupts_reach_the_command_once(developer: Developer, server: str, progress: str) -> None:
+    """Those of the terminal reach it by themselves, and those of a process through the caller."""
+    script = "trap 'n=$((n + 1)); echo told $n' INT; echo ready; until read word < go; do :; done; echo $word $n"
+    fifo = developer.project / "go"
+    fifo.unlink(missing_ok=True)
+    os.mkfifo(fifo)
+    environ = {**developer.environ, "BUILDD_CLI_SERVER": server, "BUILDD_PROGRESS": progress, "TERM": "xterm"}
+    command = (*BUILDD, "run", "--", "sh", "-c", script)
+    with Terminal(*command, environ=environ, cwd=str(developer.project)) as terminal:
+        terminal.has_shown(b"ready")
+        terminal.type(b"\x03")
+        terminal.has_shown(b"told 1")
+        os.kill(terminal.pid, signal.SIGINT)
+        terminal.has_shown(b"told 2")
+        fifo.write_text("end\n")
+        terminal.has_shown(b"end 2")
+        assert terminal.ended() == 0
+
+
+def test_an_interrupt_of_the_commands_own_is_not_passed_on(developer: Developer) -> None:
+    """A SIGTERM that the caller passes on says that it has seen the interrupt."""
+    wait = "until test $t; do sleep 0.02; done"
+    script = f"trap 'n=$((n + 1))' INT; trap 't=1' TERM; kill -INT 0; kill -TERM $PPID; {wait}; echo $n"
+    process = begun(developer, "sh", "-c", script, process_group=0)
+    assert ended(process) == ("1\n", 0)
+
+
+@pytest.mark.parametrize("server", ["1", "0"])
+def test_an_interrupt_that_is_ignored_stays_ignored(
+    developer: Developer, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    monkeypatch.setitem(developer.environ, "BUILDD_CLI_SERVER", server)
+    script = f"trap '' INT; exec {' '.join(BUILDD)} run -- sh -c 'kill -INT $PPID $$; echo alive'"
+    done = subprocess.run(
+        ["sh", "-c", script],
+        env=developer.environ,
+        cwd=developer.project,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.stdout == "alive\n"
 
 
 def test_a_caller_that_is_killed_leaves_no_process_and_no_log(developer: Developer) -> None:
