@@ -15,6 +15,8 @@ from protocol.events import BuildId, RequestId
 # Numbers outside these ranges make a message a bad one.
 Count = Annotated[int, msgspec.Meta(ge=0, le=0x7FFF_FFFF)]
 Umask = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
+USUAL_UMASK = 0o022
+"""Of a compile whose client names none."""
 
 
 class Mode(Enum):
@@ -95,7 +97,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recache: bool = False
     """Run every action again and overwrite its entry."""
     command: tuple[str, ...] = ()
-    umask: Umask = 0o022
+    umask: Umask | None = None
+    """The client's, for the files that it gets. None: the daemon's own; of COMPILE: 0o022."""
     inputs: tuple[str, ...] = ()
     """WATCH: files, and folders in which new names count, instead of the targets' inputs. EXPLAIN: names of actions,
     and of files that they read or make, to which the answer is restricted."""

@@ -31,7 +31,9 @@ def serve(build: ActiveBuild, plan: Plan) -> None:
         known = _published(build.store, build.project)
         for path in missing:
             before = known.get(path)
-            if before is None or not build.store.restore(before.digest, Path(build.project, path)):
+            if before is None or not build.store.restore(
+                before.digest, Path(build.project, path), umask=build.request.umask
+            ):
                 raise RequestError(
                     "not-published",
                     f"{path} was never built here, or is no longer kept, and AIT_RECOMPILE=0 forbids building it",

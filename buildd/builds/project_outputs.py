@@ -17,7 +17,7 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.builds.last_builds import LastBuilds
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import Product
-from buildd.files.atomic_write import copy_file, replace_file, usable
+from buildd.files.atomic_write import copy_file, make_folders, replace_file, usable
 from buildd.files.listings import IGNORE
 from codegen.reach import read_regular
 from protocol import messages as m
@@ -45,7 +45,7 @@ class ProjectOutputs(Outputs[ActiveBuild]):
         outputs = [output.path for action in self.build.plan.actions for output in action.outputs]
         for folder in dict.fromkeys(os.path.dirname(path) for path in outputs):
             with contextlib.suppress(OSError):
-                _make(self.build.project, folder)
+                _make(self.build, folder)
         _see_generated(self.build)
 
     def place(self, path: str, digest: m.Digest, *, executable: bool) -> bool:
@@ -55,14 +55,14 @@ class ProjectOutputs(Outputs[ActiveBuild]):
             return True
         if not os.path.isdir(destination.parent):
             with contextlib.suppress(OSError):  # the store says what is wrong
-                _make(self.build.project, os.path.dirname(path))
-        return self.build.store.restore(digest, destination, executable=executable)
+                _make(self.build, os.path.dirname(path))
+        return self.build.store.restore(digest, destination, executable=executable, umask=self.build.request.umask)
 
     def place_made(self, path: str, made: Path, product: Product) -> None:
         destination = Path(self.build.project, path)
         if not self._is_there(destination, product.digest, product.executable):
-            _make(self.build.project, os.path.dirname(path))
-            copy_file(made, destination, executable=product.executable)
+            _make(self.build, os.path.dirname(path))
+            copy_file(made, destination, executable=product.executable, umask=self.build.request.umask)
 
     def _is_there(self, destination: Path, digest: m.Digest, executable: bool) -> bool:
         fact = self.build.files.fact(str(destination))
@@ -112,13 +112,14 @@ class ScratchOutputs(Outputs[ActiveBuild]):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _make(project: str, folder: str) -> None:
+def _make(build: ActiveBuild, folder: str) -> None:
     """Make a folder of outputs; if the first one on the way to it is new, git is told to ignore it."""
+    project, umask = build.project, build.request.umask
     first = os.path.join(project, folder.partition("/")[0])
     is_new = bool(folder) and not folder.startswith("/") and not os.path.lexists(first)
-    os.makedirs(os.path.join(project, folder), exist_ok=True)
+    make_folders(os.path.join(project, folder), umask)
     if is_new:
-        replace_file(Path(first, IGNORE), IGNORED.encode())
+        replace_file(Path(first, IGNORE), IGNORED.encode(), umask)
 
 
 def _write_generated(build: ActiveBuild) -> None:
@@ -130,8 +131,8 @@ def _write_generated(build: ActiveBuild) -> None:
                 continue
         except OSError:
             pass
-        _make(build.project, os.path.dirname(generated.path))
-        replace_file(path, generated.content)
+        _make(build, os.path.dirname(generated.path))
+        replace_file(path, generated.content, build.request.umask)
 
 
 def _see_generated(build: ActiveBuild) -> None:

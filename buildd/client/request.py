@@ -137,7 +137,15 @@ def request_from(options: Namespace, targets: tuple[str, ...], mode: Mode, envir
         interpreter=sys.executable or "",
         keep_going=getattr(options, "keep_going", False),
         recache=getattr(options, "recache", False) or is_on(environ, "BUILDD_RECACHE"),
+        umask=_umask(),
     )
+
+
+def _umask() -> int:
+    """This process's umask, which it can only read by setting it."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
 
 
 def selected_environment(environ: Mapping[str, str]) -> dict[str, str]:

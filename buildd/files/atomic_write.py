@@ -13,13 +13,17 @@ from functools import cache
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file aside and rename it into place."""
+def replace_file(path: Path, content: bytes, umask: int | None = None) -> None:
+    """Write a file aside and rename it into place.
+
+    Args:
+        umask: None: this process's own.
+    """
     handle, aside = tempfile.mkstemp(prefix=".buildd-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.chmod(aside, 0o644 & ~_umask())
+        os.chmod(aside, 0o644 & ~(_umask() if umask is None else umask))
         os.replace(aside, path)
     except OSError as error:
         _unlink(aside)
@@ -29,13 +33,17 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
-def copy_file(source: Path, destination: Path, *, executable: bool) -> None:
-    """Copy a file aside and rename it into place; a link there is replaced, not followed."""
+def copy_file(source: Path, destination: Path, *, executable: bool, umask: int | None = None) -> None:
+    """Copy a file aside and rename it into place; a link there is replaced, not followed.
+
+    Args:
+        umask: None: this process's own.
+    """
     handle, aside = tempfile.mkstemp(prefix=".buildd-", dir=destination.parent)
     os.close(handle)
     try:
         shutil.copyfile(source, aside)
-        os.chmod(aside, (0o777 if executable else 0o666) & ~_umask())
+        os.chmod(aside, (0o777 if executable else 0o666) & ~(_umask() if umask is None else umask))
         os.replace(aside, destination)
     except OSError as error:
         _unlink(aside)
@@ -43,6 +51,27 @@ def copy_file(source: Path, destination: Path, *, executable: bool) -> None:
     except BaseException:
         _unlink(aside)
         raise
+
+
+def make_folders(path: str, umask: int | None = None) -> None:
+    """Make a folder and those above it, as far as they are missing. Raises OSError.
+
+    Args:
+        umask: of the folders that are made; this process may always write to them. None: its own.
+    """
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise
+            continue  # another build has just made it
+        if umask is not None:
+            os.chmod(folder, 0o777 & ~umask | 0o700)
 
 
 def usable(path: Path, executable: bool) -> bool:

@@ -52,6 +52,7 @@ from codegen.reach import Reach, reach_of
 from codegen.steps.module_ids import ids_of
 from protocol import messages as m
 from protocol.problem import in_one_line
+from protocol.request import USUAL_UMASK
 
 MOST_BUILDS = 32
 MOST_TOOLS = 64
@@ -193,7 +194,8 @@ class ForeignIntake:
         if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
             roots = ()
         system = compile_plan.system_folders(compile, described)
-        delivery = Delivery(compile, request.project, request.umask, system, roots, described.clang)
+        umask = USUAL_UMASK if request.umask is None else request.umask
+        delivery = Delivery(compile, request.project, umask, system, roots, described.clang)
         plan = compile_plan.plan(compile, described, request, steps, roots)
         (action,) = plan.actions
         delivery.check(compile_plan.named_files(compile, request))

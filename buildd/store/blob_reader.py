@@ -61,11 +61,15 @@ class BlobReader:
             self.drop_bad(raw)
             return None
 
-    def restore(self, digest: Digest, destination: Path, *, executable: bool) -> bool:
+    def restore(self, digest: Digest, destination: Path, *, executable: bool, umask: int | None = None) -> bool:
         """Make `destination` a private copy of the blob, whole or not at all; False where there is no sound blob.
 
-        The user's umask decides the mode. A symlink at `destination` is replaced, not followed. Missing folders are
-        made. Raises `StoreFull`, and `StoreError` where the destination cannot be written.
+        A symlink at `destination` is replaced, not followed. Missing folders are made.
+
+        Args:
+            umask: decides the mode; None: this process's own.
+
+        Raises: `StoreFull`, and `StoreError` where the destination cannot be written.
         """
         raw = raw_digest(digest)
         row = self._row(raw) if raw is not None else None
@@ -73,18 +77,21 @@ class BlobReader:
             return False
         folder = os.path.dirname(destination)
         temporary = os.path.join(folder, f".buildd-{os.getpid()}-{secrets.token_hex(6)}.tmp")
+        mode = 0o777 if executable else 0o666
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             try:
-                fd = os.open(temporary, flags, 0o777 if executable else 0o666)
+                fd = os.open(temporary, flags, mode)
             except FileNotFoundError:
                 os.makedirs(folder, exist_ok=True)
-                fd = os.open(temporary, flags, 0o777 if executable else 0o666)
+                fd = os.open(temporary, flags, mode)
             try:
                 with open(fd, "w+b", buffering=0) as file:
                     if not self._clone(raw, row, file):
                         for chunk in self._chunks(raw, row):
                             write_all(file, chunk)
+                    if umask is not None:
+                        os.fchmod(fd, mode & ~umask)
                 os.rename(temporary, destination)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):

@@ -183,9 +183,13 @@ class Store(Parts):
         """A blob's bytes, checked; None is a miss."""
         return self.blobs.get(digest)
 
-    def restore(self, digest: Digest, destination: Path, *, executable: bool = False) -> bool:
-        """Write a checked copy of a blob to `destination`, by rename; False is a miss. `StoreFull`, `StoreError`."""
-        return self.blobs.restore(digest, destination, executable=executable)
+    def restore(self, digest: Digest, destination: Path, *, executable: bool = False, umask: int | None = None) -> bool:
+        """Write a checked copy of a blob to `destination`, by rename; False is a miss. `StoreFull`, `StoreError`.
+
+        Args:
+            umask: of the file; None: this process's own.
+        """
+        return self.blobs.restore(digest, destination, executable=executable, umask=umask)
 
     def has(self, digest: Digest) -> bool:
         """Whether the index lists a blob; its bytes are not read."""
