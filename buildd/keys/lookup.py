@@ -15,7 +15,7 @@ from functools import partial
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, checkout_paths, precompiled, questions, survey_memory
+from buildd.keys import action_key, changed_inputs, checkout_paths, precompiled, questions, survey_memory
 from buildd.keys.file_names import Names
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.request_lines import RequestLines
@@ -285,7 +285,8 @@ class Lookup:
         if explain and len(why) > 1:
             # The newest result need not be the one that was used last.
             why = sorted(why[:_MOST_COMPARED], key=lambda each: self._distance(each[0], action, tool, names))
-        return (why[0][1],)
+        (nearest, reason) = why[0]
+        return changed_inputs.reasons(reason, self.snapshot, action, nearest, names) if explain else (reason,)
 
     def _distance(self, known: InputSet, action: Action, tool: Tool, names: Names) -> int:
         """How far an input set is from the files as they are now: how many of its files differ, and one more if its
@@ -328,8 +329,7 @@ class Lookup:
                     continue
                 standing = stands(snapshot, action, path, digest)
                 if standing is Stands.NO:
-                    gone = snapshot.digest(path) is None
-                    return f"input {path}: {'no longer there' if gone else 'content changed'}"
+                    return changed_inputs.reason(snapshot, path)
                 if standing is Stands.MOVED:
                     moved.append(path)
             bare = any(map(is_bare, known.files))

@@ -327,6 +327,15 @@ def test_a_missing_source_is_a_miss(desk: Desk) -> None:
     assert desk.why() == "input src/a.cu: no longer there"
 
 
+def test_all_changed_inputs_are_named(desk: Desk) -> None:
+    desk.build()
+    header = desk.toolkit / "include" / "y.h"
+    header.write_text("int another;")
+    desk.write("second/x.h", "int another;")
+    told = [f"input {path}: content changed" for path in (header, "second/x.h")]
+    assert sorted(desk.why().split("; ")) == sorted(told)
+
+
 def test_file_names_that_are_no_utf8(desk: Desk) -> None:
     name = os.fsdecode(b"second/h\xe9.h")
     desk.write(name, "int h;")
