@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from buildd.builds.active_build import ActiveBuild
@@ -51,8 +52,8 @@ class Completion:
             except Exception:  # the edge: a watch that knows less still looks at its files, and the build is done
                 _log.exception("what %s has seen was not learned", request.request_id)
             await self._in_pool(_keep_all, build, outcome)
-        if outcome is m.Outcome.BUILT and build.has_caller:
-            self._afterwards.add(build.outputs.remember)
+        if build.has_caller:
+            self._afterwards.add(partial(_keep_later, build, outcome))
         await self._afterwards.go_on()
 
 
@@ -70,9 +71,14 @@ def _keep(build: ActiveBuild, outcome: m.Outcome) -> None:
     """Write down what was learned from a request that was built."""
     build.outputs.close()
     build.notebook.write()
+    if build.has_caller:
+        build.outputs.put_off()
+    else:
+        _keep_later(build, outcome)
+
+
+def _keep_later(build: ActiveBuild, outcome: m.Outcome) -> None:
+    """Write down what no other request of the same build asks for."""
     if outcome is m.Outcome.BUILT:
-        if build.has_caller:
-            build.outputs.put_off()
-        else:
-            build.outputs.remember()
+        build.outputs.remember()
     build.files.save()
