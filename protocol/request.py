@@ -99,6 +99,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: tuple[str, ...] = ()
     umask: Umask | None = None
     """The client's, for the files that it gets. None: the daemon's own; of COMPILE: 0o022."""
+    colours: str | None = None
+    """COMPILE: the client's standard error shows colours: those of GCC_COLORS, or empty for the compiler's own.
+    None: it shows none."""
     inputs: tuple[str, ...] = ()
     """WATCH: files, and folders in which new names count, instead of the targets' inputs. EXPLAIN: names of actions,
     and of files that they read or make, to which the answer is restricted."""

@@ -28,6 +28,8 @@ class Outputs(ABC, Generic[Build]):
 
     lists = False
     """Whether a depfile is made of what the tool's own would list."""
+    colours: str | None = None
+    """As in a request: with which colours the tool writes its messages; None: with none."""
     in_project = False
     """Whether outputs are files of the project."""
     stood: Collection[str] = ()

@@ -30,7 +30,7 @@ _NO_MEMORY = re.compile(
     rb"|out of memory allocating \d+ bytes|^MemoryError\b",
     re.MULTILINE,
 )
-_COMPILE_ERROR = re.compile(rb"\berror\b[^\n:]*:", re.IGNORECASE)
+_COMPILE_ERROR = re.compile(rb"(?:\b|\x1b\[[0-9;]*[mK])error\b[^\n:]*:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Launch:
         quiet: nothing follows its lines while it runs; its output goes through files, which cost the loop no time.
         warm: identity of the packages that the worker imports, if argv is a Python and a worker script: the tool may
             then be forked from a process that has imported them. Empty for other tools.
+        is_coloured: the tool was asked to colour what it writes to its standard error.
     """
 
     argv: tuple[str | bytes, ...]
@@ -57,6 +58,7 @@ class Launch:
     umask: int = 0o022
     quiet: bool = False
     warm: str = ""
+    is_coloured: bool = False
 
     @property
     def command(self) -> str:
@@ -81,6 +83,8 @@ class Exit:
     stdout: bytes = b""
     stderr: bytes = b""
     """The tool's output; the middle of a long one is left out, see `streams.Capture`."""
+    coloured: bytes = b""
+    """Its standard error with colours, if it was asked for them; `stderr` has none."""
 
     @property
     def ok(self) -> bool:

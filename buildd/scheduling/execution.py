@@ -19,6 +19,7 @@ from typing import Any
 
 from buildd.artifacts.kernel_reports import is_report
 from buildd.artifacts.line_free_text import names_lines
+from buildd.builds import colours
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import DEPFILE, launch_of, output_path
 from buildd.builds.products import Failure, Ran
@@ -191,12 +192,12 @@ class Execution:
         """Run the tool; None where it ended well and its outputs are to be stored."""
         try:
             self._began_ns = self.build.files.now_ns()
-            self._job = runner.begin(launch, self._line)
+            self._job = runner.begin(launch, colours.lines_to(launch, self._line))
             if self.held:
                 self._job.hold(True)
             if self._kill is not None:
                 self._job.kill(self._kill)
-            self.exit = await self._job.wait()
+            self.exit = colours.told_apart(launch, await self._job.wait())
         except OSError as error:
             self.failure = storage_failure(error, self._private)
             return Ending.FAILED
@@ -284,7 +285,7 @@ class Execution:
         return launch
 
     def _launch_in(self, private: str) -> Launch:
-        return launch_of(
+        launch = launch_of(
             self.action,
             self.build.tool(self.action),
             project=self.build.project,
@@ -293,6 +294,7 @@ class Execution:
             quiet=self.build.is_steps,
             preload=self._preload(),
         )
+        return colours.asking(launch, self.build.outputs.colours)
 
     def _preload(self) -> str:
         wanted = self.action.kind in _FILLING_KINDS and self.build.is_on("BUILDD_PRELOAD")

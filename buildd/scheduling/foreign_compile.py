@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.build_figures import Figures
+from buildd.builds.colours import may_ask
 from buildd.builds.command import output_path
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import HIT, Failure, Moment, Product, Ran
@@ -27,6 +28,7 @@ from buildd.keys import checkout_paths, precompiled
 from buildd.keys.depfiles import Listing
 from buildd.keys.miss_kinds import MissKind, kind_of
 from buildd.native.bare_text import bare_text_of
+from buildd.processes.launch import Exit
 from buildd.scheduling import call_notes
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
@@ -52,6 +54,7 @@ class CommandOutputs(Outputs[ActiveBuild]):
     Args:
         keep: called in a worker thread once the compile was built.
         shrink: called before that, if `keep` has to wait.
+        shown: as `colours` of the request.
     """
 
     in_project = True
@@ -61,8 +64,11 @@ class CommandOutputs(Outputs[ActiveBuild]):
         delivery: Delivery,
         keep: Callable[[CommandOutputs], None],
         shrink: Callable[[CommandOutputs], None],
+        shown: str | None = None,
     ) -> None:
         self.delivery = delivery
+        if delivery.compile.family is Family.GCC and may_ask(delivery.compile.flags):
+            self.colours = shown
         self.roots = delivery.roots
         self.lists = delivery.compile.depfile is not None and delivery.compile.family is Family.NVCC
         self.only_names = delivery.compile.makes is Makes.RULES
@@ -307,7 +313,7 @@ class CompileReport(Report[ActiveBuild]):
         if not ran.exit.output_truncated:  # else the middle of the output is lost
             outputs = self._outputs
             named = outputs.delivery.ids.named
-            stderr = outputs.delivery.said_once(named(ran.exit.stderr))
+            stderr = outputs.delivery.said_once(named(self._shown(ran.exit)))
             self._carry_out(outputs.rules if outputs.delivery.prints_rules else named(ran.exit.stdout), stderr)
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
@@ -325,7 +331,11 @@ class CompileReport(Report[ActiveBuild]):
         self._outputs.delivery.remove_object(exit.stderr, by_clang=by_clang)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
         named = self._outputs.delivery.ids.named
-        self._carry_out(named(exit.stdout), self._outputs.delivery.said_once(named(exit.stderr)))
+        self._carry_out(named(exit.stdout), self._outputs.delivery.said_once(named(self._shown(exit))))
+
+    def _shown(self, exit: Exit) -> bytes:
+        """What the tool wrote to its standard error, as this caller's shows it."""
+        return exit.stderr if self.build.request.colours is None else exit.coloured or exit.stderr
 
     def _carry_out(self, stdout: bytes, stderr: bytes) -> None:
         self._said = [*pieces("stdout", stdout), *pieces("stderr", stderr)]

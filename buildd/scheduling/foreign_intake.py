@@ -199,7 +199,9 @@ class ForeignIntake:
         plan = compile_plan.plan(compile, described, request, steps, roots)
         (action,) = plan.actions
         delivery.check(compile_plan.named_files(compile, request))
-        outputs = CommandOutputs(delivery, lambda made: self._keep(made, described), self._publisher.shrink)
+        outputs = CommandOutputs(
+            delivery, lambda made: self._keep(made, described), self._publisher.shrink, request.colours
+        )
         build = ActiveBuild(
             request,
             log,

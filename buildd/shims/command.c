@@ -223,6 +223,25 @@ int is_on(const char *value, int by_default)
 	return 1;
 }
 
+int recaches(void)
+{
+	const char *again = getenv("BUILDD_RECACHE");
+
+	return again && *again && !strchr("0nNfF", *again) && strcasecmp(again, "off") != 0;
+}
+
+/* By the rules of gcc and clang, which are each blind to the other's variable. */
+const char *shown_colours(void)
+{
+	const char *terminal = getenv("TERM"), *colours = getenv("GCC_COLORS"), *none = getenv("NO_COLOR");
+
+	if (!terminal || strcmp(terminal, "dumb") == 0 || !isatty(2))
+		return NULL;
+	if (strstr(base_of(tool), "clang"))
+		return none && *none ? NULL : "";
+	return !colours ? "" : *colours ? colours : NULL;
+}
+
 int is_sent(const char *variable)
 {
 	size_t length = strcspn(variable, "=");

@@ -63,20 +63,12 @@ static void put_hello(struct buffer *out)
 	put_message(out, &body);
 }
 
-/* Whether the user asked for everything to be compiled again. */
-static int recaches(void)
-{
-	const char *again = getenv("BUILDD_RECACHE");
-
-	return again && *again && !strchr("0nNfF", *again) && strcasecmp(again, "off") != 0;
-}
-
 static void put_submit(struct buffer *out)
 {
 	struct buffer body = { 0 };
 	unsigned char random[16];
 	char id[33], place[PATH_MAX], store[PATH_MAX];
-	const char *folder = current_folder(place), *build = getenv("BUILDD_BUILD_ID");
+	const char *folder = current_folder(place), *build = getenv("BUILDD_BUILD_ID"), *colours = shown_colours();
 	uint32_t count = 0;
 	mode_t mask = umask(0);
 
@@ -92,7 +84,7 @@ static void put_submit(struct buffer *out)
 	put_big(&body, 0x82, 0, 0);
 	put_string(&body, "type"), put_string(&body, "submit");
 	put_string(&body, "request");
-	put_big(&body, 0x8b, 0, 0);
+	put_big(&body, 0x8c, 0, 0);
 	put_string(&body, "request_id"), put_string(&body, id);
 	put_string(&body, "build_id"), put_string(&body, build);
 	put_string(&body, "project"), put_string(&body, folder);
@@ -103,6 +95,11 @@ static void put_submit(struct buffer *out)
 	put_string(&body, "umask"), put_number(&body, mask);
 	put_string(&body, "recache");
 	put_big(&body, recaches() ? 0xc3 : 0xc2, 0, 0);
+	put_string(&body, "colours");
+	if (colours && is_utf8(colours))
+		put_string(&body, colours);
+	else
+		put_big(&body, 0xc0, 0, 0);
 	while (arguments[count])
 		count++;
 	put_string(&body, "command");

@@ -37,6 +37,9 @@ const char *told_as(void); /* The name of a cmake or build tool that buildd-cc w
 void run_tool(void) __attribute__((noreturn)); /* The same, and compilers that the tool calls run without the daemon. */
 extern int is_passed_through; /* the daemon has said that the tool may run even where nothing may be compiled */
 void refuse(const char *why, size_t length) __attribute__((noreturn));
+int recaches(void); /* whether the user asked for everything to be compiled again */
+/* With which colours a compiler writes to this standard error: a value for GCC_COLORS, or empty for its own; NULL: none. */
+const char *shown_colours(void);
 int is_sent(const char *variable);
 int is_on(const char *value, int by_default); /* whether a switch is on; it may be NULL or empty */
 const char *current_folder(char *place);
