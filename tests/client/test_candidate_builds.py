@@ -16,6 +16,7 @@ from buildd.client import connect as connecting
 from buildd.client.candidate_builds import Built, ThroughDaemon
 from protocol import messages as m
 from tests.support.carry_out import request_for
+from tests.support.waiting import until_async
 
 DEADLINE_S = 30.0
 DONE = m.Done(outcome=m.Outcome.BUILT, hits=1)
@@ -51,8 +52,7 @@ def test_what_is_found_comes_one_by_one_and_what_is_made_keeps_nobody_waiting(
     request = request_for(tmp_path, store=str(tmp_path))
 
     async def asked(count: int) -> None:
-        while len(daemon.asked) < count:
-            await asyncio.sleep(0.005)
+        await until_async(lambda: len(daemon.asked) >= count, f"{count} are asked")
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert daemon.asked == names[:count]

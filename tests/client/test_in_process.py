@@ -11,6 +11,7 @@ import pytest
 
 from buildd.client.in_process import _first_signal_cancels
 from buildd.exits import Interrupted
+from tests.support.waiting import until_async
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -24,8 +25,7 @@ def test_the_first_signal_cancels_between_two_steps_and_the_next_one_interrupts(
         with _first_signal_cancels(asyncio.get_running_loop(), lambda: cancelled.append(True) or True) as stopped:
             os.kill(os.getpid(), number)
             assert not cancelled, "the step goes on to its end"
-            while not cancelled:
-                await asyncio.sleep(0)
+            await until_async(lambda: cancelled, "the step goes on for ever")
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
         return stopped

@@ -13,13 +13,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 
 from buildd.cluster.bridge import TUNING
 from tests.support.node_network import FAR_IP, NEAR_IP, NodeNetwork
+from tests.support.waiting import until
 
 DEADLINE_S = 120.0
 
@@ -28,6 +28,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _has_started(log: Path) -> bool:
+    return b"Ray runtime started" in log.read_bytes()
 
 
 class RayNode:
@@ -132,13 +136,12 @@ class RayCluster:
                 start_new_session=True,
             )
         node = self.nodes[name] = RayNode(process, name)
-        end_s = time.monotonic() + DEADLINE_S
-        while b"Ray runtime started" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > end_s:
-                text = log.read_text(errors="replace")
-                self.close()
-                raise RuntimeError(f"the node {name} did not start:\n{text}")
-            time.sleep(0.1)
+        with contextlib.suppress(TimeoutError):
+            until(lambda: _has_started(log) or process.poll() is not None, timeout_s=DEADLINE_S)
+        if not _has_started(log):
+            text = log.read_text(errors="replace")
+            self.close()
+            raise RuntimeError(f"the node {name} did not start:\n{text}")
         return node
 
     def close(self) -> None:

@@ -10,11 +10,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.ray_cluster import free_port
+from tests.support.waiting import until
 
 DEADLINE_S = 60.0
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
@@ -96,11 +96,13 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=10 State=UP
         return done.stdout
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + DEADLINE_S
-        while not condition():
-            if time.monotonic() > end_s or any(process.poll() is not None for process in self._processes):
-                raise RuntimeError(f"Slurm did not start:\n{(self.folder / 'said').read_text(errors='replace')}")
-            time.sleep(0.1)
+        def has_ended() -> bool:
+            return any(process.poll() is not None for process in self._processes)
+
+        with contextlib.suppress(TimeoutError):
+            until(lambda: has_ended() or condition(), timeout_s=DEADLINE_S)
+        if has_ended() or not condition():
+            raise RuntimeError(f"Slurm did not start:\n{(self.folder / 'said').read_text(errors='replace')}")
 
     def close(self) -> None:
         for process in reversed(self._processes):

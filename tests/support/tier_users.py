@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from tests.support.serving import short_folder
 from tests.support.tiers import HttpCache
 from tests.support.user import User
+from tests.support.waiting import until
 
 Machines = Callable[..., User]
 _DEADLINE_S = 60.0
@@ -44,7 +44,4 @@ def machines_at(cache: HttpCache) -> Iterator[Machines]:
 
 def until_written(cache: HttpCache, records: int) -> None:
     """Wait until the tier has so many records; a trail is one, too."""
-    until = time.monotonic() + _DEADLINE_S
-    while len(cache.records()) < records:
-        assert time.monotonic() < until, f"{len(cache.records())} records"
-        time.sleep(0.05)
+    until(lambda: len(cache.records()) >= records, f"there are fewer than {records} records", _DEADLINE_S)

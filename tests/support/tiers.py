@@ -8,9 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +22,7 @@ from buildd.store.store import Store
 from buildd.tier.tier import Tier
 from buildd.tier.tier_settings import TierSettings
 from buildd.tier.uploader import Uploader
+from tests.support.waiting import until
 
 ALICE = signer_of(b"a" * 32)
 MALLORY = signer_of(b"m" * 32)
@@ -256,19 +256,20 @@ def has_rclone() -> bool:
     return shutil.which("rclone", path=f"{Path(sys.executable).parent}:{_PATH}") is not None
 
 
+def _takes_connections(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    return False
+
+
 @contextmanager
 def running(argv: list[str], port: int) -> Iterator[None]:
     """A server as a process of its own, from when it takes connections."""
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + _DEADLINE_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < until, f"{argv[0]} does not serve"
-                time.sleep(0.02)
+        until(lambda: process.poll() is not None or _takes_connections(port), f"{argv[0]} does not serve", _DEADLINE_S)
+        assert process.poll() is None, f"{argv[0]} has ended"
         yield
     finally:
         process.terminate()

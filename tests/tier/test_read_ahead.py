@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Workspace
 from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, MALLORY, Fault, HttpCache, tier_at, write_all
-from tests.support.waiting import until_async
+from tests.support.waiting import until, until_async
 
 DEADLINE_S = 20.0
 TRAIL = b"t" * 32
@@ -55,13 +54,6 @@ def fill(cache: HttpCache, count: int) -> list[bytes]:
     for first in firsts:
         cache.objects[place_of(Kind.INPUTS, first)] = b"record " + first
     return firsts
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 class Reader:

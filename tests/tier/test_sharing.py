@@ -21,6 +21,7 @@ from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
 from tests.support.tier_builds import built, machine
 from tests.support.tiers import ALICE, HTTP_AND_GRPC, MALLORY, Fault, HttpCache, tier_at, write_all
+from tests.support.waiting import until
 
 OVER_HTTP_AND_GRPC = pytest.mark.parametrize("cache", HTTP_AND_GRPC, indirect=True)
 
@@ -123,10 +124,7 @@ def test_uploads_wait_for_the_next_process(tmp_path: Path, cache: HttpCache) -> 
         uploader = Uploader(tier, store, ALICE)
         assert len(uploader.queue) == 3
         uploader.start()
-        until = time.monotonic() + 20
-        while len(cache.records()) < 7:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: len(cache.records()) >= 7, "the rest is sent")
         tier.close()
         uploader.close()
     assert tier.figures.counts()[TierAnswer.KEPT] == 3
