@@ -12,6 +12,7 @@ from buildd.store.store import Result
 from protocol import messages as m
 
 Build = TypeVar("Build")
+_PIECE_BYTES = 256 << 10
 
 
 class Report(Generic[Build]):
@@ -48,3 +49,9 @@ class Report(Generic[Build]):
 
     def keep_log(self) -> None:
         """Keep the events of the finished request for `buildd log`."""
+
+
+def pieces(stream: str, data: bytes) -> list[m.ToolOutput]:
+    """What a tool wrote, cut into events."""
+    starts = range(0, len(data), _PIECE_BYTES)
+    return [m.ToolOutput(stream=stream, data=data[start : start + _PIECE_BYTES]) for start in starts]

@@ -21,7 +21,7 @@ from buildd.builds.colours import may_ask
 from buildd.builds.command import output_path
 from buildd.builds.outputs import Outputs
 from buildd.builds.products import HIT, Failure, Moment, Product, Ran
-from buildd.builds.report import Report
+from buildd.builds.report import Report, pieces
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file, replace_file
 from buildd.keys import checkout_paths, precompiled
@@ -44,7 +44,6 @@ from protocol import messages as m
 
 PASSED_THROUGH = "passed-through"
 """Code of a `Done` that sends the caller to the tool itself."""
-_PIECE_BYTES = 256 << 10
 _MOST_EVENTS = 1 << 20
 
 
@@ -390,12 +389,6 @@ class CompileReport(Report[ActiveBuild]):
         count(build)
         status = {"exit_status": self._exit_status, "signal": self._signal}
         build.log.append(done_event(build, outcome, message=message, code=code, **status))
-
-
-def pieces(stream: str, data: bytes) -> list[m.ToolOutput]:
-    """What a tool wrote, cut into events."""
-    starts = range(0, len(data), _PIECE_BYTES)
-    return [m.ToolOutput(stream=stream, data=data[start : start + _PIECE_BYTES]) for start in starts]
 
 
 def _process_named(failure: Failure) -> str:
