@@ -151,10 +151,12 @@ def content(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
-def test_a_cleared_environment_leads_to_the_daemon_too(project: ForeignProject, tmp_path: Path) -> None:
+def test_a_cleared_environment_belongs_to_the_run(project: ForeignProject, tmp_path: Path) -> None:
     done = project.good(made(tmp_path), "cleared", *COMPILE)
     assert not done.stderr and (project.folder / "a.o").exists() and project.counts() == (0, 1)
     done = project.good("sh", "-c", f"exec env -i {' '.join(COMPILE)}")
+    assert not done.stderr and project.counts() == (1, 1)
+    done = project.good("sh", "-c", f"exec env -i BUILDD_DISABLE=1 {' '.join(COMPILE)}")
     assert not done.stderr and project.counts() == (1, 1)
 
 
