@@ -17,12 +17,12 @@ class NodeNetwork:
     def __init__(self) -> None:
         self.near, self.far = f"buildd-{os.getpid()}-near", f"buildd-{os.getpid()}-far"
         for name in (self.near, self.far):
-            _ip("netns", "add", name)
-        _ip("link", "add", "near", "netns", self.near, "type", "veth", "peer", "name", "far", "netns", self.far)
+            ip("netns", "add", name)
+        ip("link", "add", "near", "netns", self.near, "type", "veth", "peer", "name", "far", "netns", self.far)
         for name, link, address in ((self.near, "near", NEAR_IP), (self.far, "far", FAR_IP)):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
             for each in (link, "lo"):
-                _ip("-n", name, "link", "set", each, "up")
+                ip("-n", name, "link", "set", each, "up")
 
     def inside(self, name: str) -> list[str]:
         """The beginning of a command that runs on one of the hosts."""
@@ -37,14 +37,14 @@ class NodeNetwork:
 
     def cut(self) -> None:
         """Nothing arrives any more, and nobody is told."""
-        _ip("-n", self.far, "link", "set", "far", "down")
+        ip("-n", self.far, "link", "set", "far", "down")
 
     def heal(self) -> None:
-        _ip("-n", self.far, "link", "set", "far", "up")
+        ip("-n", self.far, "link", "set", "far", "up")
 
     def close(self) -> None:
         for name in (self.near, self.far):
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
 
 
 def needs_root() -> None:
@@ -55,8 +55,9 @@ def needs_root() -> None:
         pytest.skip("only root can make network namespaces, with iproute2")
     if subprocess.run(["ip", "netns", "add", "buildd-try"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this machine allows no network namespaces")
-    _ip("netns", "del", "buildd-try")
+    ip("netns", "del", "buildd-try")
 
 
-def _ip(*words: str) -> None:
+def ip(*words: str) -> None:
+    """Call iproute2."""
     subprocess.run(["ip", *words], check=True, capture_output=True)
