@@ -5,12 +5,11 @@ They share one network. Only root can make them. Namespaces give no image, and n
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,6 +137,11 @@ class Pods:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{pod.name} did not end:\n{self.said(pod.name)}") from None
 
+    def python(self, name: str, code: str) -> str:
+        """What a program says that runs in the network of a pod."""
+        command = ["ip", "netns", "exec", self._spaces[name], sys.executable, "-c", code]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
+
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.said").read_text(errors="replace")
 
@@ -157,21 +161,13 @@ class Pods:
         return space
 
 
-@contextlib.contextmanager
-def pods() -> Iterator[Pods]:
-    made = Pods()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def _image() -> dict[str, str]:
     """What an image says: programs are beside this Python, and buildd is this checkout."""
-    kept = {os.path.realpath(each) for each in (ROOT, sys.prefix, sys.base_prefix)}
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    kept = {os.path.realpath(each) for each in (*paths, sys.prefix, sys.base_prefix)}
     return {
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]),
         "HOME": "/tmp",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]),
+        "PYTHONPATH": os.pathsep.join(paths),
         "KEPT": " ".join(sorted(each for each in kept if each.startswith("/tmp/"))),
     }
