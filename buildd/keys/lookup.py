@@ -266,9 +266,9 @@ class Lookup:
         if self._recache:
             return ("asked to run again",)
         why: list[tuple[InputSet, str]] = []
-        names = self.files.names_of(tool)
+        names, stamped = self.files.names_of(tool), self.files.later(partial(self.store.update_folders, first))
         for known in self.store.input_sets(first):
-            reason = self._differs(first, known, action, tool, names, partial(self.store.update_folders, first))
+            reason = self._differs(first, known, action, tool, names, stamped)
             if not reason:
                 result = self.store.result(known.key)
                 if result is not None:

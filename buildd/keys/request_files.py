@@ -6,14 +6,15 @@ Knows the request's snapshot and each tool's roots; knows no store, no hit and n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import real_path
 from buildd.keys import include_search, survey_memory
 from buildd.keys.file_names import Names, names_below
 from buildd.keys.questions import folders_of
-from buildd.store.result_rows import LINK, PRESENT
+from buildd.store.result_rows import LINK, PRESENT, InputSet
 from codegen.plan import Action, Tool
 
 
@@ -39,6 +40,8 @@ class RequestFiles:
         """Stamps of all folders that an answer depends on."""
         self.discovered: dict[str, tuple[str, ...]] = {}
         """Name of an action -> the inputs that its look-up or its run found."""
+        self.waiting: list[Callable[[], object]] | None = None
+        """Stamps that are written at the end (`write_later`); None: at once."""
         self.bare: set[str] = set()
         """The actions among them whose result holds for any text with the same bare forms."""
 
@@ -46,6 +49,17 @@ class RequestFiles:
         """Note the folders that questions among an action's inputs are about (`questions`)."""
         for folder in folders_of(asked):
             self.folders[folder] = self.snapshot.folder_stamp(folder)
+
+    def later(self, write: Callable[[InputSet], object]) -> Callable[[InputSet], object]:
+        """What writes an input set with new stamps, or notes that it is to be written."""
+        waiting = self.waiting
+        return write if waiting is None else lambda known: waiting.append(partial(write, known))
+
+    def write_later(self) -> None:
+        """Write the input sets that wait. In a worker thread; raises StoreError."""
+        waiting, self.waiting = self.waiting, None
+        for write in waiting or ():
+            write()
 
     def names_of(self, tool: Tool) -> Names:
         """The names of files below a tool's roots."""

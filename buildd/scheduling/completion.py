@@ -81,4 +81,5 @@ def _keep_later(build: ActiveBuild, outcome: m.Outcome) -> None:
     """Write down what no other request of the same build asks for."""
     if outcome is m.Outcome.BUILT:
         build.outputs.remember()
+    build.inputs.lookup.files.write_later()
     build.files.save()

@@ -213,6 +213,7 @@ class ForeignIntake:
             has_caller=True,
             tier=self._tier,
         )
+        build.inputs.lookup.files.waiting = []
         source = build.inputs.snapshot.fact(compile.source)
         if source is not None and Traits.PROCESS in source.traits:
             raise PassThrough(Reason.NO_FILE, f"{compile.source} names one below /dev or /proc")
