@@ -25,8 +25,9 @@ from codegen.steps.module_ids import NO_IDS, ModuleIds
 from protocol import messages as m
 
 _WARNING = re.compile(rb"^nvcc warning : .*\n", re.MULTILINE)
-_GCC_REMOVES = re.compile(rb"^(?:collect2: |\S*/cc\w{6}\.s: )", re.MULTILINE)
-"""Messages about the linker, and of the assembler about gcc's temporary file."""
+_LINKER_FAILED = re.compile(rb"^collect2: ", re.MULTILINE)
+_ASSEMBLER_FAILED = re.compile(rb"^.+: Assembler messages:$", re.MULTILINE)
+"""It names gcc's temporary file, or the source where lines of an asm come from there."""
 _CLANG_LEAVES = re.compile(rb"^clang\S*: error: (?!.*(?:command failed|unable to execute))", re.MULTILINE)
 """Messages about options, after which clang runs nothing."""
 
@@ -102,7 +103,9 @@ class Delivery:
             by_clang: it is clang, which removes the object whatever failed. gcc does if its assembler or linker failed.
         """
         is_clang = by_clang and self.compile.family is Family.GCC
-        if not _CLANG_LEAVES.search(said) if is_clang else _GCC_REMOVES.search(said):
+        # The object of an assembler that fails before a link is a temporary file.
+        gcc_removes = _LINKER_FAILED if self.compile.makes is Makes.LINKED else _ASSEMBLER_FAILED
+        if not _CLANG_LEAVES.search(said) if is_clang else gcc_removes.search(said):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.folder, self.compile.output))
 

@@ -125,7 +125,9 @@ def test_an_odd_command_does_what_it_does_without_us(user: User, command: str, t
     [
         ("gcc -c m.c -o out", "int main("),
         ("gcc -c m.c -o out", 'asm("no such instruction");'),
+        ("gcc -c m.c -o out", 'int main(void) { asm("no such instruction"); }'),
         ("gcc m.c -o out", "int main("),
+        ("gcc m.c -o out", 'asm("no such instruction");'),
         ("gcc m.c -o out", "int f(void);\nint main(void) { return f(); }"),
         ("clang -c m.c -o out", "int main("),
         ("clang -c m.c -o out", '#include "gone.h"'),
