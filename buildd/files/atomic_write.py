@@ -71,7 +71,8 @@ def make_folders(path: str, umask: int | None = None) -> None:
                 raise
             continue  # another build has just made it
         if umask is not None:
-            os.chmod(folder, 0o777 & ~umask | 0o700)
+            inherited = os.stat(folder).st_mode & stat.S_ISGID  # where a group shares the folder above
+            os.chmod(folder, 0o777 & ~umask | 0o700 | inherited)
 
 
 def usable(path: Path, executable: bool) -> bool:

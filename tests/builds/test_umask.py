@@ -74,3 +74,9 @@ def test_folders_can_be_written_to(tmp_path: Path, umask: int) -> None:
     assert made == [0o711, *([0o777 & ~umask | 0o700] * 2)]
     with pytest.raises(OSError):
         make_folders("/dev/null/one", umask)
+
+
+def test_a_folder_that_is_made_belongs_to_the_group_of_the_one_above(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2775)
+    make_folders(str(tmp_path / "one"), 0o002)
+    assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o2775
