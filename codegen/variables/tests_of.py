@@ -120,6 +120,9 @@ _ACTS = {
     "tests/shims/test_interposition.py": {
         "test_a_build_can_do_without": "BUILDD_INTERPOSE",
     },
+    "tests/shims/test_colours.py": {
+        "test_a_terminal_shows_what_it_shows_without_us": "GCC_COLORS",
+    },
     "tests/shims/test_jobserver.py": {
         "test_builders_are_not_found_among_shims": "BUILDD_JOBSERVER",
     },

@@ -119,7 +119,7 @@ VARIABLES = rows(
       "LC_ALL=C.UTF-8 unless LANG or one of them is set", families=_EVERY),
     V("LANGUAGE", Kind.STRING, "", (KEY,), "languages of messages in order", _KEYED, families=_EVERY),
     V("GCC_COLORS", Kind.STRING, "", (LOG,), "colours of gcc's messages",
-      "none: not passed to tools, because colours would become part of a cached log"),
+      "on a terminal, a compile under `buildd run` that is no hit has them", acts=True, set_in=SetIn.SHELL),
     V("TMPDIR", Kind.PATH, "", (STRIP,), "folder of temporary files", _OWN),
     V("TMP", Kind.PATH, "", (STRIP,), "folder of temporary files", _OWN),
     V("TEMP", Kind.PATH, "", (STRIP,), "folder of temporary files", _OWN),
