@@ -240,7 +240,7 @@ class Snapshot:
         place, there = self.absolute(folder), listed.intersection(names)
         try:
             return there == frozenset(os.listdir(place)).intersection(names) and all(
-                _is_old(f"{place}/{name}", since_ns) for name in there
+                is_old(f"{place}/{name}", since_ns) for name in there
             )
         except OSError:
             return False
@@ -281,7 +281,7 @@ class Snapshot:
         return now_ns, status
 
 
-def _is_old(path: str, since_ns: int) -> bool:
+def is_old(path: str, since_ns: int) -> bool:
     """Whether a name has led to the same file or folder since a moment. The folder's own names count elsewhere. Raises
     OSError."""
     status = os.lstat(path)

@@ -18,7 +18,7 @@ from functools import lru_cache, reduce
 from blake3 import blake3
 
 from buildd.builds.active_build import ActiveBuild
-from buildd.files.snapshot import Snapshot
+from buildd.files.snapshot import Snapshot, is_old
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names, trusted_stamps
 from buildd.files.traits import Traits
 from buildd.keys.checkout_paths import installed
@@ -267,7 +267,7 @@ def _stamps_of(part: _Part, names: frozenset[str]) -> Stamps | None:
         bare.append(form[: len(_NO_DIGEST)] or _NO_DIGEST)
         loose.append((form[len(_NO_DIGEST) :] if path in movable else b"") or _NO_DIGEST)
     searched = build.inputs.lookup.folders
-    listings = _listings(snapshot, searched, build.tool(action), names)
+    listings = _listings(snapshot, searched, build.tool(action), names, build.started_ns)
     folders = [
         FolderStamp(path, stamp, listings.get(path))
         for path, stamp in ((_folder(snapshot, f), stamp) for f, stamp in searched.items())
@@ -298,7 +298,7 @@ def _movable(part: _Part, texts: Collection[str]) -> frozenset[str]:
 
 
 def _listings(
-    snapshot: Snapshot, searched: Iterable[str], tool: Tool, names: frozenset[str]
+    snapshot: Snapshot, searched: Iterable[str], tool: Tool, names: frozenset[str], since_ns: int
 ) -> dict[str, frozenset[tuple[str, bool]]]:
     """Which of those names are in the searched folders, other than the system's. Raises OSError.
 
@@ -313,7 +313,10 @@ def _listings(
             continue
         now = listed_names(path, names)
         # Only as it was when the answer was found: files that came since are no part of it.
-        if {name for name, _ in now} == names & listed:
+        if {name for name, _ in now} != names & listed:
+            continue
+        # A name may have become that of another file: a folder `vector` that compilers pass over, now a header.
+        if snapshot.has_same_names(folder) or all(is_old(f"{path}/{name}", since_ns) for name, _ in now):
             found[path] = now
     return found
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from buildd.scheduling.answer_publisher import _Divided
+from buildd.files.digests import Files
+from buildd.files.snapshot import Snapshot
+from buildd.scheduling.answer_publisher import _Divided, _listings
+from codegen.plan import Tool
 from protocol import messages as m
 
 COMPILE = ("/usr/bin/nvcc", "a.cu", "-c", "-o", "/tmp/buildd-parts-0000000000000000/p/prog/0/a.o")
@@ -40,3 +45,23 @@ def test_its_own_parts_count(command: tuple[str, ...]) -> None:
 def test_a_part_of_another_command_with_the_same_folder_does_not(other: dict[str, Any]) -> None:
     part = msgspec.structs.replace(WHOLE, **{"command": COMPILE, **other})
     assert not _Divided(WHOLE, (COMPILE, LINK)).has(part)
+
+
+@pytest.mark.parametrize("becomes", ["header", "nothing", "neighbour"])
+def test_a_name_that_became_another_file_before_the_answer_was_published_is_no_part_of_it(
+    tmp_path: Path, becomes: str
+) -> None:
+    (tmp_path / "inc" / "vector").mkdir(parents=True)
+    (tmp_path / "inc" / "map").touch()
+    time.sleep(0.05)
+    snapshot = Snapshot(Files(), str(tmp_path))
+    since_ns = snapshot.files.now_ns()
+    snapshot.listing("inc")
+    if becomes == "header":
+        (tmp_path / "inc" / "vector").rmdir()
+        (tmp_path / "inc" / "vector").touch()
+    elif becomes == "neighbour":
+        (tmp_path / "inc" / "m.o").touch()
+    found = _listings(snapshot, ["inc"], Tool(name="cc"), frozenset({"vector", "map"}), since_ns)
+    held = {str(tmp_path / "inc"): frozenset({("vector", True), ("map", False)})}
+    assert found == ({} if becomes == "header" else held)
