@@ -218,6 +218,10 @@ class Snapshot:
             self._kinds[path] = kind
             return kind
 
+    def was_folder(self, path: str) -> bool:
+        """Whether `is_folder` was asked, and the name was that of a folder. Reads nothing."""
+        return self._kinds.get(path) is True
+
     def listed(self, folder: str) -> frozenset[str] | None:
         """The answer of `listing`, if it was called; None otherwise. Reads nothing."""
         return self._listings.get(folder)

@@ -114,8 +114,14 @@ class AnswerPublisher:
         compile = outputs.delivery.compile
         if used is None or is_part(compile.output) or any(map(is_part, compile.objects)):
             return  # the names of all parts matter
+        build, snapshot = outputs.build, outputs.build.inputs.snapshot
         with contextlib.suppress(OSError):
-            outputs.build.inputs.snapshot.keep_names(self._names(_Part(outputs, used, _NO_STAMPS)))
+            snapshot.keep_names(self._names(_Part(outputs, used, _NO_STAMPS)))
+        tool = build.tool(build.plan.actions[0])
+        for folder in build.inputs.lookup.folders:
+            if not _is_system(snapshot, _folder(snapshot, folder), tool):
+                for name in snapshot.listed(folder) or ():
+                    snapshot.is_folder(f"{folder}/{name}")  # `_listings` asks what it was now
 
     def publish(self, outputs: CommandOutputs, tool: Stamps) -> None:
         """Publish the answer of a compile that was just built. In a worker thread.
@@ -238,8 +244,9 @@ class AnswerPublisher:
             known = frozenset(part for name in asked_names(content) for part in name.split("/"))
             if len(self._asked) >= _MOST_ASKING:
                 self._asked.clear()
-            if blake3(content).hexdigest() == digest:  # otherwise it was changed just now
-                self._asked[digest] = known
+            if blake3(content).hexdigest() != digest:
+                raise OSError(f"{path} was changed just now")
+            self._asked[digest] = known
         return known
 
 
@@ -305,20 +312,27 @@ def _listings(
     A build may put files into any of them: other compiles their objects, and libtool its `.lo`.
     """
     found = {}
-    project = f"{snapshot.project}/"
     for folder in searched:
         path, listed = _folder(snapshot, folder), snapshot.listed(folder)
-        is_system = installed(f"{path}/", tool) and not f"{path}/".startswith(project)
-        if listed is None or is_system or os.path.realpath(path) != path:
+        if listed is None or _is_system(snapshot, path, tool) or os.path.realpath(path) != path:
             continue
         now = listed_names(path, names)
         # Only as it was when the answer was found: files that came since are no part of it.
         if {name for name, _ in now} != names & listed:
             continue
         # A name may have become that of another file: a folder `vector` that compilers pass over, now a header.
-        if snapshot.has_same_names(folder) or all(is_old(f"{path}/{name}", since_ns) for name, _ in now):
+        # The time of a folder says nothing of that: it changes with the folder's files.
+        if snapshot.has_same_names(folder) or all(
+            snapshot.was_folder(f"{folder}/{name}") if is_folder else is_old(f"{path}/{name}", since_ns)
+            for name, is_folder in now
+        ):
             found[path] = now
     return found
+
+
+def _is_system(snapshot: Snapshot, path: str, tool: Tool) -> bool:
+    """Whether a folder is the tool's or the system's, and not the project's."""
+    return installed(f"{path}/", tool) and not f"{path}/".startswith(f"{snapshot.project}/")
 
 
 @lru_cache(maxsize=32)  # the sources of a build share their headers

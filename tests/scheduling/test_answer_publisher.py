@@ -47,7 +47,7 @@ def test_a_part_of_another_command_with_the_same_folder_does_not(other: dict[str
     assert not _Divided(WHOLE, (COMPILE, LINK)).has(part)
 
 
-@pytest.mark.parametrize("becomes", ["header", "nothing", "neighbour"])
+@pytest.mark.parametrize("becomes", ["header", "folder", "nothing", "neighbour"])
 def test_a_name_that_became_another_file_before_the_answer_was_published_is_no_part_of_it(
     tmp_path: Path, becomes: str
 ) -> None:
@@ -56,12 +56,16 @@ def test_a_name_that_became_another_file_before_the_answer_was_published_is_no_p
     time.sleep(0.05)
     snapshot = Snapshot(Files(), str(tmp_path))
     since_ns = snapshot.files.now_ns()
-    snapshot.listing("inc")
+    for name in snapshot.listing("inc") or ():
+        snapshot.is_folder(f"inc/{name}")  # as `shrink` asks
     if becomes == "header":
         (tmp_path / "inc" / "vector").rmdir()
         (tmp_path / "inc" / "vector").touch()
+    elif becomes == "folder":
+        (tmp_path / "inc" / "map").unlink()
+        (tmp_path / "inc" / "map").mkdir()
     elif becomes == "neighbour":
         (tmp_path / "inc" / "m.o").touch()
     found = _listings(snapshot, ["inc"], Tool(name="cc"), frozenset({"vector", "map"}), since_ns)
     held = {str(tmp_path / "inc"): frozenset({("vector", True), ("map", False)})}
-    assert found == ({} if becomes == "header" else held)
+    assert found == (held if becomes in ("nothing", "neighbour") else {})
