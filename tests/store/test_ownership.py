@@ -68,7 +68,7 @@ def test_every_command_refuses_it(developer: Developer, way: str) -> None:
     else:
         developer.store.chmod(0o777)
         words = f"other users may write to the store in {developer.store} (mode 0777)"
-    before = sorted(developer.store.rglob("*"))
+    before = {*developer.store.rglob("*")}
     commands = (
         ("build", "-C", str(developer.project)),
         ("build", "-C", str(developer.project), "--no-daemon"),
@@ -81,4 +81,4 @@ def test_every_command_refuses_it(developer: Developer, way: str) -> None:
         assert status == 3 and words in text and "next: " in text, (command, text)
     status, text = developer.buildd("run", "--", "true")
     assert status == 0 and words in text and "; running without the daemon" in text
-    assert sorted(developer.store.rglob("*")) == before
+    assert {*developer.store.rglob("*")} <= before  # the jobs' own folders may go after the build's end
