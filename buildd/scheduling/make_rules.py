@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from buildd.keys.depfiles import without_dot
-from codegen.compilers.command_parser import Depfile, quoted
+from codegen.compilers.depfile import Depfile, quoted
 
 _MOST_COLUMNS = 72
 

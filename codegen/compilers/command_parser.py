@@ -10,8 +10,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from functools import lru_cache
 
+from codegen.compilers.depfile import Depfile, quoted
 from codegen.flags import inspect
 from codegen.plan import Frozen
 
@@ -91,21 +91,6 @@ class Makes(Enum):
 
 
 LINKS = (Makes.LINKED, Makes.DEVICE_LINKED)
-
-
-class Depfile(Frozen, frozen=True):
-    """The make rules that a command writes in addition to its object, or instead of one (gcc's -M)."""
-
-    path: str
-    """Empty for standard output."""
-    targets: tuple[str, ...]
-    """The targets as written in the file: -MT's unchanged, -MQ's quoted."""
-    phony: bool = False
-    """-MP: an empty rule for each header."""
-    system: bool = True
-    """Includes headers of system folders (-MD, not -MMD)."""
-    twice: bool = False
-    """The command has -MD and -MMD: clang warns of one of them."""
 
 
 class Compile(Frozen, frozen=True):
@@ -387,15 +372,3 @@ class Parser(ABC):
             system=self.dep_kind == "-MD",
             twice=self.dep_twice,
         )
-
-
-_ODD = re.compile(r"[\s$#]")
-
-
-@lru_cache(maxsize=1 << 12)  # the compiles of a project list the same headers
-def quoted(name: str) -> str:
-    """Return a file's name quoted for make (gcc's -MQ)."""
-    if not _ODD.search(name):
-        return name
-    name = re.sub(r"(\\*)([ \t])", lambda match: match[1] * 2 + "\\" + match[2], name)
-    return name.replace("$", "$$").replace("#", "\\#")

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 
 from codegen.compilers import clang_cuda, clang_hip
-from codegen.compilers.command_parser import HIP_DEVICE_ALONE, PTXAS, Family, Parser, PassThrough, Reason, quoted
+from codegen.compilers.command_parser import HIP_DEVICE_ALONE, PTXAS, Family, Parser, PassThrough, Reason
+from codegen.compilers.depfile import quoted
 
 _GCC_VALUE = re.compile(
     r"(-isystem-after|-isystem|-iquote|-idirafter|-include|-imacros|-MF|-MT|-MQ|-D|-U|-I|-L|-l|-x|-o"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codegen.compilers.command_parser import Compile, Depfile, Family, Makes, PassThrough, Reason, quoted
+from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
+from codegen.compilers.depfile import Depfile, quoted
 from codegen.foreign.command_line import TOOLS, parse
 
 

@@ -1,0 +1,37 @@
+"""Depfiles as commands ask for them: where, for which targets, and how make wants names quoted.
+
+Knows no compiler's options (`command_parser`), and not how a depfile looks (`buildd.scheduling.make_rules`).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from codegen.plan import Frozen
+
+_ODD = re.compile(r"[\s$#]")
+
+
+class Depfile(Frozen, frozen=True):
+    """The make rules that a command writes in addition to its object, or instead of one (gcc's -M)."""
+
+    path: str
+    """Empty for standard output."""
+    targets: tuple[str, ...]
+    """The targets as written in the file: -MT's unchanged, -MQ's quoted."""
+    phony: bool = False
+    """-MP: an empty rule for each header."""
+    system: bool = True
+    """Includes headers of system folders (-MD, not -MMD)."""
+    twice: bool = False
+    """The command has -MD and -MMD: clang warns of one of them."""
+
+
+@lru_cache(maxsize=1 << 12)  # the compiles of a project list the same headers
+def quoted(name: str) -> str:
+    """Return a file's name quoted for make (gcc's -MQ)."""
+    if not _ODD.search(name):
+        return name
+    name = re.sub(r"(\\*)([ \t])", lambda match: match[1] * 2 + "\\" + match[2], name)
+    return name.replace("$", "$$").replace("#", "\\#")
