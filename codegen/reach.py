@@ -42,8 +42,11 @@ def reach_of(path: str, known: dict[str, str]) -> Reach:
         real = _followed(name, real)
     if not real:
         return Reach.CALLER
-    mode = _mode(real)
-    if not mode or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+    try:
+        mode = os.lstat(real).st_mode
+    except (OSError, ValueError):
+        return Reach.EVERYONE
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return Reach.EVERYONE
     return Reach.ONCE if stat.S_ISFIFO(mode) else Reach.CALLER
 
@@ -96,14 +99,6 @@ def read_regular(path: str, most_bytes: int = -1) -> bytes:
     if 0 <= most_bytes < len(content):
         raise OSError(errno.EINVAL, f"this has more than {most_bytes} bytes", path)
     return content
-
-
-def _mode(path: str) -> int:
-    """The kind of a name, links not followed; 0 if there is no such file."""
-    try:
-        return os.lstat(path).st_mode
-    except (OSError, ValueError):
-        return 0
 
 
 def _real_folder(folder: str, known: dict[str, str]) -> str:

@@ -16,7 +16,7 @@ from buildd.processes.running_tool import OnLine
 _ASK = "-fdiagnostics-color=always"
 _MARKS = re.compile(rb"\x1b\[[0-9;]*m(?:\x1b\[K)?|\x1b\]8;[^\x07\x1b]*(?:\x07|\x1b\\)")
 """What turns colours on and off, and the ends of links to documentation."""
-_RECORDING = ("-frecord-", "-grecord-")
+_RECORDING = ("-frecord-", "-grecord-", "-gcodeview")
 
 
 def may_ask(arguments: Iterable[str]) -> bool:
@@ -32,7 +32,7 @@ def asking(launch: Launch, colours: str | None) -> Launch:
     """
     if colours is None:
         return launch
-    # First: an option of the command's own goes before it.
+    # In the first place, so that an option of the command's own overrides it.
     argv = (launch.argv[0], _ASK, *launch.argv[1:])
     chosen = (("GCC_COLORS", colours),) if colours else ()
     return replace(launch, argv=argv, environment=(*launch.environment, *chosen), is_coloured=True)

@@ -141,7 +141,7 @@ class Memory:
         self._kinds.setdefault(kind, {})[key] = (answer, self._stamped.setdefault(folders, folders))
 
     def _stands(self, snapshot: Snapshot, changed: Iterable[str], lively: Sequence[Decisive]) -> bool:
-        """Whether what decided in each changed folder stands. One of which that is not known is lively from now on."""
+        """Whether what decided in each changed folder stands. A folder where nothing stands is lively from now on."""
         stands = True
         for folder in changed:
             if not any(each.folder == folder and each.stands(snapshot) for each in lively):

@@ -221,7 +221,7 @@ def measure(
 
 
 def _in_turns(contenders: Sequence[Contender], row: Row) -> dict[str, Cost]:
-    """What a row costs those of whom one shall not meet another machine than the other."""
+    """What a row costs two contenders that have to meet the same machine: they build in turns."""
     both = [contender for contender in contenders if isinstance(contender, Plain | Shims)]
     for contender in both:
         row.prepare(contender)

@@ -1,4 +1,4 @@
-"""Modes of what a daemon puts into a project: those of the client's umask, whoever started the daemon."""
+"""Modes of what a daemon puts into a project: those of the client's umask, not of the daemon's."""
 
 from __future__ import annotations
 

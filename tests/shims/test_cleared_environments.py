@@ -139,7 +139,7 @@ def test_the_environments_own_store_wins(user: User, foreign: ForeignProject) ->
 def test_a_place_that_others_could_have_written_is_not_believed(user: User, foreign: ForeignProject, mode: int) -> None:
     folder = installed(user)
     (folder / MARK / shim_folders.PLACE).chmod(mode)
-    (folder / MARK / shim_folders.START).unlink()  # nothing is to start a daemon of whoever runs the tests
+    (folder / MARK / shim_folders.START).unlink()  # no shim may start the tester's own daemon
     assert user.buildd("up")[0] == 0
     call_bare(folder, foreign.folder, HOME=user.environ["HOME"], XDG_RUNTIME_DIR=str(user.folder))
     assert "shims" not in foreign.status().builds
