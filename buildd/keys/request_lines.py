@@ -42,6 +42,10 @@ class RequestLines:
         """
         self._known[action.name] = known, silent
 
+    def input_set(self, action: Action) -> InputSet | None:
+        """What an action hit or was filed with; None where neither happened in this request."""
+        return self._known.get(action.name, (None, None))[0]
+
     def movable(self, action: Action, names: Names, candidates: Iterable[str]) -> frozenset[str]:
         """Those of an action's files whose tokens may stand in other lines.
 

@@ -24,9 +24,10 @@ from buildd.files.traits import Traits
 from buildd.keys.checkout_paths import installed
 from buildd.keys.include_search import asked_names, library_rivals
 from buildd.keys.text_digests import bare_of
-from buildd.scheduling import call_notes
+from buildd.scheduling import call_notes, checkout_answers
 from buildd.scheduling.foreign_compile import CommandOutputs
-from buildd.store.answers import Answer, Answers, question_of
+from buildd.store.answer_questions import question_of
+from buildd.store.answers import Answer, Answers
 from buildd.store.store import Store
 from codegen.compilers import temporary_roots
 from codegen.compilers.command_parser import PARTS, Compile
@@ -197,7 +198,7 @@ class AnswerPublisher:
                 return None
             stdout, stderr = stdout + words[0], stderr + words[1]
         depfile = delivery.compile.depfile
-        return Answer(
+        answer = Answer(
             question=question_of(request),
             stamps=stamps,
             output=delivery.compile.output,
@@ -210,6 +211,11 @@ class AnswerPublisher:
             key=result.key,
             saved_s=sum(part.outputs.result.timing.wall_s for part in parts if part.outputs.result),
         )
+        if len(parts) > 1:
+            return answer
+        part = parts[0]
+        folder = checkout_answers.folder_of(part.build, delivery, part.used, listed, stamps, part.tool)
+        return checkout_answers.for_any(answer, request, delivery.rule(listed), folder) if folder else answer
 
     def _stamps_of(self, parts: Sequence[_Part]) -> Stamps | None:
         """Stamps of all that the parts have read and searched, other than each other's objects."""

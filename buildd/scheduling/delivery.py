@@ -15,10 +15,11 @@ from pathlib import Path
 
 from buildd.builds.command import DEPFILE
 from buildd.files.digests import Files
-from buildd.scheduling.make_rules import make_rules, nvcc_rules, user_files
+from buildd.scheduling.make_rules import make_rule, nvcc_rules, user_files, written
 from buildd.store.store import Result, Store
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
+from codegen.compilers.depfile import Rule
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.reach import Reach, reach_of
 from codegen.steps.module_ids import NO_IDS, ModuleIds
@@ -123,14 +124,22 @@ class Delivery:
         depfile = self.compile.depfile
         if depfile is None:
             return b""
+        if (rule := self.rule(listed)) is not None:
+            return written(rule)
         read, *own = temporary_roots.read_lists(listed, self.roots)
         files = own[0] if own else read
         source = self.compile.source
-        if self.compile.family is not Family.NVCC:
-            return make_rules(depfile, source, files, self.system, clang=self.clang)
         if not depfile.system:
             files = own[1] if len(own) > 1 else user_files(files, self.system)
         return nvcc_rules(depfile, source, [path for path in files if path != source])
+
+    def rule(self, listed: bytes) -> Rule | None:
+        """The names in the depfile that gcc or clang would write; None where there is none. Args: as `rules`."""
+        depfile = self.compile.depfile
+        if depfile is None or self.compile.family is Family.NVCC:
+            return None
+        read, *own = temporary_roots.read_lists(listed, self.roots)
+        return make_rule(depfile, self.compile.source, own[0] if own else read, self.system, clang=self.clang)
 
     @property
     def prints_rules(self) -> bool:

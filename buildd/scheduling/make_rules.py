@@ -9,20 +9,20 @@ import os
 from collections.abc import Iterable, Sequence
 
 from buildd.keys.depfiles import without_dot
-from codegen.compilers.depfile import Depfile, quoted
+from codegen.compilers.depfile import Depfile, Rule, quoted
 
-_MOST_COLUMNS = 72
+_MOST_COLUMNS, _MOST_CLANG_COLUMNS = 72, 75
 
 
-def make_rules(
+def make_rule(
     depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...], *, clang: bool = False
-) -> bytes:
-    """A depfile as gcc writes it: no name begins with "./".
+) -> Rule:
+    """The names in a depfile as gcc writes it: none begins with "./", also no target.
 
     Args:
         paths: files that the tool read, as it spelled them, with or without the source.
         system: folders whose headers -MMD leaves out.
-        clang: as clang writes it: the source stands in its place among the others.
+        clang: as clang writes it: targets as they are, and the source stands in its place among the others.
     """
     source, *files = (without_dot(path) for path in (source, *paths))
     # A list of a sanitizer stands before it.
@@ -30,9 +30,16 @@ def make_rules(
     before, after = ([path for path in part if path != source] for part in (files[:place], files[place:]))
     if not depfile.system:
         before, after = user_files(before, system), user_files(after, system)
-    text = _rule(depfile.targets, map(quoted, (*before, source, *after)))
-    if depfile.phony:
-        text += "".join(f"{quoted(header)}:\n" for header in (*before, *after))
+    targets = depfile.targets if clang else tuple(map(without_dot, depfile.targets))
+    files = tuple(map(quoted, (*before, source, *after)))
+    return Rule(targets, files, len(before), depfile.phony, clang)
+
+
+def written(rule: Rule) -> bytes:
+    """The content of a depfile with this rule."""
+    text = (_clang_lines if rule.clang else _gcc_lines)(rule.targets, rule.files)
+    if rule.phony:
+        text += "".join(f"{name}:\n" for index, name in enumerate(rule.files) if index != rule.source)
     return os.fsencode(text)
 
 
@@ -55,12 +62,12 @@ def user_files(paths: Iterable[str], system: tuple[str, ...]) -> list[str]:
     return [path for path in paths if not _plain(path).startswith(system)]
 
 
-def _rule(targets: Iterable[str], files: Iterable[str]) -> str:
-    """A rule with the line breaks of gcc's (libcpp/mkdeps.cc, `make_write_name`)."""
+def _gcc_lines(targets: Iterable[str], files: Iterable[str]) -> str:
+    """A rule with the line breaks of gcc's (libcpp/mkdeps.cc, `make_write_name`); rule.c makes the same."""
     text, column = "", 0
     for names, end in ((targets, ":"), (files, "\n")):
         for name in names:
-            columns = len(name) if name.isascii() else len(os.fsencode(name))
+            columns = _columns(name)
             if column and column + columns > _MOST_COLUMNS:
                 text, column = f"{text} \\\n", 0
             if text:
@@ -68,6 +75,27 @@ def _rule(targets: Iterable[str], files: Iterable[str]) -> str:
             text, column = text + name, column + columns
         text, column = text + end, column + 1
     return text
+
+
+def _clang_lines(targets: Iterable[str], files: Iterable[str]) -> str:
+    """A rule with the line breaks of clang's (lib/Frontend/DependencyFile.cpp); rule.c makes the same."""
+    text, column = "", 0
+    for name in targets:
+        columns = _columns(name)
+        breaks = column > 0 and column + columns + 2 > _MOST_CLANG_COLUMNS
+        text += ("" if not column else " \\\n  " if breaks else " ") + name
+        column = columns + 2 if breaks else column + columns + (column > 0)
+    text, column = f"{text}:", column + 1
+    for name in files:
+        columns = _columns(name)
+        if column + columns + 3 > _MOST_CLANG_COLUMNS:
+            text, column = f"{text} \\\n ", 2
+        text, column = f"{text} {name}", column + columns + 1
+    return f"{text}\n"
+
+
+def _columns(name: str) -> int:
+    return len(name) if name.isascii() else len(os.fsencode(name))
 
 
 def _plain(path: str) -> str:

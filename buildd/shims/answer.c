@@ -17,170 +17,37 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../native/bare_text.h"
 #include "shim.h"
 
-#define MAGIC "buildd-answer 6\n"
-#define DIGEST 32
+#define MAGIC "buildd-answer 7\n"
 #define STAMP 5
 #define MOST_READ (8 << 20) /* of files with another stamp */
 #define MOST_NOTES (16 << 20)
 #define PATIENCE_MS 20
-
-extern char **environ;
+#define OPENAT2 437 /* on all machines; the headers of older systems have no name for it */
+#define NO_LINKS 0x04
+#define BENEATH 0x08
 
 struct head {
 	char magic[16];
 	unsigned char check[DIGEST]; /* of everything behind it, but for the object */
-	unsigned char question[DIGEST], object[DIGEST];
+	unsigned char question[DIGEST], moved[DIGEST], object[DIGEST]; /* `moved`: zeros if it holds for one folder alone */
 	uint64_t object_length, facts_length;
 };
-
-/* ---------------------------------------------------------------- digests: BLAKE2b (RFC 7693), of 32 bytes */
-
-static const uint64_t IV[8] = {
-	0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
-	0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179,
-};
-
-static const unsigned char SIGMA[10][16] = {
-	{ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
-	{ 14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3 },
-	{ 11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4 },
-	{ 7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8 },
-	{ 9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13 },
-	{ 2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9 },
-	{ 12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11 },
-	{ 13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10 },
-	{ 6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5 },
-	{ 10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0 },
-};
-
-static inline uint64_t turn(uint64_t x, int n)
-{
-	return x >> n | x << (64 - n);
-}
-
-static inline void mix(uint64_t *v, int a, int b, int c, int d, uint64_t x, uint64_t y)
-{
-	v[a] += v[b] + x, v[d] = turn(v[d] ^ v[a], 32);
-	v[c] += v[d], v[b] = turn(v[b] ^ v[c], 24);
-	v[a] += v[b] + y, v[d] = turn(v[d] ^ v[a], 16);
-	v[c] += v[d], v[b] = turn(v[b] ^ v[c], 63);
-}
-
-static void compress(uint64_t *h, const unsigned char *block, uint64_t count, uint64_t last)
-{
-	uint64_t v[16], m[16];
-
-	memcpy(m, block, sizeof m); /* with the other byte order nothing matches */
-	memcpy(v, h, 8 * sizeof *v);
-	memcpy(v + 8, IV, sizeof IV);
-	v[12] ^= count;
-	v[14] ^= last;
-	for (int i = 0; i < 12; i++) {
-		const unsigned char *s = SIGMA[i % 10];
-
-		mix(v, 0, 4, 8, 12, m[s[0]], m[s[1]]);
-		mix(v, 1, 5, 9, 13, m[s[2]], m[s[3]]);
-		mix(v, 2, 6, 10, 14, m[s[4]], m[s[5]]);
-		mix(v, 3, 7, 11, 15, m[s[6]], m[s[7]]);
-		mix(v, 0, 5, 10, 15, m[s[8]], m[s[9]]);
-		mix(v, 1, 6, 11, 12, m[s[10]], m[s[11]]);
-		mix(v, 2, 7, 8, 13, m[s[12]], m[s[13]]);
-		mix(v, 3, 4, 9, 14, m[s[14]], m[s[15]]);
-	}
-	for (int i = 0; i < 8; i++)
-		h[i] ^= v[i] ^ v[i + 8];
-}
-
-static void digest(const unsigned char *data, size_t length, unsigned char *out)
-{
-	unsigned char last[128] = { 0 };
-	uint64_t h[8];
-	size_t done = 0;
-
-	memcpy(h, IV, sizeof h);
-	h[0] ^= 0x01010000 ^ DIGEST;
-	for (; length - done > sizeof last; done += sizeof last)
-		compress(h, data + done, done + sizeof last, 0);
-	if (length > done)
-		memcpy(last, data + done, length - done);
-	compress(h, last, length, ~(uint64_t)0);
-	memcpy(out, h, DIGEST);
-}
-
-static int is_digest(const unsigned char *data, size_t length, const unsigned char *wanted)
-{
-	unsigned char found[DIGEST];
-
-	digest(data, length, found);
-	return memcmp(found, wanted, DIGEST) == 0;
-}
-
-/* ---------------------------------------------------------------- the question */
-
-static int by_bytes(const void *one, const void *other)
-{
-	return strcmp(*(char *const *)one, *(char *const *)other);
-}
-
-static void put_strings(struct buffer *question, char *const *strings, uint32_t count)
-{
-	put(question, &count, sizeof count);
-	for (uint32_t i = 0; i < count; i++)
-		put(question, strings[i], strlen(strings[i]) + 1);
-}
-
-/* The question: all that the daemon would be asked, apart from what changes no result, and which version of buildd
-   wrote the answers of this folder. 0 if that is unknown. */
-static int put_question(struct buffer *question, int place)
-{
-	char spelled[PATH_MAX], real[PATH_MAX], by[128], *folders[2], *code = by, **sent, **command;
-	int file = openat(place, "code", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	ssize_t length = file < 0 ? -1 : read(file, by, sizeof by - 1);
-	uint32_t count = 0, size = 0;
-
-	if (file >= 0)
-		close(file);
-	folders[0] = (char *)current_folder(spelled);
-	folders[1] = getcwd(real, sizeof real);
-	if (length <= 0 || !folders[0] || !folders[1])
-		return 0;
-	by[length] = 0;
-	while (arguments[count])
-		count++;
-	command = calloc(count + 1, sizeof *command);
-	for (char **variable = environ; *variable; variable++)
-		size++;
-	sent = calloc(size + 1, sizeof *sent);
-	if (!command || !sent)
-		return 0;
-	memcpy(command, arguments, count * sizeof *command);
-	command[0] = tool;
-	size = 0;
-	for (char **variable = environ; *variable; variable++)
-		/* A compile that depends on the GPUs shown has no answer. */
-		if (strchr(*variable, '=') && is_sent(*variable) && strncmp(*variable, "CUDA_VISIBLE_DEVICES=", 21) != 0)
-			sent[size++] = *variable;
-	qsort(sent, size, sizeof *sent, by_bytes);
-	put_strings(question, &code, 1);
-	put_strings(question, command, count);
-	put_strings(question, folders, 2);
-	put_strings(question, sent, size);
-	free(command);
-	free(sent);
-	return 1;
-}
 
 /* ---------------------------------------------------------------- reading an answer */
 
 struct facts {
 	const unsigned char *at, *end;
 	int bad;
+	const char *root; /* the folder that OWN stands for; empty: none */
+	int place;	  /* it is open here, or -1 */
+	int is_moved;	  /* it is another folder than that of the command which was answered */
 };
 
 static uint64_t take_number(struct facts *facts, size_t size)
@@ -225,6 +92,45 @@ static struct buffer take_bytes(struct facts *facts)
 	bytes.data = (unsigned char *)facts->at;
 	facts->at += bytes.length;
 	return bytes;
+}
+
+/* ---------------------------------------------------------------- the checkout's own folder */
+
+static int is_own(const char *path)
+{
+	return path[0] == OWN;
+}
+
+/* A path of the checkout's own, as from its folder. */
+static const char *below(const char *path)
+{
+	path += 1 + (path[1] == '/');
+	return *path ? path : ".";
+}
+
+/* Take a path, with the folder's in place of OWN; 0 if it is too long. */
+static int take_path(struct facts *facts, char path[PATH_MAX])
+{
+	const char *taken = take_string(facts);
+	int length = is_own(taken) ? snprintf(path, PATH_MAX, "%s%s", facts->root, taken + 1)
+				   : snprintf(path, PATH_MAX, "%s", taken);
+
+	return length < PATH_MAX;
+}
+
+/* Open a folder. That of another checkout than the answered command's is found without links: what `..` means behind one,
+   and whether two names are one file, was found out there. */
+static int open_folder(const struct facts *facts, const char *folder, int flags)
+{
+	struct {
+		uint64_t flags, mode, resolve;
+	} how = { (uint64_t)(flags | O_DIRECTORY | O_CLOEXEC), 0, NO_LINKS | BENEATH };
+
+	if (!is_own(folder))
+		return open(folder, (int)how.flags);
+	if (!facts->is_moved)
+		return openat(facts->place, below(folder), (int)how.flags);
+	return (int)syscall(OPENAT2, facts->place, below(folder), &how, sizeof how);
 }
 
 /* ---------------------------------------------------------------- checking inputs: buildd/files/stamp_set.py */
@@ -307,6 +213,34 @@ static int content_holds(int place, const char *path, uint64_t was, uint64_t siz
 	return same;
 }
 
+/* Whether one file has its old stamp or content. `place`: of its folder, if that is open. */
+static int file_holds(const struct facts *facts, int place, const char *folder, const char *name, const uint64_t was[STAMP],
+		      const struct digests *wanted, uint64_t *most)
+{
+	const int moved = facts->is_moved && is_own(folder);
+	uint64_t now[STAMP] = { 0 };
+	char path[PATH_MAX];
+	struct stat status;
+
+	if (place < 0 && moved)
+		return errno == ENOENT && !was[1]; /* of `open_folder` */
+	if (place < 0 && snprintf(path, sizeof path, "%s/%s", is_own(folder) ? below(folder) : folder, name) >=
+				 (int)sizeof path)
+		return 0;
+	if (place >= 0)
+		snprintf(path, sizeof path, "%s", name);
+	else
+		place = is_own(folder) ? facts->place : AT_FDCWD;
+	if (fstatat(place, path, &status, moved ? AT_SYMLINK_NOFOLLOW : 0) == 0) {
+		if (S_ISLNK(status.st_mode))
+			return 0;
+		take_stamp(&status, now);
+	}
+	if (memcmp(was, now, sizeof now) == 0)
+		return 1;
+	return now[1] && was[1] && content_holds(place, path, was[2], now[2], wanted, most);
+}
+
 /* A look-up from an open folder walks one name instead of the whole path: a third of the time. */
 static int files_hold(struct facts *facts)
 {
@@ -316,37 +250,27 @@ static int files_hold(struct facts *facts)
 	uint64_t most = MOST_READ;
 	size_t file = 0;
 
+	if (contents.length < files * DIGEST || bare.length < files * DIGEST || loose.length < files * DIGEST)
+		return 0;
 	for (uint32_t folders = take_count(facts); folders > 0 && !facts->bad; folders--) {
 		const char *folder = take_string(facts);
 		uint32_t names = take_count(facts);
-		int place = names > 1 ? open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1, holds = 1;
+		int place = -1, holds = 1;
 
+		if (names > 1 || (facts->is_moved && is_own(folder)))
+			place = open_folder(facts, folder, O_PATH);
 		for (; names > 0 && holds && !facts->bad; names--, file++) {
 			const char *name = take_string(facts);
-			uint64_t was[STAMP], now[STAMP];
-			char path[PATH_MAX];
-			struct stat status;
-
-			if (place >= 0)
-				holds = snprintf(path, sizeof path, "%s", name) < (int)sizeof path;
-			else
-				holds = snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path;
 			struct digests wanted = { contents.data + file * DIGEST, bare.data + file * DIGEST,
 						  loose.data + file * DIGEST };
+			uint64_t was[STAMP];
 
-			if (!holds || file >= files || contents.length < (file + 1) * DIGEST ||
-			    bare.length < (file + 1) * DIGEST || loose.length < (file + 1) * DIGEST) {
+			if (file >= files) {
 				holds = 0;
 				break;
 			}
 			memcpy(was, stamps.data + file * step, step);
-			if (fstatat(place >= 0 ? place : AT_FDCWD, path, &status, 0) == 0)
-				take_stamp(&status, now);
-			else
-				memset(now, 0, sizeof now);
-			if (memcmp(was, now, step) != 0)
-				holds = now[1] && was[1] &&
-					content_holds(place >= 0 ? place : AT_FDCWD, path, was[2], now[2], &wanted, &most);
+			holds = file_holds(facts, place, folder, name, was, &wanted, &most);
 		}
 		if (place >= 0)
 			close(place);
@@ -397,11 +321,14 @@ static int listing_holds(const char *folder, const struct buffer *words, struct 
 	const struct facts begin = there;
 	struct dirent *entry;
 	uint32_t met = 0;
-	int holds = 1;
-	DIR *stream = opendir(folder);
+	int holds = 1, place = open_folder(&there, folder, O_RDONLY);
+	DIR *stream = place < 0 ? NULL : fdopendir(place);
 
-	if (!stream)
+	if (!stream) {
+		if (place >= 0)
+			close(place);
 		return -1;
+	}
 	while (holds && (errno = 0, entry = readdir(stream))) {
 		const char *name = entry->d_name;
 		struct stat status;
@@ -426,16 +353,24 @@ static int listing_holds(const char *folder, const struct buffer *words, struct 
 	return holds < 0 ? -1 : holds && met == count;
 }
 
-static int folder_holds(const char *folder, int64_t stamp, const struct buffer *words, struct facts there, int listed,
+static int folder_holds(const struct facts *facts, const char *folder, int64_t stamp, const struct buffer *words, int listed,
 			uint32_t count)
 {
 	struct stat status;
 	int holds;
 
+	if (facts->is_moved && is_own(folder)) {
+		if (listed)
+			return listing_holds(folder, words, *facts, count) > 0;
+		holds = open_folder(facts, folder, O_PATH);
+		if (holds >= 0)
+			close(holds);
+		return stamp == 0 && holds < 0 && errno == ENOENT;
+	}
 	if (stamp != -1) {
 		uint64_t now;
 
-		if (stat(folder, &status) != 0)
+		if ((is_own(folder) ? fstatat(facts->place, below(folder), &status, 0) : stat(folder, &status)) != 0)
 			return stamp == 0;
 		now = ((uint64_t)status.st_mtim.tv_sec * 1000000000u + (uint64_t)status.st_mtim.tv_nsec) ^
 		      (uint64_t)status.st_ino << 8;
@@ -444,7 +379,7 @@ static int folder_holds(const char *folder, int64_t stamp, const struct buffer *
 	}
 	if (!listed)
 		return 0;
-	holds = listing_holds(folder, words, there, count);
+	holds = listing_holds(folder, words, *facts, count);
 	return holds < 0 ? stamp == 0 : holds;
 }
 
@@ -461,10 +396,39 @@ static int folders_hold(struct facts *facts)
 
 		for (uint32_t i = 0; i < count && !facts->bad; i++)
 			take_string(facts);
-		if (facts->bad || !folder_holds(folder, stamp, &words, there, listed, count))
+		if (facts->bad || !folder_holds(&there, folder, stamp, &words, listed, count))
 			return 0;
 	}
 	return !facts->bad;
+}
+
+/* ---------------------------------------------------------------- the depfile */
+
+/* Take the depfile's content: it is given, or its names are, since lines end by the length of paths. */
+static struct buffer take_rules(struct facts *facts)
+{
+	struct rule rule = { .targets = take_count(facts) };
+	const char **names;
+	struct buffer text = { 0 };
+
+	if (!rule.targets)
+		return take_bytes(facts);
+	rule.files = take_count(facts);
+	rule.source = take_count(facts);
+	rule.clang = (int)take_count(facts);
+	if ((uint64_t)(facts->end - facts->at) < (uint64_t)rule.targets + rule.files) {
+		facts->bad = 1; /* each name has a final zero byte */
+		return text;
+	}
+	names = calloc((size_t)rule.targets + rule.files, sizeof *names);
+	for (uint32_t i = 0; names && i < rule.targets + rule.files; i++)
+		names[i] = take_string(facts);
+	if (names && !facts->bad)
+		put_rule(&text, &rule, names, facts->root);
+	else
+		facts->bad = 1;
+	free(names);
+	return text;
 }
 
 /* ---------------------------------------------------------------- delivering the answer */
@@ -601,30 +565,43 @@ static void note(int folder, const struct buffer *record)
 	}
 }
 
+/* Write what the tool said. */
+static void say(int descriptor, const struct buffer *words, const char *root)
+{
+	struct buffer said = { 0 };
+
+	put_own(&said, words->data, words->length, root);
+	write_all(descriptor, said.data, said.length);
+}
+
 static void deliver(const struct head *head, struct facts *facts, int descriptor, int folder)
 {
-	const char *output = take_string(facts), *depfile = take_string(facts);
+	char output[PATH_MAX], depfile[PATH_MAX];
+	int are_short = take_path(facts, output) && take_path(facts, depfile);
 	mode_t mode = (mode_t)take_count(facts);
-	struct buffer rules = take_bytes(facts), said = take_bytes(facts), complained = take_bytes(facts);
+	struct buffer rules = take_rules(facts), said = take_bytes(facts), complained = take_bytes(facts);
 	struct buffer record = take_bytes(facts);
 
-	if (facts->bad || !*output || !is_writable_place(output) || (*depfile && !is_writable_place(depfile)))
+	if (facts->bad || !are_short || !*output || !is_writable_place(output) || (*depfile && !is_writable_place(depfile)))
 		return;
 	if (!put_object(output, head, descriptor, mode & 0777) || (*depfile && !put_depfile(depfile, &rules)))
 		return;
 	futimens(descriptor, NULL); /* the least recently used answer is removed first */
 	note(folder, &record);
-	write_all(1, said.data, said.length);
-	write_all(2, complained.data, complained.length);
+	say(1, &said, facts->root);
+	say(2, &complained, facts->root);
 	_exit(0);
 }
 
 /* ---------------------------------------------------------------- look up and deliver */
 
-static void look(int folder, int descriptor, const unsigned char *question)
+/* Deliver an answer if it is one to this question and holds.
+
+   Args: `moved` is the folder of this checkout if the question names it by OWN. */
+static void look(int folder, int descriptor, const unsigned char *question, const char *moved)
 {
 	unsigned char *data = read_at(descriptor, sizeof(struct head), 0);
-	struct facts facts;
+	struct facts facts = { 0 };
 	struct stat status;
 	struct head head;
 
@@ -633,8 +610,9 @@ static void look(int folder, int descriptor, const unsigned char *question)
 		return;
 	memcpy(&head, data, sizeof head);
 	free(data);
-	if (memcmp(head.magic, MAGIC, sizeof head.magic) != 0 || memcmp(head.question, question, DIGEST) != 0 ||
-	    head.object_length > MOST_BYTES || head.facts_length > MOST_BYTES ||
+	if (memcmp(head.magic, MAGIC, sizeof head.magic) != 0 ||
+	    memcmp(moved ? head.moved : head.question, question, DIGEST) != 0 || head.object_length > MOST_BYTES ||
+	    head.facts_length > MOST_BYTES ||
 	    sizeof head + head.facts_length + head.object_length != (uint64_t)status.st_size)
 		return;
 	data = read_at(descriptor, sizeof head + head.facts_length, 0);
@@ -643,35 +621,81 @@ static void look(int folder, int descriptor, const unsigned char *question)
 		return;
 	facts.at = data + sizeof head;
 	facts.end = facts.at + head.facts_length;
-	facts.bad = 0;
-	if (files_hold(&facts) && folders_hold(&facts))
+	facts.root = take_string(&facts);
+	facts.is_moved = moved && strcmp(moved, facts.root) != 0;
+	if (facts.is_moved)
+		facts.root = moved;
+	facts.place = *facts.root ? open(facts.root, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+	if ((!*facts.root || facts.place >= 0) && files_hold(&facts) && folders_hold(&facts))
 		deliver(&head, &facts, descriptor, folder);
+	if (facts.place >= 0)
+		close(facts.place);
 	free(data);
+}
+
+/* Ask one question. Returns the inode of the answer that did not hold; 0 if there is none, or if it is `known`. */
+static ino_t ask(int folder, const char *moved, ino_t known)
+{
+	struct buffer question = { 0 };
+	unsigned char asked[DIGEST];
+	struct stat status;
+	char name[33];
+	int descriptor;
+
+	if (!put_question(&question, folder, moved)) {
+		free(question.data);
+		return 0;
+	}
+	digest(question.data, question.length, asked);
+	free(question.data);
+	for (int i = 0; i < 16; i++)
+		sprintf(name + 2 * i, "%02x", asked[i]);
+	descriptor = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (descriptor < 0)
+		return 0;
+	if (fstat(descriptor, &status) == 0 && status.st_ino != known)
+		look(folder, descriptor, asked, moved);
+	close(descriptor);
+	return status.st_ino;
+}
+
+/* Whether a folder's path stands for itself in every text: as `_PLAIN` of codegen/compilers/checkout_roots.py. */
+static int is_plain(const char *folder)
+{
+	for (; *folder; folder++)
+		if (!(*folder >= 'a' && *folder <= 'z') && !(*folder >= 'A' && *folder <= 'Z') &&
+		    !(*folder >= '0' && *folder <= '9') && !strchr("_/.+@~-", *folder))
+			return 0;
+	return 1;
+}
+
+/* Ask whether another checkout has an answer: each folder above this one may be the checkout's. */
+static void ask_others(int folder, ino_t known)
+{
+	static const char *const systems[] = { "/usr", "/lib", "/lib64", "/opt", NULL };
+	char here[PATH_MAX], *slash;
+
+	if (!getcwd(here, sizeof here) || !is_plain(here))
+		return;
+	for (int i = 0; systems[i]; i++)
+		if (strncmp(here, systems[i], strlen(systems[i])) == 0 && strchr("/", here[strlen(systems[i])]))
+			return;
+	for (; (slash = strrchr(here, '/')) != NULL && slash[1]; *slash = 0)
+		ask(folder, here, known);
 }
 
 void answer(const char *store)
 {
-	unsigned char asked[DIGEST];
-	struct buffer question = { 0 };
-	char place[PATH_MAX], name[33];
+	char place[PATH_MAX];
 	struct stat status;
-	int folder, descriptor;
+	int folder;
 
 	if (snprintf(place, sizeof place, "%s/answers", store) >= (int)sizeof place)
 		return;
 	folder = open(place, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (folder < 0)
 		return;
-	if (fstat(folder, &status) == 0 && status.st_uid == geteuid() && !(status.st_mode & 077) && put_question(&question, folder)) {
-		digest(question.data, question.length, asked);
-		for (int i = 0; i < 16; i++)
-			sprintf(name + 2 * i, "%02x", asked[i]);
-		descriptor = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-		if (descriptor >= 0) {
-			look(folder, descriptor, asked);
-			close(descriptor);
-		}
-	}
-	free(question.data);
+	if (fstat(folder, &status) == 0 && status.st_uid == geteuid() && !(status.st_mode & 077))
+		ask_others(folder, ask(folder, NULL, 0));
 	close(folder);
 }

@@ -82,6 +82,28 @@ void write_all(int descriptor, const unsigned char *data, size_t length);
 /* content.c: whether this is the 32-byte BLAKE3 digest of the content. */
 int is_content(const unsigned char *data, size_t length, const unsigned char *wanted);
 
+/* digest.c */
+#define DIGEST 32
+void digest(const unsigned char *data, size_t length, unsigned char *out);
+int is_digest(const unsigned char *data, size_t length, const unsigned char *wanted);
+
+/* question.c */
+#define OWN 1 /* in place of the path of a checkout's folder */
+/* Put the question, with OWN in place of `folder`, if one is given, where the question of a command in another checkout
+   has that one's. `place` is the folder of answers. 0 if there is no question. */
+int put_question(struct buffer *question, int place, const char *folder);
+
+/* rule.c */
+struct rule {
+	uint32_t targets, files;
+	uint32_t source; /* index of the source among the files: an empty rule follows for each other one; `files`: none does */
+	int clang;
+};
+/* Put a depfile's rule: the names of its targets, then those of its files. Args: `root` as in `put_own`. */
+void put_rule(struct buffer *text, const struct rule *rule, const char *const *names, const char *root);
+/* Put a text with the path of a folder in place of each OWN; empty: OWN stays. */
+void put_own(struct buffer *text, const void *content, size_t length, const char *root);
+
 /* answer.c: exit as the tool would, if this command has an answer and all its inputs are unchanged; else return. */
 void answer(const char *store);
 

@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildd.identity import package_digest
+from buildd.store.answer_questions import OWN
 from buildd.store.areas import Area, Checked, Held
+from codegen.compilers.depfile import Rule
 from codegen.reach import read_regular
 
 if TYPE_CHECKING:
     from buildd.files.stamp_set import Stamps
-    from protocol.messages import Digest, Request
+    from protocol.messages import Digest
 
 FOLDER = "answers"
 """The folder of answers in a store."""
@@ -42,17 +44,16 @@ MOST_FACTS_BYTES = 16 << 20
 SHARE = 10
 """The folder may hold the store's bound divided by this, beside the store."""
 
-_MAGIC = b"buildd-answer 6\n"
-_HEAD = struct.Struct("=16s32s32s32sQQ")
-"""Magic; digest of what follows up to the object; digests of question and object; lengths of object and facts."""
+_MAGIC = b"buildd-answer 7\n"
+_HEAD = struct.Struct("=16s32s32s32s32sQQ")
+"""Magic; digest of what follows up to the object; digests of both questions and of the object; lengths of object and
+facts."""
 _CHECKED = 48
 _CODE = "code"
 _MOST_CODE_BYTES = 127
 """As many as a shim reads."""
 _NAME = re.compile(r"[0-9a-f]{32}")
 _STAMP_BYTES = 40
-_LEFT_OUT = "CUDA_VISIBLE_DEVICES"
-"""A variable that shims send and that reaches only compiles without an answer."""
 _DIGEST_BYTES = 32
 _KEPT = 0.9
 _TORN_S = 3600.0
@@ -62,15 +63,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result that a shim delivers, and the files that must be unchanged for that."""
+    """The result that a shim delivers, and the files that must be unchanged for that.
+
+    With a `folder`, the answer holds in every checkout, and what the tool said has `OWN` in place of the folder's path.
+    """
 
     question: bytes
+    elsewhere: bytes = b""
+    """The question in another checkout (`question_elsewhere`); with a folder."""
+    folder: str = ""
+    """Of the checkout; below it are all its files."""
     stamps: Stamps
     output: str
     object: bytes
     depfile: str = ""
     rules: bytes = b""
     """The depfile's content."""
+    rule: Rule | None = None
+    """Its names, with a folder: lines end by the length of paths."""
     mode: int = 0o666
     """The object's mode, before the umask."""
     stdout: bytes = b""
@@ -78,23 +88,6 @@ class Answer:
     key: Digest
     """Key of the result in the store."""
     saved_s: float = 0.0
-
-
-def question_of(request: Request) -> bytes:
-    """Everything in a request that can change its result, in the form of put_question in answer.c.
-
-    The folder is in it twice, as spelled and with links resolved, because links on its path may change. The digest of
-    buildd's own code is in it too, because older code may have known less about what an answer depends on.
-    """
-    sent = request.environment.items()
-    variables = sorted(f"{name}={value}".encode() for name, value in sent if name != _LEFT_OUT)
-    parts = (
-        [package_digest().encode()],
-        [argument.encode() for argument in request.command],
-        [request.project.encode(), os.fsencode(os.path.realpath(request.project))],
-        variables,
-    )
-    return b"".join(_number(len(part)) + b"".join(string + b"\0" for string in part) for part in parts)
 
 
 class Answers:
@@ -126,6 +119,8 @@ class Answers:
                 descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 with open(descriptor, "wb", buffering=0) as file:
                     file.write(content)
+                if answer.elsewhere:
+                    self._share(aside, folder / _name(answer.elsewhere))
                 os.replace(aside, folder / _name(answer.question))
             except OSError:
                 aside.unlink(missing_ok=True)
@@ -139,6 +134,13 @@ class Answers:
                     self._held_bytes = trim(self._store, int(self._limit_bytes * _KEPT))
         except OSError as error:
             _log.info("an answer was not kept: %s", error)
+
+    def _share(self, made: Path, place: Path) -> None:
+        """Give an answer a second name; on a file system without links it has one."""
+        link = made.with_name(f"{made.name}-link")
+        with contextlib.suppress(OSError):
+            os.link(made, link)
+            os.replace(link, place)
 
 
 def prepare(store: Path) -> Path:
@@ -167,7 +169,7 @@ def clear(store: Path) -> int:
 
 def trim(store: Path, limit_bytes: int) -> int:
     """Remove the least recently used answers until the others fit; how many bytes are left."""
-    found = sorted((status.st_mtime_ns, status.st_size, entry.path) for entry, status in _statuses(store))
+    found = sorted((status.st_mtime_ns, _size(status), entry.path) for entry, status in _statuses(store))
     total = sum(size for _, size, _ in found)
     for _, size, path in found:
         if total <= limit_bytes:
@@ -182,7 +184,7 @@ def trim(store: Path, limit_bytes: int) -> int:
 
 def held(store: Path) -> tuple[int, int]:
     """How many answers there are, and their bytes."""
-    sizes = [status.st_size for _, status in _statuses(store)]
+    sizes = [_size(status) for _, status in _statuses(store)]
     return len(sizes), sum(sizes)
 
 
@@ -224,21 +226,25 @@ class AnswerArea(Area):
 def encode(answer: Answer) -> bytes:
     """The content of an answer's file."""
     key = bytes.fromhex(answer.key)
+    folder = os.fsencode(answer.folder)
     facts = b"".join(
         (
-            _files(answer.stamps),
-            _folders(answer.stamps),
-            answer.output.encode() + b"\0",
-            answer.depfile.encode() + b"\0",
+            folder + b"\0",
+            _files(answer.stamps, folder),
+            _folders(answer.stamps, folder),
+            *(_own(os.fsencode(path), folder) + b"\0" for path in (answer.output, answer.depfile)),
             _number(answer.mode),
-            *(_counted(part) for part in (answer.rules, answer.stdout, answer.stderr)),
+            _number(0) + _counted(answer.rules) if answer.rule is None or not folder else _rule(answer.rule, folder),
+            *(_counted(part) for part in (answer.stdout, answer.stderr)),
             _counted(key + int(answer.saved_s * 1000).to_bytes(8, "little")),
         )
     )
     head = _HEAD.pack(
         _MAGIC,
         b"",
-        *(_digest(part) for part in (answer.question, answer.object)),
+        _digest(answer.question),
+        _digest(answer.elsewhere) if answer.elsewhere else bytes(_DIGEST_BYTES),
+        _digest(answer.object),
         len(answer.object),
         len(facts),
     )
@@ -250,16 +256,28 @@ def is_sound(content: bytes, name: str) -> bool:
     """Whether a file of this name is an undamaged answer."""
     if len(content) < _HEAD.size or not content.startswith(_MAGIC):
         return False
-    _, check, question, of_object, object_length, facts_length = _HEAD.unpack_from(content)
+    _, check, *questions, of_object, object_length, facts_length = _HEAD.unpack_from(content)
     end = _HEAD.size + facts_length
-    whole = len(content) == end + object_length and bytes(question).hex()[:32] == name
+    whole = len(content) == end + object_length and name in (each.hex()[:32] for each in questions if any(each))
     return bool(whole and _digest(content[_CHECKED:end]) == check and _digest(content[end:]) == of_object)
 
 
 # ---------------------------------------------------------------- pieces
 
 
-def _files(stamps: Stamps) -> bytes:
+def _own(path: bytes, folder: bytes) -> bytes:
+    """A path, with OWN in place of the checkout's folder."""
+    is_below = folder and (path == folder or path.startswith(folder + b"/"))
+    return OWN + path[len(folder) :] if is_below else path
+
+
+def _rule(rule: Rule, folder: bytes) -> bytes:
+    source = rule.source if rule.phony else len(rule.files)
+    names = b"".join(_own(os.fsencode(name), folder) + b"\0" for name in (*rule.targets, *rule.files))
+    return struct.pack("=IIII", len(rule.targets), len(rule.files), source, rule.clang) + names
+
+
+def _files(stamps: Stamps, own: bytes) -> bytes:
     """All stamps, all digests, of contents and of both bare forms, and the files that they belong to, by folder."""
     folders: dict[bytes, list[tuple[bytes, int]]] = {}
     for index, path in enumerate(stamps.paths):
@@ -267,7 +285,7 @@ def _files(stamps: Stamps) -> bytes:
         folders.setdefault(folder, []).append((name, index))
     text, order = [_number(len(folders))], []
     for folder, names in folders.items():
-        text += [folder, b"\0", _number(len(names)), *(name + b"\0" for name, _ in names)]
+        text += [_own(folder, own), b"\0", _number(len(names)), *(name + b"\0" for name, _ in names)]
         order += [index for _, index in names]
     numbers = _ordered(stamps.stamps, order, _STAMP_BYTES)
     digests = [_ordered(each, order, _DIGEST_BYTES) for each in (stamps.digests, stamps.bare, stamps.loose)]
@@ -279,13 +297,13 @@ def _ordered(data: bytes, order: Iterable[int], size: int) -> bytes:
     return b"".join(data[size * i : size * (i + 1)] or bytes(size) for i in order)
 
 
-def _folders(stamps: Stamps) -> bytes:
+def _folders(stamps: Stamps, own: bytes) -> bytes:
     words = sorted({*map(_word, stamps.names)})
     text = [_counted(struct.pack(f"={len(words)}I", *words)), _number(len(stamps.folders))]
     for folder in stamps.folders:
         there = sorted(folder.there or ())
         text += [
-            os.fsencode(folder.path),
+            _own(os.fsencode(folder.path), own),
             b"\0",
             struct.pack("=qII", folder.stamp, folder.there is not None, len(there)),
         ]
@@ -324,6 +342,11 @@ def _statuses(store: Path) -> Iterable[tuple[os.DirEntry[str], os.stat_result]]:
     for entry in _entries(store):
         with contextlib.suppress(OSError):
             yield entry, entry.stat(follow_symlinks=False)
+
+
+def _size(status: os.stat_result) -> int:
+    """The bytes that one name of an answer takes."""
+    return status.st_size // max(status.st_nlink, 1)
 
 
 def _remove(path: str) -> bool:

@@ -111,11 +111,7 @@ def roots_of(
         own = [path for path in candidates.values() if _is_in(folder, path)]
         known = (*own, *(path for _, path in temporary), *installed, *_SYSTEM)
         candidates |= _apart(compile, known)
-    found = {
-        name: path
-        for name, path in candidates.items()
-        if path.startswith("/") and path != "/" and _PLAIN.fullmatch(path) and os.path.realpath(path) == path
-    }
+    found = {name: path for name, path in candidates.items() if path.startswith("/") and is_plain(path)}
     if any(_is_cut(path, old) and old.rstrip("/") not in found.values() for old in mapped for path in found.values()):
         return ()  # the result shows a part of the path
     # nvcc and clang name modules after absolute paths, and so after this folder; -g and gcc's -flto show it.
@@ -131,6 +127,12 @@ def roots_of(
     if kernels and not named.intersection(name for name in found if name.startswith(_APART)):
         named.add(f"{_APART}-0")  # an object is known by its path
     return tuple((name, path) for name, path in found.items() if name in named)
+
+
+def is_plain(folder: str) -> bool:
+    """Tell whether a folder's path is found in whatever contains it: no link leads to it, and no form of text writes it
+    otherwise."""
+    return folder != "/" and _PLAIN.fullmatch(folder) is not None and os.path.realpath(folder) == folder
 
 
 @lru_cache(maxsize=256)  # the sources of a build have the same flags

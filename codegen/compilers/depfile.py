@@ -28,6 +28,19 @@ class Depfile(Frozen, frozen=True):
     """The command has -MD and -MMD: clang warns of one of them."""
 
 
+class Rule(Frozen, frozen=True):
+    """The names of the rule in a depfile, quoted for make."""
+
+    targets: tuple[str, ...]
+    files: tuple[str, ...]
+    source: int
+    """Index of the source among the files."""
+    phony: bool
+    """An empty rule follows for each of the other files."""
+    clang: bool = False
+    """Lines end where clang ends them."""
+
+
 @lru_cache(maxsize=1 << 12)  # the compiles of a project list the same headers
 def quoted(name: str) -> str:
     """Return a file's name quoted for make (gcc's -MQ)."""

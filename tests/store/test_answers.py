@@ -10,7 +10,8 @@ import shutil
 import stat
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,13 @@ from blake3 import blake3
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
 from buildd.native import sweep
+from buildd.scheduling.make_rules import written
 from buildd.shims import shim_folders
 from buildd.store import answers, hit_notes
-from buildd.store.answers import Answer, Answers, question_of
+from buildd.store.answer_questions import question_elsewhere, question_of
+from buildd.store.answers import Answer, Answers
 from buildd.store.store import Counter, Store
+from codegen.compilers.depfile import Rule
 from codegen.foreign.called_tool import MARK, sent_variables
 from protocol.messages import BuildId, Digest, Request, RequestId
 from tests.support.toolkit import host_compiler
@@ -252,6 +256,76 @@ def test_a_fifo_in_place_of_the_code_makes_nobody_wait(desk: Desk, is_written_to
             os.close(writer)
 
 
+def test_both_sides_ask_the_same_question_in_another_checkout(desk: Desk, tmp_path: Path) -> None:
+    """Random words: a shim in another folder finds an answer exactly where Python makes the same question of both."""
+    rng, verdicts = random.Random(19), []
+    other = tmp_path / "x/other"
+    (other / "out").mkdir(parents=True)
+    stamps = Stamps([], b"", ())
+    for _ in range(150):
+        pieces = [
+            rng.choice(("-I", "-isystem", "-D", "a", "/", "=", ":", ",", ";", '"', " ", ".", "HERE", "HERE"))
+            for _ in range(5)
+        ]
+        words = ["-c", "a.c", "".join(pieces), rng.choice(("-IHERE/x", "HERE", "-Wl,HERE:HERE", "-DX=HERE-1"))]
+        mine = [word.replace("HERE", str(desk.project)) for word in words]
+        theirs = [word.replace("HERE", str(other)) for word in words]
+        wanted = question_elsewhere(desk.request(*mine), str(desk.project))
+        answer = replace(
+            desk.answer(stamps, desk.request(*mine)), elsewhere=wanted, folder=str(desk.project), stdout=b"said \1/x\n"
+        )
+        desk.publish(answer)
+        found = desk.ask(*theirs, cwd=other).stdout
+        is_same = bool(wanted) and wanted == question_elsewhere(desk.request(*theirs, cwd=other), str(other))
+        assert found == (f"said {other}/x\n".encode() if is_same else RAN), words
+        verdicts.append(is_same)
+        answers.clear(desk.store)
+    assert 20 < sum(verdicts) < 130
+
+
+@pytest.mark.parametrize("clang", [False, True])
+def test_a_depfile_has_the_same_lines_from_either_side(desk: Desk, tmp_path: Path, clang: bool) -> None:
+    rng = random.Random(23)
+    for number in range(60):
+        other = tmp_path / ("o" * rng.randrange(1, 90)) / str(number)
+        (other / "out").mkdir(parents=True)
+        names = ["HERE/" * rng.randrange(2) + "n" * rng.randrange(1, 40) + ".h" for _ in range(rng.randrange(1, 12))]
+        mine = [name.replace("HERE", str(desk.project)) for name in names]
+        cut = rng.randrange(len(names))
+        rule = Rule(
+            tuple(mine[: cut + 1]), tuple(mine[cut:]), rng.randrange(len(mine) - cut), rng.random() < 0.5, clang
+        )
+        request = desk.request("-c", f"-D{number}", "a.c")
+        answer = replace(
+            desk.answer(Stamps([], b"", ()), request),
+            elsewhere=question_elsewhere(request, str(desk.project)),
+            folder=str(desk.project),
+            rule=rule,
+        )
+        desk.publish(answer)
+        for place in (desk.project, other):
+            assert desk.ask("-c", f"-D{number}", "a.c", cwd=place).stdout == b"said\n"
+            theirs = [name.replace("HERE", str(place)) for name in names]
+            rule = replace_names(rule, theirs)
+            assert (place / "out/a.d").read_bytes() == written(rule), names
+
+
+def replace_names(rule: Rule, names: Sequence[str]) -> Rule:
+    cut = len(rule.targets)
+    return Rule(tuple(names[:cut]), tuple(names[cut - 1 :]), rule.source, rule.phony, rule.clang)
+
+
+def test_an_answer_for_all_checkouts_takes_its_room_once(desk: Desk) -> None:
+    request = desk.request()
+    answer = replace(desk.answer(), elsewhere=question_elsewhere(request, str(desk.project)), folder=str(desk.project))
+    size = desk.publish(answer).stat().st_size
+    count, bytes = answers.held(desk.store)
+    assert count == 2 and bytes in (size, size - 1)
+    assert answers.verify(desk.store) == (2, 0)
+    assert answers.trim(desk.store, 0) == 0
+    assert not desk.is_answered()
+
+
 # ---------------------------------------------------------------- when it holds
 
 
@@ -335,17 +409,17 @@ def test_what_is_torn_or_damaged_is_no_answer(desk: Desk) -> None:
     whole = file.read_bytes()
     assert answers.is_sound(whole, file.name) and desk.is_answered()
     rng = random.Random(3)
-    cuts = [whole[:length] for length in (0, 1, 15, 16, 47, 100, 127, 128, 129, len(whole) - 1)]
+    cuts = [whole[:length] for length in (0, 1, 15, 16, 47, 100, 159, 160, 161, len(whole) - 1)]
     flips = []
-    for place in (*range(0, 128, 5), *rng.sample(range(128, len(whole)), 60), len(whole) - 1):
+    for place in (*range(0, 160, 5), *rng.sample(range(160, len(whole)), 60), len(whole) - 1):
         changed = bytearray(whole)
         changed[place] ^= 1 << rng.randrange(8)
         flips.append(bytes(changed))
-    for content in (*cuts, *flips, whole + b"x", b"\xff" * 500, whole.replace(b"answer 6", b"answer 5")):
+    for content in (*cuts, *flips, whole + b"x", b"\xff" * 500, whole.replace(b"answer 7", b"answer 6")):
         desk.clean()
         file.write_bytes(content)
         assert not answers.is_sound(content, file.name)
-        assert not desk.is_answered(), content[:128]
+        assert not desk.is_answered(), content[:160]
         assert not list((desk.project / "out").iterdir())
     file.write_bytes(whole)
     shutil.copy(file, file.with_name("0" * 32))
@@ -361,7 +435,7 @@ def test_nonsense_with_the_right_digests_breaks_nothing(desk: Desk) -> None:
     for _ in range(300):
         changed = bytearray(whole)
         for _ in range(rng.choice((1, 2, 8))):
-            place = rng.randrange(128, len(whole))
+            place = rng.randrange(160, len(whole))
             changed[place : place + 4] = rng.choice((b"\0\0\0\0", b"\xff\xff\xff\xff", b"\1\0\0\0", rng.randbytes(4)))
         del changed[len(whole) :]
         changed[16:48] = answers._digest(bytes(changed[48 : len(whole) - 3]))

@@ -13,7 +13,7 @@ from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
 from buildd.native.sweep import Sweep
 from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import pieces
-from buildd.scheduling.make_rules import make_rules
+from buildd.scheduling.make_rules import make_rule, written
 from codegen.compilers.command_parser import Depfile, PassThrough, Reason
 from codegen.foreign.called_tool import MARK, Described, sent_variables, without_shims
 from codegen.foreign.command_line import parse
@@ -44,18 +44,27 @@ def test_a_depfile_has_the_source_first_and_each_header_once() -> None:
     paths = ["a.h", "/usr/include/b c.h", "src/a.c", "d$.h"]
     depfile = Depfile(path="x.d", targets=("one", "two"), phony=True)
     wanted = "one two: src/a.c a.h /usr/include/b\\ c.h d$$.h\na.h:\n/usr/include/b\\ c.h:\nd$$.h:\n"
-    assert make_rules(depfile, "src/a.c", paths, ()) == wanted.encode()
-    assert make_rules(depfile, "././/src/a.c", paths, ()) == wanted.encode()
+    assert written(make_rule(depfile, "src/a.c", paths, ())) == wanted.encode()
+    assert written(make_rule(depfile, "././/src/a.c", paths, ())) == wanted.encode()
     paths += ["/usr/bin/../include/c++/12/cmath", "/p/../q/e.h"]
     user = Depfile(path="x.d", targets=("t",), system=False)
-    assert make_rules(user, "src/a.c", paths, ("/usr/include/",)) == b"t: src/a.c a.h d$$.h /p/../q/e.h\n"
+    assert written(make_rule(user, "src/a.c", paths, ("/usr/include/",))) == b"t: src/a.c a.h d$$.h /p/../q/e.h\n"
+
+
+def test_gcc_names_no_target_with_a_leading_dot() -> None:
+    targets = ("./a.o", ".//./b.o", "././../c.o", ".d.o", "e.o ./f.o")
+    depfile = Depfile(path="x.d", targets=targets)
+    wanted = b"a.o b.o ../c.o .d.o e.o ./f.o: a.c\n"
+    assert written(make_rule(depfile, "a.c", (), ())) == wanted
+    wanted = b"./a.o .//./b.o ././../c.o .d.o e.o ./f.o: a.c\n"
+    assert written(make_rule(depfile, "a.c", (), (), clang=True)) == wanted
 
 
 def test_clang_names_no_file_with_a_leading_dot() -> None:
     paths = ["/lists/ignored", "src/a.c", "./a.h", ".//b/./c.h", "../d.h", "/e/../f.h", "./../g.h", ".hidden.h"]
     depfile = Depfile(path="x.d", targets=("t",))
     wanted = b"t: /lists/ignored src/a.c a.h b/./c.h ../d.h /e/../f.h ../g.h .hidden.h\n"
-    assert make_rules(depfile, "./src/a.c", paths, (), clang=True) == wanted
+    assert written(make_rule(depfile, "./src/a.c", paths, (), clang=True)) == wanted
 
 
 def test_a_folder_that_only_the_environment_names_is_searched_too() -> None:

@@ -1,0 +1,140 @@
+"""Tells in which folder the same command of another checkout has the same answer, so that its shim needs no daemon.
+
+The result must be one that the daemon would find from there: no path of the folder reaches it (`buildd.keys.filing`).
+All that the compile has read or searched lies below the folder, or in a place that every checkout names alike. Knows a
+compile that was carried out or found; `answer_questions` knows how another checkout asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from buildd.builds.active_build import ActiveBuild
+from buildd.files.stamp_set import Stamps
+from buildd.keys import checkout_paths
+from buildd.keys.checkout_paths import installed
+from buildd.native.bare_text import bare_text_of
+from buildd.scheduling.delivery import Delivery
+from buildd.store.answer_questions import OWN, question_elsewhere
+from buildd.store.answers import Answer
+from codegen.compilers import checkout_roots, temporary_roots
+from codegen.compilers.command_parser import Family, Makes
+from codegen.compilers.depfile import Rule
+from codegen.plan import Action
+from protocol import messages as m
+
+_SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
+"""A shim looks for no checkout in them."""
+_MAP = "-prefix-map="
+
+
+def folder_of(
+    build: ActiveBuild, delivery: Delivery, used: Sequence[str], listed: bytes, stamps: Stamps, tool: Stamps
+) -> str:
+    """The checkout's folder; empty if the answer holds for this folder alone.
+
+    Args:
+        used: the discovered inputs.
+        listed: the output `DEPENDENCIES`.
+        stamps: those of the answer.
+        tool: those of the tool among them.
+    """
+    compile, (action,) = delivery.compile, build.plan.actions
+    lookup = build.inputs.lookup
+    known = lookup.lines.input_set(action)
+    if known is None or compile.family is not Family.GCC or compile.makes is not Makes.OBJECT or delivery.ids.differ:
+        return ""
+    if checkout_roots.moving(known.roots) or checkout_roots.others(delivery.roots):
+        return ""
+    places = {*map(os.fsdecode, stamps.paths)} - {*map(os.fsdecode, tool.paths)}
+    places |= {each.path for each in stamps.folders} - {each.path for each in tool.folders}
+    folder = _common(build, action, map(os.path.normpath, places))
+    if not folder or not _moves(folder, stamps):
+        return ""
+    components = lookup.first_level(action, build.tool(action))[1]
+    names = (name for name, _ in (*components, *known.files, *known.folders))
+    if any(folder in text for text in (*names, *(value for _, value in components))):
+        return ""
+    return folder if _is_unseen(build, action, folder, used, temporary_roots.read(listed, delivery.roots)[0]) else ""
+
+
+def _common(build: ActiveBuild, action: Action, places: Iterable[str]) -> str:
+    """The folder that has all places in it that do not have the same path in every checkout; empty if there is none."""
+    tool, project = build.tool(action), build.inputs.snapshot.project
+    own = [folder for _, folder in checkout_roots.checkouts(tool.roots)]
+    # The key names these by their paths.
+    fixed = [f"{each}/" for each in map(os.path.normpath, filter(os.path.isabs, action.search))]
+    fixed = [each for each in fixed if not each.startswith(tuple(f"{top}/" for top in (*own, project)))]
+    # Of a folder that does not exist, the one above it is looked at.
+    above = {os.path.dirname(each) for each in tool.search}
+    moving = [path for path in places if path not in above and not installed(f"{path}/", tool)]
+    moving = [path for path in moving if not f"{path}/".startswith(tuple(fixed))]
+    moving += [os.path.normpath(os.path.join(project, each)) for each in action.search if not os.path.isabs(each)]
+    folder = os.path.commonpath((project, *own, *moving))
+    if not checkout_roots.is_plain(folder) or f"{folder}/".startswith((*(f"{top}/" for top in _SYSTEM), *fixed)):
+        return ""
+    return folder
+
+
+def _moves(folder: str, stamps: Stamps) -> bool:
+    """Whether shims can tell in another checkout that all files and folders are the same there."""
+    top = f"{folder}/"
+    own = [path for path in map(os.fsdecode, stamps.paths) if path.startswith(top)]
+    searched = [each for each in stamps.folders if f"{each.path}/".startswith(top)]
+    # A folder is found by its names alone: its time is another one there.
+    if any(each.there is None and each.stamp != 0 for each in searched):
+        return False
+    digests = [stamps.digests[i : i + 32] for i in range(0, len(stamps.digests), 32)]
+    twins = [digest for path, digest in zip(stamps.paths, digests, strict=True) if os.fsdecode(path).startswith(top)]
+    if len({*twins}) < len(twins):
+        return False  # gcc takes two headers for one if their times are equal, too
+    places = {os.path.dirname(path) for path in own}.union(each.path for each in searched)
+    return all(os.path.realpath(place) == os.path.normpath(place) for place in places) and not any(
+        map(os.path.islink, own)
+    )
+
+
+def _is_unseen(build: ActiveBuild, action: Action, folder: str, used: Sequence[str], read: Collection[str]) -> bool:
+    """Whether no file leads to the folder by its path, or out of it by `..`, and no flag writes a part of its path.
+
+    Args:
+        read: the files that the tool read, as it spelled them.
+    """
+    maps = (word.partition(_MAP)[2].partition("=")[0] for word in action.argv if isinstance(word, str) and _MAP in word)
+    if any(map(folder.startswith, maps)):
+        return False
+    lookup, tool = build.inputs.lookup, build.tool(action)
+    if folder in dict(tool.roots).values():
+        return True  # it was filed or found as a root of its own
+    roots = (("checkout", folder),)
+    bare, paths = bare_text_of(build.store.folder), (*action.inputs, *used)
+    by_content = not lookup.holds_for_bare(action)
+    if checkout_paths.held(lookup.snapshot, bare, roots, paths, by_content=by_content) != set():
+        return False
+    files = lookup.files
+    return not checkout_paths.left(files, roots, read) and not checkout_paths.escaping(files, action, roots, paths)
+
+
+def for_any(answer: Answer, request: m.Request, rule: Rule | None, folder: str) -> Answer:
+    """The answer for every checkout; the same one where a text could not be told from the folder's path.
+
+    Args:
+        rule: the depfile's, if it has one.
+        folder: `folder_of` it.
+    """
+    elsewhere = question_elsewhere(request, folder)
+    said = [_moved(text, folder) for text in (answer.stdout, answer.stderr)]
+    names = (*(rule.targets + rule.files if rule else ()), answer.output, answer.depfile)
+    mixed = any(folder in name.removeprefix(folder) or chr(OWN[0]) in name for name in names)
+    if not elsewhere or mixed or said[0] is None or said[1] is None:
+        return answer
+    return replace(answer, folder=folder, elsewhere=elsewhere, rule=rule, stdout=said[0], stderr=said[1])
+
+
+def _moved(text: bytes, folder: str) -> bytes | None:
+    """What a tool said, with OWN in place of the folder's path; None if another word may have the path in it."""
+    if OWN in text or checkout_roots.names_held(text, (("checkout", folder),)):
+        return None
+    return checkout_roots.replaced(text, [(os.fsencode(folder), OWN)])
