@@ -29,8 +29,11 @@ _WARNING = re.compile(rb"^nvcc warning : .*\n", re.MULTILINE)
 _LINKER_FAILED = re.compile(rb"^collect2: ", re.MULTILINE)
 _ASSEMBLER_FAILED = re.compile(rb"^.+: Assembler messages:$", re.MULTILINE)
 """It names gcc's temporary file, or the source where lines of an asm come from there."""
+_GCC_LEAVES = re.compile(rb"^(?!cc1)\S*(?:cc|[gc]\+\+)(?:-[\d.]+)?: (?:fatal )?error: ", re.MULTILINE)
 _CLANG_LEAVES = re.compile(rb"^clang\S*: error: (?!.*(?:command failed|unable to execute))", re.MULTILINE)
-"""Messages about options, after which clang runs nothing."""
+"""Messages about options, after which these run nothing, and gcc's about a program that was killed."""
+_HEADER_MISSING = re.compile(rb"fatal error: '.*' file not found")
+"""What clang says where it removes its depfile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +97,40 @@ class Delivery:
         os.chmod(place, mode)
         return True
 
-    def remove_object(self, said: bytes, *, by_clang: bool) -> None:
-        """Remove the object of a command that failed, where the tool would have.
+    def remove_outputs(self, said: bytes, *, by_clang: bool) -> None:
+        """Remove what the tool would have removed after it failed.
 
         A make that has no rule for what the tool failed over takes an old program for a new one.
 
         Args:
             said: the tool's messages.
-            by_clang: it is clang, which removes the object whatever failed. gcc does if its assembler or linker failed.
+            by_clang: the tool is clang.
         """
         is_clang = by_clang and self.compile.family is Family.GCC
-        # The object of an assembler that fails before a link is a temporary file.
-        gcc_removes = _LINKER_FAILED if self.compile.makes is Makes.LINKED else _ASSEMBLER_FAILED
-        if not _CLANG_LEAVES.search(said) if is_clang else gcc_removes.search(said):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.folder, self.compile.output))
+        if self._removes_output(said, is_clang=is_clang):
+            self._remove(self.compile.output)
+            if self.compile.depfile and self.compile.depfile.is_output:
+                self._remove(self.compile.depfile.path)
+        clang_lists = by_clang and self.compile.family is not Family.NVCC
+        if clang_lists and self.compile.depfile and _HEADER_MISSING.search(said):
+            self._remove(self.compile.depfile.path)
+
+    def _removes_output(self, said: bytes, *, is_clang: bool) -> bool:
+        """Tell whether the program that failed is the one that writes the output. Of others it is a temporary file."""
+        flags, makes = self.compile.flags, self.compile.makes
+        if makes is Makes.LINKED:
+            return _LINKER_FAILED.search(said) is not None
+        if self.compile.family is not Family.GCC:
+            return _ASSEMBLER_FAILED.search(said) is not None
+        has_assembler = makes is Makes.OBJECT and "-S" not in flags
+        apart = "-fno-integrated-as" in flags if is_clang else "-pipe" not in flags
+        if has_assembler and apart:
+            return _ASSEMBLER_FAILED.search(said) is not None
+        return (_CLANG_LEAVES if is_clang else _GCC_LEAVES).search(said) is None
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.folder, path))
 
     @property
     def mode(self) -> int:

@@ -95,10 +95,12 @@ class CommandOutputs(Outputs[ActiveBuild]):
         lists = [[path for path in paths if not path.startswith(mine)] for paths in (read, *own)]
         return temporary_roots.listed(self.roots, *lists)
 
-    def place_depfile(self, read: Iterable[str], listing: Listing | None) -> None:
-        """Write the depfile alone: of a compile that failed."""
+    def place_depfile(self, read: Iterable[str], listing: Listing | None) -> bytes:
+        """Write the depfile alone: of a compile that failed. Returns its rules."""
+        rules = self.delivery.rules(self._listed(read, listing))
         with contextlib.suppress(OSError):  # it is not what the caller is told of
-            self.delivery.put_depfile(self.delivery.rules(self._listed(read, listing)))
+            self.delivery.put_depfile(rules)
+        return rules
 
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
         if not self.roots:
@@ -324,13 +326,13 @@ class CompileReport(Report[ActiveBuild]):
         by_itself = kind is m.FailureKind.COMPILE_ERROR or (kind is m.FailureKind.KILLED and exit and exit.signal)
         if exit is None or exit.lost or exit.output_truncated or not by_itself:
             return  # perhaps buildd's fault: the caller runs the tool itself
-        if failure.read is not None and self._outputs.delivery.compile.makes is not Makes.RULES:
-            self._outputs.place_depfile(failure.read, failure.listing)
+        delivery = self._outputs.delivery
+        rules = b"" if failure.read is None else self._outputs.place_depfile(failure.read, failure.listing)
         by_clang = self.build.plan.actions[0].discovery.is_clang
-        self._outputs.delivery.remove_object(exit.stderr, by_clang=by_clang)
+        delivery.remove_outputs(exit.stderr, by_clang=by_clang)
         self._exit_status, self._signal = 0 if exit.signal else exit.status, exit.signal
-        named = self._outputs.delivery.ids.named
-        self._carry_out(named(exit.stdout), self._outputs.delivery.said_once(named(self._shown(exit))))
+        stdout = rules if delivery.prints_rules else delivery.ids.named(exit.stdout)
+        self._carry_out(stdout, delivery.said_once(delivery.ids.named(self._shown(exit))))
 
     def _shown(self, exit: Exit) -> bytes:
         """What the tool wrote to its standard error, as this caller's shows it."""

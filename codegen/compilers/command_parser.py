@@ -348,6 +348,7 @@ class Parser(ABC):
             targets=tuple(self.dep_targets) or (quoted(f"{stem}.o"),),
             phony=self.dep_phony,
             system=self.lists_system,
+            is_output=bool(self.output),
         )
 
     def asks_rules(self, kind: str) -> None:

@@ -24,6 +24,8 @@ class Depfile(Frozen, frozen=True):
     """-MP: an empty rule for each header."""
     system: bool = True
     """Includes headers of system folders (-MD, not -MMD)."""
+    is_output: bool = False
+    """-o names it, in a command that makes nothing else."""
     twice: bool = False
     """The command has -MD and -MMD: clang warns of one of them."""
 

@@ -62,6 +62,9 @@ COMMANDS = (
     "g++ -c",
     "g++",
     "g++ --version",
+    "g++ -MM lost.cpp",
+    "echo '#error no' >> good.cpp; g++ -MM -MT it good.cpp",
+    "echo '#error no' >> good.cpp; g++ -MM good.cpp -o good.d",
 )
 CLANG = next((name for name in ("clang++", "clang++-19", "clang++-15", "clang++-14") if shutil.which(name)), "")
 OF_CLANG = (
@@ -129,6 +132,20 @@ def test_an_odd_command_does_what_it_does_without_us(user: User, command: str, t
         ("gcc m.c -o out", "int main("),
         ("gcc m.c -o out", 'asm("no such instruction");'),
         ("gcc m.c -o out", "int f(void);\nint main(void) { return f(); }"),
+        *(
+            (f"{command} {to}", text)
+            for command in ("gcc -S", "gcc -c -pipe", "gcc -MM", "gcc -x c-header -c", "clang -c -fno-integrated-as")
+            for to in (("m.c -o out", "m.c -MF out") if "-MM" in command else ("m.c -o out",))
+            for text in ('#include "gone.h"', "#error no", *(() if "-MM" in command else ("int main(",)))
+        ),
+        ("gcc -S -fno-such-option m.c -o out", ""),
+        ("gcc -S -O-x m.c -o out", ""),
+        ("gcc -S none.c -o out", ""),
+        ("gcc m.c -pipe -o out", "int main("),
+        ("clang -c m.c -o m.o -MD -MF out", '#include "gone.h"'),
+        ("clang -c m.c -o m.o -MD -MF out", "#error no"),
+        ("clang -c -std=c0 m.c -o m.o -MD -MF out", ""),
+        ("hipcc --offload-arch=gfx90a -x hip -c m.c -o m.o -MD -MF out", '#include "gone.h"'),
         ("clang -c m.c -o out", "int main("),
         ("clang -c m.c -o out", '#include "gone.h"'),
         ("clang -c -std=c0 m.c -o out", ""),
@@ -137,14 +154,15 @@ def test_an_odd_command_does_what_it_does_without_us(user: User, command: str, t
 )
 def test_what_a_failure_leaves_of_an_older_output(user: User, command: str, text: str, tmp_path: Path) -> None:
     if not shutil.which(command.split()[0]):
-        pytest.skip("no clang")
+        pytest.skip(f"no {command.split()[0]}")
     foreign = ForeignProject(user, tmp_path / "older")
     foreign.write("m.c", text)
     left = []
     for environ in (foreign.plain, foreign.environ):
         foreign.write("out", "older")
         assert foreign.call(*command.split(), environ=environ).returncode == 1
-        left.append((foreign.folder / "out").exists())
+        out = foreign.folder / "out"
+        left.append(out.read_text().split() if out.exists() else None)
     assert left[0] == left[1]
 
 
