@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 
 from buildd.artifacts.kernel_reports import is_report
 from buildd.artifacts.line_free_text import names_lines
-from buildd.builds import colours
+from buildd.builds import colours, private_folder
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import DEPFILE, launch_of, output_path
 from buildd.builds.products import Failure, Ran
@@ -197,7 +196,7 @@ class Execution:
                 self._job.hold(True)
             if self._kill is not None:
                 self._job.kill(self._kill)
-            self.exit = colours.told_apart(launch, await self._job.wait())
+            self.exit = self._as_called(launch, await self._job.wait())
         except OSError as error:
             self.failure = storage_failure(error, self._private)
             return Ending.FAILED
@@ -211,10 +210,17 @@ class Execution:
             learn(self.build, self.action, self.exit, ended)
             ending, failure = tool_failure(self.build, self.action, self.exit, self._private)
             if self._lists_files(self.exit):
-                failure = replace(failure, read=self._inputs(), listing=self._listing())
+                listing = self._listing()
+                listed = None if listing is None else listing.files  # a link that fails lists no inputs
+                failure = replace(failure, read=self._inputs() or listed, listing=listing)
             self.failure = failure
             return ending
         return None
+
+    def _as_called(self, launch: Launch, exit: Exit) -> Exit:
+        """How the tool ended, in the words that it would have used for the user."""
+        outputs = {output_path(self._private, self.action, output.name): output.path for output in self.action.outputs}
+        return colours.told_apart(launch, private_folder.unnamed(exit, outputs, self.build.store.scratch_folders()))
 
     def keep(self) -> Ending:
         """Check the inputs again, store the outputs. In a worker thread."""
@@ -256,7 +262,7 @@ class Execution:
     def close(self) -> None:
         """Remove the private folder, once every follower has its files."""
         if self._private:
-            remove_folder(self._private)
+            private_folder.remove(self._private)
             self._private = ""
 
     # ----------------------------------------------------------------
@@ -314,7 +320,7 @@ class Execution:
             return os.path.exists(f"{self._private}/{LISTED}")
         if discovery is Discovery.CLANG:
             return b"' file not found" not in exit.stderr
-        return discovery in (Discovery.GCC, Discovery.CLANG_RULES)
+        return discovery in (Discovery.GCC, Discovery.GCC_LINKER, Discovery.CLANG_RULES)
 
     def _inputs(self) -> tuple[str, ...] | None:
         return depfiles.read_files(self.action.discovery, self._depfile)
@@ -369,16 +375,6 @@ class Execution:
         )
         self.failure = self.result.failure
         return ending
-
-
-def remove_folder(folder: str) -> None:
-    """Remove a private folder; most hold two or three files and no folder, which takes a third of rmtree's time."""
-    try:
-        for name in os.listdir(folder):
-            os.unlink(f"{folder}/{name}")
-        os.rmdir(folder)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(path: str) -> bytes | None:

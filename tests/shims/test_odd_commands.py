@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,30 @@ def test_what_a_failure_leaves_of_an_older_output(user: User, command: str, text
         out = foreign.folder / "out"
         left.append(out.read_text().split() if out.exists() else None)
     assert left[0] == left[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("gcc -c m.c", 'asm(".warning \\"careful\\"");'),
+        ("gcc -c m.c", 'asm("no such instruction");'),
+        ("gcc -g m.c -o out", "int f(void);\nint main(void) { return f(); }"),
+        ("gcc m.c -o out -Wl,-M", "int main(void) { return 0; }"),
+        ("clang -fno-integrated-as -c m.c", 'asm("no such instruction");'),
+    ],
+)
+def test_messages_name_no_folder_of_ours(user: User, command: str, text: str, tmp_path: Path) -> None:
+    """The assembler and the linker name temporary files."""
+    if not shutil.which(command.split()[0]):
+        pytest.skip(f"no {command.split()[0]}")
+    foreign = ForeignProject(user, tmp_path / "words")
+    foreign.write("m.c", text)
+    said = []
+    for environ in (foreign.plain, foreign.environ, foreign.environ):
+        done = foreign.call(*command.split(), environ=environ)
+        said.append(re.sub(rb"/tmp/(cc\w{6}|m-\w+)", b"/tmp/m", done.stdout + done.stderr))
+    assert b"/tmp/m" in said[0]
+    assert said == [said[0]] * 3
 
 
 @pytest.mark.parametrize("command", ["gcc -c m.c -o out", "gcc m.c -o out"])
