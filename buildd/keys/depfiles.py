@@ -58,7 +58,8 @@ def read_files(discovery: Discovery, content_of: Callable[[str], bytes | None]) 
 
 def own_listing(discovery: Discovery, content_of: Callable[[str], bytes | None]) -> Listing | None:
     """What the tool's own depfile lists; None where that is all that it read. Args: as `read_files`."""
-    content = content_of(RULES) if discovery is Discovery.CLANG_RULES else None
+    suffix = {Discovery.CLANG_RULES: RULES, Discovery.GCC_LINKER: ""}.get(discovery)
+    content = None if suffix is None else content_of(suffix)
     return Listing(parse(Discovery.GCC, content)) if content is not None else None
 
 

@@ -295,7 +295,9 @@ class Parser(ABC):
             output = self.output or usual
         if self.parts and makes in LINKS:
             raise PassThrough(Reason.LINK, self.parts[0])  # the linker would be described without them
-        if makes in LINKS and self.dep_kind:
+        # gcc's name of the depfile and its target depend on the version where the command names no file or no output.
+        named = family is Family.GCC and self.dep_path and self.output
+        if makes in LINKS and self.dep_kind and not named:
             raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{self.dep_kind} in a command that links")
         return Compile(
             family=family,

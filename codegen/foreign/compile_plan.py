@@ -197,9 +197,9 @@ def plan(
     if not isinstance(steps, Steps) and not linked and _listing(compile):
         listing = (*_listing(compile)[:-1], Ref(place=Place.TEMPORARY, suffix=f"/{LISTED}"))
     name = "program" if linked else "rules" if compile.makes is Makes.RULES else "object"
+    called = temporary_roots.named(compile.output, roots) if nvcc else compile.output
     if nvcc:
         # One program may contain two objects of one source, and they may differ.
-        called = temporary_roots.named(compile.output, roots)
         name += " " + hashlib.blake2b(called.encode(), digest_size=8).hexdigest()
         name += " with its depfile" if compile.depfile else ""
     if compile.depfile and compile.depfile.twice and described.clang and not nvcc:
@@ -213,7 +213,8 @@ def plan(
         search += (".",)  # nvcc has the host compiler search the headers of its stub there
     if linked:
         # The linker may write its output's name into the output.
-        name += f" {os.path.basename(compile.output)}"
+        name += f" {os.path.basename(called)}"
+        name += " with its depfile" if compile.depfile and not nvcc else ""
         # The linker searches the working folder first for files named by a linker script.
         search += (".", *library_folders(flags, environment, dict(described.tool.roots)), *described.libraries)
     lists: tuple[Argument, ...] = ()

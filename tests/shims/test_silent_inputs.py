@@ -294,6 +294,31 @@ def test_a_depfile_as_kbuild_asks_for_it(project: ForeignProject, compiler: str,
         assert project.counts() == (began[0] + number, began[1] + 1)
 
 
+@pytest.mark.parametrize("options", ["-Wp,-MD,x.d", "-Wp,-MMD,x.d -MP", "-MD -MF x.d", "-MMD -MF x.d -MT t"])
+def test_a_depfile_of_a_command_that_compiles_and_links(project: ForeignProject, options: str) -> None:
+    """As Kbuild makes its own programs."""
+    project.write("d/a.b.c", f'#include <stddef.h>\n#include "h.h"\nint main(void) {{ return *"{options}"; }}\n')
+    project.write("d/h.h", "int h;\n")
+    command = ("gcc", *options.split(), "-o", "d/p", "d/a.b.c")
+    listed = project.folder / "x.d"
+    began = project.counts()
+    assert project.call("gcc", "-o", "d/p", "d/a.b.c").returncode == 0
+    for number in range(3):
+        assert project.call(*command).returncode == 0
+        ours = listed.read_bytes()
+        listed.unlink()
+        assert project.plainly(*command).returncode == 0
+        assert ours == listed.read_bytes()
+        assert project.counts() == (began[0] + number, began[1] + 2)
+    project.write("d/a.b.c", '#include "h.h"\nint f(void);\nint main(void) { return f(); }\n')
+    left = []
+    for call in (project.call, project.plainly):
+        listed.write_text("older")
+        assert call(*command).returncode == 1
+        left.append((listed.read_bytes(), (project.folder / "d/p").exists()))
+    assert left[0] == left[1] != (b"older", True)
+
+
 @pytest.mark.parametrize(
     "option", ["-gsplit-dwarf=split", "-grecord-command-line", "-foptimization-record-passes=inline", "-fembed-bitcode"]
 )
