@@ -293,6 +293,8 @@ def _used(
     """The discovered files that are not declared, and those among them that changed since the run began."""
     normals, untouched, absolute = files.normals, files.snapshot.untouched, files.snapshot.absolute
     declared = set(action.inputs)
+    if _are_objects(action.inputs):  # how a link spells an object is in no result
+        declared.update(map(files.normal, action.inputs))
     used: dict[str, str] = {}
     mine = _private(private)
     for spelled in read:

@@ -39,6 +39,7 @@ from buildd.shims.call_names import call_of
 from buildd.store.notebook import Notebook
 from buildd.store.store import Store
 from buildd.tier.store_tier import StoreTier
+from codegen.compilers import temporary_roots
 from codegen.compilers.closure import loading_folders
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
 from codegen.compilers.temporary_roots import Roots
@@ -131,6 +132,7 @@ class ForeignIntake:
         if reach_of(request.project, {}) is not Reach.EVERYONE:
             raise PassThrough(Reason.NO_FILE, request.project)
         compile = parse(request.command, request.project, tuple(request.environment.items()))
+        compile = temporary_roots.with_tried_objects(compile, request.project)
         tool = self._tools.get(called_tool.tool_key(compile, request))
         build: ActiveBuild | None = None
         if tool is not None:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import msgspec
+
 from codegen.compilers.command_parser import PARTS, Compile, Family, Makes
 from codegen.flags import inspect
 from codegen.plan import MAPPED, Argument, Place, Ref
@@ -54,6 +56,8 @@ _COMMAND = "this command"
 """Name of the folder of a divided command's objects. People read it in explanations of misses."""
 _TRIED = re.compile(r"\bcmTC_[0-9a-f]+\b")
 """CMake's random name for the target of a try_compile."""
+_TARGET = re.compile(r".*/CMakeScratch/TryCompile-[A-Za-z0-9]{6}/CMakeFiles/cmTC_[0-9a-f]+\.dir(?=/)")
+"""The folder of its objects."""
 _FOLDER = re.compile(
     r"((?:-I|-isystem|-iquote|-idirafter|-include|--include-path|--system-include|-L)=?|"
     r"(?:-Xcompiler=?|--compiler-options=)?-f(?:file|debug|macro)-prefix-map=|)(/.*)",
@@ -87,7 +91,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     """
     if compile.objects:
         parts = {os.path.dirname(os.path.dirname(path)) for path in compile.objects if is_part(path)}
-        return ((_COMMAND, parts.pop()),) if len(parts) == 1 else ()
+        return (*(((_COMMAND, parts.pop()),) if len(parts) == 1 else ()), *_tried_link(compile, folder))
     if compile.cuda or any(_HOLDS.fullmatch(flag) for flag in compile.flags):
         return ()
     if compile.family is Family.HIPCC and (compile.makes is not Makes.OBJECT or hides_folders(compile.flags)):
@@ -104,10 +108,11 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
             matches.setdefault(root[1], root)
     front_ends = [path for path, root in matches.items() if any(root[kind] for kind in _FRONT_ENDS)]
     of_inductor = {} if mapped == NOT_MAPPED else _folders_of_inductor(compile)
-    # A front end links the objects of one such folder, in which no two have one name. Objects from two other folders
-    # with one name need different module ids: they may be linked together.
+    # A front end links the objects of one such folder, in which no two have one name, and so does CMake. Objects from
+    # two other folders with one name need different module ids: they may be linked together.
     source = os.path.join(folder, compile.source)
-    if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in front_ends):
+    alone = [*front_ends, *(path for path, root in matches.items() if root["cmake"])]
+    if nvcc and compile.relocatable and not any(source.startswith(f"{path}/") for path in alone):
         matches, front_ends = {}, []
     asked = os.path.isabs(mapped)
     if not (matches or of_inductor or asked):
@@ -128,6 +133,33 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         found[BUILD] = mapped
     # Nested folders first: their paths are not the outer folder's.
     return tuple(sorted(found.items(), key=lambda item: (-len(item[1]), item)))
+
+
+def with_tried_objects(compile: Compile, folder: str) -> Compile:
+    """Return a link by nvcc in the folder of a try_compile with the absolute names of its objects, which can refer to
+    roots; any other compile unchanged."""
+    if not (compile.objects and _tried_link(compile, folder)):
+        return compile
+    names = {path: os.path.join(folder, path) for path in compile.objects}
+    return msgspec.structs.replace(
+        compile,
+        source=names[compile.source],
+        objects=tuple(names.values()),
+        arguments=tuple(names.get(word, word) for word in compile.arguments),
+    )
+
+
+def _tried_link(compile: Compile, folder: str) -> Roots:
+    """Return the folders of a try_compile, and of its target's objects, if nvcc links in it. CMake removes both, and
+    what is made there."""
+    root = _TEMPORARY.fullmatch(folder)
+    if compile.family is not Family.NVCC or root is None or root["cmake"] is None or ".." in compile.output:
+        return ()
+    if not is_below(os.path.join(folder, compile.output), (("", folder),)):
+        return ()
+    targets = {match[0] for path in compile.objects if (match := _TARGET.match(os.path.join(folder, path)))}
+    kind = root["cmake"]
+    return (*(((f"{kind} objects", targets.pop()),) if len(targets) == 1 else ()), (kind, folder))
 
 
 def _folders_of_inductor(compile: Compile) -> dict[str, str]:

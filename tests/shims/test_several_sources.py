@@ -220,6 +220,29 @@ def cuda(user: User, project: ForeignProject) -> ForeignProject:
 
 
 @pytest.mark.cuda
+def test_a_link_by_nvcc_in_a_try_compile_is_found_by_the_next_configure_step(cuda: ForeignProject) -> None:
+    """CMake's folder has another name each time, and so has its target."""
+    source = (cuda.folder / "k.cu").read_text().replace("int other();", "int other() { return 3; }")
+    made = {}
+    for number, name in enumerate(("aB3dE6", "fG7hI8")):
+        place, target = f"CMakeFiles/CMakeScratch/TryCompile-{name}", f"cmTC_{number}a"
+        objects = f"CMakeFiles/{target}.dir"
+        folder = cuda.write(f"{place}/src.cu", source).parent
+        (folder / objects).mkdir(parents=True)
+        began = cuda.counts()
+        for command in (
+            f"nvcc -arch=sm_80 -rdc=true -c {folder}/src.cu -o {objects}/src.cu.o",
+            f"nvcc -arch=sm_80 -dlink {objects}/src.cu.o -o {objects}/cmake_device_link.o",
+            f"nvcc -arch=sm_80 {objects}/src.cu.o -o {target}",
+        ):
+            assert cuda.call(*command.split(), cwd=folder).returncode == 0
+        made[name] = (folder / target).read_bytes()
+        assert cuda.counts() == (began[0] + 3 * number, began[1] + 3 * (1 - number))
+        shutil.rmtree(cuda.folder / "CMakeFiles")
+    assert len({*made.values()}) == 1
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize(
     "flags",
     [
