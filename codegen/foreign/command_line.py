@@ -41,7 +41,7 @@ _VERSIONED = re.compile(r"(?:.*-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+)
 """Names under which distributions install one version of a compiler, such as x86_64-linux-gnu-g++-12 and conda's
 x86_64-conda-linux-gnu-c++."""
 _ASKS = re.compile(
-    r"--?(version|V|qversion|help(=.*)?|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)"
+    r"--?(version|V|qversion|help(=.*)?|target-help|h|dumpversion|dumpmachine|dumpspecs|dumpfullversion|print-.*|dryrun|###)"
 )
 """Options with which a compiler only answers a question, whatever else the command says. autoconf asks each compiler
 with XL's -qversion."""
@@ -98,10 +98,11 @@ def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, 
 
 def _is_query(option: str, command: Sequence[str]) -> bool:
     """Tell whether a command with this unknown option compiles nothing. With a source, -v compiles too."""
+    option = option.removeprefix("-Xcompiler ")
     names_source = any(not word.startswith("-") for word in command[1:])
     if names_source:
         return bool(_ASKS.fullmatch(option)) or (option == "-v" and "-E" in command)
-    return option == "-v" or any(map(_ASKS.fullmatch, command[1:]))  # nvcc's parser names another option
+    return option == "-v" or any(map(_ASKS.fullmatch, (option, *command[1:])))  # nvcc's parser names another option
 
 
 def _only_links(command: Sequence[str]) -> bool:
