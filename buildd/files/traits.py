@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from enum import IntFlag
 
+from buildd.files.pasted_words import CLOCK, pasted_words
+
 
 class Traits(IntFlag):
     """Things that a text mentions and that its own digest does not settle."""
@@ -37,6 +39,8 @@ class Traits(IntFlag):
     """A raw string or a number like 1'0: where its comments are depends on the version of the language."""
     AGE = 4096
     """`#pragma GCC dependency`: the compiler warns if a file, which it lists nowhere, is newer."""
+    PASTED = 8192
+    """Parts of `__DATE__`, `__TIME__` or `__TIMESTAMP__`, of which `##` could make the word."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
@@ -88,13 +92,16 @@ def traits_of(content: bytes) -> Traits:
         return found
     if _SPLICE.search(content):
         content = _SPLICE.sub(b"", content)
-    if b"##" in content or b"%:%:" in content:
+    if pastes := b"##" in content or b"%:%:" in content:
         # A word that a definition makes of two literal parts counts, too.
         lines = [line for line in content.split(b"\n") if b"##" in line or b"%:%:" in line]
         content = b"\n".join((content, *(_PASTED.sub(b"", line) for line in lines)))
     for word, trait, pattern in _WORDS:
         if word in content and (pattern is None or (pattern.search(content) and pattern.search(_bare(content)))):
             found |= trait
+    if pasted_words(content, pastes=pastes) and (words := pasted_words(_bare(content), pastes=pastes)):
+        found |= Traits.NONE if words.isdisjoint(CLOCK) else Traits.PASTED
+        found |= Traits.NONE if words <= CLOCK else Traits.PATHS | Traits.PATHS_LATER
     lower = content.lower()  # assemblers take directives in any case
     if _has_directive(lower) or (b"asm" in lower and _has_directive(_ADJACENT.sub(b"", lower))):
         found |= Traits.EMBED

@@ -331,6 +331,8 @@ def unsound_reason(snapshot: Snapshot, path: str, fact: Fact, action: Action, to
         return ""  # a module of a library was imported: words in it that an assembler would obey have no effect
     if Traits.TIMESTAMP in fact.traits:
         return f"{path} mentions __TIMESTAMP__"
+    if Traits.PASTED in fact.traits:
+        return f"{path} has parts of which ## may make __DATE__, __TIME__ or __TIMESTAMP__"
     if Traits.AGE in fact.traits:
         return f"{path} has a #pragma that compares the time of a file"
     if Traits.EMBED in fact.traits:

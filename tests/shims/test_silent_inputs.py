@@ -319,6 +319,16 @@ def test_a_depfile_of_a_command_that_compiles_and_links(project: ForeignProject,
     assert left[0] == left[1] != (b"older", True)
 
 
+def test_a_word_of_the_clock_in_parts(project: ForeignProject) -> None:
+    """The macro that makes the word of them is in another file."""
+    project.write("paste.h", "#define PASTE(x, y) PASTED(x, y)\n#define PASTED(x, y) x##y\n")
+    project.write("a.c", '#include "paste.h"\nconst char *when = PASTE(__TI, ME__);\n')
+    began = project.counts()
+    for number in range(1, 3):
+        assert project.call("gcc", "-c", "a.c").returncode == 0
+        assert project.counts() == (began[0], began[1] + number)
+
+
 @pytest.mark.parametrize(
     "option", ["-gsplit-dwarf=split", "-grecord-command-line", "-foptimization-record-passes=inline", "-fembed-bitcode"]
 )
