@@ -13,6 +13,7 @@ from functools import cached_property
 
 import msgspec
 
+from buildd.artifacts import indentation
 from buildd.artifacts.kernel_reports import without_report
 from buildd.builds.command import shown
 from buildd.builds.event_log import RequestLog
@@ -33,6 +34,7 @@ from buildd.store.store import Result
 from buildd.tier.store_tier import StoreTier
 from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action, Output, Plan, Resources, Steps, Tool
+from codegen.reach import read_regular
 from codegen.variables.settings import Settings, settings_of
 from protocol import messages as m
 from protocol.problem import message_and_step
@@ -288,11 +290,22 @@ class StoredResults:
         if isinstance(answer, Missing):
             build.misses[index] = answer
             steps = build.steps.get(action.steps)
-            if steps and steps.silent and is_noisy(build.store, build.notebook, lookup.name_key(action)):
+            if steps and steps.silent and self._speaks(action):
                 build.runs_whole.add(index)
         elif not build.is_steps and build.request.mode in _BUILDING:
             lookup.note_hit(action, build.tool(action), answer.first, build.notebook)
         return answer
+
+    def _speaks(self, action: Action) -> bool:
+        """Whether the tool may print something of the source that its steps would not print."""
+        build, lookup = self.build, self.build.inputs.lookup
+        if is_noisy(build.store, build.notebook, lookup.name_key(action)):
+            return True
+        try:
+            source = lookup.snapshot.absolute(action.inputs[0])
+            return indentation.asks(action.argv) and indentation.is_mixed(read_regular(source))
+        except OSError:
+            return False
 
     def take(self, action: Action, result: Result) -> bool:
         """Use a stored result: its outputs become products, and files where outputs are wanted."""

@@ -319,6 +319,16 @@ def test_a_depfile_of_a_command_that_compiles_and_links(project: ForeignProject,
     assert left[0] == left[1] != (b"older", True)
 
 
+@pytest.mark.hip
+def test_indentation_of_a_hip_source_by_tabs_and_blanks(project: ForeignProject) -> None:
+    """The preprocessor writes one blank for a tab: clang sees a guarded statement in another column than the next."""
+    project.write("m.hip", "int f(int);\nint g(int x) {\n    if (x)\n\tx = f(x);\n        f(x);\n    return x;\n}\n")
+    command = ("hipcc", "--offload-arch=gfx90a", "-Wall", "-c", "m.hip")
+    plain = project.plainly(*command).stderr
+    assert b"misleading" in plain
+    assert [project.call(*command).stderr for _ in range(2)] == [plain, plain]
+
+
 def test_a_word_of_the_clock_in_parts(project: ForeignProject) -> None:
     """The macro that makes the word of them is in another file."""
     project.write("paste.h", "#define PASTE(x, y) PASTED(x, y)\n#define PASTED(x, y) x##y\n")
