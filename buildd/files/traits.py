@@ -69,8 +69,11 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
 _INCLUDED = re.compile(rb"\.include(?<=[\"\s;:nt(,{]\.include)(?=[\s\"\\])(?!\s*=)")
 """The assembler's directive in a macro's argument, or in a string, where `\\n` or `\\t` may stand before it.
 A member of that name is assigned."""
-_ADJACENT = re.compile(rb"\"\s*\"")
+_ADJACENT = re.compile(rb"\"(?:\s|/\*[^*\n]*+\*/|//[^\n]*+\n)*+\"")
 """Between two strings, of which the compiler makes one."""
+_BEGUN = rb"\.i(?:n(?:c(?:b|bi|l|lu|lud)?)?)?\""
+_PARTED = re.compile(rb"%b[ \t]*[a-z_]|define\b[^\n]*%b|[a-z_)][ \t]*\"(?:incbin|include)\b" % (_BEGUN, _BEGUN))
+"""A part of such a directive in a string, and a macro that may have the rest in another one."""
 _SPLICE = re.compile(rb"\\(?<=[\w.]\\)[ \t]*\r?\n(?=[\w.])")
 _PASTED = re.compile(rb"[ \t]*(?:##|%:%:)[ \t]*")
 # For these, comments do not count: every other header mentions them in one.
@@ -103,7 +106,7 @@ def traits_of(content: bytes) -> Traits:
         found |= Traits.NONE if words.isdisjoint(CLOCK) else Traits.PASTED
         found |= Traits.NONE if words <= CLOCK else Traits.PATHS | Traits.PATHS_LATER
     lower = content.lower()  # assemblers take directives in any case
-    if _has_directive(lower) or (b"asm" in lower and _has_directive(_ADJACENT.sub(b"", lower))):
+    if _has_directive(lower) or (b"asm" in lower and _has_parts_of_directive(lower)):
         found |= Traits.EMBED
     if b"has_include" in lower or (b"../" in content and CLIMBING.search(content)):
         found |= Traits.HAS_INCLUDE
@@ -121,6 +124,13 @@ def _has_directive(lower: bytes) -> bool:
     if b".incbin" in lower:
         return True
     return b".include" in lower and bool(_INCLUDED.search(lower) and _INCLUDED.search(_bare(lower)))
+
+
+def _has_parts_of_directive(lower: bytes) -> bool:
+    """Whether strings of a text, in small letters, may hold such a directive in parts."""
+    if (b".i" in lower or b'"inc' in lower) and _PARTED.search(lower):
+        return True
+    return _has_directive(_ADJACENT.sub(b"", lower))
 
 
 def _bare(content: bytes) -> bytes:
