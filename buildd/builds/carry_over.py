@@ -169,6 +169,8 @@ def _used(build: ActiveBuild, index: int, action: Action) -> tuple[str, ...] | N
         return None
     if any(output.path not in build.products for output in action.outputs):
         return None
+    if build.inputs.lookup.twins_of(action):
+        return None  # their contents do not decide alone
     found = build.inputs.lookup.precompiled_of(action)
     return None if found.present or found.headers else build.inputs.lookup.used_by(action)
 

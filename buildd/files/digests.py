@@ -30,7 +30,7 @@ _READERS = min(4, os.cpu_count() or 1)
 
 
 _BARE_BYTES = 64
-_TRAITS_KNOWN = 12 << 16
+_TRAITS_KNOWN = 13 << 16
 """Saved with every remembered digest. Change the number whenever `traits_of` finds more, so that digests which older
 code saved are not used."""
 

@@ -41,6 +41,10 @@ class Traits(IntFlag):
     """`#pragma GCC dependency`: the compiler warns if a file, which it lists nowhere, is newer."""
     PASTED = 8192
     """Parts of `__DATE__`, `__TIME__` or `__TIMESTAMP__`, of which `##` could make the word."""
+    ONCE = 16384
+    """`#pragma once`: a compiler may skip the file for another one that it has read (`keys.once_only`)."""
+    IMPORT = 32768
+    """`#import`, which does so for any file."""
 
 
 _PROCESS = re.compile(rb"(?:include|include_next|import|embed|incbin)[\s\\(]*[\"<]/[/.]*(?:dev/(?!shm/)|proc/)")
@@ -66,6 +70,8 @@ _WORDS: tuple[tuple[bytes, Traits, re.Pattern[bytes] | None], ...] = (
     (b"dependency", Traits.AGE, re.compile(rb"\b(?:GCC|clang)(?:\s|\\\n)+dependency\b")),
     (b"embed", Traits.EMBED, re.compile(rb"(?:#|%:)(?:\s|\\\n)*embed\b")),
 )
+_ONCE = re.compile(rb"ragma\W+(?:[LUu8]+\W+)?once\b")
+_IMPORT = re.compile(rb"(?:#|%:)(?:\s|\\\n|/\*.*?\*/)*import\b", re.DOTALL)
 _INCLUDED = re.compile(rb"\.include(?<=[\"\s;:nt(,{]\.include)(?=[\s\"\\])(?!\s*=)")
 """The assembler's directive in a macro's argument, or in a string, where `\\n` or `\\t` may stand before it.
 A member of that name is assigned."""
@@ -105,6 +111,10 @@ def traits_of(content: bytes) -> Traits:
     if pasted_words(content, pastes=pastes) and (words := pasted_words(_bare(content), pastes=pastes)):
         found |= Traits.NONE if words.isdisjoint(CLOCK) else Traits.PASTED
         found |= Traits.NONE if words <= CLOCK else Traits.PATHS | Traits.PATHS_LATER
+    if b"once" in content and _ONCE.search(content):
+        found |= Traits.ONCE
+    if b"import" in content and _IMPORT.search(content):
+        found |= Traits.IMPORT
     lower = content.lower()  # assemblers take directives in any case
     if _has_directive(lower) or (b"asm" in lower and _has_parts_of_directive(lower)):
         found |= Traits.EMBED

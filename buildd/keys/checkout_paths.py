@@ -64,7 +64,12 @@ def compilers_own(path: str, tool: Tool) -> bool:
 
 def installed(path: str, tool: Tool) -> bool:
     """Whether a file came with the tool or the system: it asks for no file of a project under a computed name."""
-    return any(path.startswith(f"{folder}/") for folder in (*tool.search, "/usr"))
+    return path.startswith(installed_folders(tool))
+
+
+def installed_folders(tool: Tool) -> tuple[str, ...]:
+    """The folders of `installed`, each with a slash behind it."""
+    return (*(f"{folder}/" for folder in tool.search), "/usr/")
 
 
 def held(

@@ -15,7 +15,7 @@ from buildd.files.digests import Fact
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import appeared_since
 from buildd.files.traits import Traits
-from buildd.keys import action_key, checkout_paths, include_search, path_sight, precompiled
+from buildd.keys import action_key, checkout_paths, include_search, once_only, path_sight, precompiled
 from buildd.keys.checkout_paths import compilers_own
 from buildd.keys.file_names import Names
 from buildd.keys.lookup import Lookup, Missing
@@ -143,6 +143,10 @@ def file_run(
         return Filing(None, stale=tuple(stale))
     names = files.names_of(tool)
     taken = lookup.precompiled_of(action)
+    skipped = once_only.skipped(files, action, tool, used, precompiled=bool(taken.present))
+    if stale := [path for path in skipped if not snapshot.untouched(path, path, started_ns, moved)]:
+        return Filing(None, stale=tuple(stale))
+    used += skipped
     stale = list(_appeared(snapshot, taken.absent))
     stale += [path for path, _ in taken.present if not snapshot.untouched(path, path, started_ns, moved)]
     if stale:
@@ -163,7 +167,7 @@ def file_run(
     declared = () if action.discovery is Discovery.GCC_LINKER and _are_objects(action.inputs) else action.inputs
     for path in (*declared, *used):
         fact = None if snapshot.is_produced(path) else snapshot.fact(path)
-        if fact is None or fact.traits is Traits.NONE:
+        if fact is None or fact.traits is Traits.NONE or fact.traits is Traits.ONCE:  # most headers
             continue
         if Traits.TIME in fact.traits and not (action.kind == "torch" and path.endswith(".py")):
             clocked = clocked or path
@@ -231,6 +235,9 @@ def file_run(
     files.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
     files.ask(asked_here)
     inputs = sorted(_filed(snapshot, names, action, used, shows_lines))
+    filed = [(names.path(name), digest) for name, digest in inputs]
+    asked_here |= once_only.questions(snapshot, action, tool, filed, skipped)
+    files.twins[action.name] = once_only.twins(snapshot, action, filed, asked_here).paths
     inputs += sorted((names.name(each), known) for each, known in asked_here.items())
     if any(map(is_bare, inputs)):
         files.bare.add(action.name)

@@ -15,11 +15,12 @@ from functools import partial
 from blake3 import blake3
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import action_key, changed_inputs, checkout_paths, precompiled, questions, survey_memory
+from buildd.keys import action_key, changed_inputs, checkout_paths, fitting_list, precompiled, questions, survey_memory
 from buildd.keys.file_names import Names
+from buildd.keys.fitting_list import FittingList
 from buildd.keys.request_files import RequestFiles, input_folders
 from buildd.keys.request_lines import RequestLines
-from buildd.keys.text_digests import Stands, is_bare, key_digest, stands
+from buildd.keys.text_digests import Stands, key_digest, stands
 from buildd.keys.told_walk import told
 from buildd.store.notebook import Notebook
 from buildd.store.result_rows import LINK, PRESENT
@@ -55,21 +56,6 @@ class Missing:
     """A checkout's folder that a result of the same content is bound to."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fits:
-    """A list of files whose contents still match, in this request's view of the file system."""
-
-    files: tuple[tuple[str, Digest], ...]
-    paths: tuple[str, ...]
-    members: frozenset[str]
-    moved: tuple[str, ...]
-    """Those whose tokens are in other lines."""
-    bare: bool
-    """Some are known by their bare forms: no message of the tool shows a line."""
-    asked: tuple[str, ...] = ()
-    """Questions that the tool asked, which have the same answers now."""
-
-
 class Lookup:
     """Look-ups of one request.
 
@@ -98,8 +84,8 @@ class Lookup:
         self.normal = self.files.normal
         self._recache = recache
         self._tools: dict[int, tuple[Tool, Digest]] = {}
-        # By identity: the store gives one list object to all input sets that share it, and _Fits keeps it alive.
-        self._fits: dict[tuple[int, int, TextUse], _Fits] = {} if beside is None else beside._fits
+        # By identity: the store gives one list object to all input sets that share it, which a FittingList keeps.
+        self._fits: dict[tuple[int, int, TextUse], FittingList] = {} if beside is None else beside._fits
         self._unchanged: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._places = precompiled.Places(snapshot, self.folders)
         self._precompiled: dict[str, precompiled.Candidates] = {}
@@ -148,6 +134,10 @@ class Lookup:
         known = self.store.input_sets(action_key.encoded_digest(noted))[:1]
         files = (names.path(name) for input_set in known for name, _ in input_set.files)
         return tuple(path for path in files if not questions.is_question(path))
+
+    def twins_of(self, action: Action) -> frozenset[str]:
+        """Those inputs of an action, which was found or filed, whose times and inodes count (`once_only`)."""
+        return self.files.twins.get(action.name, frozenset())
 
     def holds_for_bare(self, action: Action) -> bool:
         """Whether the action's result, which was found or filed, holds for any texts with the same bare forms."""
@@ -293,7 +283,7 @@ class Lookup:
         folders are others."""
         folders = dict(tool.roots)
         moved = any(folders.get(name) != folder for name, folder in known.roots)
-        files = ((names.path(name), digest) for name, digest in known.files)
+        files = ((names.path(name), digest) for name, digest in known.files if not questions.is_question(name))
         return moved + sum(stands(self.snapshot, action, *each) is not Stands.YES for each in files)
 
     def _differs(
@@ -319,23 +309,10 @@ class Lookup:
         list_of = (id(names), id(known.files), action.text)
         fits = self._fits.get(list_of)
         if fits is None or not snapshot.made_none_of(fits.members):
-            paths = tuple(names.path(name) for name, _ in known.files)
-            snapshot.see(path for path in paths if not questions.is_question(path))  # at once: one query for all
-            moved = []
-            for path, (_, digest) in zip(paths, known.files, strict=True):
-                if questions.is_question(path):
-                    if questions.answer(snapshot, path) != digest:
-                        return questions.difference(path, digest)
-                    continue
-                standing = stands(snapshot, action, path, digest)
-                if standing is Stands.NO:
-                    return changed_inputs.reason(snapshot, path)
-                if standing is Stands.MOVED:
-                    moved.append(path)
-            bare = any(map(is_bare, known.files))
-            asked = tuple(filter(questions.is_question, paths))
-            paths = tuple(path for path in paths if path not in asked) if asked else paths
-            fits = self._fits[list_of] = _Fits(known.files, paths, frozenset(paths), tuple(moved), bare, asked)
+            compared = fitting_list.compare(snapshot, action, known, names)
+            if isinstance(compared, str):
+                return compared
+            fits = self._fits[list_of] = compared
         if fits.moved and not self.lines.is_blind(action, known, names, fits.paths, fits.moved):
             return f"input {fits.moved[0]}: lines moved"
         beside = checkout_paths.beside(snapshot, action, tool, fits.paths).difference(name for name, _ in known.roots)
@@ -345,6 +322,7 @@ class Lookup:
         if fits.bare:
             self.files.bare.add(action.name)
         self.files.ask(fits.asked)
+        self.files.twins[action.name] = fits.twins
         folders_of = (id(names), id(known.folders))
         if folders_of in self._unchanged:
             return ""

@@ -1,5 +1,5 @@
-"""What a Python worker's modules asked of the file system other than a file's content: what a path is, which names are
-in a folder.
+"""What a tool asked of the file system other than a file's content. A Python worker's modules ask what a path is, or
+which names are in a folder; a compiler asks which of several files are one (`once_only` answers this).
 
 A question is an input. An input set has it among its files, with a name that no file has, and with its answer's digest
 in place of a content's.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from buildd.files.snapshot import Snapshot
@@ -19,8 +19,11 @@ from protocol.messages import Digest
 
 KIND, NAMES, PACKAGES, STARTS = "//kind", "//names", "//packages", "//starts"
 """Endings of a question's name. A file's name has no empty part."""
+TWINS = "//twins"
+"""Ending of a compiler's question. Before it is no path, but the last digits of the digest that the files share."""
 _LISTINGS = {"names": NAMES, "packages": PACKAGES, "starts": STARTS}
 _COUNTED = {"packages": (".dist-info", ".egg-info", ".egg"), "starts": (".pth",)}
+_ENDINGS = (KIND, TWINS, *_LISTINGS.values())
 _ABSENT, _FOLDER, _FILE = "absent", "folder", "file"
 
 
@@ -63,7 +66,7 @@ def parse(content: bytes) -> Questions:
 
 def is_question(name: str) -> bool:
     """Whether a name of an input is a question's."""
-    return name.endswith((KIND, *_LISTINGS.values()))
+    return name.endswith(_ENDINGS)
 
 
 def path_of(question: str) -> str:
@@ -98,11 +101,19 @@ def folders_of(questions: Iterable[str]) -> set[str]:
     return {
         os.path.dirname(path_of(question)) or "." if question.endswith(KIND) else path_of(question)
         for question in questions
+        if not question.endswith(TWINS)
     }
 
 
-def difference(question: str, before: Digest) -> str:
-    """Why an input set with another answer does not match, in words."""
+def difference(snapshot: Snapshot, asked: Mapping[str, Digest]) -> str:
+    """Why an input set does not match if a question about a path has another answer now; otherwise empty."""
+    for question, before in asked.items():
+        if not question.endswith(TWINS) and answer(snapshot, question) != before:
+            return _difference(question, before)
+    return ""
+
+
+def _difference(question: str, before: Digest) -> str:
     path = path_of(question)
     if not question.endswith(KIND):
         return f"input {path}: names in this folder changed"

@@ -44,6 +44,8 @@ class RequestFiles:
         """Stamps that are written at the end (`write_later`); None: at once."""
         self.bare: set[str] = set()
         """The actions among them whose result holds for any text with the same bare forms."""
+        self.twins: dict[str, frozenset[str]] = {}
+        """Name of an action -> those of these inputs that may be one to the compiler (`once_only`)."""
 
     def ask(self, asked: Iterable[str]) -> None:
         """Note the folders that questions among an action's inputs are about (`questions`)."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from buildd.files.snapshot import Snapshot
 from buildd.keys import line_notes, line_sight
 from buildd.keys.file_names import Names
+from buildd.keys.questions import is_question
 from buildd.native.bare_text import bare_text_of
 from buildd.store.result_rows import InputSet
 from buildd.store.store import Store
@@ -56,7 +57,7 @@ class RequestLines:
         if known is None or action.text is not TextUse.TOKENS:
             return frozenset()
         silent = self._silent(known, names) if silent is None else silent
-        used = (*action.inputs, *(names.path(name) for name, _ in known.files))
+        used = (*action.inputs, *(names.path(name) for name, _ in known.files if not is_question(name)))
         bare = bare_text_of(self._store.folder)
         return line_sight.movable(self._snapshot, bare, action, used, candidates, silent)
 

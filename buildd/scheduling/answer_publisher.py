@@ -267,6 +267,8 @@ def _stamps_of(part: _Part, names: frozenset[str]) -> Stamps | None:
     # The others are response files and precompiled headers.
     texts = {action.inputs[0], *part.used} if build.inputs.lookup.holds_for_bare(action) else set()
     movable = _movable(part, texts)
+    twins = build.inputs.lookup.twins_of(action)
+    texts = texts - twins
     taken = (path for path, _ in build.inputs.lookup.precompiled_of(action).present)
     for path in dict.fromkeys((*action.inputs, *part.used, *taken, *part.compile.read)):
         if is_part(path):
@@ -275,7 +277,7 @@ def _stamps_of(part: _Part, names: frozenset[str]) -> Stamps | None:
         if fact is None:
             return None
         files.append((snapshot.absolute(path), fact.stamp))
-        digests.append(bytes.fromhex(fact.digest))
+        digests.append(_NO_DIGEST if path in twins else bytes.fromhex(fact.digest))
         form = bytes.fromhex(bare_of(snapshot, action, path)) if path in texts else b""
         bare.append(form[: len(_NO_DIGEST)] or _NO_DIGEST)
         loose.append((form[len(_NO_DIGEST) :] if path in movable else b"") or _NO_DIGEST)

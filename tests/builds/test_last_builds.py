@@ -68,6 +68,24 @@ def test_only_what_an_edit_reaches_is_looked_up(workspace: Workspace) -> None:
     asyncio.run(go())
 
 
+def test_the_time_of_one_of_two_equal_headers_counts(workspace: Workspace) -> None:
+    """A compiler may read one of them alone while their times are equal."""
+    workspace.write("src/a.cu", '#include "x.h"\n#include "y.h"\na\n')
+    for name in ("x.h", "y.h"):
+        os.utime(workspace.write(f"include/{name}", "#pragma once\n"), (7, 7))
+
+    async def go() -> None:
+        async with settled(workspace) as harness:
+            workspace.write("src/b.cu", "saved\n")
+            os.utime(workspace.project / "include/y.h", (7.5, 7.5))
+            assert (await built(harness, workspace.request())).ran() == ["b.cu.o", "all.so"]
+            await aged()
+            os.utime(workspace.project / "include/y.h", (8, 8))
+            assert "a.cu.o" in (await built(harness, workspace.request())).ran()
+
+    asyncio.run(go())
+
+
 def test_it_outlives_a_rest_of_the_daemon(workspace: Workspace) -> None:
     async def go() -> None:
         async with settled(workspace) as harness:

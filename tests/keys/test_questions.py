@@ -54,5 +54,7 @@ def test_answers_change_with_what_they_are_about_alone(tmp_path: Path) -> None:
     (tmp_path / "x").rmdir()
     (tmp_path / "x").touch()
     assert answers()[0] not in (first[0], third[0])
-    assert questions.difference("x" + KIND, second[0]) == "input x: appeared"
+    now = Snapshot(Files(), str(tmp_path))
+    assert questions.difference(now, {"x" + KIND: second[0]}) == "input x: appeared"
+    assert not questions.difference(now, {"x" + KIND: answers()[0]})
     assert questions.folders_of(("x" + KIND, "folder" + NAMES)) == {".", "folder"}

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from codegen.compilers.command_parser import PassThrough
 from codegen.foreign.command_line import parse
 from tests.support.foreign_project import ForeignProject, prerequisites
+from tests.support.states import check
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc (Debian: apt install g++)")
@@ -23,20 +23,6 @@ CLANG = shutil.which("clang") or ""
 @pytest.fixture
 def project(kept_user: User, request: pytest.FixtureRequest) -> ForeignProject:
     return ForeignProject(kept_user, kept_user.folder / re.sub(r"\W+", "-", request.node.name))
-
-
-def check(project: ForeignProject, command: str, *states: Callable[[], object], **variables: str) -> list[bytes]:
-    """Compile in each state, and again in the first one; the objects."""
-    made = []
-    for state in (*states, states[0], states[0]):
-        state()
-        for environ, name in ((project.environ, "a.o"), (project.plain, "plain.o")):
-            done = project.call(*command.split(), "-o", name, environ={**environ, **variables})
-            assert done.returncode == 0, done.stderr.decode()
-        assert (project.folder / "a.o").read_bytes() == (project.folder / "plain.o").read_bytes(), command
-        made.append((project.folder / "a.o").read_bytes())
-    assert len(set(made)) == len(states)
-    return made
 
 
 def test_a_specs_file_that_appears_in_a_folder_of_libraries(project: ForeignProject) -> None:
