@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("clean", "remove the outputs of targets; the store keeps their results"),
     "profile": ("profile", "find the fastest kernels for GEMMs and convolutions on this machine's GPUs"),
     "topology": ("topology", "describe this machine's GPU, for machines that compile JAX for it"),
+    "ejkernel": ("ejkernel", "build ejkernel's CUDA libraries ahead of time"),
     "compdb": ("compdb", "write compile_commands.json for clangd, .cu files included"),
     "lsp": ("lsp", "run the language server (editors start it)"),
     "log": ("log", "list recent builds, or show everything that one of them printed"),
