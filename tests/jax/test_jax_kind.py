@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import signal
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support.jax_project import Project
 from tests.support.user import User
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
 needs_plugin = pytest.mark.skipif(
@@ -55,6 +57,22 @@ def called(x):
 
 def fails(x):
     raise ValueError("not today")
+
+def prints(x):
+    print("printed while it is traced")
+    return x + 1
+
+def leaves(x):
+    raise SystemExit(7)
+
+def dies(x):
+    os._exit(9)
+
+def waits(x):
+    with open("tracing", "w") as file:
+        file.write("begun")
+    while True:
+        pass
 
 def own(x):
     return State(x, x)
@@ -187,6 +205,8 @@ def test_a_file_of_flags_counts_by_its_content(project: Project) -> None:
         ("absent", "there is no absent; it has "),
         ("State", "cannot be traced"),
         ("fails", "net.py:.*: error: fails cannot be traced: ValueError: not today"),
+        ("leaves", "net.py:.*: error: leaves cannot be traced: SystemExit: 7"),
+        ("dies", "ended with status 9"),
         ("called", "calls back into Python"),
         ("own", "returns a net.State, which no argument is"),
     ],
@@ -196,6 +216,48 @@ def test_what_cannot_be_lowered_is_said_at_its_line(project: Project, function: 
     status, said = project.build()
     assert status == 1
     assert re.search(message, said), said
+
+
+def test_what_a_function_prints_is_shown_and_is_no_part_of_the_package(project: Project) -> None:
+    project.target(function="prints", inputs=[{"shape": [4]}], static={})
+    status, said = project.build()
+    assert status == 0 and said.count("printed while it is traced") == 1, said
+    done = project.python(
+        "from buildd.loader import load_jax; import numpy as np\n"
+        "print(load_jax('build/step/step.jax')(np.zeros(4, 'float32')).tolist())"
+    )
+    assert done.stdout == "[1.0, 1.0, 1.0, 1.0]\n", done.stderr
+
+
+def test_a_trace_without_end_is_ended_with_its_build(project: Project) -> None:
+    project.write(NET.replace('"tracing"', repr(str(project.user.folder / "tracing"))))
+    project.target(function="waits", inputs=[{"shape": [4]}], static={})
+    tracing = project.user.folder / "tracing"
+    tracing.unlink(missing_ok=True)
+    building = project.user.start("build", "-C", str(project.folder))
+    until(tracing.exists, "a trace")
+    building.send_signal(signal.SIGINT)
+    building.communicate(timeout=60)
+    assert building.returncode == 130
+    project.target()
+    assert project.build()[0] == 0
+
+
+def test_a_daemon_killed_while_jax_traces_costs_only_time(project: Project) -> None:
+    tracing = project.user.folder / "tracing"
+    tracing.unlink(missing_ok=True)
+    # The first trace waits for its end.
+    wait = "if not os.path.exists(TRACING):\n    open(TRACING, 'w').close()\n    time.sleep(60)\n"
+    wait = f"import time\nTRACING = {str(tracing)!r}\n{wait}"
+    project.write(f"{NET}\n{wait}")
+    building = project.user.start("build", "-C", str(project.folder))
+    until(tracing.exists, "a trace")
+    daemon = project.user.daemon()
+    assert daemon is not None
+    daemon.kill()
+    said = building.communicate(timeout=150)[0]
+    assert building.returncode == 0, said
+    assert project.described()["name"] == "step"
 
 
 def test_a_function_of_keywords_and_one_that_is_jitted_already(project: Project) -> None:
