@@ -31,8 +31,8 @@ def make_rule(
     if not depfile.system:
         before, after = user_files(before, system), user_files(after, system)
     targets = depfile.targets if clang else tuple(map(without_dot, depfile.targets))
-    files = tuple(map(quoted, (*before, source, *after)))
-    return Rule(targets, files, len(before), depfile.phony, clang)
+    names = tuple(map(quoted, (*before, source, *after)))
+    return Rule(targets, names, len(before), depfile.phony, clang)
 
 
 def written(rule: Rule) -> bytes:
