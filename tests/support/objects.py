@@ -185,7 +185,7 @@ def inspector() -> str:
 def anonymous(text: str) -> str:
     """Without the names of modules, of a source k.cu whose first function is `first`, and of temporary files."""
     text = re.sub(r"[\w.$]*_[0-9a-f]{8}_4_k_cu_(first|[0-9a-f]{8})", "ID", text)
-    return re.sub(r"[^\s\"]*/(tmpxft_\w+-\d+_|job-\w+/)k\.(compute_80\.)?", "k.", text)
+    return re.sub(r"([^\s\"]*/(tmpxft_\w+-\d+_|job-\w+/)|/tmp/)k\.(compute_80\.)?", "k.", text)
 
 
 def contents(path: Path) -> dict[str, str]:

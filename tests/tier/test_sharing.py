@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildd.files.snapshot import Snapshot
-from buildd.keys import lookup
+from buildd.keys import fitting_list
 from buildd.keys.text_digests import Stands
 from buildd.store.store import Store
 from buildd.store.tally import Reasoned
@@ -60,7 +60,7 @@ def test_what_was_compared_for_the_tier_is_not_compared_again(
 ) -> None:
     """The look-up after a hit in the tier finds this machine's stamps, and takes the comparison over."""
     compared: list[str] = []
-    plain = lookup.stands
+    plain = fitting_list.stands
 
     def stands(snapshot: Snapshot, action: Action, path: str, digest: m.Digest) -> Stands:
         compared.append(f"{action.name} {path}")
@@ -71,7 +71,7 @@ def test_what_was_compared_for_the_tier_is_not_compared_again(
 
     second = machine(tmp_path, "second")
     second.options["tier"] = tier_at(cache.url)
-    monkeypatch.setattr(lookup, "stands", stands)
+    monkeypatch.setattr(fitting_list, "stands", stands)
     monkeypatch.setattr(Store, "update_folders", update_folders)
     assert second.build().ran() == []
     assert compared and len(compared) == len(set(compared))
