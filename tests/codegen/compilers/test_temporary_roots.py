@@ -70,6 +70,9 @@ def test_temporary_folders_are_roots_by_their_kind() -> None:
     assert compile_of("a.c", "-isystem", HEADERS, folder="/p")[0] == (env,)
     assert compile_of("a.c", "-I/usr/include", "-DX=/tmp/pip-build-env-ab_12cd3/x", folder="/p")[0] == ()
     assert compile_of("a.c", f"-I{HEADERS}", "-flto") == ((), mapped)
+    # A message breaks where the path's length decides.
+    assert compile_of("a.c", f"-I{HEADERS}", "-fmessage-length=110") == ((), ())
+    assert compile_of("a.c", f"-I{HEADERS}", "-fmessage-length=0") == compile_of("a.c", f"-I{HEADERS}")
     assert compile_of(f"{HEADERS}/a.c", folder="/p")[0] == (env,)
     inner = "/tmp/pip-install-abcdefgh/name_0123456789abcdef0123456789abcdef"
     assert compile_of("a.c", f"-I{inner}/include", folder="/p")[0] == (("pip-install", inner),)
