@@ -1,7 +1,7 @@
 """Finds parts of words such as `__TIME__` that a macro's `##` could paste together: `PASTE(__TI, ME__)`.
 
 The macro that pastes two parts may be in another file: the last part is enough if it is longer than `__`, since no
-program uses it for anything else. Words with `__` as their last part are found only beside a `##`. PURE: bytes in,
+program uses it for anything else. Words with `__` as their last part are found only beside a `##`. Pure: bytes in,
 words out.
 """
 

@@ -147,6 +147,8 @@ class ResultKeeper:
                     names, silent = lookup.files.names_of(tool), {*map(lookup.normal, run.silent)}
                     lookup.lines.filed(action, filing.input_set, silent)
                     line_notes.note(build.notebook, filing.input_set, {*map(names.name, silent)})
+                else:
+                    lookup.lines.filed(action, filing.input_set, ())
         self._learn(exit)
         if self._index in build.runs_whole:
             spoke = bool(exit.stdout or exit.stderr)

@@ -3,7 +3,8 @@
    Knows the files that buildd/store/answers.py writes, and nothing of what a command line means. An answer counts only
    if every file and folder has its old stamp, by the rules of buildd/files/stamp_set.py, or its old content, or at least
    its old bare form (bare_text.c) where comments cannot reach the result, without the lines that hold no token where
-   lines cannot; in any doubt there is no answer. */
+   lines cannot; in any doubt there is no answer. An answer may be another checkout's: then its paths count from a folder
+   above this one. */
 
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -65,48 +65,77 @@ static void put_strings(struct buffer *question, char *const *strings, uint32_t 
 		put_moved(question, strings[i], folder);
 }
 
-/* Whether a variable changes a result. A compile that depends on the GPUs shown has no answer. */
-static int counts(const char *variable, int is_moved)
+static const char RUN_FOLDER[] = "BUILDD_RUN_FOLDER="; /* it changes which results are looked at, and no result */
+
+/* What all questions of this command have in common. */
+static struct {
+	char code[128], spelled[PATH_MAX], real[PATH_MAX], **command, **sent;
+	const char *folder; /* as the caller spells it */
+	uint32_t words, variables;
+	int is_known;
+} asked;
+
+/* Whether a variable may change a result. A compile that depends on the GPUs shown has no answer. */
+static int counts(const char *variable)
 {
-	if (!strchr(variable, '=') || !is_sent(variable) || strncmp(variable, "CUDA_VISIBLE_DEVICES=", 21) == 0)
+	return strchr(variable, '=') && is_sent(variable) && strncmp(variable, "CUDA_VISIBLE_DEVICES=", 21) != 0;
+}
+
+static int learn(int place)
+{
+	int file = openat(place, "code", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	ssize_t length = file < 0 ? -1 : read(file, asked.code, sizeof asked.code - 1);
+	uint32_t size = 0;
+
+	if (file >= 0)
+		close(file);
+	asked.folder = current_folder(asked.spelled);
+	if (length <= 0 || !asked.folder || !getcwd(asked.real, sizeof asked.real))
 		return 0;
-	return !is_moved || strncmp(variable, "BUILDD_RUN_FOLDER=", 18) != 0;
+	while (arguments[asked.words])
+		asked.words++;
+	for (char **variable = environ; *variable; variable++)
+		size++;
+	asked.command = calloc(asked.words + 1, sizeof *asked.command);
+	asked.sent = calloc(size + 1, sizeof *asked.sent);
+	if (!asked.command || !asked.sent)
+		return 0;
+	memcpy(asked.command, arguments, asked.words * sizeof *asked.command);
+	asked.command[0] = tool;
+	for (char **variable = environ; *variable; variable++)
+		if (counts(*variable))
+			asked.sent[asked.variables++] = *variable;
+	qsort(asked.sent, asked.variables, sizeof *asked.sent, by_bytes);
+	return asked.is_known = 1;
+}
+
+/* Take a variable out of the list of those that count. */
+static void leave_out(const char *name)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < asked.variables; i++)
+		if (strncmp(asked.sent[i], name, strlen(name)) != 0)
+			asked.sent[kept++] = asked.sent[i];
+	asked.variables = kept;
 }
 
 int put_question(struct buffer *question, int place, const char *folder)
 {
-	char spelled[PATH_MAX], real[PATH_MAX], by[128], *folders[2], *code[] = { by, "moved" }, **sent, **command;
-	int file = openat(place, "code", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	ssize_t length = file < 0 ? -1 : read(file, by, sizeof by - 1);
-	uint32_t count = 0, size = 0;
+	char *code[] = { asked.code, "moved" }, *folders[2];
 
-	if (file >= 0)
-		close(file);
-	folders[0] = (char *)current_folder(spelled);
-	folders[1] = getcwd(real, sizeof real);
-	if (length <= 0 || !folders[0] || !folders[1] || (folder && strcmp(folders[0], folders[1]) != 0))
+	if (!asked.is_known && !learn(place))
 		return 0;
-	by[length] = 0;
-	while (arguments[count])
-		count++;
-	command = calloc(count + 1, sizeof *command);
-	for (char **variable = environ; *variable; variable++)
-		size++;
-	sent = calloc(size + 1, sizeof *sent);
-	if (!command || !sent)
-		return 0;
-	memcpy(command, arguments, count * sizeof *command);
-	command[0] = tool;
-	size = 0;
-	for (char **variable = environ; *variable; variable++)
-		if (counts(*variable, folder != NULL))
-			sent[size++] = *variable;
-	qsort(sent, size, sizeof *sent, by_bytes);
+	if (folder) {
+		if (strcmp(asked.folder, asked.real) != 0)
+			return 0;
+		leave_out(RUN_FOLDER);
+	}
+	folders[0] = (char *)asked.folder;
+	folders[1] = asked.real;
 	put_strings(question, code, folder ? 2 : 1, NULL);
-	put_strings(question, command, count, folder);
+	put_strings(question, asked.command, asked.words, folder);
 	put_strings(question, folders, 2, folder);
-	put_strings(question, sent, size, folder);
-	free(command);
-	free(sent);
+	put_strings(question, asked.sent, asked.variables, folder);
 	return 1;
 }

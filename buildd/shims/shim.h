@@ -90,7 +90,8 @@ int is_digest(const unsigned char *data, size_t length, const unsigned char *wan
 /* question.c */
 #define OWN 1 /* in place of the path of a checkout's folder */
 /* Put the question, with OWN in place of `folder`, if one is given, where the question of a command in another checkout
-   has that one's. `place` is the folder of answers. 0 if there is no question. */
+   has that one's; after that the question without a folder cannot be asked any more. `place` is the folder of answers. 0
+   if there is no question. */
 int put_question(struct buffer *question, int place, const char *folder);
 
 /* rule.c */

@@ -68,9 +68,7 @@ _MAP = "-prefix-map="
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
 )
-_HOLDS = re.compile(
-    r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-Wmissing-include-dirs|-fmessage-length=0*[1-9].*"
-)
+_HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-Wmissing-include-dirs|-fmessage-length=0*[1-9].*")
 """Flags that put an unknown part of the command line into the object, one that warns of folders which no file is found
 in, and one with which a path's length decides where messages break."""
 _HIDES_IN_HIP = re.compile(
