@@ -22,7 +22,7 @@ from buildd.store.answers import Answer
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes
 from codegen.compilers.depfile import Rule
-from codegen.plan import Action
+from codegen.plan import Action, Ref
 from protocol import messages as m
 
 _SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
@@ -48,29 +48,48 @@ def folder_of(
         return ""
     if checkout_roots.moving(known.roots) or checkout_roots.others(delivery.roots):
         return ""
+    if compile.read:
+        return ""  # a response file may name the folder: its words are in no question
     places = {*map(os.fsdecode, stamps.paths)} - {*map(os.fsdecode, tool.paths)}
     places |= {each.path for each in stamps.folders} - {each.path for each in tool.folders}
-    folder = _common(build, action, map(os.path.normpath, places))
-    if not folder or not _moves(folder, stamps):
+    fixed = _fixed(build, action)
+    folder = _common(build, action, map(os.path.normpath, places), fixed)
+    if not folder or not _moves(folder, stamps) or not _maps_alike(action, fixed):
+        return ""
+    read = temporary_roots.read(listed, delivery.roots)[0]
+    project = build.inputs.snapshot.project
+    reached = [os.path.dirname(path) for path in map(os.fsdecode, stamps.paths)]
+    reached += [each.path for each in stamps.folders if each.there is not None]
+    real = _above((project, *map(os.path.normpath, reached)))
+    if not all(_leads_alike(os.path.join(project, path), folder, real) for path in (*read, *action.search)):
         return ""
     components = lookup.first_level(action, build.tool(action))[1]
     names = (name for name, _ in (*components, *known.files, *known.folders))
     if any(folder in text for text in (*names, *(value for _, value in components))):
         return ""
-    return folder if _is_unseen(build, action, folder, used, temporary_roots.read(listed, delivery.roots)[0]) else ""
+    return folder if _is_unseen(build, action, folder, used, read) else ""
 
 
-def _common(build: ActiveBuild, action: Action, places: Iterable[str]) -> str:
-    """The folder that has all places in it that do not have the same path in every checkout; empty if there is none."""
+def _fixed(build: ActiveBuild, action: Action) -> tuple[str, ...]:
+    """The searched folders that the key names by their paths, each with a final slash."""
+    own = [folder for _, folder in checkout_roots.checkouts(build.tool(action).roots)]
+    tops = tuple(f"{top}/" for top in (*own, build.inputs.snapshot.project))
+    searched = (f"{each}/" for each in map(os.path.normpath, filter(os.path.isabs, action.search)))
+    return tuple(each for each in searched if not each.startswith(tops))
+
+
+def _common(build: ActiveBuild, action: Action, places: Iterable[str], fixed: tuple[str, ...]) -> str:
+    """The folder that has all places in it that do not have the same path in every checkout; empty if there is none.
+
+    Args:
+        fixed: `_fixed`.
+    """
     tool, project = build.tool(action), build.inputs.snapshot.project
     own = [folder for _, folder in checkout_roots.checkouts(tool.roots)]
-    # The key names these by their paths.
-    fixed = [f"{each}/" for each in map(os.path.normpath, filter(os.path.isabs, action.search))]
-    fixed = [each for each in fixed if not each.startswith(tuple(f"{top}/" for top in (*own, project)))]
     # Of a folder that does not exist, the one above it is looked at.
     above = {os.path.dirname(each) for each in tool.search}
     moving = [path for path in places if path not in above and not installed(f"{path}/", tool)]
-    moving = [path for path in moving if not f"{path}/".startswith(tuple(fixed))]
+    moving = [path for path in moving if not f"{path}/".startswith(fixed)]
     moving += [os.path.normpath(os.path.join(project, each)) for each in action.search if not os.path.isabs(each)]
     folder = os.path.commonpath((project, *own, *moving))
     if not checkout_roots.is_plain(folder) or f"{folder}/".startswith((*(f"{top}/" for top in _SYSTEM), *fixed)):
@@ -92,15 +111,53 @@ def _moves(folder: str, stamps: Stamps) -> bool:
     )
 
 
+def _maps_alike(action: Action, fixed: tuple[str, ...]) -> bool:
+    """Whether the flags map the same paths in every checkout.
+
+    Another checkout may lie in a folder that is mapped here by its absolute path. A folder that all of them name alike
+    may lie in another checkout, or beside it with a path that begins as the checkout's does.
+    """
+    words = (word.prefix + word.suffix if isinstance(word, Ref) else word for word in action.argv)
+    if fixed and any(_MAP in word for word in words):
+        return False
+    maps = (word.partition(_MAP)[2].partition("=")[0] for word in action.argv if isinstance(word, str) and _MAP in word)
+    return all(old and not os.path.isabs(old) for old in maps)
+
+
+def _above(places: Iterable[str]) -> set[str]:
+    """The folders that lead to some places, with these."""
+    found: set[str] = set()
+    for place in places:
+        while place not in found:
+            found.add(place)
+            place = os.path.dirname(place)
+    return found
+
+
+def _leads_alike(path: str, folder: str, real: Collection[str]) -> bool:
+    """Whether a path leads below the checkout's folder in every checkout, or in none.
+
+    Args:
+        path: as the tool spells it, behind the working folder.
+        real: folders that shims reach without links.
+    """
+    top = f"{folder}/"
+    if not path.startswith(top):
+        return not f"{os.path.normpath(path)}/".startswith(top)
+    at = folder
+    for part in path[len(top) :].split("/"):
+        if part == ".." and (at == folder or at not in real):
+            return False
+        at = os.path.normpath(os.path.join(at, part))
+    return True
+
+
 def _is_unseen(build: ActiveBuild, action: Action, folder: str, used: Sequence[str], read: Collection[str]) -> bool:
-    """Whether no file leads to the folder by its path, or out of it by `..`, and no flag writes a part of its path.
+    """Whether no file leads to the folder by its path, or out of it by `..`.
 
     Args:
         read: the files that the tool read, as it spelled them.
     """
-    maps = (word.partition(_MAP)[2].partition("=")[0] for word in action.argv if isinstance(word, str) and _MAP in word)
-    if any(map(folder.startswith, maps)):
-        return False
     lookup, tool = build.inputs.lookup, build.tool(action)
     if folder in dict(tool.roots).values():
         return True  # it was filed or found as a root of its own

@@ -321,9 +321,10 @@ static int listing_holds(const char *folder, const struct buffer *words, struct 
 {
 	const struct facts begin = there;
 	struct dirent *entry;
+	struct stat status;
 	uint32_t met = 0;
 	int holds = 1, place = open_folder(&there, folder, O_RDONLY);
-	DIR *stream = place < 0 ? NULL : fdopendir(place);
+	DIR *stream = place < 0 || fstatat(place, ".", &status, 0) != 0 ? NULL : fdopendir(place); /* one that may be searched */
 
 	if (!stream) {
 		if (place >= 0)
@@ -332,7 +333,6 @@ static int listing_holds(const char *folder, const struct buffer *words, struct 
 	}
 	while (holds && (errno = 0, entry = readdir(stream))) {
 		const char *name = entry->d_name;
-		struct stat status;
 		int is_folder = entry->d_type == DT_DIR;
 
 		if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || !is_among(words, word_of(name)))

@@ -40,14 +40,17 @@ static int is_whole(const char *word, const char *place, size_t length)
 	return 0;
 }
 
-/* Put a string, with OWN in place of the folder if one is given. */
-static void put_moved(struct buffer *question, const char *string, const char *folder)
+/* Put a string, with OWN in place of the folder if one is given. Returns whether the string has neither OWN nor, in a longer
+   path, the folder's: `question_elsewhere` makes no question of such a string. */
+static int put_moved(struct buffer *question, const char *string, const char *folder)
 {
 	const size_t length = folder ? strlen(folder) : 0;
 	const char own = OWN, *place = string;
+	int is_clear = !folder || !strchr(string, OWN);
 
 	while (folder && (place = strstr(place, folder)) != NULL) {
 		if (!is_whole(string, place, length)) {
+			is_clear = 0;
 			place++;
 			continue;
 		}
@@ -56,13 +59,17 @@ static void put_moved(struct buffer *question, const char *string, const char *f
 		string = place += length;
 	}
 	put(question, string, strlen(string) + 1);
+	return is_clear;
 }
 
-static void put_strings(struct buffer *question, char *const *strings, uint32_t count, const char *folder)
+static int put_strings(struct buffer *question, char *const *strings, uint32_t count, const char *folder)
 {
+	int are_clear = 1;
+
 	put(question, &count, sizeof count);
 	for (uint32_t i = 0; i < count; i++)
-		put_moved(question, strings[i], folder);
+		are_clear &= put_moved(question, strings[i], folder);
+	return are_clear;
 }
 
 static const char RUN_FOLDER[] = "BUILDD_RUN_FOLDER="; /* it changes which results are looked at, and no result */
@@ -123,6 +130,7 @@ static void leave_out(const char *name)
 int put_question(struct buffer *question, int place, const char *folder)
 {
 	char *code[] = { asked.code, "moved" }, *folders[2];
+	int are_clear;
 
 	if (!asked.is_known && !learn(place))
 		return 0;
@@ -134,8 +142,8 @@ int put_question(struct buffer *question, int place, const char *folder)
 	folders[0] = (char *)asked.folder;
 	folders[1] = asked.real;
 	put_strings(question, code, folder ? 2 : 1, NULL);
-	put_strings(question, asked.command, asked.words, folder);
-	put_strings(question, folders, 2, folder);
-	put_strings(question, asked.sent, asked.variables, folder);
-	return 1;
+	are_clear = put_strings(question, asked.command, asked.words, folder);
+	are_clear &= put_strings(question, folders, 2, folder);
+	are_clear &= put_strings(question, asked.sent, asked.variables, folder);
+	return are_clear;
 }
