@@ -19,7 +19,15 @@ from blake3 import blake3
 from buildd.files.snapshot import Snapshot
 from buildd.keys.request_files import RequestFiles
 from buildd.native.bare_text import BareText
-from codegen.compilers.checkout_roots import OF_ALL, is_checkout, mapped_in, moving, names_in_text, searched_whole
+from codegen.compilers.checkout_roots import (
+    OF_ALL,
+    is_checkout,
+    is_level,
+    mapped_in,
+    moving,
+    names_in_text,
+    searched_whole,
+)
 from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action, Tool
 
@@ -159,7 +167,8 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
             beside = is_beside and os.path.lexists(os.path.join(place, name))
             for folder in (place,) if beside else (place, *search):
                 leads = os.path.normpath(os.path.join(folder, name))
-                found.update(root for root, top in roots if _is_below(folder, (top,)) and not _is_below(leads, folders))
+                above = tuple(root for root in roots if _is_below(leads, (root[1],)))
+                found.update(root for root, top in roots if _is_below(folder, (top,)) and _leaves(root, above))
     return found | (begun & guessable if computes else set())
 
 
@@ -207,9 +216,20 @@ def left(files: RequestFiles, roots: Roots, read: Iterable[str]) -> set[str]:
         real = files.snapshot.absolute(files.normal(spelled))
         above = [root for root in roots if _is_below(real, (root[1],))]
         found.update(name for name, folder in above if not _stays(spelled, folder))
-        if not above and "/../" in spelled:
-            found.update(name for name, folder in roots if spelled.startswith(f"{folder}/"))
+        if "/../" in spelled:
+            found.update(name for name, folder in roots if spelled.startswith(f"{folder}/") and _leaves(name, above))
     return found
+
+
+def _leaves(name: str, above: Roots) -> bool:
+    """Whether a path with `..` through a root leads elsewhere in another checkout.
+
+    Args:
+        above: the roots that hold the file. Each of another name than this one may lie elsewhere in relation to it,
+            unless both names are a number of levels.
+    """
+    names = {root for root, _ in above}
+    return name not in names and not (is_level(name) and any(map(is_level, names)))
 
 
 def _stays(spelled: str, folder: str) -> bool:

@@ -25,6 +25,7 @@ _HERE = "checkout"
 _RUN = f"{_HERE}-run"
 _APART = f"{_HERE}-apart"
 """Folders of a build that lies in none of the checkout's folders, as a cache below the user's home."""
+_LEVEL = re.compile(rf"{_HERE}(-\d+)?")
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
 _HIDES = re.compile(
@@ -210,6 +211,11 @@ def sorted_roots(roots: Iterable[tuple[str, str]]) -> Roots:
 def is_checkout(name: str) -> bool:
     """Tell whether a root is a folder of a checkout."""
     return name.startswith(_HERE)
+
+
+def is_level(name: str) -> bool:
+    """Tell whether a root's name says how many levels it is above the working folder."""
+    return _LEVEL.fullmatch(name) is not None
 
 
 def is_apart(name: str) -> bool:

@@ -115,3 +115,22 @@ def test_files_that_come_and_go_in_other_folders_of_the_build_ask_no_daemon(kept
     made = (project.folder / "app/.libs/a.o").read_bytes()
     assert project.plainly(*command).returncode == 0
     assert (project.folder / "app/.libs/a.o").read_bytes() == made
+
+
+def test_an_include_that_leaves_a_mapped_folder_is_the_same_file_nowhere_else(kept_user: User) -> None:
+    """The folder above may be one to both, and it has another file at the place where the include leads."""
+    project = ForeignProject(kept_user, kept_user.folder / "left")
+    project.write("inc/i.h", "")
+    made = []
+    for place, number in (("one", 1), ("deep/er/two", 2)):
+        top = project.folder / place
+        source = project.write(f"{place}/src/a.c", '#include <i.h>\n#include "../../x.h"\nint of_left = X;\n')
+        (top.parent / "x.h").write_text(f"#define X {number}\n")
+        command = ["gcc", f"-I{project.folder}/inc", "-c", str(source), "-o", f"{top}/a.o"]
+        folders = {"BUILDD_MAP_PATHS": str(top), "BUILDD_RUN_FOLDER": str(project.folder)}
+        done = project.call(*command, environ={**project.environ, **folders}, cwd=top)
+        assert done.returncode == 0, done.stderr
+        made.append((top / "a.o").read_bytes())
+        assert project.plainly(*command, cwd=top).returncode == 0
+        assert made[-1] == (top / "a.o").read_bytes()
+    assert made[0] != made[1]
