@@ -214,7 +214,7 @@ def left(files: RequestFiles, roots: Roots, read: Iterable[str]) -> set[str]:
         if not spelled.startswith("/"):
             continue
         real = files.snapshot.absolute(files.normal(spelled))
-        above = [root for root in roots if _is_below(real, (root[1],))]
+        above = tuple(root for root in roots if _is_below(real, (root[1],)))
         found.update(name for name, folder in above if not _stays(spelled, folder))
         if "/../" in spelled:
             found.update(name for name, folder in roots if spelled.startswith(f"{folder}/") and _leaves(name, above))
