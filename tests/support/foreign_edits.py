@@ -413,6 +413,7 @@ class EditedForeignProject(EditedProject):
             r"(_GLOBAL__N__|__nv_static_\d+__)[0-9a-f]{8}_\d+_[a-z]_cu_(?:[0-9a-f]{8}|kernel_[a-z])", r"\1ID", said
         )
         said = re.sub(r"(?:/[^\s:\"']*/)?(tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_|job-\w+/)", "", said)
+        said = re.sub(r"/tmp/(?=[a-z]\.(?:compute_\w+\.)?ptx\b)", "", said)
         said = re.sub(r"(?<=\bptxas [a-z])\.compute_\w+(?=\.ptx,)", "", said)
         return re.sub(r"Compile time = [\d.]+ ms", "Compile time", said)
 
