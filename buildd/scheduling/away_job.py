@@ -132,8 +132,8 @@ class AwayJob(Execution):
             # Only a failure on this machine is the user's: the node may have a full disk, or lack a header.
             return self._lose(f"{self.action.kind} ended with status {exit.status}")
         private, folder = os.fsencode(self._private), os.fsencode(self._parcel.folder)
-        said = (text.replace(folder, private) for text in (exit.stdout, exit.stderr))
-        self.exit = self._as_called(launch, replace(exit, stdout=next(said), stderr=next(said)))
+        stdout, stderr = (text.replace(folder, private) for text in (exit.stdout, exit.stderr))
+        self.exit = self._as_called(launch, replace(exit, stdout=stdout, stderr=stderr))
         try:
             other: str = await self._in_pool(self._unpack, tool.found)
         except OSError as error:

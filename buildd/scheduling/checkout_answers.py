@@ -22,12 +22,9 @@ from buildd.store.answers import Answer
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes
 from codegen.compilers.depfile import Rule
+from codegen.compilers.temporary_roots import PREFIX_MAP
 from codegen.plan import Action, Ref
 from protocol import messages as m
-
-_SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
-"""A shim looks for no checkout in them."""
-_MAP = "-prefix-map="
 
 
 def folder_of(
@@ -92,7 +89,9 @@ def _common(build: ActiveBuild, action: Action, places: Iterable[str], fixed: tu
     moving = [path for path in moving if not f"{path}/".startswith(fixed)]
     moving += [os.path.normpath(os.path.join(project, each)) for each in action.search if not os.path.isabs(each)]
     folder = os.path.commonpath((project, *own, *moving))
-    if not checkout_roots.is_plain(folder) or f"{folder}/".startswith((*(f"{top}/" for top in _SYSTEM), *fixed)):
+    if not checkout_roots.is_plain(folder) or f"{folder}/".startswith(
+        (*(f"{top}/" for top in checkout_roots.SYSTEM), *fixed)
+    ):
         return ""
     return folder
 
@@ -106,9 +105,9 @@ def _moves(folder: str, stamps: Stamps) -> bool:
     if any(each.there is None and each.stamp != 0 for each in searched):
         return False
     places = {os.path.dirname(path) for path in own}.union(each.path for each in searched)
-    return all(os.path.realpath(place) == os.path.normpath(place) for place in places) and not any(
-        map(os.path.islink, own)
-    )
+    if any(map(os.path.islink, own)):
+        return False
+    return all(os.path.realpath(place) == os.path.normpath(place) for place in places)
 
 
 def _maps_alike(action: Action, fixed: tuple[str, ...]) -> bool:
@@ -118,9 +117,13 @@ def _maps_alike(action: Action, fixed: tuple[str, ...]) -> bool:
     may lie in another checkout, or beside it with a path that begins as the checkout's does.
     """
     words = (word.prefix + word.suffix if isinstance(word, Ref) else word for word in action.argv)
-    if fixed and any(_MAP in word for word in words):
+    if fixed and any(PREFIX_MAP in word for word in words):
         return False
-    maps = (word.partition(_MAP)[2].partition("=")[0] for word in action.argv if isinstance(word, str) and _MAP in word)
+    maps = (
+        word.partition(PREFIX_MAP)[2].partition("=")[0]
+        for word in action.argv
+        if isinstance(word, str) and PREFIX_MAP in word
+    )
     return all(old and not os.path.isabs(old) for old in maps)
 
 

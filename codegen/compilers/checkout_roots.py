@@ -39,7 +39,8 @@ source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
 _PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto|(.*[=,\[])?lto_\d.*")
 """Flags that make an object's content unreadable. gcc's LTO objects contain the working folder."""
-_SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
+SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
+"""Folders that belong to no checkout; shims look for none in them (shims/answer.c)."""
 _ID_OR_PACKED = re.compile(rb"__hip_cuid_|__static__[0-9a-f]{8}|\.(intern|static)\.[0-9a-f]{8}|CCOB")
 _EXPORTS = re.compile(r"shared|dynamic|(^|,)-E(,|$)")
 """Words of a command whose result may show its symbols to other libraries of one process."""
@@ -110,7 +111,7 @@ def roots_of(
                 candidates[f"{_HERE}-{folder.count('/') - old.count('/')}"] = old
         # A run that began far from the sources says nothing of what is one build.
         own = [path for path in candidates.values() if _is_in(folder, path)]
-        known = (*own, *(path for _, path in temporary), *installed, *_SYSTEM)
+        known = (*own, *(path for _, path in temporary), *installed, *SYSTEM)
         candidates |= _apart(compile, known)
     found = {name: path for name, path in candidates.items() if path.startswith("/") and is_plain(path)}
     if any(_is_cut(path, old) and old.rstrip("/") not in found.values() for old in mapped for path in found.values()):

@@ -63,7 +63,7 @@ _FOLDER = re.compile(
     r"(?:-Xcompiler=?|--compiler-options=)?-f(?:file|debug|macro)-prefix-map=|)(/.*)",
     re.DOTALL,
 )
-_MAP = "-prefix-map="
+PREFIX_MAP = "-prefix-map="
 """Its value is OLD=NEW."""
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
@@ -183,7 +183,7 @@ def hides_folders(flags: Iterable[str]) -> bool:
 def folders_in(texts: Iterable[str]) -> list[str]:
     """Return the absolute paths in the words of a command line, as far as the words can refer to roots."""
     matches = (_FOLDER.fullmatch(text) for text in texts)
-    return [os.path.normpath(match[2]) for match in matches if match and not match[1].endswith(_MAP)]
+    return [os.path.normpath(match[2]) for match in matches if match and not match[1].endswith(PREFIX_MAP)]
 
 
 def referring(texts: Iterable[str], roots: Roots) -> tuple[Argument, ...]:
@@ -287,7 +287,7 @@ def _are_mapped(roots: Roots) -> bool:
 
 
 def _reference(text: str, option: str, path: str, roots: Roots) -> Argument:
-    ends = ("/", "=") if option.endswith(_MAP) else ("/",)
+    ends = ("/", "=") if option.endswith(PREFIX_MAP) else ("/",)
     for name, folder in roots:
         if path == folder or path.startswith(tuple(folder + end for end in ends)):
             if ".." in path and not is_below(os.path.normpath(path), ((name, folder),)):

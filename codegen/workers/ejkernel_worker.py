@@ -1,8 +1,8 @@
 """Builds ejkernel's CUDA libraries with cmake and puts them where ejkernel looks for them, for `buildd ejkernel`.
 
 Runs in the Python that has ejkernel, below `buildd run`, so nvcc and the host compiler are buildd's. Standard library
-only; imports neither ejkernel nor JAX. ejkernel takes a library that is newer than its sources, whoever built it. By
-itself it builds one in the middle of a trace, and a wheel has the sources where it does not look.
+only; imports neither ejkernel nor JAX. ejkernel takes any library that is newer than its sources. By itself
+it builds one in the middle of a trace, and a wheel has the sources where it does not look.
 """
 
 from __future__ import annotations
