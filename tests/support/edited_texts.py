@@ -17,7 +17,7 @@ def without_answers(foreign: ForeignProject) -> None:
     """Only the daemon can find a result now."""
     for path in answers(foreign).iterdir():
         if path.is_file() and path.name != "code":
-            path.unlink()
+            path.unlink(missing_ok=True)  # the daemon may renew it
 
 
 def edit(foreign: ForeignProject, name: str, old: str, new: str) -> None:
