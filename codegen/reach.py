@@ -58,13 +58,19 @@ def regular_file(path: str, known: dict[str, str]) -> os.stat_result | None:
         path: absolute.
         known: as `reach_of` fills it.
     """
-    folder, name = os.path.split(path)
+    folder, name = split(path)
     real = _real_folder(folder, known)
     try:
         status = os.lstat(f"{real}/{name}") if real else None
     except (OSError, ValueError):
         return None
     return status if status is not None and stat.S_ISREG(status.st_mode) else None
+
+
+def split(path: str) -> tuple[str, str]:
+    """`os.path.split`, at a fifth of its time: a compile reads hundreds of headers."""
+    folder, _, name = path.rpartition("/")
+    return (folder, name) if folder and not folder.endswith("/") else os.path.split(path)
 
 
 def open_regular(path: str) -> BinaryIO:

@@ -210,10 +210,13 @@ def left(files: RequestFiles, roots: Roots, read: Iterable[str]) -> set[str]:
     """The roots through which a file outside of them was read, by a path with `..` in it, and those in which a file
     was read by another path than the root's."""
     found: set[str] = set()
+    tops = tuple(f"{folder}/" for _, folder in roots)
     for spelled in read:
         if not spelled.startswith("/"):
             continue
         real = files.snapshot.absolute(files.normal(spelled))
+        if not f"{real}/".startswith(tops) and "/../" not in spelled:  # most headers
+            continue
         above = tuple(root for root in roots if _is_below(real, (root[1],)))
         found.update(name for name, folder in above if not _stays(spelled, folder))
         if "/../" in spelled:

@@ -136,7 +136,8 @@ class Surveyor:
     def _recalled(self, used: tuple[str, ...], beside: tuple[str, ...], asking: tuple[str, ...]) -> Surroundings:
         """The survey that another request made, if it is still valid; otherwise a new one."""
         facts = ((path, self._snapshot.fact(path)) for path in dict.fromkeys((*used, *asking)))
-        asks = [f"{path}\0{fact.digest}" for path, fact in facts if fact and Traits.HAS_INCLUDE in fact.traits]
+        told = ((path, fact) for path, fact in facts if fact and fact.traits is not Traits.NONE)
+        asks = [f"{path}\0{fact.digest}" for path, fact in told if Traits.HAS_INCLUDE in fact.traits]
         text = "\0\0".join(("\0".join(used), "\0".join(beside), "\0".join(asks)))
         name = blake3(text.encode(errors="surrogateescape")).digest()
         known = self._memory.get_whole(self._kind, name, self._snapshot)

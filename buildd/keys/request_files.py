@@ -16,6 +16,7 @@ from buildd.keys.file_names import Names, names_below
 from buildd.keys.questions import folders_of
 from buildd.store.result_rows import LINK, PRESENT, InputSet
 from codegen.plan import Action, Tool
+from codegen.reach import split
 
 
 class RequestFiles:
@@ -81,7 +82,7 @@ class RequestFiles:
     def _normalised(self, spelled: str) -> str:
         if not spelled.startswith("/"):
             return os.path.normpath(spelled) if ".." not in spelled and "/." not in spelled[:-1] else spelled
-        folder, name = os.path.split(spelled)
+        folder, name = split(spelled)
         real = real_path(folder, self._real)
         path = f"{real}/{name}" if real != "/" else f"/{name}"
         prefix = self.snapshot.project + "/"
@@ -101,7 +102,7 @@ class RequestFiles:
         """The folder part of a path, as it is spelled."""
         known = self._spelled_in.get(spelled)
         if known is None:
-            known = self._spelled_in[spelled] = os.path.dirname(spelled)
+            known = self._spelled_in[spelled] = split(spelled)[0]
         return known
 
     def leads_to(self, folder: str) -> str:

@@ -21,11 +21,12 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.files.snapshot import Snapshot, is_old
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names, trusted_stamps
 from buildd.files.traits import Traits
-from buildd.keys.checkout_paths import installed
+from buildd.keys.checkout_paths import installed, installed_folders
 from buildd.keys.include_search import asked_names, library_rivals
 from buildd.keys.text_digests import bare_of
 from buildd.scheduling import call_notes, checkout_answers
 from buildd.scheduling.foreign_compile import CommandOutputs
+from buildd.scheduling.make_rules import written
 from buildd.store.answer_questions import question_of
 from buildd.store.answers import Answer, Answers
 from buildd.store.store import Store
@@ -189,22 +190,23 @@ class AnswerPublisher:
         listed, *content = (store.get(digest) for digest in (made.pop(DEPENDENCIES), *made.values()))
         if listed is None or len(content) != 1 or content[0] is None:
             return None
-        read = temporary_roots.read(listed, delivery.roots)[0] if b"/.." in listed else ()
-        if any(map(_leads_through_link, (*read, *request.command, *request.environment.values()))):
+        read = temporary_roots.read_lists(listed, delivery.roots)[0]
+        upwards = read if b"/.." in listed else ()
+        if any(map(_leads_through_link, (*upwards, *request.command, *request.environment.values()))):
             return None  # no stamp tells that the link leads elsewhere
         stdout, stderr = b"", b""
         for words in said:
             if words is None:
                 return None
             stdout, stderr = stdout + words[0], stderr + words[1]
-        depfile = delivery.compile.depfile
+        depfile, rule = delivery.compile.depfile, delivery.rule(listed)
         answer = Answer(
             question=question_of(request),
             stamps=stamps,
             output=delivery.compile.output,
             object=delivery.ids.named(content[0]),
             depfile=depfile.path if depfile else "",
-            rules=delivery.rules(listed),
+            rules=delivery.rules(listed) if rule is None else written(rule),
             mode=delivery.mode,
             stdout=stdout,
             stderr=stderr,
@@ -214,8 +216,8 @@ class AnswerPublisher:
         if len(parts) > 1:
             return answer
         part = parts[0]
-        folder = checkout_answers.folder_of(part.build, delivery, part.used, listed, stamps, part.tool)
-        return checkout_answers.for_any(answer, request, delivery.rule(listed), folder) if folder else answer
+        folder = checkout_answers.folder_of(part.build, delivery, part.used, read, stamps, part.tool)
+        return checkout_answers.for_any(answer, request, rule, folder) if folder else answer
 
     def _stamps_of(self, parts: Sequence[_Part]) -> Stamps | None:
         """Stamps of all that the parts have read and searched, other than each other's objects."""
@@ -238,7 +240,7 @@ class AnswerPublisher:
         words.update(build.inputs.lookup.precompiled_of(action).names())
         for path in (*part.used, *action.inputs):
             fact = snapshot.fact(path)
-            if fact is not None and Traits.HAS_INCLUDE in fact.traits:
+            if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
                 words.update(self._asked_words(snapshot.absolute(path), fact.digest))
         return frozenset(words)
 
@@ -308,7 +310,8 @@ def _movable(part: _Part, texts: Collection[str]) -> frozenset[str]:
     """Those of a project's own texts whose tokens may stand in other lines."""
     action, inputs = part.action, part.build.inputs
     tool = part.build.tool(action)
-    own = [path for path in part.used if path in texts and not installed(inputs.snapshot.absolute(path), tool)]
+    alike, absolute = installed_folders(tool), inputs.snapshot.absolute
+    own = [path for path in part.used if path in texts and not absolute(path).startswith(alike)]
     return inputs.lookup.lines.movable(action, inputs.lookup.files.names_of(tool), own)
 
 

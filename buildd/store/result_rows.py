@@ -187,7 +187,9 @@ def _text(stored: bytes) -> str:
 
 def raw_text(digest: str) -> bytes:
     """The bytes of a digest of a content, or of the two digests of a text's bare forms."""
-    return raw_of(digest[:64]) + (raw_of(digest[64:]) if len(digest) > 64 else b"")
+    if len(digest) == 64 or len(digest) == 128:
+        return bytes.fromhex(digest)
+    raise ValueError(f"not a digest: {digest!r}")
 
 
 def raw_of(digest: str) -> bytes:

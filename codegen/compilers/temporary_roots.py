@@ -322,10 +322,10 @@ def read_lists(content: bytes, roots: Roots) -> list[list[str]]:
     moved = _moves(head, roots)
     lists: list[list[str]] = [[]]
     for path in _texts(listed_paths):
-        if path:
-            lists[-1].append(_moved(path, moved))
-        else:
+        if not path:
             lists.append([])
+        else:
+            lists[-1].append(_moved(path, moved) if moved else path)
     return lists
 
 
@@ -343,7 +343,7 @@ def _parted(content: bytes) -> tuple[bytes, bytes]:
 
 
 def _texts(parts: bytes) -> list[str]:
-    return [os.fsdecode(part) for part in parts.split(b"\0")[:-1]]
+    return os.fsdecode(parts).split("\0")[:-1]
 
 
 def _moves(head: bytes, roots: Roots) -> list[tuple[str, str]]:
