@@ -20,25 +20,29 @@ _INCLUDE = re.compile(
 )
 _LIBRARY = re.compile(r"(-L|-{1,2}library-path|-{1,2}library-directory)(=?)(.*)", re.DOTALL)
 _LEADING_DOT = re.compile(r"\A(\./+)+(?=[^/])")
+_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 _FIRST = re.compile(r"-include|-imacros|-{1,2}pre-include|-{1,2}imacros|-{1,2}include(=.*)?")
 
 
 def include_folders(
-    include: Iterable[Argument], flags: Iterable[str], roots: Mapping[str, str], more: Iterable[str] = ()
+    include: Iterable[Argument],
+    flags: Iterable[str],
+    roots: Mapping[str, str],
+    environment: Iterable[tuple[str, str]] = (),
 ) -> tuple[str, ...]:
-    """Return the folders that the flags name for headers.
+    """Return the folders that the flags and the caller's variables name for headers.
 
     Args:
         include: -I flags, including those below a root.
         flags: all other flags, including those from the environment.
         roots: the tool's roots.
-        more: folders that a variable names.
+        environment: the variables of the tool.
     """
     flags = tuple(flags)
     found = [
         roots[argument.name] + argument.suffix if isinstance(argument, Ref) else argument[2:] for argument in include
     ]
-    found += more
+    found += variable_folders(environment)
     found += _named(_INCLUDE, flags)
     if any(_FIRST.fullmatch(word) for word in words(flags)):
         found.append(".")  # -include searches the working folder first
@@ -56,6 +60,22 @@ def library_folders(
         if isinstance(flag, Ref) and flag.place is Place.ROOT and flag.prefix == "-L":
             found.append(roots[flag.name] + flag.suffix)
     return _normal((*found, *folders_in(environment, "LIBRARY_PATH")))
+
+
+def without_variables(folders: Iterable[str], environment: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the folders that a tool searches for headers by itself, without those that the caller's variables name.
+
+    What is in the others is the caller's, and may change between two compiles as the caller's sources do.
+    """
+    named = {os.path.normpath(folder) for folder in variable_folders(environment)}
+    return tuple(folder for folder in folders if folder not in named)
+
+
+def variable_folders(environment: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the folders that the caller's variables name for headers, as they are spelled."""
+    variables = dict(environment)
+    values = [value for name in _VARIABLES if (value := variables.get(name))]
+    return [folder or "." for value in values for folder in value.split(os.pathsep)]  # empty: the working folder
 
 
 def folders_in(environment: Iterable[tuple[str, str]], name: str) -> tuple[str, ...]:

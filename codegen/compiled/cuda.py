@@ -158,6 +158,7 @@ def nvcc_recipe(
             options.include,
             (*(flag for unit in units for flag in unit.flags), *flags, *_environment_flags(compiler)),
             dict(compiler.tool.roots),
+            compiler.environment,
         ),
         library_search=(
             *library_folders(

@@ -127,6 +127,7 @@ def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Reci
             options.include,
             (*flags, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")),
             dict(compiler.tool.roots),
+            compiler.environment,
         ),
         library_search=library_folders(
             (*options.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND")),

@@ -15,6 +15,7 @@ from codegen.compilers import closure, hipcc
 from codegen.compilers.closure import Environment
 from codegen.compilers.command_parser import PassThrough, Reason
 from codegen.plan import Frozen, Knowledge, Probe, ToolFile
+from codegen.search import without_variables
 
 PLAIN = re.compile(
     r"--(no-)?(cuda-gpu-arch|offload-arch)=(sm_\w+|all)|--cuda-path=.+|-nocuda(inc|lib)|-nogpu(inc|lib)"
@@ -77,5 +78,6 @@ def describe(knowledge: Knowledge, clang: str, flags: tuple[str, ...], environme
     ]
     search = [folder for command in passes for folder in hipcc.own_search(command, flags)]
     return Toolkit(
-        files=(*files, *closure.libraries(knowledge, programs, environment)), search=tuple(dict.fromkeys(search))
+        files=(*files, *closure.libraries(knowledge, programs, environment)),
+        search=without_variables(dict.fromkeys(search), environment),
     )

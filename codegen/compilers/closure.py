@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from codegen.errors import RequestError
 from codegen.plan import Answer, Knowledge, Probe, ToolFile
 from codegen.reach import open_regular
+from codegen.search import without_variables
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -285,7 +286,7 @@ def host_compiler(
     files.extend(libraries(knowledge, files.paths(), environment))
     return HostCompiler(
         files.all(),
-        search_folders(text),
+        without_variables(search_folders(text), environment),
         clang is not None,
         version,
         folders["libraries"],

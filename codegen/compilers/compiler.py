@@ -18,6 +18,7 @@ from codegen.compilers.closure import Environment, is_script, script_files, whic
 from codegen.compilers.pip_command import install_extra
 from codegen.errors import RequestError
 from codegen.plan import Frozen, Knowledge, Place, Probe, Ref, Tool, ToolFile
+from codegen.search import without_variables
 from codegen.variables.environment import tool_environment
 from codegen.variables.variable import ToolFamily
 from protocol.messages import Request
@@ -235,7 +236,7 @@ def describe_hipcc(
             files=files.all(),
             facts=(("clang", version),),
             roots=(("hip", root), ("project", request.project)),
-            search=tuple(search),
+            search=without_variables(search, environment),
         ),
         program=Ref(place=Place.ROOT, name="hip", suffix="/bin/" + os.path.basename(path)),
         environment=environment,

@@ -207,8 +207,7 @@ def plan(
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     if compile.objects and not nvcc:
         discovery = Discovery.LINKER  # gcc preprocesses nothing; nvcc compiles a stub
-    # The tool is described by its search for C++.
-    search = include_folders((), flags, dict(described.tool.roots), folders_in(environment, "C_INCLUDE_PATH"))
+    search = include_folders((), flags, dict(described.tool.roots), environment)
     if compile.makes is Makes.DEVICE_LINKED:
         search += (".",)  # nvcc has the host compiler search the headers of its stub there
     if linked:
@@ -311,13 +310,10 @@ def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
         elif flag != option and option:
             named.append(flag.removeprefix(option).removeprefix("="))
         waiting = flag in (*_SYSTEM, "--system-include") and not waiting
-    if compile.family is Family.GCC and _is_c(compile, described.program):
-        named += folders_in(described.environment, "C_INCLUDE_PATH")  # the tool is described by its search for C++
-    # gcc shortens a name with `..` in it.
-    named += [os.path.normpath(folder) for folder in named if folder.startswith("/")]
+    is_c = compile.family is Family.GCC and _is_c(compile, described.program)
+    named += folders_in(described.environment, "C_INCLUDE_PATH" if is_c else "CPLUS_INCLUDE_PATH")
+    # gcc shortens a name with `..` in it, and both leave out `./` at the beginning.
+    named += [os.path.normpath(folder) for folder in named if folder.startswith(("/", "./"))]
     # -MMD leaves out its lists for sanitizers too.
     named += [f"{folder.removesuffix('/include')}/share" for folder in described.standard if _RESOURCES.search(folder)]
-    # The compiler lists these together with its own folders; their headers are no system headers.
-    users = folders_in(described.environment, "CPATH")
-    standard = [folder for folder in described.standard if folder not in users]
-    return tuple(dict.fromkeys(f"{folder.rstrip('/')}/" for folder in (*named, *standard) if folder))
+    return tuple(dict.fromkeys(f"{folder.rstrip('/')}/" for folder in (*named, *described.standard) if folder))

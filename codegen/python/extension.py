@@ -194,7 +194,7 @@ def _host_recipe(
         link_effects=inspect(target.link_flags),
         whole_archive=(("-Wl,--whole-archive",), ("-Wl,--no-whole-archive",)),
         runpath=lambda folder: (f"-Wl,-rpath,{folder}",),
-        search=include_folders(include, plain, folders),
+        search=include_folders(include, plain, folders, compiler.environment),
         library_search=(
             *library_folders((*target.link_flags, *tail), compiler.environment, folders),
             *compiler.libraries,

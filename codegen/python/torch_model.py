@@ -37,6 +37,7 @@ from codegen.python.torch_device import PASSED, GpuIdentity, check_device, gpu_o
 from codegen.python.torch_export import check_source, export_action
 from codegen.python.torch_trace import plan_trace
 from codegen.python.worker import FOLDER, Worker, worker_of
+from codegen.search import variable_folders
 from codegen.variables.environment import tool_environment
 from codegen.variables.variable import ToolFamily
 
@@ -303,7 +304,16 @@ def _tool(
             *((("gpu", gpu.words),) if gpu is not None else ()),
         ),
         roots=(*worker.roots, ("torch", identity.folder), ("site", identity.site)),
-        search=tuple(dict.fromkeys((*identity.include, *(gpu.include if gpu is not None else ()), *compiler.search))),
+        search=tuple(
+            dict.fromkeys(
+                (
+                    *identity.include,
+                    *(gpu.include if gpu is not None else ()),
+                    *map(os.path.normpath, variable_folders(worker.environment)),
+                    *compiler.search,
+                )
+            )
+        ),
     )
 
 

@@ -81,6 +81,7 @@ def test_depfiles_of_files_that_a_source_only_asks_for(
         furnished(project, "a.cpp", ASKS)
     for form in FORMS:
         same_everywhere(places, f"{compiler} -c @/a.cpp -I@/inc -isystem sys {form} -o o.o")
+    same_everywhere(places, f"{compiler} -c a.cpp -Iinc -isystem ./sys -MMD")
     for project in places:
         project.write("a.cpp", '#include "h.h"\n#include "gone.h"\n')
     same_everywhere(places, f"{compiler} -c a.cpp -MD")

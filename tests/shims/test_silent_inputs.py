@@ -140,6 +140,24 @@ def test_a_header_that_appears_before_a_folder_with_two_dots(
     check(project, f"{compiler} -Id1 {option} -c a.c", *states)
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang++"])
+@pytest.mark.parametrize(
+    "value", ["include", ".", ":elsewhere", "@/include"], ids=["a folder", "here", "empty", "whole"]
+)
+def test_a_header_that_appears_beside_one_of_a_folder_that_a_variable_names(
+    project: ForeignProject, compiler: str, value: str
+) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    project.write("include/sub/a.cc", f'#include "h.h"\nint {compiler[:3]} = V;\n')
+    project.write("last/h.h", "#define V 2\n")
+    first = project.write("include/sub/h.h", "")
+    states = (lambda: first.unlink(missing_ok=True), lambda: first.write_text("#define V 1\n"))
+    for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
+        folders = value.replace("@", str(project.folder))
+        check(project, f"{compiler} -Ilast -c include/sub/a.cc", *states, **{variable: folders})
+
+
 def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:
     project.write("a.c", "int g(void);\nint main(void) { return g(); }\n")
     for number in (1, 2):

@@ -19,6 +19,7 @@ from codegen.foreign.called_tool import MARK, Described, sent_variables, without
 from codegen.foreign.command_line import parse
 from codegen.foreign.compile_plan import plan, system_folders
 from codegen.plan import Tool
+from codegen.search import without_variables
 from protocol import messages as m
 from tests.support.foreign_project import ForeignProject
 from tests.support.toolkit import host_compiler
@@ -103,13 +104,14 @@ def test_system_folders_are_those_of_every_option_and_none_of_cpath() -> None:
     compile = parse(
         ("/usr/bin/gcc", "-isystem", "/p/x/../y", "-idirafter", "z", "-idirafterw", "-c", "a.c", "-MMD"), "/p"
     )
+    environment = (("CPATH", "/mine"),)
     described = Described(
         tool=Tool(name="gcc"),
         program="gcc",
-        environment=(("CPATH", "/mine"),),
+        environment=environment,
         clang=False,
         host="",
-        standard=("/mine", "/usr/include"),
+        standard=without_variables(("/mine", "/usr/include"), environment),
     )
     assert system_folders(compile, described) == ("/p/x/../y/", "z/", "w/", "/p/y/", "/usr/include/")
 
