@@ -7,7 +7,9 @@ makes sure that shims never say yes where this module says no, unless all conten
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -100,5 +102,12 @@ class Mark:
 
 
 def listed_names(folder: str, names: frozenset[str]) -> frozenset[tuple[str, bool]]:
-    """The names among `names` that a folder holds, and whether each is a folder itself. Raises OSError."""
-    return frozenset((name, os.path.isdir(f"{folder}/{name}")) for name in names.intersection(os.listdir(folder)))
+    """The names among `names` that a folder holds, and whether each is a folder itself. Raises OSError.
+
+    A link that leads nowhere is not there: compilers pass over it, and search on.
+    """
+    found = set()
+    for name in names.intersection(os.listdir(folder)):
+        with contextlib.suppress(OSError):
+            found.add((name, stat.S_ISDIR(os.stat(f"{folder}/{name}").st_mode)))
+    return frozenset(found)

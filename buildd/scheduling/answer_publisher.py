@@ -242,7 +242,9 @@ class AnswerPublisher:
             fact = snapshot.fact(path)
             if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
                 words.update(self._asked_words(snapshot.absolute(path), fact.digest))
-        return frozenset(words)
+        tool, folders = build.tool(action), build.inputs.lookup.folders
+        own = [each for each in folders if not _is_system(snapshot, _folder(snapshot, each), tool)]
+        return frozenset(words | _names_behind(snapshot, own, words))
 
     def _asked_words(self, path: str, digest: m.Digest) -> frozenset[str]:
         """Parts of the names that a file asks `__has_include` for. Raises OSError."""
@@ -294,6 +296,23 @@ def _stamps_of(part: _Part, names: frozenset[str]) -> Stamps | None:
     if stamps is None:
         return None
     return replace(stamps, digests=b"".join(digests), bare=b"".join(bare), loose=b"".join(loose))
+
+
+def _names_behind(snapshot: Snapshot, folders: Collection[str], names: Collection[str]) -> set[str]:
+    """The names on the paths to which links with some names lead, and those that lie behind further links.
+
+    Where nothing is at a link's end, no include finds it. The link's folder stays as it is when a file comes there.
+    """
+    found, last = set[str](), set(names)
+    while last:
+        led: list[str] = []
+        for folder in folders:
+            for name in last.intersection(snapshot.listed(folder) or ()):
+                with contextlib.suppress(OSError):  # it is no link
+                    led.append(os.readlink(os.path.join(snapshot.absolute(folder), name)))
+        last = {part for path in led for part in path.split("/")}.difference(found, names)
+        found |= last
+    return found
 
 
 def _leads_through_link(text: str) -> bool:

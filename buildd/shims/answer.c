@@ -337,8 +337,11 @@ static int listing_holds(const char *folder, const struct buffer *words, struct 
 
 		if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || !is_among(words, word_of(name)))
 			continue;
-		if (entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN)
-			is_folder = fstatat(dirfd(stream), name, &status, 0) == 0 && S_ISDIR(status.st_mode);
+		if (entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN) {
+			if (fstatat(dirfd(stream), name, &status, 0) != 0)
+				continue; /* compilers pass over a link that leads nowhere */
+			is_folder = S_ISDIR(status.st_mode);
+		}
 		holds = 0;
 		there = begin;
 		for (uint32_t i = 0; i < count && !holds; i++) {

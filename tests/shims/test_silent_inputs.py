@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from codegen.compilers.command_parser import PassThrough
 from codegen.foreign.command_line import parse
 from tests.support.foreign_project import ForeignProject, prerequisites
-from tests.support.states import check
+from tests.support.states import check, until_answered
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc (Debian: apt install g++)")
@@ -156,6 +157,42 @@ def test_a_header_that_appears_beside_one_of_a_folder_that_a_variable_names(
     for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
         folders = value.replace("@", str(project.folder))
         check(project, f"{compiler} -Ilast -c include/sub/a.cc", *states, **{variable: folders})
+
+
+@pytest.mark.parametrize("target", ["made/y.h", "made/new/y.h", "made/link"])
+def test_a_file_that_appears_at_the_end_of_a_link(project: ForeignProject, target: str) -> None:
+    number = len(target)
+    project.write("a.c", f'#if __has_include("x.h")\nint v{number};\n#endif\nint w{number};\n')
+    (project.folder / "made").mkdir()
+    (project.folder / "made/link").symlink_to("../elsewhere")
+    link = project.folder / "x.h"
+    link.symlink_to(target)
+    end = Path(os.path.realpath(link))
+
+    def appear() -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        end.parent.mkdir(exist_ok=True)
+        end.touch()
+
+    def replace() -> None:
+        link.unlink()
+        link.touch()
+
+    def dangle() -> None:
+        appear()
+        end.unlink()
+
+    states: tuple[Callable[[], object], ...] = (lambda: None, appear, end.unlink, replace, dangle, appear)
+    made = []
+    for state in states:
+        state()
+        for environ, name in ((project.environ, "a.o"), (project.plain, "plain.o")):
+            assert project.call("gcc", "-c", "a.c", "-o", name, environ=environ).returncode == 0
+        made.append((project.folder / "a.o").read_bytes())
+        assert made[-1] == (project.folder / "plain.o").read_bytes(), len(made)
+        until_answered(project, "gcc -c a.c -o a.o")
+    assert len(set(made)) == 2
 
 
 def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:

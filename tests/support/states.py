@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from protocol.client import Client
 from tests.support.foreign_project import ForeignProject
+from tests.support.waiting import until
 
 
 def check(project: ForeignProject, command: str, *states: Callable[[], object], **variables: str) -> list[bytes]:
@@ -19,3 +21,15 @@ def check(project: ForeignProject, command: str, *states: Callable[[], object], 
         made.append((project.folder / "a.o").read_bytes())
     assert len(set(made)) == len(states)
     return made
+
+
+def until_answered(project: ForeignProject, command: str) -> None:
+    """Have the shim know the answer: files that are too young to trust make none."""
+
+    def is_asked() -> bool:
+        with Client.connect(environ=project.user.environ) as client:
+            before = client.status().counters["requests"]
+            project.good(*command.split())
+            return client.status().counters["requests"] > before
+
+    until(lambda: not is_asked(), "an answer")
