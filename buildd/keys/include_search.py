@@ -330,12 +330,10 @@ def _exists(snapshot: Snapshot, folder: str, rest: str, needed: _Needed, *, any_
 
 def _is_file(snapshot: Snapshot, path: str, needed: _Needed, depth: int = 8) -> bool:
     """Whether a listed name is a file; for a link, its target and the target's folder decide."""
-    try:
-        target = os.readlink(snapshot.absolute(path))
-    except OSError:
+    target = _target(snapshot, path)
+    if not target:
         return not os.path.isdir(snapshot.absolute(path))
-    target = os.path.join(os.path.dirname(path), target)
-    folder, _, name = os.path.normpath(target).rpartition("/")
+    folder, _, name = target.rpartition("/")
     folder = folder or ("/" if target.startswith("/") else ".")
     names = snapshot.listing(folder)
     if names is None:
@@ -345,12 +343,27 @@ def _is_file(snapshot: Snapshot, path: str, needed: _Needed, depth: int = 8) -> 
     return depth > 0 and name in names and _is_file(snapshot, f"{folder}/{name}", needed, depth - 1)
 
 
-def _note_absent(snapshot: Snapshot, folder: str, needed: _Needed) -> None:
-    """Note the nearest existing folder above a missing one, where it would appear."""
+def _target(snapshot: Snapshot, path: str) -> str:
+    """Where a link leads; empty if it is no link."""
+    place = os.path.dirname(path)
+    try:
+        target = os.readlink(snapshot.absolute(path))
+    except OSError:
+        return ""
+    if target.startswith(".."):
+        # Its folder may have been found through a link, and `..` leads up from where that ends.
+        place = os.path.realpath(snapshot.absolute(place))
+    return os.path.normpath(os.path.join(place, target)).removeprefix(f"{snapshot.project}/")
+
+
+def _note_absent(snapshot: Snapshot, folder: str, needed: _Needed, depth: int = 8) -> None:
+    """Note the nearest existing folder above a missing one, where it would appear, also at the end of a link."""
     name = ""
     while folder not in ("/", "", ".") and snapshot.listing(folder) is None:
         folder, name = os.path.dirname(folder) or ("/" if folder.startswith("/") else "."), os.path.basename(folder)
     needed.setdefault(folder or ".", set()).add(name)
+    if depth > 0 and name and (target := _target(snapshot, f"{folder}/{name}" if folder not in ("", ".") else name)):
+        _note_absent(snapshot, target, needed, depth - 1)
 
 
 def look_above(snapshot: Snapshot, folder: str) -> None:

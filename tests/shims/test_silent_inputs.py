@@ -195,6 +195,39 @@ def test_a_file_that_appears_at_the_end_of_a_link(project: ForeignProject, targe
     assert len(set(made)) == 2
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("target", ["new", "../new"], ids=["below", "beside"])
+def test_a_header_that_appears_behind_a_link_to_a_missing_folder(
+    project: ForeignProject, compiler: str, target: str
+) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    project.write("a.c", f'#include "sub/h.h"\nint {compiler}{len(target)} = V;\n')
+    project.write("last/sub/h.h", "#define V 2\n")
+    first = project.folder / "deep/inc"
+    first.mkdir(parents=True)
+    (project.folder / "first").symlink_to("deep/inc")
+    (first / "sub").symlink_to(target)
+    made = Path(os.path.realpath(first / target))
+
+    states: tuple[Callable[[], object], ...] = (
+        lambda: None,
+        made.mkdir,
+        lambda: (made / "h.h").write_text("#define V 1\n"),
+        lambda: shutil.rmtree(made),
+    )
+    objects = []
+    for state in states:
+        state()
+        for environ, name in ((project.environ, "last/a.o"), (project.plain, "last/plain.o")):
+            command = (compiler, "-Ifirst", "-Ilast", "-c", "a.c", "-o", name)
+            assert project.call(*command, environ=environ).returncode == 0
+        objects.append((project.folder / "last/a.o").read_bytes())
+        assert objects[-1] == (project.folder / "last/plain.o").read_bytes(), len(objects)
+        until_answered(project, f"{compiler} -Ifirst -Ilast -c a.c -o last/a.o")
+    assert len(set(objects)) == 2
+
+
 def test_a_library_that_appears_where_a_linkers_script_searches(project: ForeignProject) -> None:
     project.write("a.c", "int g(void);\nint main(void) { return g(); }\n")
     for number in (1, 2):
