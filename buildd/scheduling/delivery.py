@@ -67,6 +67,10 @@ class Delivery:
             if path and reach_of(os.path.join(self.folder, path), known) is not Reach.EVERYONE:
                 raise PassThrough(Reason.NO_FILE, path)
         depfile = self.compile.depfile
+        if depfile and not depfile.is_output:
+            made, listed = map(os.path.normpath, (self.compile.output, depfile.path))
+            if made == listed:
+                raise PassThrough(Reason.OUTPUT, f"{made} is the depfile")  # the tool decides which is left
         for path in filter(None, (self.compile.output, depfile.path if depfile else "")):
             place = os.path.join(self.folder, path)
             if reach_of(place, known) is Reach.CALLER:

@@ -60,7 +60,7 @@ C = (
     "-c a.c -o x.o -o y.o", "-c args", "-c h.h -o h.gch", "-c . -o d.o", "-c a.c -fdiagnostics-color=always -Wall",
     "-c e.c -fdiagnostics-format=json", "-c a.c 2>&1 >&-", "-c e.c 2>&-", "-c a.c -o a.o <&-",
     "-c a.c -include /dev/fd/3 3<h.h", "-c a.c -o a.o; chmod 0 a.o", "-c asks.c -I sub -MD -MP",
-    "-c asks.c -isystem sub -MMD", "-c a.c -MD -MMD", "-c a.c -MMD -MD -MF x.d",
+    "-c asks.c -isystem sub -MMD", "-c a.c -MD -MF a.o", "-c a.c -MD -MMD", "-c a.c -MMD -MD -MF x.d",
 )  # fmt: skip
 """Arguments as in a shell; redirections too."""
 CUDA = (
