@@ -19,7 +19,7 @@ from buildd.scheduling.make_rules import make_rule, nvcc_rules, user_files, writ
 from buildd.store.store import Result, Store
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough, Reason
-from codegen.compilers.depfile import Rule
+from codegen.compilers.depfile import HeaderFolders, Rule
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.reach import Reach, reach_of
 from codegen.steps.module_ids import NO_IDS, ModuleIds
@@ -42,7 +42,7 @@ class Delivery:
 
     Args:
         folder: where the command was called.
-        system: folders whose headers -MMD leaves out, each with its final slash.
+        headers: folders that decide which headers -MMD leaves out.
         roots: folders that have another name each time.
         clang: clang would write the depfile; see `make_rules`.
         ids: of the module, if nvcc's steps make the object.
@@ -51,7 +51,7 @@ class Delivery:
     compile: Compile
     folder: str
     umask: int
-    system: tuple[str, ...]
+    headers: HeaderFolders
     roots: temporary_roots.Roots = ()
     clang: bool = False
     ids: ModuleIds = NO_IDS
@@ -156,7 +156,7 @@ class Delivery:
         files = own[0] if own else read
         source = self.compile.source
         if not depfile.system:
-            files = own[1] if len(own) > 1 else user_files(files, self.system)
+            files = own[1] if len(own) > 1 else user_files(files, self.headers)
         return nvcc_rules(depfile, source, [path for path in files if path != source])
 
     def rule(self, listed: bytes) -> Rule | None:
@@ -165,7 +165,7 @@ class Delivery:
         if depfile is None or self.compile.family is Family.NVCC:
             return None
         read, *own = temporary_roots.read_lists(listed, self.roots)
-        return make_rule(depfile, self.compile.source, own[0] if own else read, self.system, clang=self.clang)
+        return make_rule(depfile, self.compile.source, own[0] if own else read, self.headers, clang=self.clang)
 
     @property
     def prints_rules(self) -> bool:

@@ -195,9 +195,9 @@ class ForeignIntake:
         lists = compile.makes is Makes.RULES
         if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
             roots = ()
-        system = compile_plan.system_folders(compile, described)
+        headers = compile_plan.header_folders(compile, described)
         umask = USUAL_UMASK if request.umask is None else request.umask
-        delivery = Delivery(compile, request.project, umask, system, roots, described.clang)
+        delivery = Delivery(compile, request.project, umask, headers, roots, described.clang)
         plan = compile_plan.plan(compile, described, request, steps, roots)
         (action,) = plan.actions
         delivery.check(compile_plan.named_files(compile, request))

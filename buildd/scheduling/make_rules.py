@@ -9,19 +9,19 @@ import os
 from collections.abc import Iterable, Sequence
 
 from buildd.keys.depfiles import without_dot
-from codegen.compilers.depfile import Depfile, Rule, quoted
+from codegen.compilers.depfile import Depfile, HeaderFolders, Rule, quoted
 
 _MOST_COLUMNS, _MOST_CLANG_COLUMNS = 72, 75
 
 
 def make_rule(
-    depfile: Depfile, source: str, paths: Iterable[str], system: tuple[str, ...], *, clang: bool = False
+    depfile: Depfile, source: str, paths: Iterable[str], folders: HeaderFolders, *, clang: bool = False
 ) -> Rule:
     """The names in a depfile as gcc writes it: none begins with "./", also no target.
 
     Args:
         paths: files that the tool read, as it spelled them, with or without the source.
-        system: folders whose headers -MMD leaves out.
+        folders: those that decide which headers -MMD leaves out.
         clang: as clang writes it: targets as they are, and the source stands in its place among the others.
     """
     source, *files = (without_dot(path) for path in (source, *paths))
@@ -29,7 +29,7 @@ def make_rule(
     place = files.index(source) if clang and source in files else 0
     before, after = ([path for path in part if path != source] for part in (files[:place], files[place:]))
     if not depfile.system:
-        before, after = user_files(before, system), user_files(after, system)
+        before, after = user_files(before, folders), user_files(after, folders)
     targets = depfile.targets if clang else tuple(map(without_dot, depfile.targets))
     names = tuple(map(quoted, (*before, source, *after)))
     return Rule(targets, names, len(before), depfile.phony, clang)
@@ -57,9 +57,9 @@ def nvcc_rules(depfile: Depfile, source: str, files: Sequence[str]) -> bytes:
     return os.fsencode(text)
 
 
-def user_files(paths: Iterable[str], system: tuple[str, ...]) -> list[str]:
-    """The paths that are in none of the folders of system headers."""
-    return [path for path in paths if not _plain(path).startswith(system)]
+def user_files(paths: Iterable[str], folders: HeaderFolders) -> list[str]:
+    """The paths that are no system headers."""
+    return [path for path in paths if not folders.is_system(_plain(path))]
 
 
 def _gcc_lines(targets: Iterable[str], files: Iterable[str]) -> str:

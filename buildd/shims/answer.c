@@ -25,7 +25,7 @@
 #include "../native/bare_text.h"
 #include "shim.h"
 
-#define MAGIC "buildd-answer 7\n"
+#define MAGIC "buildd-answer 8\n"
 #define STAMP 5
 #define MOST_READ (8 << 20) /* of files with another stamp */
 #define MOST_NOTES (16 << 20)

@@ -44,7 +44,7 @@ MOST_FACTS_BYTES = 16 << 20
 SHARE = 10
 """The folder may hold the store's bound divided by this, beside the store."""
 
-_MAGIC = b"buildd-answer 7\n"
+_MAGIC = b"buildd-answer 8\n"
 _HEAD = struct.Struct("=16s32s32s32s32sQQ")
 """Magic; digest of what follows up to the object; digests of both questions and of the object; lengths of object and
 facts."""

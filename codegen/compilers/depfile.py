@@ -6,6 +6,7 @@ Knows no compiler's options (`command_parser`), and not how a depfile looks (`bu
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from codegen.plan import Frozen
@@ -30,6 +31,19 @@ class Depfile(Frozen, frozen=True):
     """The command has -MD and -MMD: clang warns of one of them."""
 
 
+class HeaderFolders(Frozen, frozen=True):
+    """The folders that decide which headers -MMD leaves out. Each has a final slash."""
+
+    system: tuple[str, ...] = ()
+    user: tuple[str, ...] = ()
+    """Folders of -I that lie in a system folder, as with -I/usr/include/node. Their headers are listed."""
+
+    def is_system(self, path: str) -> bool:
+        """Tell whether the innermost of these folders that holds a file is a system folder. In a folder of both kinds
+        the compiler ignores -I."""
+        return path.startswith(self.system) and _longest(self.system, path) >= _longest(self.user, path)
+
+
 class Rule(Frozen, frozen=True):
     """The names of the rule in a depfile, quoted for make."""
 
@@ -41,6 +55,10 @@ class Rule(Frozen, frozen=True):
     """An empty rule follows for each of the other files."""
     clang: bool = False
     """Lines end where clang ends them."""
+
+
+def _longest(folders: Iterable[str], path: str) -> int:
+    return max((len(folder) for folder in folders if path.startswith(folder)), default=0)
 
 
 @lru_cache(maxsize=1 << 12)  # the compiles of a project list the same headers

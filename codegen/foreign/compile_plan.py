@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -25,6 +25,7 @@ from codegen.compilers.command_parser import (
     Reason,
     language_of,
 )
+from codegen.compilers.depfile import HeaderFolders
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
 from codegen.foreign.called_tool import Described
@@ -56,7 +57,8 @@ _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "C
 _JOINED = re.compile(r"-(?:isystem-after|isystem|iquote|idirafter|include|imacros|I|L|T)=?(.+)", re.DOTALL)
 _RESOURCES = re.compile(r"/lib/clang/[^/]+/include\Z")
 _C = ("c", "c-header")
-_SYSTEM = ("-isystem", "-idirafter")
+_SYSTEM = ("-isystem", "-idirafter", "--system-include")
+_USER = ("-I", "-iquote")
 _NAMES_NO_FILE = re.compile(r"-[DU]|--(un)?define-macro|-f(file|debug|macro)-prefix-map=")
 _SHOWN = "BUILDD_SHOWN"
 """Variable with what a mapping leaves of folders that the result contains. No tool reads it; keys contain it."""
@@ -299,21 +301,37 @@ def _is_c(compile: Compile, program: Argument) -> bool:
     return language_of(compile.source) in _C and not str(program).rstrip("-.0123456789").endswith("++")
 
 
-def system_folders(compile: Compile, described: Described) -> tuple[str, ...]:
-    """Return the folders whose headers -MMD leaves out, in the compiler's spelling, each with a final slash."""
-    named: list[str] = []
-    waiting = False
-    for flag in (*compile.flags, *_environment_flags(described.environment)):
-        option = next((each for each in _SYSTEM if flag.startswith(each)), "")
-        if waiting:
-            named.append(flag)
-        elif flag != option and option:
-            named.append(flag.removeprefix(option).removeprefix("="))
-        waiting = flag in (*_SYSTEM, "--system-include") and not waiting
+def header_folders(compile: Compile, described: Described) -> HeaderFolders:
+    """Return the folders that decide which headers -MMD leaves out, in the compiler's spelling, each with a final
+    slash."""
+    flags = (*compile.flags, *_environment_flags(described.environment))
     is_c = compile.family is Family.GCC and _is_c(compile, described.program)
-    named += folders_in(described.environment, "C_INCLUDE_PATH" if is_c else "CPLUS_INCLUDE_PATH")
-    # gcc shortens a name with `..` in it, and both leave out `./` at the beginning.
-    named += [os.path.normpath(folder) for folder in named if folder.startswith(("/", "./"))]
+    variable = "C_INCLUDE_PATH" if is_c else "CPLUS_INCLUDE_PATH"
+    named = _with_short_names([*_folders_of(_SYSTEM, flags), *folders_in(described.environment, variable)])
     # -MMD leaves out its lists for sanitizers too.
     named += [f"{folder.removesuffix('/include')}/share" for folder in described.standard if _RESOURCES.search(folder)]
-    return tuple(dict.fromkeys(f"{folder.rstrip('/')}/" for folder in (*named, *described.standard) if folder))
+    system = _ended(*named, *described.standard)
+    users = folders_in(described.environment, "CPATH")
+    user = _ended(*_with_short_names([*_folders_of(_USER, flags), *users]))
+    return HeaderFolders(system, tuple(folder for folder in user if folder.startswith(system)))
+
+
+def _folders_of(options: Sequence[str], flags: Iterable[str]) -> Iterator[str]:
+    """Yield the folders that these options name, in the same word or in the next one."""
+    waiting = False
+    for flag in flags:
+        option = next((each for each in options if flag.startswith(each)), "")
+        if waiting:
+            yield flag
+        elif flag != option and option:
+            yield flag.removeprefix(option).removeprefix("=")
+        waiting = flag in options and not waiting
+
+
+def _with_short_names(folders: list[str]) -> list[str]:
+    """Add the names that gcc writes for folders with `..` in their name, and gcc and clang without the first `./`."""
+    return [*folders, *(os.path.normpath(folder) for folder in folders if folder.startswith(("/", "./")))]
+
+
+def _ended(*folders: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{folder.rstrip('/')}/" for folder in folders if folder))

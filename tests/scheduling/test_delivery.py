@@ -8,6 +8,7 @@ import pytest
 
 from buildd.scheduling.delivery import Delivery
 from codegen.compilers.command_parser import Compile, Family, Makes, PassThrough
+from codegen.compilers.depfile import HeaderFolders
 
 FOLDER = "/tmp/buildd-parts-0000000000000000/p/prog"
 DRIVER = b"nvcc warning : incompatible redefinition for option 'optimize', the last value of this option was used\n"
@@ -19,7 +20,7 @@ def said_once(output: str, objects: tuple[str, ...] = ()) -> bytes:
     compile = Compile(
         family=Family.NVCC, arguments=(), source="a.cu", output=output, flags=(), makes=makes, objects=objects
     )
-    return Delivery(compile, "/p", 0o022, ()).said_once(DRIVER + LINKER)
+    return Delivery(compile, "/p", 0o022, HeaderFolders()).said_once(DRIVER + LINKER)
 
 
 @pytest.mark.parametrize(
@@ -47,4 +48,4 @@ def test_a_compile_that_would_write_its_source_is_passed_through_also_if_there_i
     output = output.format(tmp_path)
     compile = Compile(family=Family.GCC, arguments=(), source="none.c", output=output, flags=(), makes=Makes.OBJECT)
     with pytest.raises(PassThrough, match="is the source"):
-        Delivery(compile, str(tmp_path), 0o022, ()).check()
+        Delivery(compile, str(tmp_path), 0o022, HeaderFolders()).check()

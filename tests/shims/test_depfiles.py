@@ -88,6 +88,23 @@ def test_depfiles_of_files_that_a_source_only_asks_for(
 
 
 @pytest.mark.parametrize("compiler", ["g++", CLANG])
+def test_a_folder_of_the_users_in_a_system_folder(places: tuple[ForeignProject, ForeignProject], compiler: str) -> None:
+    """As with -I/usr/include/node: the headers there are no system headers."""
+    if not compiler:
+        pytest.skip("no clang (Debian: apt install clang)")
+    for project in places:
+        furnished(project, "a.cpp", "#include <m.h>\n#include <s.h>\n")
+        project.write("sys/mine/m.h", '#include "n.h"\n')
+        project.write("sys/mine/n.h", "")
+    for folders in (
+        "-isystem sys -I sys/mine",
+        "-isystem sys -iquote sys/mine -isystem sys/mine",
+        "-isystem @/sys -I@/sys/mine",
+    ):
+        same_everywhere(places, f"{compiler} -c a.cpp {folders} -MMD -MP -o o.o")
+
+
+@pytest.mark.parametrize("compiler", ["g++", CLANG])
 def test_a_file_that_was_asked_for_in_vain_appears(
     places: tuple[ForeignProject, ForeignProject], compiler: str
 ) -> None:

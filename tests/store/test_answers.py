@@ -414,7 +414,7 @@ def test_what_is_torn_or_damaged_is_no_answer(desk: Desk) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1 << rng.randrange(8)
         flips.append(bytes(changed))
-    for content in (*cuts, *flips, whole + b"x", b"\xff" * 500, whole.replace(b"answer 7", b"answer 6")):
+    for content in (*cuts, *flips, whole + b"x", b"\xff" * 500, whole.replace(b"answer 8", b"answer 7")):
         desk.clean()
         file.write_bytes(content)
         assert not answers.is_sound(content, file.name)

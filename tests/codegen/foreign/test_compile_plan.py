@@ -15,9 +15,10 @@ from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import pieces
 from buildd.scheduling.make_rules import make_rule, written
 from codegen.compilers.command_parser import Depfile, PassThrough, Reason
+from codegen.compilers.depfile import HeaderFolders
 from codegen.foreign.called_tool import MARK, Described, sent_variables, without_shims
 from codegen.foreign.command_line import parse
-from codegen.foreign.compile_plan import plan, system_folders
+from codegen.foreign.compile_plan import header_folders, plan
 from codegen.plan import Tool
 from codegen.search import without_variables
 from protocol import messages as m
@@ -45,27 +46,30 @@ def test_a_depfile_has_the_source_first_and_each_header_once() -> None:
     paths = ["a.h", "/usr/include/b c.h", "src/a.c", "d$.h"]
     depfile = Depfile(path="x.d", targets=("one", "two"), phony=True)
     wanted = "one two: src/a.c a.h /usr/include/b\\ c.h d$$.h\na.h:\n/usr/include/b\\ c.h:\nd$$.h:\n"
-    assert written(make_rule(depfile, "src/a.c", paths, ())) == wanted.encode()
-    assert written(make_rule(depfile, "././/src/a.c", paths, ())) == wanted.encode()
+    assert written(make_rule(depfile, "src/a.c", paths, HeaderFolders())) == wanted.encode()
+    assert written(make_rule(depfile, "././/src/a.c", paths, HeaderFolders())) == wanted.encode()
     paths += ["/usr/bin/../include/c++/12/cmath", "/p/../q/e.h"]
     user = Depfile(path="x.d", targets=("t",), system=False)
-    assert written(make_rule(user, "src/a.c", paths, ("/usr/include/",))) == b"t: src/a.c a.h d$$.h /p/../q/e.h\n"
+    assert (
+        written(make_rule(user, "src/a.c", paths, HeaderFolders(("/usr/include/",))))
+        == b"t: src/a.c a.h d$$.h /p/../q/e.h\n"
+    )
 
 
 def test_gcc_names_no_target_with_a_leading_dot() -> None:
     targets = ("./a.o", ".//./b.o", "././../c.o", ".d.o", "e.o ./f.o")
     depfile = Depfile(path="x.d", targets=targets)
     wanted = b"a.o b.o ../c.o .d.o e.o ./f.o: a.c\n"
-    assert written(make_rule(depfile, "a.c", (), ())) == wanted
+    assert written(make_rule(depfile, "a.c", (), HeaderFolders())) == wanted
     wanted = b"./a.o .//./b.o ././../c.o .d.o e.o ./f.o: a.c\n"
-    assert written(make_rule(depfile, "a.c", (), (), clang=True)) == wanted
+    assert written(make_rule(depfile, "a.c", (), HeaderFolders(), clang=True)) == wanted
 
 
 def test_clang_names_no_file_with_a_leading_dot() -> None:
     paths = ["/lists/ignored", "src/a.c", "./a.h", ".//b/./c.h", "../d.h", "/e/../f.h", "./../g.h", ".hidden.h"]
     depfile = Depfile(path="x.d", targets=("t",))
     wanted = b"t: /lists/ignored src/a.c a.h b/./c.h ../d.h /e/../f.h ../g.h .hidden.h\n"
-    assert written(make_rule(depfile, "./src/a.c", paths, (), clang=True)) == wanted
+    assert written(make_rule(depfile, "./src/a.c", paths, HeaderFolders(), clang=True)) == wanted
 
 
 def test_a_folder_that_only_the_environment_names_is_searched_too() -> None:
@@ -77,7 +81,7 @@ def test_a_folder_that_only_the_environment_names_is_searched_too() -> None:
     request = m.Request(request_id=m.RequestId("r"), build_id=m.BuildId("b"), project="/p", command=("/cuda/bin/nvcc",))
     (action,) = plan(compile, described, request).actions
     assert {"one", "two words", "three"} <= set(action.search)
-    assert system_folders(compile, described) == ("three/",)
+    assert header_folders(compile, described) == HeaderFolders(("three/",))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_nvcc_names_a_module_by_its_path_only_where_it_makes_one(words: tuple[st
     assert (("PWD", "/p") in action.environment) is is_bound
 
 
-def test_system_folders_are_those_of_every_option_and_none_of_cpath() -> None:
+def test_system_headers_are_in_folders_of_every_option_and_none_of_cpath() -> None:
     compile = parse(
         ("/usr/bin/gcc", "-isystem", "/p/x/../y", "-idirafter", "z", "-idirafterw", "-c", "a.c", "-MMD"), "/p"
     )
@@ -113,7 +117,21 @@ def test_system_folders_are_those_of_every_option_and_none_of_cpath() -> None:
         host="",
         standard=without_variables(("/mine", "/usr/include"), environment),
     )
-    assert system_folders(compile, described) == ("/p/x/../y/", "z/", "w/", "/p/y/", "/usr/include/")
+    folders = header_folders(compile, described)
+    assert folders == HeaderFolders(("/p/x/../y/", "z/", "w/", "/p/y/", "/usr/include/"))
+
+
+def test_headers_of_a_folder_of_the_users_in_a_system_folder_are_no_system_headers() -> None:
+    words = ("-I/usr/include/node", "-iquote", "sys/mine", "-I/usr/include", "-isystem", "sys", "-I/elsewhere")
+    compile = parse(("/usr/bin/gcc", *words, "-c", "a.c", "-MMD"), "/p")
+    described = Described(
+        tool=Tool(name="gcc"), program="gcc", environment=(), clang=False, host="", standard=("/usr/include",)
+    )
+    folders = header_folders(compile, described)
+    assert folders.user == ("/usr/include/node/", "sys/mine/", "/usr/include/")
+    listed = ["/usr/include/node/api.h", "sys/mine/m.h", "/elsewhere/e.h"]
+    assert not any(map(folders.is_system, listed))
+    assert all(map(folders.is_system, ("/usr/include/stdio.h", "/usr/include/nodes.h", "sys/s.h")))
 
 
 def test_output_travels_in_pieces() -> None:
@@ -136,7 +154,7 @@ def test_an_output_that_is_no_plain_file_is_the_tools_own(tmp_path: Path, kind: 
             output = tmp_path / "no" / "a.o"
     compile = parse(("/usr/bin/gcc", "-c", "a.c", "-o", str(output)), str(tmp_path))
     with pytest.raises(PassThrough) as why:
-        Delivery(compile, str(tmp_path), 0o022, ()).check()
+        Delivery(compile, str(tmp_path), 0o022, HeaderFolders()).check()
     assert why.value.reason is Reason.OUTPUT
 
 
