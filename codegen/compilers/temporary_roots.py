@@ -20,7 +20,7 @@ from codegen.plan import MAPPED, Argument, Place, Ref
 
 MAP_PATHS = "BUILDD_MAP_PATHS"
 """Variable with the folder of a build whose paths are replaced in outputs; empty: only paths of folders that pip, uv,
-build or setuptools made for one build are replaced."""
+build, setuptools or Go made for one build are replaced."""
 NOT_MAPPED = "no"
 """Value of MAP_PATHS with which no paths are replaced."""
 
@@ -35,17 +35,18 @@ SEARCHED_WHOLE = (BUILD, _INDUCTOR, _INDUCTOR_HEADERS)
 """Names of roots whose path has no random part: a file that mentions one contains the whole path."""
 
 # pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; setuptools, for an
-# editable installation: <temporary folder>/tmp<random>.<kind>; Python's own; CMake's.
+# editable installation: <temporary folder>/tmp<random>.<kind>; Python's own; go's; CMake's.
 _TEMPORARY = re.compile(
     r"(/(?:[^/]+/)*?"
     r"(?:(?P<pip>pip-[a-z-]+|build-env|build-via-sdist)-(?P<pip_random>[a-z0-9_]{8})(?:/[^/]+_[0-9a-f]{32}(?=/|$))?"
     r"|(?P<uv>builds-v\d+)/\.tmp(?P<uv_random>[A-Za-z0-9]{6})"
     r"|tmp(?P<setuptools_random>[a-z0-9_]{8})\.(?P<setuptools>build-(?:temp|lib))"
     r"|(?P<python>tmp)(?P<python_random>[a-z0-9_]{8})"
+    r"|(?P<go>go-build)(?P<go_random>[0-9]{6,10})"
     r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
     r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
 )
-_FRONT_ENDS = ("pip", "uv", "setuptools")
+_FRONT_ENDS = ("pip", "uv", "setuptools", "go")
 """Groups of the pattern that match a folder which a front end removes after its build."""
 _KINDS = (*_FRONT_ENDS, "python", "cmake")
 _INDUCTOR_SOURCE = re.compile(r"(/.+)/([a-z2-7]{2})/c\2[a-z2-7]{49}(?:\.[a-z]+)?\.cpp")
@@ -68,7 +69,7 @@ PREFIX_MAP = "-prefix-map="
 _DEBUG = re.compile(
     r"-g([0-3]|dwarf(-[2-5])?|gdb[0-3]?)?|-fdebug-prefix-map=.*|-{1,2}lineinfo|-{1,2}generate-line-info"
 )
-_HOLDS = re.compile(r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-Wmissing-include-dirs|-fmessage-length=0*[1-9].*")
+_HOLDS = re.compile(r"-frecord-.*|-grecord-.*|-fplugin.*|-Wmissing-include-dirs|-fmessage-length=0*[1-9].*")
 """Flags that put an unknown part of the command line into the object, one that warns of folders which no file is found
 in, and one with which a path's length decides where messages break."""
 _HIDES_IN_HIP = re.compile(

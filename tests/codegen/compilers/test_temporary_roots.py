@@ -41,6 +41,9 @@ def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
         (("a.c", f"-I{HEADERS}"), "/tmp/tmpab_12cd3/build", ["+pip-build-env", "+tmp1"]),
         (("/home/u/.cache/uv/builds-v0/.tmpAb12cD/a.c",), "/home/u/p", ["+builds-v0"]),
         (("/home/u/p/a.c", "-g"), "/tmp/tmpab_12cd3.build-temp", ["+build-temp"]),
+        (("a.c", "-g", "-gno-record-gcc-switches"), "/tmp/go-build1234567890/b001", ["+go-build"]),
+        (("a.c", "-grecord-gcc-switches"), "/tmp/go-build1234567890/b001", []),
+        (("a.c",), "/tmp/go-build/b001", []),
         (("a.c",), "/tmp/tmpab_12cd3/build", ["tmp"]),
         (("a.c", "-flto"), "/tmp/tmpab_12cd3/build", []),
         (("a.c", "-Wmissing-include-dirs", "-I/tmp/pip-wheel-12345678/none"), "/tmp/pip-wheel-12345678/p", []),
@@ -210,6 +213,24 @@ def test_an_editable_installation_hits_once_more(user: User) -> None:
         made.add((folder / "a.o").read_bytes())
     assert foreign.counts() == (1, 1) and len(made) == 1
     assert b"/build-temp" in made.pop(), "what a debugger is told in place of a folder that is gone by then"
+
+
+@needs_gcc
+def test_cgo_hits_in_the_next_folder_of_go(user: User) -> None:
+    """`go build` compiles what cgo writes in a folder that it makes each time, and maps this folder itself."""
+    foreign = ForeignProject(user, user.folder / "cgo")
+    foreign.write("p/own.h", "#define X 1\n")
+    made = set()
+    for number in range(2):
+        folder = foreign.folder / f"go-build{number:010}/b001"
+        folder.mkdir(parents=True)
+        (folder / "_cgo_export.c").write_text('#include "own.h"\nint f(int x) { return x + X; }\n')
+        maps = (f"-fdebug-prefix-map={folder}=/tmp/go-build", "-gno-record-gcc-switches")
+        command = ("gcc", "-I", str(foreign.folder / "p"), *maps, "-I", "./", "-g", "-O2", "-o", "./_x001.o", "-c")
+        for environ in (foreign.plain, foreign.environ):
+            assert foreign.call(*command, "_cgo_export.c", environ=environ, cwd=folder).returncode == 0
+            made.add((folder / "_x001.o").read_bytes())
+    assert foreign.counts() == (1, 1) and len(made) == 1
 
 
 @needs_gcc
