@@ -8,6 +8,10 @@
    BUILDD_DISABLE there, gets the program that it named. An environment that was cleared (SCons, `env -i`) names neither
    this library nor any variable of buildd's: it gets those that this process began with.
 
+   A program that is linked statically, or that calls the kernel without libc (Go's), starts the compiler itself. The
+   library is then loaded in the compiler, and has the shim take its place before it begins. No shim leaves the library
+   in a compiler's environment, other than in that of a wrapper, of which it notes the process.
+
    A call that would fail fails as without us, and one that gives the program another name is not for the shim, which
    could not keep that name: clang is a C++ compiler if it is called clang++.
 
@@ -27,6 +31,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,6 +41,7 @@
 
 #define LAUNCHER "buildd-cc"
 #define MARK ".buildd-launchers" /* in every folder of shims */
+#define WRAPPER "BUILDD_WRAPPER" /* as in wrapper.c */
 #define MOST_ROOM (1 << 15)	 /* on the caller's stack, which may be that of a small thread */
 
 extern char **environ;
@@ -53,12 +59,6 @@ static void find_next(void)
 	next_execvpe = (exec_function)dlsym(RTLD_NEXT, "execvpe");
 	next_spawn = (spawn_function)dlsym(RTLD_NEXT, "posix_spawn");
 	next_spawnp = (spawn_function)dlsym(RTLD_NEXT, "posix_spawnp");
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-	find_next();
-	keep_own();
 }
 
 static int is_shim(const char *path)
@@ -208,6 +208,39 @@ static int perform(const struct call *call)
 	if (next_execve)
 		return next_execve(call->path, call->arguments, call->environment);
 	return (int)syscall(SYS_execve, call->path, call->arguments, call->environment);
+}
+
+/* Whether this process runs a wrapper for a shim (wrapper.c). */
+static int is_wrapper(void)
+{
+	const char *noted = value_of(environ, WRAPPER);
+	unsigned long process = 0;
+
+	while (noted && *noted >= '0' && *noted <= '9')
+		process = process * 10 + (unsigned long)(*noted++ - '0');
+	return process == (unsigned long)getpid();
+}
+
+/* Have the shim take this process's place if it is a compiler that no shim has started. */
+static void take_own_place(char *const arguments[])
+{
+	const char *path = (const char *)getauxval(AT_EXECFN);
+	struct call call = { path, arguments, environ };
+
+	if (!path || !(is_compiler(base_of(path)) || strcmp(base_of(path), ".nvcc-wrapped") == 0) || is_wrapper())
+		return;
+	PREPARE(&call);
+	if (call.path != path)
+		perform(&call);
+}
+
+__attribute__((constructor)) static void begin(int count, char *arguments[], char *environment[])
+{
+	(void)count;
+	find_next();
+	keep_own();
+	if (environment && environment == environ) /* glibc tells them to libraries too, musl does not */
+		take_own_place(arguments);
 }
 
 /* The first program of this name on the caller's PATH; the name itself if it has a slash. NULL if there is none, and where

@@ -16,6 +16,7 @@
 #include "shim.h"
 
 #define LIBRARY "libbuildd-interpose.so" /* as in interpose.c */
+#define PROCESS "BUILDD_WRAPPER"	  /* the same */
 
 /* Whether the tool is a script, other than hipcc itself, which is one in Perl. */
 static int is_script(void)
@@ -49,12 +50,22 @@ static int add_library(void)
 	return setenv("LD_PRELOAD", text, 1) == 0;
 }
 
+/* A wrapper that is no script may have a compiler's name: its library must not call this shim again. */
+static void note_process(void)
+{
+	char number[24];
+
+	sprintf(number, "%ld", (long)getpid());
+	setenv(PROCESS, number, 1);
+}
+
 void run_wrapper(void)
 {
 	if (!add_library())
 		run_tool();
 	/* A wrapper that calls a compiler by its name gets the next one on its caller's PATH, not this shim again. */
 	leave_path();
+	note_process();
 	become_tool();
 }
 

@@ -1,10 +1,11 @@
-/* calls FUNCTION PROGRAM: compile a.c with PROGRAM, called by one of libc's functions. */
+/* calls FUNCTION PROGRAM: compile a.c with PROGRAM, called by one of libc's functions, or without libc. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,8 @@ int main(int argc, char **argv)
 		execv(program, arguments);
 	else if (strcmp(function, "execve") == 0)
 		execve(program, arguments, environ);
+	else if (strcmp(function, "syscall") == 0)
+		syscall(SYS_execve, program, arguments, environ);
 	else if (strcmp(function, "execvp") == 0)
 		execvp(name, arguments);
 	else if (strcmp(function, "execvpe") == 0)

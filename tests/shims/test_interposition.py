@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not GCC, reason="no gcc (Debian: apt install gcc
 BY_HAND = ROOT / "tests" / "data" / "calls_by_path.c"
 FUNCTIONS = (
     *("execv", "execve", "execvp", "execvpe", "execl", "execlp", "execle"),
-    *("posix_spawn", "posix_spawnp", "vfork", "system"),
+    *("posix_spawn", "posix_spawnp", "vfork", "system", "syscall"),
 )
 
 
@@ -59,6 +59,24 @@ def test_every_way_to_call_a_program(project: ForeignProject, program: Path, fun
         assert done.returncode == 0, done.stderr
     assert project.counts() == (1, 1)
     assert (project.folder / "a.o").exists()
+
+
+@pytest.mark.parametrize("function", ["execv", "vfork", "posix_spawnp"])
+def test_a_program_that_is_linked_statically(project: ForeignProject, tmp_path: Path, function: str) -> None:
+    static = tmp_path / "calls"
+    subprocess.run([GCC, "-static", "-o", str(static), str(BY_HAND)], check=True)
+    environ = in_usual_path(project)
+    plain = project.plainly(str(static), function, GCC)
+    assert plain.returncode == 0, plain.stderr
+    content = (project.folder / "a.o").read_bytes()
+    for _ in range(2):
+        (project.folder / "a.o").unlink()
+        done = project.call(str(static), function, GCC, environ=environ)
+        assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, plain.stderr)
+        assert (project.folder / "a.o").read_bytes() == content
+    assert project.counts() == (1, 1)
+    done = project.call(str(static), function, GCC, environ={**environ, "BUILDD_DISABLE": "1"})
+    assert done.returncode == 0 and project.counts() == (1, 1)
 
 
 @pytest.mark.parametrize(
