@@ -41,7 +41,9 @@ class HeaderFolders(Frozen, frozen=True):
     def is_system(self, path: str) -> bool:
         """Tell whether the innermost of these folders that holds a file is a system folder. In a folder of both kinds
         the compiler ignores -I."""
-        return path.startswith(self.system) and _longest(self.system, path) >= _longest(self.user, path)
+        if not self.user or not path.startswith(self.system):
+            return path.startswith(self.system)
+        return _longest(self.system, path) >= _longest(self.user, path)
 
 
 class Rule(Frozen, frozen=True):
