@@ -24,19 +24,17 @@ from buildd.builds.products import HIT, Failure, Moment, Product, Ran
 from buildd.builds.report import Report, pieces
 from buildd.builds.target_report import count, done_event, tell_failed
 from buildd.files.atomic_write import copy_file, replace_file
-from buildd.keys import checkout_paths, precompiled
+from buildd.keys import precompiled
 from buildd.keys.depfiles import Listing
 from buildd.keys.miss_kinds import MissKind, kind_of
-from buildd.native.bare_text import bare_text_of
 from buildd.processes.launch import Exit
-from buildd.scheduling import call_notes
+from buildd.scheduling import bound_results, call_notes
 from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
 from buildd.store.packing import write_error
 from buildd.store.store import Result
 from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes, Reason
-from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.foreign.trial_compile import is_trial
 from codegen.plan import Action
@@ -224,13 +222,14 @@ class CompileReport(Report[ActiveBuild]):
             run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
             # A configure script compiles the same checks in several folders of one checkout.
             same_checkout = bool(run_folder) and temporary_roots.is_below(missing.elsewhere, (("", run_folder),))
-            unmapped = self._unmapped()
+            outputs = self._outputs
+            unmapped = bound_results.unmapped(build, outputs.delivery, outputs.holds_path, outputs.holds_id)
             if not build.counts.failures:  # those are counted apart
                 counted.count_missed(kind, "" if same_checkout or unmapped else missing.elsewhere)
             counted.unmappable = int(bool(unmapped))
             counted.holding_paths = int(self._outputs.holds_path and not unmapped)
             same = f"{missing.elsewhere} has a result made from the same inputs" if missing.elsewhere else ""
-            here = self._holds_here() if why is MissKind.NEW else ""
+            here = bound_results.holds_here(build, self._outputs.delivery) if why is MissKind.NEW else ""
             log = f"buildd log {build.request.build_id}"
             failed = f"it failed: {log} shows what the compiler said" if build.counts.failures else ""
             ends = (event.body for event in build.log.after(0, _MOST_EVENTS))
@@ -241,64 +240,6 @@ class CompileReport(Report[ActiveBuild]):
         else:
             return None
         return m.Explained(action=call, would_run=not build.counts.hits, reasons=reasons)
-
-    def _unmapped(self) -> str:
-        """Why --map-paths is no way to a result that another folder has, or will have; empty if it is one, or if there
-        is no such folder."""
-        missing = self.build.misses.get(0)
-        if not (self._outputs.holds_path or (missing is not None and missing.elsewhere)):
-            return ""
-        compile = self._outputs.delivery.compile
-        if compile.objects:
-            return "--map-paths has no effect on a link"
-        if compile.makes is Makes.RULES:
-            return "a list of headers names them by their paths: --map-paths does not help"
-        if self._outputs.holds_id:
-            hip = compile.family is Family.HIPCC
-            what = "clang gives the object an id" if hip else "nvcc names a kernel in an anonymous namespace by an id"
-            return f"{what} that it makes of the source's path: --map-paths does not help"
-        return "-G writes the folder's path into the device code: --map-paths does not help" if self._is_debug() else ""
-
-    def _is_debug(self) -> bool:
-        """Whether nvcc writes debug information of device code."""
-        compile = self._outputs.delivery.compile
-        return compile.family is Family.NVCC and not {*compile.flags}.isdisjoint(("-G", "--device-debug"))
-
-    def _holds_here(self) -> str:
-        """Why no result of another checkout could be found; empty if one would have been."""
-        compile, build = self._outputs.delivery.compile, self.build
-        if compile.makes is Makes.HEADER:
-            return f"it contains the path of each header that it includes: it holds for {build.project} alone"
-        if build.inputs.lookup.precompiled_of(build.plan.actions[0]).present:
-            return "a precompiled header holds for one folder alone, and so do the objects of sources that read it"
-        if folder := self._named_in_source():
-            return f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
-        if self._shows_folder(Family.HIPCC):
-            return f"with -g hipcc's result holds for {build.project} alone, also with --map-paths"
-        if not self._shows_folder(Family.NVCC):
-            return ""
-        if self._is_debug():
-            return f"with -G nvcc's result holds for {build.project} alone, also with --map-paths"
-        return (
-            f"with -g or -lineinfo nvcc's result holds for {build.project} alone; with --map-paths it serves"
-            " other checkouts too, unless a kernel lies in an anonymous namespace"
-        )
-
-    def _shows_folder(self, family: Family) -> bool:
-        """Whether a compile of this family has debug information with its folder, and the folder is not mapped."""
-        compile = self._outputs.delivery.compile
-        shows = compile.family is family and not compile.objects and inspect(compile.flags).path_sensitive
-        return shows and not self._outputs.roots
-
-    def _named_in_source(self) -> str:
-        """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none."""
-        compile, roots = self._outputs.delivery.compile, self._outputs.roots
-        if compile.objects or not roots:
-            return ""
-        bare = bare_text_of(self.build.store.folder)
-        snapshot = self.build.inputs.lookup.snapshot
-        names = checkout_paths.held(snapshot, bare, roots, (compile.source,), by_content=False)
-        return max((folder for name, folder in roots if name in (names or ())), key=len, default="")
 
     def tell_hit(self, index: int, result: Result) -> None:
         build, delivery = self.build, self._outputs.delivery

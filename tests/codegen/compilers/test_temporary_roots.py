@@ -277,6 +277,18 @@ def test_where_the_path_can_reach_the_object_it_counts(user: User, options: tupl
 
 
 @needs_gcc
+def test_mapping_is_not_offered_where_a_source_names_its_folder(user: User) -> None:
+    """As what CMake writes to try a compiler out: no flag maps what the text says."""
+    foreign = ForeignProject(user, user.folder / "names")
+    for number in range(2):
+        isolated = Isolated(foreign, f"{number:08}", SOURCE)
+        (isolated.project / "a.c").write_text(f'{SOURCE}char const *folder = "{isolated.project}";\n')
+        isolated.compile("-O1", mapped="no")
+    figures = foreign.figures()
+    assert (figures.holding_paths, figures.unmappable) == (0, 2)
+
+
+@needs_gcc
 def test_the_summary_says_what_mapping_is_worth(user: User) -> None:
     folder = user.folder / "told" / "pip-wheel-00000000"
     folder.mkdir(parents=True)

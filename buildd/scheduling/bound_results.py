@@ -1,0 +1,74 @@
+"""Says why the result of a command holds for one folder alone, and whether --map-paths helps. Decides nothing."""
+
+from __future__ import annotations
+
+from buildd.builds.active_build import ActiveBuild
+from buildd.keys import checkout_paths
+from buildd.native.bare_text import bare_text_of
+from buildd.scheduling.delivery import Delivery
+from codegen.compilers.command_parser import Compile, Family, Makes
+from codegen.flags import inspect
+
+
+def unmapped(build: ActiveBuild, delivery: Delivery, holds_path: bool, holds_id: bool) -> str:
+    """Why --map-paths is no way to a result that another folder has, or will have; empty if it is one, or if there is
+    no such folder.
+
+    Args:
+        holds_path: the result contains the path of a folder that has another name in the next build.
+        holds_id: the object contains an id that its compiler makes of the source's path.
+    """
+    missing = build.misses.get(0)
+    if not (holds_path or (missing is not None and missing.elsewhere)):
+        return ""
+    compile = delivery.compile
+    if compile.objects:
+        return "--map-paths has no effect on a link"
+    if compile.makes is Makes.RULES:
+        return "a list of headers names them by their paths: --map-paths does not help"
+    if holds_id:
+        hip = compile.family is Family.HIPCC
+        what = "clang gives the object an id" if hip else "nvcc names a kernel in an anonymous namespace by an id"
+        return f"{what} that it makes of the source's path: --map-paths does not help"
+    if _is_debug(compile):
+        return "-G writes the folder's path into the device code: --map-paths does not help"
+    folder = _named_in_source(build, delivery)
+    return f"the source itself names {folder}: --map-paths does not help" if folder else ""
+
+
+def holds_here(build: ActiveBuild, delivery: Delivery) -> str:
+    """Why no result of another checkout could be found; empty if one would have been."""
+    compile = delivery.compile
+    if compile.makes is Makes.HEADER:
+        return f"it contains the path of each header that it includes: it holds for {build.project} alone"
+    if build.inputs.lookup.precompiled_of(build.plan.actions[0]).present:
+        return "a precompiled header holds for one folder alone, and so do the objects of sources that read it"
+    if folder := _named_in_source(build, delivery):
+        return f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
+    if compile.objects or not inspect(compile.flags).path_sensitive or delivery.roots:
+        return ""
+    if compile.family is Family.HIPCC:
+        return f"with -g hipcc's result holds for {build.project} alone, also with --map-paths"
+    if compile.family is not Family.NVCC:
+        return ""
+    if _is_debug(compile):
+        return f"with -G nvcc's result holds for {build.project} alone, also with --map-paths"
+    return (
+        f"with -g or -lineinfo nvcc's result holds for {build.project} alone; with --map-paths it serves"
+        " other checkouts too, unless a kernel lies in an anonymous namespace"
+    )
+
+
+def _is_debug(compile: Compile) -> bool:
+    """Whether nvcc writes debug information of device code."""
+    return compile.family is Family.NVCC and not {*compile.flags}.isdisjoint(("-G", "--device-debug"))
+
+
+def _named_in_source(build: ActiveBuild, delivery: Delivery) -> str:
+    """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none."""
+    compile, roots = delivery.compile, delivery.roots
+    if compile.objects or not roots:
+        return ""
+    snapshot = build.inputs.lookup.snapshot
+    names = checkout_paths.held(snapshot, bare_text_of(build.store.folder), roots, (compile.source,), by_content=False)
+    return max((folder for name, folder in roots if name in (names or ())), key=len, default="")
