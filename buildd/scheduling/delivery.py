@@ -193,18 +193,25 @@ class Delivery:
         return _WARNING.sub(b"", stderr) if again else stderr
 
     def put_depfile(self, rules: bytes) -> None:
-        """Write the depfile in place, as tools do."""
+        """Write the depfile in place, as tools do: one that is there keeps its mode and its other names."""
         depfile = self.compile.depfile
         if depfile is None or self.prints_rules:
             return
-        place = os.path.join(self.folder, depfile.path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        with open(os.open(place, flags, 0o666), "r+b", buffering=0) as file:
+        with open(self._opened(os.path.join(self.folder, depfile.path)), "r+b", buffering=0) as file:
             if file.read() == rules:
                 # Not written again: ext4 takes two milliseconds for a file that was emptied.
                 os.utime(file.fileno())
             else:
-                os.fchmod(file.fileno(), 0o666 & ~self.umask)
                 file.seek(0)
                 file.truncate()
                 file.write(rules)
+
+    def _opened(self, place: str) -> int:
+        """Open a file to be read and written; a new one gets the mode that the caller's umask leaves."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(place, flags)
+        except FileNotFoundError:
+            made = os.open(place, flags | os.O_CREAT, 0o666)
+            os.fchmod(made, 0o666 & ~self.umask)
+            return made

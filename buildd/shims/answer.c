@@ -511,15 +511,13 @@ static int put_object(const char *path, const struct head *head, int descriptor,
 	return 1;
 }
 
-/* Write the depfile in place, as tools do, unless it is right already: ext4 takes two milliseconds for a file that was
-   emptied. */
+/* Write the depfile in place, as tools do (one that is there keeps its mode and its other names), unless it is right
+   already: ext4 takes two milliseconds for a file that was emptied. */
 static int put_depfile(const char *path, const struct buffer *rules)
 {
 	int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666), done = 0;
-	mode_t mask = umask(0);
 	struct stat status;
 
-	umask(mask);
 	if (descriptor < 0)
 		return 0;
 	if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)) {
@@ -530,8 +528,7 @@ static int put_depfile(const char *path, const struct buffer *rules)
 		if (data && memcmp(data, rules->data, rules->length) == 0)
 			done = futimens(descriptor, NULL) == 0;
 		else
-			done = fchmod(descriptor, 0666 & ~mask) == 0 && ftruncate(descriptor, 0) == 0 &&
-			       write_at_once(descriptor, rules->data, rules->length);
+			done = ftruncate(descriptor, 0) == 0 && write_at_once(descriptor, rules->data, rules->length);
 		free(data);
 	}
 	return close(descriptor) == 0 && done;

@@ -125,6 +125,29 @@ def appears(project: ForeignProject, command: str) -> None:
     assert after == rules(project, command, plain=True)
 
 
+@pytest.mark.parametrize("compiler", ["g++", CLANG])
+def test_a_depfile_keeps_its_mode_and_its_other_names(
+    places: tuple[ForeignProject, ForeignProject], compiler: str
+) -> None:
+    if not compiler:
+        pytest.skip("no clang (Debian: apt install clang)")
+    project = furnished(places[0], "a.cpp", f"{ASKS}int keeps_its_mode;\n")
+    command = f"{compiler} -c a.cpp -Iinc -isystem sys -MD -o o.o".split()
+    written, other = project.folder / "o.d", project.folder / "other"
+
+    def left(mode: int, *, plain: bool) -> tuple[int, str, int]:
+        written.write_text("old\n")
+        written.chmod(mode)
+        other.unlink(missing_ok=True)
+        other.hardlink_to(written)
+        assert project.call(*command, environ=project.plain if plain else project.environ).returncode == 0
+        return written.stat().st_mode, other.read_text(), written.stat().st_nlink
+
+    for mode in (0o600, 0o664):  # a miss, then a hit
+        assert left(mode, plain=False) == left(mode, plain=True)
+    assert project.counts() == (1, 1)
+
+
 @pytest.mark.skipif(not CLANG, reason="no clang (Debian: apt install clang)")
 def test_clang_warns_of_one_of_two_depfiles_itself(places: tuple[ForeignProject, ForeignProject]) -> None:
     project = furnished(places[0], "a.cpp", ASKS)
