@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,10 @@ class StepwiseJob(Execution, ABC):
         for stream, text in inner.report.shown():
             for line in text.decode(errors="replace").splitlines():
                 self._line(stream, line)
-        if inner.report.failures:
-            self.failure = inner.report.first_failure
+        if (failure := inner.report.first_failure) is not None:
+            # nvcc writes its depfile before the other steps. A step knows what itself has read.
+            listing = self._listing()
+            self.failure = failure if listing is None else replace(failure, read=listing.files, listing=listing)
             if ending is Ending.OUT_OF_MEMORY:
                 learn(self.build, self.action, self.exit, job_history.JobEnd.OUT_OF_MEMORY)
             return ending

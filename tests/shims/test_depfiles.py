@@ -176,6 +176,19 @@ def test_nvccs_depfile_to_the_byte(kept_user: User, request: pytest.FixtureReque
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("broken", ['__global__ void b() { asm("bar;"); }', 'asm("foo");'], ids=["ptxas", "as"])
+def test_nvccs_depfile_of_a_compile_that_fails_after_the_preprocessor(
+    kept_user: User, request: pytest.FixtureRequest, broken: str
+) -> None:
+    name = re.sub(r"\W+", "-", request.node.name)
+    project = furnished(ForeignProject.with_nvcc(kept_user, name), "k.cu", f"{ASKS}{KERNEL}{broken}\n")
+    command = "nvcc -c k.cu -Iinc -isystem sys -MD -MP"
+    theirs, ours = (rules(project, command, plain=plain, exact=True) for plain in (True, False))
+    assert theirs["status"] == ours["status"] != 0
+    assert theirs["k.d"] == ours.get("k.d")
+
+
+@pytest.mark.cuda
 @pytest.mark.slow
 def test_depfiles_of_all_that_nvcc_makes(kept_user: User, request: pytest.FixtureRequest) -> None:
     project = furnished(ForeignProject.with_nvcc(kept_user, request.node.name), "k.cu", ASKS + KERNEL)
